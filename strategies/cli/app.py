@@ -1,4 +1,7 @@
-"""The command line: `localtensor validate ...`, `localtensor run ...`.  Exit codes are a table in `verdicts`."""
+"""The command line: `localtensor validate ...`, `localtensor run ...`.
+
+The exit codes stand in `strategies.base.signals`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ app = typer.Typer(
            "  localtensor run -n 8 train.py\n"
            "      a torchrun script, its ranks as threads\n"
            "  localtensor gate --rules my_rules\n"
-           "      before a merge: only what is new fails\n"
+           "      before a merge: only new findings fail\n"
            "  localtensor plan \"f32[8,8] @ dp=2: S(0) -> S(1)\"\n"
            "      the cheapest redistribution, and DTensor's own\n",
 )  # fmt: skip
@@ -50,7 +53,7 @@ EXAMPLES = """Examples:
   localtensor validate --all --json report.json
       every overload that DTensor registers
   localtensor validate add --search --ranks 2
-      also what holds and nobody claims
+      also valid shardings that DTensor does not register
   localtensor validate cumprod --repro scripts
       a torchrun script for every finding
   localtensor validate --rules my_rules
@@ -67,8 +70,8 @@ Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ign
 """
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
         import localtensor
 
         typer.echo(f"localtensor {localtensor.__version__}")
@@ -77,18 +80,18 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)] = False,
 ) -> None:  # fmt: skip
-    """Puts PyTorch's distributed sharding rules on trial: every rank simulated, every verdict confirmed."""
+    """Validates PyTorch's distributed sharding rules: every rank simulated, every verdict confirmed."""
 
 
-@app.command(epilog=EXAMPLES, short_help="Put sharding rules on trial.")
+@app.command(epilog=EXAMPLES, short_help="Validate sharding rules.")
 @takes_options()
 def validate(options: ValidateOptions) -> int:
-    """Put sharding rules on trial against the real op, and confirm every Unsound on real processes."""
+    """Validate sharding rules against the real op, and confirm every Unsound on real processes."""
     journal = options.journal
-    kept = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
-    say(f"; no report was written; {kept}")
+    remedy = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
+    say(f"; no report was written; {remedy}")
     if options.plans:
         from strategies.cli.commands import plans_audit
 
@@ -127,14 +130,14 @@ COVERAGE_EXAMPLES = """Examples:
   localtensor coverage
       of a sweep that is made now: some minutes
 
-Exit codes: 0 something was tried; 2 a file that is no journal; 3 nothing was tried, or the tool itself failed.
+Exit codes: 0 something was tested; 2 a file that is no journal; 3 nothing was tested, or the tool itself failed.
 """
 
 
-@app.command(epilog=COVERAGE_EXAMPLES, short_help="What was tried, and why the rest was not.")
+@app.command(epilog=COVERAGE_EXAMPLES, short_help="What was tested, and why the rest was not.")
 @takes_options()
 def coverage(options: CoverageOptions) -> int:
-    """Which of the overloads that DTensor registers were tried, which have a verdict, and why the others have none."""
+    """Which of the overloads that DTensor registers were tested, which have a verdict, and why the others have none."""
     from strategies.cli.commands.coverage import run
 
     return run(options)
@@ -144,20 +147,20 @@ DISCOVER_EXAMPLES = """Examples:
 
 \b
   localtensor discover scatter_add
-      rules that hold and nobody claims, with evidence
+      valid shardings that DTensor does not register
   localtensor discover aten.mv.default --emit
       a module of plain torch that registers them
   localtensor discover aten.mv.default --emit > more.py
-      and `localtensor validate --rules more` judges it
+      and `localtensor validate --rules more` validates it
 
 Exit codes: 0 searched, whether something is missing or not; 2 usage; 3 nothing was searched.
 """
 
 
-@app.command(epilog=DISCOVER_EXAMPLES, short_help="Look for rules that nobody claims.")
+@app.command(epilog=DISCOVER_EXAMPLES, short_help="Find missing rules.")
 @takes_options()
 def discover(options: DiscoverOptions) -> int:
-    """Look for the sharding rules of an op that hold, and that nobody claims."""
+    """Find the missing rules of an op: valid shardings that DTensor does not register."""
     from strategies.cli.commands.discover import run
 
     return run(options)
@@ -175,7 +178,7 @@ RUN_EXAMPLES = """Examples:
   localtensor run -n 2 -m my_package.train --epochs 1
       a module, as `python -m` runs it
 
-Exit codes: that of the first rank that failed; 1 a fault of the program, told on standard error; 2 usage;
+Exit codes: that of the first rank that failed; 1 a fault of the program, on standard error; 2 usage;
 130 stopped by Ctrl-C.
 """
 
@@ -188,22 +191,21 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, told o
 @takes_options()
 def run(options: RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
-    from localtensor.runner.torchrun import TorchrunOptions as Asked
-    from localtensor.runner.torchrun import run_script
+    from localtensor.runner.torchrun import TorchrunOptions, run_script
 
-    with gently():  # it is the user's program that is stopped
-        return run_script(Asked(**asdict(options)))
+    with gently():  # Ctrl-C stops the user's program
+        return run_script(TorchrunOptions(**asdict(options)))
 
 
 GATE_EXAMPLES = """Examples:
 
 \b
   localtensor gate --rules my_rules
-      all rules of this module, beside the baseline
+      all rules of this module, compared with the baseline
   localtensor gate --rules my_rules --changed origin/main
       just what changed since then, and why it was chosen
   localtensor gate --rules my_rules --accept "issue 12"
-      what is new now is accepted from now on
+      accept the new findings from now on
   localtensor gate --rules my_rules --update
       drop the entries that no longer show
   localtensor gate cumprod gather --budget 5m
@@ -216,10 +218,10 @@ Exit codes: 0 clean; 1 something new, or an entry of the baseline that no longer
 """
 
 
-@app.command(epilog=GATE_EXAMPLES, short_help="Let only what is new fail, before a merge.")
+@app.command(epilog=GATE_EXAMPLES, short_help="Fail CI on new findings only.")
 @takes_options("; the baseline is as it was")
 def gate(options: GateOptions) -> int:
-    """Let only what is new fail: judge rules beside a committed baseline, before a merge."""
+    """Fail CI on new findings only: validate rules, and compare the findings with a committed baseline."""
     from strategies.cli.commands.gate import run
 
     return run(options)
@@ -322,20 +324,20 @@ Exit codes: 0 it is a metric; 1 it is none; 2 usage; 3 infrastructure; 130 stopp
 """
 
 cost = typer.Typer(
-    name="cost", no_args_is_help=True, help="Costs of redistribution, on trial.", rich_markup_mode=None,
+    name="cost", no_args_is_help=True, help="Tests of redistribution costs.", rich_markup_mode=None,
     epilog=COST_EXAMPLES.partition("Exit codes")[0],
 )  # fmt: skip
 
 
 @cost.callback()
 def _cost() -> None:
-    """Costs of redistribution, on trial."""
+    """Tests of redistribution costs."""
 
 
 @cost.command("check", epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
 @takes_options()
 def check(options: CostOptions) -> int:
-    """Test whether a cost is a metric: nothing for nothing, never negative, and no detour cheaper than the way."""
+    """Test whether a cost is a metric: 0 for no redistribution, never negative, and no detour cheaper than the direct way."""
     from strategies.cli.commands.plan import check_cost
 
     return check_cost(options)
@@ -347,14 +349,15 @@ _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 
 
 def spread(words: Sequence[str]) -> list[str]:
-    """`--ranks 2 3`, `--ranks 2,3` and `--ranks=2,3` as `--ranks 2 --ranks 3`, and so for dtypes.
+    """The words with one option for each value: `--ranks 2 3`, `--ranks 2,3` and `--ranks=2,3` become
+    `--ranks 2 --ranks 3`, and so does `--dtype`.
 
     >>> spread(["add", "--ranks", "2", "3", "--dtype", "bool,int64"])
     ['add', '--ranks', '2', '--ranks', '3', '--dtype', 'bool', '--dtype', 'int64']
     """
     made: list[str] = []
     option, first = "", False
-    for word in (part for given in words for part in _apart(given)):
+    for word in (part for given in words for part in _split_equals(given)):
         if word in ("--ranks", "--dtype"):
             option, first = word, True
             continue
@@ -369,19 +372,19 @@ def spread(words: Sequence[str]) -> list[str]:
     return [*made, option] if option and first else made
 
 
-def _apart(word: str) -> list[str]:
+def _split_equals(word: str) -> list[str]:
     return word.split("=", 1) if word.startswith(("--ranks=", "--dtype=")) else [word]
 
 
 def main() -> None:
-    """The console script.  What follows `run` may be a script's own `--ranks`: it is left alone."""
+    """The console script.  The words after `run` are left alone: a `--ranks` among them may be the script's own."""
     watch()
     open_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of each resized out=
     words = sys.argv[1:]
     try:
         app(args=words if words[:1] == ["run"] else spread(words))
-    except OSError as error:  # of --help and --version: what a command prints it sees to itself
+    except OSError as error:  # of --help and --version: commands handle errors of their own output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         complain(f"localtensor: cannot write to standard output: {error.strerror}.")
         sys.exit(NOTHING)

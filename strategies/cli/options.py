@@ -1,4 +1,4 @@
-"""The options of each command, spelled once: its dataclass is its part of the command line, and what its work is given.
+"""The options of each command: a dataclass is both the command's part of the command line and the value it works with.
 
 Those of `localtensor gate` are in `strategies.gate.options`.
 """
@@ -22,15 +22,15 @@ from strategies.base.signals import many
 class ValidateOptions:
     ops: Annotated[tuple[str, ...], Argument(metavar="OP", help="OpInfo names, overloads or globs.", show_default=False)] = ()
     everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False
-    search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False
+    search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tests only registered rules.")] = False
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = ()
     dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = ()
     device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu"
-    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are judged.")] = "dtensor"
-    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo, nccl or none.")] = "gloo"
+    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are tested.")] = "dtensor"
+    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspected rule: gloo, nccl or none.")] = "gloo"
     json: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None
     repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None
-    mesh: Annotated[tuple[str, ...], Option("--mesh", help="A mesh to try: --mesh 2,2 has two axes, --mesh 2 is --ranks 2.", show_default=False)] = ()
+    mesh: Annotated[tuple[str, ...], Option("--mesh", help="Mesh shape, repeatable: --mesh 2,2 has two axes, --mesh 2 is --ranks 2.", show_default=False)] = ()
     pairs: Annotated[bool, Option("--pairs", help="Also what follows the op: a second op, its gradient, the same call again.")] = False
     plans: Annotated[bool, Option("--plans", help="DTensor's own redistributions, instead of rules.")] = False
     samples: Annotated[int | None, Option("--samples", help="With --plans: pairs on each mesh.  [default: 100]", show_default=False)] = None
@@ -89,17 +89,17 @@ class DiscoverOptions:
     def __post_init__(self) -> None:
         call = "localtensor discover"
         if many(self.workers) < 1:
-            raise BadOption(call, "--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
+            raise BadOption(call, "--workers", self.workers, "there must be a worker", "Pass --workers 1 or more.")
         for n in self.ranks:
             if not 2 <= n <= 64:
-                raise BadOption(call, "--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.")
+                raise BadOption(call, "--ranks", n, "a rule needs at least 2 ranks", "Pass --ranks 2 to 64.")
         if not 0 <= self.seed < 2**63:
             raise BadOption(call, "--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """As `localtensor.runner.torchrun.TorchrunOptions`, which checks them."""
+    """The fields of `localtensor.runner.torchrun.TorchrunOptions`, which checks them."""
 
     name: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)]
     arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = ()
@@ -109,7 +109,7 @@ class RunOptions:
     schedule: Annotated[str | None, Option("--schedule", help="Who runs next: round_robin, or the text after `Replay:`.", show_default=False)] = None
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
     timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0
-    prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output says whose it is.")] = True
+    prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output names its rank.")] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class PlanOptions:
     memory: Annotated[str | None, Option("--memory", metavar="SIZE", help="The most that a rank may have in use: 2GB, 512MiB.", show_default=False)] = None
     flattened: Annotated[tuple[str, ...], Option("--flattened", metavar="AXES", help="Axes that have one group of all their ranks: dp,tp.", show_default=False)] = ()
     alternatives: Annotated[bool, Option("--alternatives/--no-alternatives", help="Also what is best in bytes, memory or steps.")] = True
-    dtensor: Annotated[bool, Option("--dtensor/--no-dtensor", help="Also what DTensor would do. Its graph-based planner is not asked where it takes seconds.")] = True
+    dtensor: Annotated[bool, Option("--dtensor/--no-dtensor", help="Also DTensor's own plan. Its graph-based planner is left out where it takes seconds.")] = True
     picture: Annotated[str | None, Option("--picture", metavar="FILE", help="Draw what each rank holds: FILE.svg, FILE.html, FILE.txt, or - for here.", show_default=False)] = None
     code: Annotated[bool, Option("--code", help="Print Python that makes this plan, instead.")] = False
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False
@@ -176,15 +176,15 @@ class ReportOptions:
 
 VALIDATE, PLANS = "localtensor validate", "localtensor validate --plans"
 TARGETS = ("once", "propagate", "dtensor")
-"""Of `localtensor races`."""
+"""Values of `localtensor races --target`."""
 PLANNERS = ("greedy", "graph", "both")
 SAMPLES = 100
-"""Pairs on each mesh, if nobody says otherwise."""
+"""Default for --samples: pairs on each mesh."""
 MOST_RANKS = 64
 
 
 def check_plans(options: ValidateOptions) -> None:
-    """The options of `localtensor validate --plans`; those about rules are refused.  Raises `BadOption`."""
+    """Check the options of `localtensor validate --plans`; those about rules are refused.  Raises `BadOption`."""
     others = {
         "OP": options.ops, "--all": options.everything, "--search": options.search, "--ranks": options.ranks,
         "--dtype": options.dtypes, "--device": options.device != "cpu", "--rules": options.rules != "dtensor",
@@ -209,7 +209,7 @@ def check_plans(options: ValidateOptions) -> None:
 
 
 def plan_sizes(text: str) -> tuple[int, ...]:
-    """A mesh of `--plans`.  Raises `BadOption`.
+    """The mesh shape that a --mesh of `validate --plans` names.  Raises `BadOption`.
 
     >>> plan_sizes("2,3")
     (2, 3)

@@ -1,7 +1,7 @@
-"""The findings that a repository has accepted, as a file beside its code: `localtensor-baseline.json`.
+"""The baseline: the findings that a repository has accepted, in `localtensor-baseline.json` beside its code.
 
-Sorted and indented, so that a diff of two versions is what was accepted and what was mended.  Its schema is
-strategies/schema/baseline.json.
+The file is sorted and indented, so that a diff of two versions shows what was accepted and what was fixed.  Its schema
+is strategies/schema/baseline.json.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,13 @@ from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes, write_whole
 from strategies.model.verdict import CLASSES, Finding, Report
 
-# What the gate speaks of: keys that outlive edits, entries of a baseline, and what one run of the gate came to.
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """A wrong rule by what it means, never by a line of a file.
+    """The identity of a wrong rule, independent of source lines.
 
-    `op` is an overload, `rule` the name of the finding without it, `dtypes` a class of dtypes (units.CLASSES), `mesh`
-    a kind of mesh.
+    `op` is an overload, `rule` the name of the finding without it, `dtypes` a class of dtypes (`verdict.CLASSES`),
+    `mesh` a kind of mesh.
 
     >>> str(Key("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis"))
     'aten.cumprod.default: S(0) -> S(0) (real, 1 axis)'
@@ -43,7 +41,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finding that somebody has accepted, why, and until when; `expires` None is for good."""
+    """An accepted finding, the reason, and the last day; `expires` None is for good."""
 
     key: Key
     reason: str
@@ -60,8 +58,11 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class ReviewedFinding:
-    """A confirmed finding beside the baseline: `new` are those of its keys that nobody has accepted, or whose
-    acceptance has expired.  `accepted` are the entries of the baseline for the others."""
+    """A confirmed finding compared with the baseline.
+
+    `new` are those of its keys that are not accepted, or whose acceptance has expired; `accepted` are the baseline's
+    entries for the others.
+    """
 
     finding: Finding
     keys: tuple[Key, ...]
@@ -72,7 +73,7 @@ class ReviewedFinding:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An overload that is judged, and why: `its rule function sharding_of_scale changed`."""
+    """An overload that `--changed` selects, and why: `its rule function sharding_of_scale changed`."""
 
     op: str
     reason: str
@@ -80,14 +81,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """What one run of the gate came to.
+    """The result of one run of the gate.
 
-    `findings` are all confirmed ones; `gone` are entries of the baseline that were tried and no longer show;
-    `expired` those that still show and are past their date; `untried` overloads that there was no time for, with the
-    reason; `choices` what `--changed` chose (empty without it); `trouble` what leads to exit code 3, in words;
-    `judged` all overloads that were tried, those without a finding included; `unseen` entries of crashes that did not
-    come back, which is luck as often as a mend and fails nothing; `remembered` overloads whose verdict is that of an
-    equal run before; `notes` what is good to know and fails nothing.
+    `findings` are all confirmed ones; `gone` are entries of the baseline that were tested and no longer reproduce;
+    `expired` those that still reproduce and are past their date; `untried` overloads without a test, with the reason;
+    `choices` the overloads that `--changed` selected (empty without it); `trouble` the reasons for exit code 3;
+    `judged` all tested overloads, those without a finding included; `unseen` entries of crashes that did not come
+    back, which may be chance and fails nothing; `remembered` overloads whose verdict is from the cache; `notes` remarks
+    that fail nothing.
     """
 
     report: Report
@@ -106,11 +107,11 @@ class GateResult:
     @property
     def new(self) -> tuple[ReviewedFinding, ...]:
         """The findings that fail the gate."""
-        return tuple(judged for judged in self.findings if judged.new)
+        return tuple(finding for finding in self.findings if finding.new)
 
     @property
     def exit_code(self) -> int:
-        """0 clean, 1 something new or gone, 3 nothing tested or in trouble.  What is wrong outranks trouble."""
+        """0 clean, 1 something new or gone, 3 nothing tested or in trouble.  1 outranks 3."""
         if self.new or self.gone:
             return 1
         return 3 if self.trouble else 0
@@ -118,20 +119,21 @@ class GateResult:
 
 FORMAT = 1
 ANY = "any"
-"""The class of dtypes, or the kind of mesh, of what does not depend on it."""
+"""The class of dtypes, or the kind of mesh, of a key that does not depend on it."""
 _MESH = re.compile(r"any|1 axis|[1-9][0-9]* axes")
 _NAMES = ("op", "rule", "dtypes", "mesh", "reason")
 
 
 class BadBaseline(Refusal, call="localtensor gate", argument="--baseline"):
-    """A baseline that cannot be used: the file, which entry, what is the matter with it."""
+    """A baseline that cannot be used: the file, the entry, and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a file holds: entries by their keys.  `torch` is the version that it was last written under.
+    """The content of a baseline file.
 
-    `text` is what stands in the file, None where there is no file: then nothing is accepted.
+    `torch` is the version that it was last written under.  `text` is the text of the file, None where there is no file:
+    then nothing is accepted.
     """
 
     path: Path
@@ -140,11 +142,11 @@ class Baseline:
     text: str | None = None
 
     def without(self, gone: Collection[Key]) -> Baseline:
-        """The same less the entries of these keys."""
+        """The same without the entries of these keys."""
         return replace(self, entries=tuple(e for e in self.entries if e.key not in gone))
 
     def also(self, more: Sequence[Entry]) -> Baseline:
-        """The same with these entries, in the place of those of the same keys."""
+        """The same with these entries, which replace those of the same keys."""
         kept = self.without({entry.key for entry in more}).entries
         return replace(self, entries=tuple(sorted((*kept, *more), key=lambda e: e.key)))
 
@@ -159,84 +161,77 @@ def read(path: Path) -> Baseline:
         raise BadBaseline(path, "it is no text in UTF-8", "Name a baseline, or remove the file.") from None
     except OSError as error:
         raise BadBaseline(path, f"it cannot be read ({error.strerror})", "Name a file of yours.") from error
-    told = _parsed(path, text)
-    if not isinstance(told, dict) or not isinstance(told.get("entries"), list) or "format" not in told:
+    body = _parsed(path, text)
+    if not isinstance(body, dict) or not isinstance(body.get("entries"), list) or "format" not in body:
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.")
-    if type(told["format"]) is not int or told["format"] != FORMAT:
+    if type(body["format"]) is not int or body["format"] != FORMAT:
         remedy = "Use the version of localtensor that wrote it."
-        raise BadBaseline(path, f"it has format {told['format']!r:.40}, not {FORMAT}", remedy)
-    torch = told.get("torch")
-    if not isinstance(torch, str) or (more := set(told) - {"format", "torch", "entries"}):
-        problem = (
-            "it does not name its torch" if not isinstance(torch, str) else f"{min(more)!r:.60} means nothing here"
-        )
-        raise BadBaseline(path, problem, "Write it by `localtensor gate --accept`.")
-    entries = tuple(_entry(path, number, one) for number, one in enumerate(told["entries"], 1))
-    _check_once(path, entries)
+        raise BadBaseline(path, f"it has format {body['format']!r:.40}, not {FORMAT}", remedy)
+    torch, remedy = body.get("torch"), "Write it by `localtensor gate --accept`."
+    if not isinstance(torch, str):
+        raise BadBaseline(path, "it does not name its torch", remedy)
+    if more := set(body) - {"format", "torch", "entries"}:
+        raise BadBaseline(path, f"{min(more)!r:.60} means nothing here", remedy)
+    entries = tuple(_entry(path, number, item) for number, item in enumerate(body["entries"], 1))
+    _check_unique(path, entries)
     return Baseline(path, torch, tuple(sorted(entries, key=lambda e: e.key)), text)
 
 
 def _parsed(path: Path, text: str) -> Any:
     if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE):
         raise BadBaseline(path, "a merge has left its marks in it", "Resolve them, keeping the entries of both sides.")
+
+    def checked(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise BadBaseline(path, f"an object in it has {twice!r} twice", "Keep one of the two.")
+        return dict(pairs)
+
     try:
-        return json.loads(text, object_pairs_hook=_once)
-    except _Twice as error:
-        raise BadBaseline(path, f"an object in it has {error} twice", "Keep one of the two.") from None
+        return json.loads(text, object_pairs_hook=checked)
     except json.JSONDecodeError as error:
-        raise BadBaseline(path, f"line {error.lineno} is no JSON ({error.msg})", "Mend that line.") from None
+        raise BadBaseline(path, f"line {error.lineno} is no JSON ({error.msg})", "Fix that line.") from None
     except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.") from None
 
 
-class _Twice(Exception):
-    pass
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Twice(repr(next(name for name in names if names.count(name) > 1)))
-    return made
-
-
-def _entry(path: Path, number: int, told: Any) -> Entry:
-    """The entry, or a refusal that names it by its number and, as far as it can be read, by its key."""
+def _entry(path: Path, number: int, body: Any) -> Entry:
+    """The entry.  Raises `BadBaseline`, which names it by its number and, as far as it can be read, by its key."""
 
     def bad(problem: str, remedy: str) -> BadBaseline:
-        named = [str(told.get(name, "?")) for name in ("op", "rule")] if isinstance(told, dict) else []
+        named = [str(body.get(name, "?")) for name in ("op", "rule")] if isinstance(body, dict) else []
         shown = f" ({': '.join(named):.90})" if named else ""
         return BadBaseline(path, f"entry {number}{shown} {problem}", remedy)
 
-    if not isinstance(told, dict):
+    if not isinstance(body, dict):
         raise bad("is no object", "Write op, rule, dtypes, mesh and reason.")
     for name in _NAMES:
-        if not isinstance(told.get(name), str) or not told[name].strip():
+        if not isinstance(body.get(name), str) or not body[name].strip():
             raise bad(f"has no {name}", f"Say its {name}.")
-        if not is_text(told[name]):
+        if not is_text(body[name]):
             raise bad(f"has half a character in its {name}", "Write it anew.")
-    if more := set(told) - {*_NAMES, "expires"}:
+    if more := set(body) - {*_NAMES, "expires"}:
         raise bad(f"has {min(more)!r:.60}, which means nothing here", f"Write {', '.join(_NAMES)} or expires.")
-    if told["dtypes"] not in (*CLASSES, ANY):
-        raise bad(f"has dtypes {told['dtypes']!r:.40}", f"Choose of {', '.join((*CLASSES, ANY))}.")
-    if not _MESH.fullmatch(told["mesh"]):
-        raise bad(f"has mesh {told['mesh']!r:.40}", "Write '1 axis', '2 axes' and so on, or 'any'.")
+    if body["dtypes"] not in (*CLASSES, ANY):
+        raise bad(f"has dtypes {body['dtypes']!r:.40}", f"Choose of {', '.join((*CLASSES, ANY))}.")
+    if not _MESH.fullmatch(body["mesh"]):
+        raise bad(f"has mesh {body['mesh']!r:.40}", "Write '1 axis', '2 axes' and so on, or 'any'.")
     expires = None
-    if "expires" in told:
-        expires = date(told["expires"]) if isinstance(told["expires"], str) else None
+    if "expires" in body:
+        expires = date(body["expires"]) if isinstance(body["expires"], str) else None
         if expires is None:
-            raise bad(f"expires on {told['expires']!r:.40}, which is no date", "Write YYYY-MM-DD.")
-    return Entry(Key(told["op"], told["rule"], told["dtypes"], told["mesh"]), told["reason"], expires)
+            raise bad(f"expires on {body['expires']!r:.40}, which is no date", "Write YYYY-MM-DD.")
+    return Entry(Key(body["op"], body["rule"], body["dtypes"], body["mesh"]), body["reason"], expires)
 
 
 def is_text(text: str) -> bool:
-    """Whether it is Unicode: JSON can spell a half of a pair of surrogates, which is none."""
+    """Whether it is valid Unicode: JSON can spell half of a surrogate pair."""
     return not re.search("[\ud800-\udfff]", text)
 
 
 def date(text: str) -> dt.date | None:
-    """The day that `YYYY-MM-DD` names, None if it names none.
+    """The day of the form `YYYY-MM-DD`; None for any other text.
 
     >>> date("2026-02-28"), date("2026-02-30"), date("20260228")
     (datetime.date(2026, 2, 28), None, None)
@@ -249,7 +244,7 @@ def date(text: str) -> dt.date | None:
         return None
 
 
-def _check_once(path: Path, entries: Iterable[Entry]) -> None:
+def _check_unique(path: Path, entries: Iterable[Entry]) -> None:
     seen: dict[Key, int] = {}
     for number, entry in enumerate(entries, 1):
         if entry.key in seen:
@@ -258,21 +253,18 @@ def _check_once(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def as_text(baseline: Baseline, torch: str) -> str:
-    """The file's text: what `read` reads, with a newline at the end."""
+    """The text of the file, which `read` reads."""
     entries = [
-        {
-            "op": e.key.op, "rule": e.key.rule, "dtypes": e.key.dtypes, "mesh": e.key.mesh, "reason": e.reason,
-            **({"expires": e.expires.isoformat()} if e.expires else {}),
-        }
+        asdict(e.key) | {"reason": e.reason} | ({"expires": e.expires.isoformat()} if e.expires else {})
         for e in sorted(baseline.entries, key=lambda e: e.key)
-    ]  # fmt: skip
+    ]
     return json.dumps({"format": FORMAT, "torch": torch, "entries": entries}, indent=2, ensure_ascii=False) + "\n"
 
 
 def write(baseline: Baseline, torch: str) -> Baseline:
-    """What is now in the file, which is written whole or not at all; behind a link, the file that it leads to.
+    """Write the file, whole or not at all; of a link, the file that it leads to.  Returns the baseline as written.
 
-    Raises `BadBaseline` if the file is no longer what was read, or cannot be written.
+    Raises `BadBaseline` if the file has changed since it was read, or cannot be written.
     """
     if read(baseline.path).text != baseline.text:
         raise BadBaseline(baseline.path, "it changed while the gate ran", "Run the gate again.")

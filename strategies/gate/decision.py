@@ -1,6 +1,6 @@
-"""What the gate decides: which findings of a run nobody has accepted, and which accepted ones are no more.
+"""The gate's decision: which findings of a run are new, and which accepted ones no longer reproduce.
 
-Pure: a report, a baseline, what was tried and a day come in, a value goes out.
+A pure function of a report, a baseline, the coverage of the run, and the day.
 """
 
 from __future__ import annotations
@@ -16,23 +16,16 @@ from strategies.model.rule import Rule
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
 
 IGNORED, CRASHED, HANGS = "ignored", "crashed", "hangs"
-"""Rules of keys that are no rules: a registration that torch never asks, and two ways to get no answer."""
+"""Values of `Key.rule` that are no rules: a registration that torch never calls, a crash, and a time-out."""
 Slot = tuple[str, str, str, str]
-"""An overload, a class of dtypes, a kind of mesh and a kind of trial."""
-Places = Callable[[str], SourceLine | None]
-"""Where the rule of an overload is written."""
-
-
-def nowhere(op: str) -> SourceLine | None:
-    """No place is known."""
-    return None
+"""An overload, a class of dtypes, a kind of mesh and a kind of test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a run has tried.  What it tried to the end and does not show is not there.
+    """What a run has tested.  A finding that is tested completely and does not show no longer reproduces.
 
-    `any` are overloads of which something was tried; `ops` those of which nothing was left out, and a rule was tried.
+    `any` are overloads of which something was tested; `ops` those of which nothing was left out, and a rule was tested.
     """
 
     any: frozenset[str] = frozenset()
@@ -40,7 +33,7 @@ class Coverage:
     slots: frozenset[Slot] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether this run would have shown it."""
+        """Whether this run would have shown a finding of that key."""
         if key.op not in self.ops or ANY in (key.dtypes, key.mesh):
             return key.op in self.ops
         alone = ALONE if "->" in key.rule else PAIRS
@@ -62,68 +55,64 @@ def keys_of(finding: Finding) -> tuple[Key, ...]:
 
 
 def crash_key(crash: Crash) -> Key:
-    """Crashes of an overload are one key, and its time-outs another: where and why differs from run to run."""
+    """One key for all crashes of an overload, and one for its time-outs: their call and error differ from run to run."""
     return Key(crash.op, HANGS if crash.error.startswith(LATE) else CRASHED, ANY, ANY)
 
 
 def ignored_finding(op: str) -> Finding:
-    """A registration that torch never asks, as a finding: on one rank, where nothing can be sharded wrongly."""
+    """The finding for a registration that torch never calls: on one rank, where nothing can be sharded wrongly."""
     reason = "torch asks this op's single-dim strategy first, so that the registration is never used"
     return Finding(Rule(op, (), ()), 1, Verdict.UNSOUND, reason, (), "its registration", title=f"{op}: {IGNORED}")
 
 
 def judge(
-    report: Report, baseline: Baseline, tried: Coverage, today: dt.date, *, places: Places = nowhere
+    report: Report,
+    baseline: Baseline,
+    tried: Coverage,
+    today: dt.date,
+    *,
+    places: Callable[[str], SourceLine | None] = lambda op: None,
 ) -> GateResult:
-    """The result of a run, less what only its caller knows: choices, untried overloads, seconds."""
+    """The result of a run, without what only the caller knows: choices, untested overloads, seconds.
+
+    `places` gives the source line of an overload's rule.
+    """
     wrong = [ignored_finding(op) for op in report.ignored]
     wrong += [f for f in report.findings if f.verdict is Verdict.UNSOUND]
     entries = {entry.key: entry for entry in baseline.entries}
-    lasting = {key: entry for key, entry in entries.items() if not _over(entry, today)}
-    judged = tuple(_judged(finding, lasting, places) for finding in wrong)
+    valid = {key: e for key, e in entries.items() if e.expires is None or e.expires >= today}
+    findings = tuple(_reviewed(finding, valid, places(finding.rule.op)) for finding in wrong)
     crashes = {crash_key(crash) for crash in report.crashed}
     suspected = {key for f in report.findings if f.verdict is Verdict.SUSPECT for key in keys_of(f)}
-    shown = {key for one in judged for key in one.keys} | crashes
+    shown = {key for one in findings for key in one.keys} | crashes
     absent = [e for key, e in entries.items() if key not in shown | suspected and tried.covers(key)]
-    luck = tuple(e for e in absent if e.key.rule in (CRASHED, HANGS))
-    left = replace(report, crashed=tuple(c for c in report.crashed if crash_key(c) not in lasting))
+    unseen = tuple(e for e in absent if e.key.rule in (CRASHED, HANGS))
+    left = replace(report, crashed=tuple(c for c in report.crashed if crash_key(c) not in valid))
+    nothing = "nothing was tested: no rule was tried on any sample, and that is not a pass"
+    accepted = [f"{key}: accepted: {valid[key].reason}" for key in sorted(crashes & set(valid))]
     return GateResult(
-        left, judged, gone=tuple(e for e in absent if e not in luck),
-        expired=tuple(e for e in baseline.entries if e.key in shown and e.key not in lasting),
-        trouble=(*_nothing(report), *_crashes(left)), unseen=luck,
-        notes=(*_notes(report, baseline), *(f"{key}: accepted: {lasting[key].reason}" for key in sorted(crashes & set(lasting)))),
-        judged=tuple(sorted(tried.any)),
+        left, findings, gone=tuple(e for e in absent if e not in unseen),
+        expired=tuple(e for e in baseline.entries if e.key in shown and e.key not in valid),
+        trouble=(*([] if report.counts.instances else [nothing]), *_crashes(left)), unseen=unseen,
+        notes=(*_notes(report, baseline), *accepted), judged=tuple(sorted(tried.any)),
     )  # fmt: skip
 
 
-def _over(entry: Entry, today: dt.date) -> bool:
-    """Its last day is past; on that day itself it still counts."""
-    return entry.expires is not None and entry.expires < today
-
-
-def _judged(finding: Finding, lasting: Mapping[Key, Entry], places: Places) -> ReviewedFinding:
+def _reviewed(finding: Finding, valid: Mapping[Key, Entry], place: SourceLine | None) -> ReviewedFinding:
     keys = keys_of(finding)
-    new = tuple(key for key in keys if key not in lasting)
-    return ReviewedFinding(
-        finding, keys, new, places(finding.rule.op), tuple(lasting[key] for key in keys if key in lasting)
-    )
-
-
-def _nothing(report: Report) -> list[str]:
-    if report.counts.instances:
-        return []
-    return ["nothing was tested: no rule was tried on any sample, and that is not a pass"]
+    new = tuple(key for key in keys if key not in valid)
+    return ReviewedFinding(finding, keys, new, place, tuple(valid[key] for key in keys if key in valid))
 
 
 def _crashes(report: Report) -> list[str]:
     by_key: dict[Key, list[Crash]] = {}
     for crash in report.crashed:
         by_key.setdefault(crash_key(crash), []).append(crash)
-    told = []
+    lines = []
     for key, crashes in sorted(by_key.items()):
         more = f" (and {len(crashes) - 1} more like it)" if len(crashes) > 1 else ""
-        told.append(f"{key.op} {key.rule}: {crashes[0].sample}: {crashes[0].error}{more}")
-    return told
+        lines.append(f"{key.op} {key.rule}: {crashes[0].sample}: {crashes[0].error}{more}")
+    return lines
 
 
 def _notes(report: Report, baseline: Baseline) -> list[str]:
@@ -135,15 +124,16 @@ def _notes(report: Report, baseline: Baseline) -> list[str]:
 
 
 def new_keys(result: GateResult) -> tuple[Key, ...]:
-    """All that fails the gate, or puts it in trouble, and that an entry would accept."""
-    new = {key for judged in result.new for key in judged.new}
+    """The keys that fail the gate, or put it in trouble, and that an entry would accept."""
+    new = {key for finding in result.new for key in finding.new}
     return tuple(sorted(new | {crash_key(crash) for crash in result.report.crashed}))
 
 
 def amended(
     baseline: Baseline, result: GateResult, *, remove: bool, reason: str = "", expires: dt.date | None = None
 ) -> Baseline:
-    """The baseline less what is gone, if `remove`; and with what is new, if there is a reason."""
+    """The baseline without the entries that no longer reproduce, if `remove`, and with the new keys, if there is a
+    reason to accept them."""
     gone = {entry.key for entry in (*result.gone, *result.unseen)} if remove else set()
     less = baseline.without(gone)
     if not reason:

@@ -1,8 +1,8 @@
-"""Verdicts of equal runs, kept in a folder: JSON that is read as data, by a name made of all that an answer depends on.
+"""A cache of verdicts in a folder: JSON files, each named by a digest of all that the verdict depends on.
 
 That is the overload and the content of its rule, of what the rule calls and of the op; torch, Python, the processor,
-this tool and all that is installed, by their versions or their content; and what was asked.  Of a rule that reads files
-or the environment no verdict is kept.
+this tool and all installed packages, by their versions or their content; and the settings.  A rule that reads files or
+the environment is not cached.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -27,42 +27,34 @@ from strategies.model.settings import Settings
 
 FORMAT = 1
 MOST = 4096
-"""Files that a folder may hold; beyond, the older half goes."""
+"""Files that a folder may hold; beyond, the older half is deleted."""
 Digest = Callable[[str], str | None]
-"""A name for the content of an overload's rule and of its op, the same in any process; None if it cannot be known."""
+"""A digest of an overload's rule and of its op, the same in any process; None if it cannot be known."""
 
 
 def judge() -> str:
-    """A name for all that judges: torch, Python, the processor, the versions of what is installed, and the content of
-    this tool; "" if it is unknown."""
+    """A digest of torch, Python, the processor, the installed packages and this tool; "" if it is unknown."""
     folders = [Path(localtensor.__file__).parent, Path(__file__).parents[1]]
     sources = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     if not {"site-packages", "dist-packages"} & set(Path(torch.__file__).parts):
-        return ""  # a torch that may change and keep its version
-    own = _hashed(sources)
+        return ""  # an editable torch may change and keep its version
+    own = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)).hexdigest()
     kernels = torch.backends.cpu.get_cpu_capability()
     others = sorted({found.read_text("METADATA") or found.read_text("PKG-INFO") or "" for found in distributions()})
     return _hex([torch.__version__, torch.version.git_version, platform.python_version(), platform.machine(), kernels,
                  others, own])  # fmt: skip
 
 
-def _hashed(paths: Iterable[Path]) -> str:
-    whole = hashlib.sha256()
-    for path in paths:
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()
-
-
-def _hex(told: Any) -> str:
-    return hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()[:40]
+def _hex(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()[:40]
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCache:
-    """What is known in `folder` about the question that `settings` ask.
+    """The cached verdicts in `folder` for runs with these settings.
 
-    `tool` is a name for all that judges.  `beside` are the overloads of torch's own that a rules module registers: their
-    samples are drawn together.
+    `tool` is the digest that `judge` gives.  `beside` are the overloads of torch's own that a rules module registers:
+    their samples are drawn together.
     """
 
     folder: Path
@@ -72,17 +64,15 @@ class VerdictCache:
     beside: tuple[str, ...] = ()
 
     def lines(self, op: str) -> list[Line] | None:
-        """The lines of a journal that an equal run wrote about this overload; None if there was none."""
-        found = self._read(self._name(op))
-        return found if isinstance(found, list) else None
+        """The journal lines of an equal run about this overload; None if there was none."""
+        return self._read(self._name(op))
 
     def ops(self) -> list[str] | None:
-        """The overloads that these patterns reached; None if no equal run is known."""
-        found = self._read(self._name(""))
-        return found if isinstance(found, list) else None
+        """The overloads that these patterns select; None if no equal run is known."""
+        return self._read(self._name(""))
 
     def keep(self, begin: Line, lines: Sequence[Line], whole: Collection[str]) -> str:
-        """Keep what was said of each overload that was tried to the end, `whole`.  Why it could not be kept, or ""."""
+        """Write the verdicts on each overload that was tested completely (`whole`).  Why it failed, or ""."""
         try:
             if not (self.folder / ".gitignore").exists():
                 write_whole(self.folder / ".gitignore", "*\n")
@@ -96,28 +86,29 @@ class VerdictCache:
         return ""
 
     def _name(self, op: str) -> str:
-        """The name of the file of this overload, or of the question itself; "" where no sound one can be made."""
-        asked: dict[str, Any] = {k: v for k, v in self.settings.asked().items() if k not in ("shard", "only")}
+        """The name of this overload's file, or for "" of the list of overloads; "" where the content is unknown."""
+        settings: dict[str, Any] = {k: v for k, v in self.settings.asked().items() if k not in ("shard", "only")}
         if self.settings.rules != "dtensor":
-            asked |= {"beside": list(self.beside)} if op.startswith("aten.") else {}
-            asked["patterns"] = []
+            settings |= {"beside": list(self.beside)} if op.startswith("aten.") else {}
+            settings["patterns"] = []
         content = self.digest(op) if op else "ops"
         if not content or not self.tool:
             return ""
-        return _hex([FORMAT, self.tool, sorted(asked.items()), op, content])
+        return _hex([FORMAT, self.tool, sorted(settings.items()), op, content])
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str) -> list[Any] | None:
         if not name:
             return None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # then it is as if absent
-            told = json.loads((self.folder / f"{name}.json").read_bytes())
-            if told["format"] == FORMAT and told["name"] == name and told["sum"] == _hex(told["said"]):
-                return told["said"]
+            body = json.loads((self.folder / f"{name}.json").read_bytes())
+            value = body["said"]
+            if body["format"] == FORMAT and body["name"] == name and body["sum"] == _hex(value):
+                return value if isinstance(value, list) else None
         return None
 
-    def _write(self, name: str, said: Any) -> None:
+    def _write(self, name: str, value: list[Any]) -> None:
         if name:
-            body = {"format": FORMAT, "name": name, "sum": _hex(said), "said": said}
+            body = {"format": FORMAT, "name": name, "sum": _hex(value), "said": value}
             write_whole(self.folder / f"{name}.json", json.dumps(body, separators=(",", ":")) + "\n")
 
     def _prune(self) -> None:
@@ -127,7 +118,7 @@ class VerdictCache:
 
 
 def by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list[Line]]:
-    """The lines about each of these overloads; none about one of which a verdict hangs on another's."""
+    """The lines about each of these overloads, except for those with a verdict that depends on another overload."""
     made: dict[str, list[Line]] = defaultdict(list)
     home: dict[str, str] = {}
     for line in of_kind(lines, "unit"):
@@ -141,9 +132,3 @@ def by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list
         if line.get("same_as") and home.get(line["same_as"]) != op:
             tied.add(op)
     return {op: own for op, own in sorted(made.items()) if op in whole and op not in tied}
-
-
-def remembered(cache: VerdictCache, ops: Iterable[str]) -> Mapping[str, list[Line]]:
-    """Of each of these overloads that is known, its lines."""
-    found = ((op, cache.lines(op)) for op in ops)
-    return {op: lines for op, lines in found if lines is not None}

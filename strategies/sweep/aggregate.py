@@ -1,4 +1,7 @@
-"""The report, from the lines of a journal alone: the same whether they were written just now, or by other machines."""
+"""From journal lines to the report: merging of shards, confirmation of suspected rules, the totals.
+
+The report depends on the lines alone: it is the same whether they were written just now or on other machines.
+"""
 
 from __future__ import annotations
 
@@ -24,44 +27,45 @@ from strategies.validation.finding import Candidate, Settled, TaskResult, case_o
 
 
 def first_line(
-    asked: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+    settings_line: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
 ) -> Line:
-    """What a journal's first line says of a run: what was asked, the overloads to be tried, and by which trials, on which
-    meshes; and the registrations that torch ignores."""
+    """A journal's first line: the settings, the overloads, the kinds of test with their meshes, and the registrations
+    that torch ignores."""
     kinds = [[kind, list(mesh)] for kind, mesh in trials]
-    return {**asked, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
+    return {**settings_line, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
 
 
 def plan(begin: Line) -> tuple[Unit, ...]:
-    """Every unit of the run that a journal's first line speaks of, those of other shards included."""
+    """Every unit of the run that a journal's first line describes, those of other shards included."""
     return planned(begin["ops"], [(kind, tuple(mesh)) for kind, mesh in begin["trials"]])
 
 
 def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Report:
-    """All that these lines say, in whatever order.  Of a rule that was settled twice the worst verdict counts."""
-    heard = sorted((finding.read_task(line) for line in of_kind(lines, "unit")), key=lambda h: h.unit)
+    """The report on these lines, in any order.  Of a rule with two outcomes the worse verdict counts."""
+    results = sorted((finding.read_task(line) for line in of_kind(lines, "unit")), key=lambda r: r.unit)
     settled = sorted((finding.read_settled(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
-    found = _placed(_worst(settled), settled, heard) + _missing(heard)
+    found = _placed(_worst(settled), settled, results) + _missing(results)
     named = {f.name for f in found}
     cleared = {s.name for s in settled if s.finding is None}
-    clean = {name for h in heard for name in h.sound} | {n for h in heard for n in h.whole if n in cleared}
+    clean = {name for r in results for name in r.sound} | {n for r in results for n in r.whole if n in cleared}
     clean -= named
-    untestable = {name: why for h in heard for name, why in h.untestable.items()}
+    untestable = {name: why for r in results for name, why in r.untestable.items()}
     if begin["confirm"] == "none":
         untestable |= {
-            name: f"{charges[0].instance.evidence.reason}: only a real run can judge it"
-            for h in heard
-            for name, charges in h.whole.items()
+            name: f"{candidates[0].instance.evidence.reason}: only a real run can judge it"
+            for r in results
+            for name, candidates in r.whole.items()
         }
     untestable = {name: why for name, why in untestable.items() if name not in named and name not in clean}
     crashed, refused = _captured(lines)
-    crashed += [crash for h in heard for crash in h.crashed] + [s.crash for s in settled if s.crash]
-    for h in heard:
-        refused.update({f"{h.unit.op}: {why}": n for why, n in h.skipped.items()})
-    done = {h.unit for h in heard}
+    crashed += [crash for r in results for crash in r.crashed] + [s.crash for s in settled if s.crash]
+    for r in results:
+        refused.update({f"{r.unit.op}: {why}": n for why, n in r.skipped.items()})
+    done = {r.unit for r in results}
     return Report(
         begin["torch"], begin["seed"], tuple(begin["ranks"]), begin["confirm"],
-        _counts(heard, found, clean, untestable, crashed), tuple(_sorted(found)), tuple(crashed),
+        _counts(results, found, clean, untestable, crashed),
+        tuple(sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))), tuple(crashed),
         tuple(sorted(untestable.items())), tuple(sorted(refused.items())), tuple(begin["ignored"]), tuple(seconds),
         sum(unit not in done for unit in plan(begin)),
     )  # fmt: skip
@@ -78,14 +82,14 @@ def _worst(settled: Iterable[Settled]) -> list[Finding]:
     return list(worst.values())
 
 
-def _placed(found: Iterable[Finding], settled: Iterable[Settled], heard: Iterable[TaskResult]) -> list[Finding]:
-    """The findings with the kinds of all units that suspected them, under whatever name before they were made small."""
+def _placed(found: Iterable[Finding], settled: Iterable[Settled], results: Iterable[TaskResult]) -> list[Finding]:
+    """The findings with the kinds of all units that suspected them, under the names that the rules had before shrinking."""
     called = {s.name: s.finding.name for s in settled if s.finding}
     called |= {s.name: called[s.same_as] for s in settled if s.same_as in called}
     kinds: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for h in heard:
-        for name in {*h.suspects, *h.whole} & called.keys():
-            kinds[called[name]].add((h.unit.dtypes, mesh_kind(h.unit.mesh)))
+    for r in results:
+        for name in {*r.suspects, *r.whole} & called.keys():
+            kinds[called[name]].add((r.unit.dtypes, mesh_kind(r.unit.mesh)))
     return [replace(f, kinds=tuple(sorted(kinds[f.name]))) for f in found]
 
 
@@ -96,10 +100,10 @@ def _rank(f: Finding) -> tuple[int, int, int]:
     return _ORDER.get(f.verdict, 9), f.ranks, f.elements
 
 
-def _missing(heard: Iterable[TaskResult]) -> list[Finding]:
+def _missing(results: Iterable[TaskResult]) -> list[Finding]:
     """Each missing rule once, by its smallest instance."""
     found: dict[str, Finding] = {}
-    for instance in (i for h in heard for i in h.missing):
+    for instance in (i for r in results for i in r.missing):
         one = finding.of_instance(instance, instance.evidence.reason)
         if one.name not in found or _rank(one) < _rank(found[one.name]):
             found[one.name] = one
@@ -107,7 +111,7 @@ def _missing(heard: Iterable[TaskResult]) -> list[Finding]:
 
 
 def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
-    """What crashed and what torch refused while samples were captured.  Each shard captures all: once is enough."""
+    """Crashes and refusals during the capture of samples.  Each shard captures all samples: one line is enough."""
     first = next(of_kind(lines, "captured"), None)
     if first is None:
         return [], Counter()
@@ -115,28 +119,22 @@ def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
 
 
 def _counts(
-    heard: Sequence[TaskResult], found: Sequence[Finding], clean: set[str], untestable: dict[str, str],
+    results: Sequence[TaskResult], found: Sequence[Finding], clean: set[str], untestable: dict[str, str],
     crashed: Sequence[Crash],
 ) -> Counts:  # fmt: skip
-    tally = Counter(f.verdict for f in found)
+    by_verdict = Counter(f.verdict for f in found)
     samples: Counter[tuple[str, str]] = Counter()
-    for h in heard:  # the same samples go to each mesh
-        key = h.unit.op, h.unit.dtypes
-        samples[key] = max(samples[key], h.samples)
+    for r in results:  # the same samples go to each mesh
+        key = r.unit.op, r.unit.dtypes
+        samples[key] = max(samples[key], r.samples)
     return Counts(
-        sound=len(clean), unsound=tally[Verdict.UNSOUND], missing=tally[Verdict.MISSING],
-        suspect=tally[Verdict.SUSPECT], untestable=len(untestable), crashed=len(crashed),
-        samples=sum(samples.values()), overloads=len({h.unit.op for h in heard if h.tried}),
-        instances=sum(h.tried for h in heard), combinations=sum(h.combinations for h in heard),
-        by_metadata=len({n for h in heard for n in h.by_metadata if n in clean}),
+        sound=len(clean), unsound=by_verdict[Verdict.UNSOUND], missing=by_verdict[Verdict.MISSING],
+        suspect=by_verdict[Verdict.SUSPECT], untestable=len(untestable), crashed=len(crashed),
+        samples=sum(samples.values()), overloads=len({r.unit.op for r in results if r.tried}),
+        instances=sum(r.tried for r in results), combinations=sum(r.combinations for r in results),
+        by_metadata=len({n for r in results for n in r.by_metadata if n in clean}),
     )  # fmt: skip
 
-
-def _sorted(found: Iterable[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))
-
-
-# Journals of several shards as one, and the proof that together they hold every unit of the plan, once.
 
 MERGES = "localtensor merge"
 
@@ -146,10 +144,10 @@ class Gap(BadJournal):
 
 
 def merged(paths: Sequence[Path]) -> tuple[Line, list[Line], list[str]]:
-    """The first line of the run as a whole, all lines, and what is to be told of lines that were cut.
+    """The first line of the run as a whole, all lines, and a sentence for each truncated last line.
 
     Raises `BadJournal` for a file that is no journal or of another run, and `Gap` where a unit is missing or
-    stands in two journals, or a suspected rule was not settled.
+    in two journals, or a suspected rule has no outcome.
     """
     found = [(path, read(path, MERGES)) for path in paths]
     first = found[0][1].begin
@@ -215,84 +213,83 @@ def write(path: Path, begin: Line, lines: Sequence[Line]) -> None:
     write_lines(path, rows())
 
 
-# Every suspected rule before real processes: what goes wrong there too is Unsound, what does not is cleared.
-
-
 def unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[Settled]:
-    """All of them Suspect, where no confirmation was asked for."""
-    said = "not confirmed: --confirm none was asked for"
+    """The outcome of each rule under --confirm none: all of them stay Suspect."""
     for name, (first, *_) in suspects.items():
-        reason = f"{first.instance.evidence.reason} ({said})"
+        reason = f"{first.instance.evidence.reason} (not confirmed: --confirm none was asked for)"
         yield Settled(name, of_suspect(first, Verdict.SUSPECT, reason))
 
 
 class Session:
-    """Suspects before a court, those on few ranks first: another number of ranks means other processes.
+    """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
 
-    `doubted` are rules that the probe found wrong; the others could not be judged by it, so that a real run which
-    is right clears them.
+    A rule that is wrong there too is Unsound.  A rule that is right there is cleared, if the probe could not judge it.
     """
 
-    def __init__(self, court: RealRuns, backend: str, seed: int, module: str) -> None:
-        self._court, self._backend, self._seed, self._module = court, backend, seed, module
+    def __init__(self, real_runs: RealRuns, backend: str, seed: int, module: str) -> None:
+        self._real_runs, self._backend, self._seed, self._module = real_runs, backend, seed, module
 
-    def settle(self, todo: Mapping[str, Sequence[Candidate]], doubted: set[str]) -> Iterator[Settled]:
-        """What became of each rule, as soon as it is known: of the first of its cases that goes wrong, or of the last."""
-        left = {name: list(charges) for name, charges in todo.items()}
+    def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[Settled]:
+        """The outcome of each rule as soon as it is known, by the first of its cases that goes wrong, or by the last.
+
+        `suspected` are the rules that the probe found wrong; it could not judge the others.
+        """
+        left = {name: list(candidates) for name, candidates in todo.items()}
         last: dict[str, tuple[Candidate, Confirmation]] = {}
-        for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges}):
+        for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):
             for name in list(left):
                 here = [s for s in left[name] if s.instance.ranks == ranks]
-                for suspect in here:
-                    last[name] = suspect, self._heard(suspect)
+                for candidate in here:
+                    last[name] = candidate, self._run_for_real(candidate)
                     if last[name][1].wrong:
                         break
                 left[name] = [s for s in left[name] if s.instance.ranks > ranks]
                 if last.get(name) and (last[name][1].wrong or not left[name]):
                     del left[name]
-                    yield self._settled(name, *last[name], doubted=name in doubted)
+                    yield self._result(name, *last[name], suspected=name in suspected)
 
-    def _heard(self, suspect: Candidate) -> Confirmation:
-        if suspect.program is not None:
+    def _run_for_real(self, candidate: Candidate) -> Confirmation:
+        if candidate.program is not None:
             try:
-                truth_of(suspect.program)
-                held_of(suspect.program)
-            except (*REFUSALS, LocalTensorError) as error:  # it was suspected by another version of these rooms
+                truth_of(candidate.program)
+                held_of(candidate.program)
+            except (*REFUSALS, LocalTensorError) as error:  # the journal was written by another version of this tool
                 return Confirmation("", f"no such program: {error}")
-            return self._court.confirm_program(suspect.program)
-        return _same_refusal(suspect, self._court.confirm(case_of(suspect.instance, self._seed)))
+            return self._real_runs.confirm_program(candidate.program)
+        return _same_refusal(candidate, self._real_runs.confirm(case_of(candidate.instance, self._seed)))
 
-    def _settled(self, name: str, suspect: Candidate, seen: Confirmation, *, doubted: bool) -> Settled:
-        sample = suspect.instance.sample
+    def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> Settled:
+        sample = candidate.instance.sample
         crash = None
-        if seen.failed:
-            crash = Crash(sample.op, f"{sample.op}({', '.join(sample.arguments())})", seen.note, seen.failed)
-        if seen.wrong:
-            return Settled(name, self._unsound(suspect, seen), crash)
-        if not doubted:
+        if outcome.failed:
+            crash = Crash(sample.op, f"{sample.op}({', '.join(sample.arguments())})", outcome.note, outcome.failed)
+        if outcome.wrong:
+            return Settled(name, self._unsound(candidate, outcome), crash)
+        if not suspected:
             return Settled(name, None, crash)
-        reason = f"{suspect.instance.evidence.reason} (not confirmed: {seen.note})"
-        return Settled(name, of_suspect(suspect, Verdict.SUSPECT, reason), crash)
+        reason = f"{candidate.instance.evidence.reason} (not confirmed: {outcome.note})"
+        return Settled(name, of_suspect(candidate, Verdict.SUSPECT, reason), crash)
 
-    def _unsound(self, suspect: Candidate, seen: Confirmation) -> Finding:
-        found = of_suspect(suspect, Verdict.UNSOUND, seen.wrong)
-        evidence = suspect.instance.evidence
-        told = replace(found, confirmed_on=self._backend, got=seen.got or evidence.got, want=seen.want or evidence.want)
-        if suspect.program is not None:
-            return _shown(suspect.program, told, seen, self._module)
-        case = case_of(suspect.instance, self._seed)
-        text = script(case, seen.wrong, "{name}", self._module) if usable(case) else ""
-        return replace(told, picture=picture(case, seen.heard), script=text)
+    def _unsound(self, candidate: Candidate, outcome: Confirmation) -> Finding:
+        found = of_suspect(candidate, Verdict.UNSOUND, outcome.wrong)
+        evidence = candidate.instance.evidence
+        got, want = outcome.got or evidence.got, outcome.want or evidence.want
+        confirmed = replace(found, confirmed_on=self._backend, got=got, want=want)
+        if candidate.program is not None:
+            return _shown(candidate.program, confirmed, outcome, self._module)
+        case = case_of(candidate.instance, self._seed)
+        text = script(case, outcome.wrong, "{name}", self._module) if usable(case) else ""
+        return replace(confirmed, picture=picture(case, outcome.heard), script=text)
 
 
-def _shown(program: Program, told: Finding, seen: Confirmation, module: str) -> Finding:
+def _shown(program: Program, confirmed: Finding, outcome: Confirmation, module: str) -> Finding:
     truth = truth_of(program)
-    text = program_script(program, seen.wrong, "{name}", module, truth) if writable(program) else ""
-    return replace(told, picture=program_picture(program, truth, seen.heard), script=text)
+    text = program_script(program, outcome.wrong, "{name}", module, truth) if writable(program) else ""
+    return replace(confirmed, picture=program_picture(program, truth, outcome.heard), script=text)
 
 
-def _same_refusal(suspect: Candidate, seen: Confirmation) -> Confirmation:
-    """A rule under which every rank raises what the probe saw raised is as wrong as one that gives wrong numbers."""
-    if not seen.refused or seen.refused[:80] not in suspect.instance.evidence.reason:
-        return seen
-    return replace(seen, wrong=f"every rank raises {seen.refused}; the op takes the whole tensors")
+def _same_refusal(candidate: Candidate, outcome: Confirmation) -> Confirmation:
+    """Wrong, where every rank raises the error that the probe saw: such a rule is as wrong as one of wrong numbers."""
+    if not outcome.refused or outcome.refused[:80] not in candidate.instance.evidence.reason:
+        return outcome
+    return replace(outcome, wrong=f"every rank raises {outcome.refused}; the op takes the whole tensors")

@@ -1,10 +1,10 @@
-"""How much of what DTensor registers was tried, how much has a verdict, and why the rest has none."""
+"""How many of the overloads that DTensor registers were tested, how many have a verdict, and why the others have none."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from rich.console import Group
 from rich.table import Table
@@ -14,15 +14,15 @@ from strategies.model.verdict import Verdict
 from strategies.torch_api.population import FAMILIES, Member
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
-"""The verdicts that are proved; a suspect that nobody confirmed is not."""
+"""The verdicts that are proved; an unconfirmed suspect is not."""
 UNTRIED = "no sample was found, and no reason was given"
 UNDECIDED = "tried, and nothing that DTensor claims could be judged"
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadCoverage:
-    """What became of one overload: samples tried, the verdicts met (values of `Verdict`), and reasons for what
-    was not judged."""
+    """One overload: the number of samples tried, the verdicts met (values of `Verdict`), and the reasons why rules of it
+    could not be judged."""
 
     samples: int = 0
     verdicts: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The table.  `others` are overloads tried that no registry names: DTensor takes them apart itself."""
+    """The table.  `others` counts tested overloads outside the registries: DTensor decomposes them."""
 
     torch: str
     device: str
@@ -62,10 +62,7 @@ class Coverage:
 
     @property
     def total(self) -> Row:
-        def add(name: str) -> int:
-            return sum(getattr(row, name) for row in self.rows)
-
-        return Row("all", add("registered"), add("able"), add("exercised"), add("decided"))
+        return Row("all", *(sum(getattr(row, f.name) for row in self.rows) for f in fields(Row)[1:]))
 
     @property
     def share(self) -> float:
@@ -81,7 +78,7 @@ class Coverage:
 def table(
     members: Sequence[Member], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
 ) -> Coverage:
-    """What was reached of these members.  Every member is in the counts, and each that is not decided has a reason."""
+    """The coverage of these overloads.  Every one is in the counts, and each that is not decided has a reason."""
     rows = tuple(_row(name, members, tried) for name in _families(members))
     able = [m for m in members if not m.cannot]
     missed = [m for m in able if not _of(m, tried).samples]
@@ -147,9 +144,8 @@ def rendered(coverage: Coverage) -> Group:
     for row in (*coverage.rows, coverage.total):
         numbers = (row.registered, row.able, row.exercised, row.decided)
         shown.add_row(row.family, *map(str, numbers), style="bold" if row.family == "all" else None)
-    share = (
-        f"{_percent(coverage.share)} exercised, {_percent(coverage.decided_share)} with a Sound or an Unsound verdict"
-    )
+    exercised, decided = _percent(coverage.share), _percent(coverage.decided_share)
+    share = f"{exercised} exercised, {decided} with a Sound or an Unsound verdict"
     lines = [Text(f"Of what a {coverage.device.upper()} can run: {share}.")]
     if coverage.others:
         lines.append(Text(f"Tried besides: {coverage.others} overloads that DTensor takes apart itself."))

@@ -1,8 +1,10 @@
-"""Units of work on anybody's `concurrent.futures` executor, so that a sweep may leave one machine.
+"""Tasks on a user's `concurrent.futures` executor, so that a sweep may run on several machines.
 
-An executor is made by a factory, a function without arguments that the user names as `MODULE:FUNCTION`.  What it is
-given are batches of tasks; in its worker each batch runs in a child process of its own (`sealed`), so that a native
-crash or a hang costs one task there too.  A batch whose worker is gone is tried again, with a new executor.
+An executor is made by a factory, a function without arguments that the user names as `MODULE:FUNCTION`.  It is given
+batches of tasks; in its worker each batch runs in a child process of its own (`worker_pool.serve`), so that a native
+crash or a hang costs one task there too.  A batch whose worker is lost is tried again with a new executor.
+
+dask.distributed is an optional extra (`pip install localtensor[dask]`): its client gives such an executor.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from localtensor._util import pickling
 from localtensor.processes import deaf
@@ -23,15 +25,15 @@ from strategies.model.settings import BadSetting
 from strategies.torch_api.user_modules import imported, words_of
 
 BATCH = 16
-"""Tasks that an executor is given at a time: enough that the start of a child does not count."""
+"""Tasks that an executor is given at a time: enough that the start of a child process does not count."""
 TRIES = 3
-"""Times that a batch is given to an executor whose worker is lost each time."""
+"""Attempts of a batch whose worker is lost each time."""
 PATIENCE = 120.0
-"""Seconds that a batch may take beside the limits of its tasks: to be sent, and to start a child."""
+"""Seconds that a batch may take beside the limits of its tasks: to be sent, and to start a child process."""
 
 
 class Borrowed:
-    """Work on an executor that `factory` makes.  `path` is where its workers find modules, beside their own."""
+    """A pool of workers on an executor that `factory` makes.  `path` is added to their `sys.path`."""
 
     def __init__(self, factory: Callable[[], Executor], path: Sequence[str] = ()) -> None:
         self._factory, self._path = factory, tuple(path)
@@ -39,16 +41,16 @@ class Borrowed:
         self._stack = ExitStack()
 
     def __enter__(self) -> Borrowed:
-        self._stack.enter_context(gently())  # what is somebody's has to be shut down
+        self._stack.enter_context(gently())  # a user's executor has to be shut down
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._stack:
-            self._leave(wait=kind is None)
+            self._shut_down(wait=kind is None)
 
-    def _leave(self, *, wait: bool) -> None:
+    def _shut_down(self, *, wait: bool) -> None:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=wait, cancel_futures=True)
@@ -56,41 +58,41 @@ class Borrowed:
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
     ) -> Iterator[Answer]:
-        """The answer to every task, in order.  `work` is a function that can be imported by name, wherever it runs."""
+        """The answer to every task, in order.  `work` is a function that can be imported by name on every worker."""
         batches = [tasks[i : i + BATCH] for i in range(0, len(tasks), BATCH)]
         sent = [pickling.dumps((work, list(batch), limit, self._path)) for batch in batches]
-        futures = [self._give(body) for body in sent]
+        futures = [self._submit(body) for body in sent]
         for at, batch in enumerate(batches):
-            answers = self._taken(futures, at, sent, len(batch), limit)
+            answers = self._collect(futures, at, sent, len(batch), limit)
             if tick:
                 tick(len(batch))
             yield from answers
 
-    def _give(self, body: bytes) -> Future[bytes]:
-        with deaf():  # for it may start processes, which would say so when they hear Ctrl-C
+    def _submit(self, body: bytes) -> Future[bytes]:
+        with deaf():  # the executor may start processes, which would print a traceback on Ctrl-C
             if self._executor is None:
                 self._executor = self._factory()
             try:
                 return self._executor.submit(serve, body)
-            except RuntimeError as error:  # it broke while it was given other work: as if this were lost, too
+            except RuntimeError as error:  # the executor broke on other work: this batch is lost as well
                 lost: Future[bytes] = Future()
                 lost.set_exception(error)
                 return lost
 
-    def _taken(
+    def _collect(
         self, futures: list[Future[bytes]], at: int, sent: Sequence[bytes], many: int, limit: float
     ) -> list[Answer]:
-        """The answers to one batch.  If its worker is lost, all that is left is given to a new executor."""
+        """The answers to one batch.  If its worker is lost, all that is left is submitted to a new executor."""
         why = ""
         for _ in range(TRIES):
             try:
                 return pickling.loads(futures[at].result(limit * many + PATIENCE))  # type: ignore[no-any-return]
-            except (Exception, CancelledError) as error:  # why: each engine has errors of its own for a lost worker
+            except (Exception, CancelledError) as error:  # why: engines have errors of their own for a lost worker;
+                # a crash of ours in the worker comes back as data, and `Lost` reports the text of anything else
                 why = "no answer in time" if isinstance(error, Late) else f"{type(error).__name__}: {error}"
-            self._leave(wait=False)
-            futures[at:] = [
-                f if _done(f) else self._give(body) for f, body in zip(futures[at:], sent[at:], strict=True)
-            ]
+            self._shut_down(wait=False)
+            left = zip(futures[at:], sent[at:], strict=True)
+            futures[at:] = [future if _done(future) else self._submit(body) for future, body in left]
         return [Lost(f"its worker was lost {TRIES} times: {why}", -1)] * many
 
 
@@ -109,28 +111,23 @@ def factory(name: str, folder: str) -> Callable[[], Executor]:
     if not callable(found):
         problem = "this is no function" if found is not None else f"{module} has no {function}"
         raise BadSetting("--executor", name, problem, "Name a function that returns an executor.")
-    return partial(_made, name, found)
+    return partial(_make_executor, name, found)
 
 
-def _made(name: str, function: Callable[[], Any]) -> Executor:
+def _make_executor(name: str, function: Callable[[], object]) -> Executor:
     try:
         executor = function()
-    except Exception as error:  # why: whatever the user's function raises is to be said in a sentence, and it is his
-        said = f"calling it raises {type(error).__name__}: {words_of(error)}"
-        raise BadSetting("--executor", name, said, "Mend that first.") from error
+    except Exception as error:  # why: the user's function may raise anything, and none of our code runs in it
+        problem = f"calling it raises {type(error).__name__}: {words_of(error)}"
+        raise BadSetting("--executor", name, problem, "Fix that first.") from error
     if not callable(getattr(executor, "submit", None)) or not callable(getattr(executor, "shutdown", None)):
         problem = f"it returns {type(executor).__name__}, which is no executor"
         raise BadSetting("--executor", name, problem, "Return a concurrent.futures.Executor.")
-    return executor  # type: ignore[no-any-return]  # or what does as one does
+    return cast(Executor, executor)  # it may be no subclass
 
 
-# A sweep on dask.distributed, an engine that many have: its client gives a `concurrent.futures` executor.
-#
-# It is an optional extra (`pip install localtensor[dask]`), since nothing else here needs it.
-
-
-class _Client(Executor):
-    """The client's executor; the client, and the cluster that it may have started, end with it."""
+class _DaskExecutor(Executor):
+    """A dask client's executor.  Its shutdown closes the client, and the cluster that the client may have started."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -148,7 +145,7 @@ class _Client(Executor):
 
 
 def made(address: str) -> Callable[[], Executor]:
-    """A factory: with an address that scheduler's workers, without one a worker for each core of this machine.
+    """A factory of dask executors: on the scheduler at `address`, or a worker for each core of this machine if it is "".
 
     Raises `BadSetting` if dask is not installed.
     """
@@ -160,7 +157,7 @@ def made(address: str) -> Callable[[], Executor]:
 
     def start() -> Executor:
         if address:
-            return _Client(Client(address))
-        return _Client(Client(processes=True, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"))
+            return _DaskExecutor(Client(address))
+        return _DaskExecutor(Client(processes=True, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"))
 
     return start

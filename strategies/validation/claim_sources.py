@@ -1,8 +1,7 @@
-"""Who claims what: the rules that DTensor would apply to a sample on a mesh of some ranks.
+"""The claims of DTensor: the rules that it would apply to a sample on a mesh of some ranks.
 
-What DTensor claims is what it does.  A line of a single-dim strategy is taken as it stands; where
-DTensor may rewrite the arguments of the local call, and for op strategies, decompositions and
-prop rules, its own propagator is asked for the very inputs of the line.
+A row of a single-dim strategy is a claim as it stands.  Where DTensor may rewrite the arguments of the local call, and
+for op strategies, decompositions and prop rules, the claim is the propagator's answer to the inputs of the row.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, out_leave
 from strategies.torch_api import dtensor, foreach
 
 MOST_TUPLES = 4096
-"""Input-placement tuples that a search tries for one sample at the most."""
+"""Input-placement tuples that a search tries for one sample."""
 MOST_TRACES = 130
-"""Traces that one question about a decomposition may cost: DTensor traces every tuple of placements."""
+"""Traces that one query of a decomposition may cost: DTensor traces every tuple of placements."""
 
 
 class TooMany(Exception):
-    """DTensor would trace more tuples for this decomposition than a sweep has time for."""
+    """DTensor would trace more tuples through this decomposition than a sweep has time for."""
 
 
 def options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED) -> list[Placement]:
     """The placements that a tensor can have along one axis so that each rank has something to do."""
     shards: list[Placement] = [Shard(d) for d, size in enumerate(x.shape) if size >= ranks]
     if x.dtype == torch.bool and kinds == SEARCHED:
-        kinds = ()  # "or" and "and" of few values hold by chance
+        kinds = ()  # "or" and "and" of few values may hold by chance
     return [Replicate(), *shards, *(Partial(k) for k in kinds if reducible(k, x.dtype))]
 
 
@@ -54,42 +53,42 @@ def tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int
 
 
 def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | None = None) -> list[Claim]:
-    """What DTensor claims about this call; `truth` is the op's own result on the whole tensors.
+    """DTensor's claims about this call; `truth` is the op's own result on the whole tensors.
 
-    `alone` is the same sample's question on one rank; whoever asks about several mesh sizes passes one
-    for all of them.  Raises whatever a strategy function raises: that is DTensor's answer, no verdict.
+    `alone` is the same sample's query on one rank; it can be shared by calls for several mesh sizes.  Raises
+    `TooMany`, and whatever a strategy function raises.
     """
     op = overload(sample.op)
     source = dtensor.source_of(op)
     if not source or not sample.tensors:
         return []
-    ask = dtensor.Question(sample, ranks, truth, alone)
+    query = dtensor.Question(sample, ranks, truth, alone)
     count = len(results(truth))
     direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites(op))
     whole = dtensor.own_dispatch(op)
-    made = (
-        _claim(ask, source, row, count, whole, direct and _keeps_outs(sample, row))
-        for row in _rows(ask, sample, ranks, source)
+    found = (
+        _claim(query, source, row, count, whole, direct and _keeps_outs(sample, row))
+        for row in _rows(query, sample, ranks, source)
     )
-    unique = {str(claim.rule): claim for claim in made if claim is not None}
+    unique = {str(claim.rule): claim for claim in found if claim is not None}
     return list(unique.values())
 
 
-def _rows(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+def _rows(query: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
     if foreach.on_lists(sample):
-        return foreach.rows(ask, [] if source == "single-dim strategy" else _seeds(sample, ranks))
-    return ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
+        return foreach.rows(query, [] if source == "single-dim strategy" else _seeds(sample, ranks))
+    return query.single_dim_rows() if source == "single-dim strategy" else _queried_lines(query, sample, ranks, source)
 
 
 def _keeps_outs(sample: Sample, row: dtensor.Row) -> bool:
-    """Whether each `out=` comes in as its result goes out.  DTensor never redistributes an `out=`, and what it
-    makes of a line that would is for its propagator to say."""
+    """Whether each `out=` has the placement of its result.  DTensor never redistributes an `out=`; its propagator decides
+    on other rows."""
     outs = out_leaves(sample.call)
     return all(row[0][leaf] == row[1][i] for i, leaf in enumerate(outs) if i < len(row[1]))
 
 
 def _with_outs(sample: Sample, row: dtensor.Row) -> dtensor.Row:
-    """An op strategy says nothing of `out=`: it comes in as its result goes out."""
+    """The row with placements for each `out=`, those of the results: an op strategy has none for them."""
     outs = out_leaves(sample.call)
     if not outs or len(row[0]) != len(sample.tensors) - len(outs):
         return row
@@ -101,7 +100,7 @@ def _with_outs(sample: Sample, row: dtensor.Row) -> dtensor.Row:
 
 
 def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
-    """Inputs to ask about: all alike, and each alone with the others replicated."""
+    """Input tuples to query: the same placement for all, and each placement of one input with the others replicated."""
     choices = [options(t, ranks, KINDS) for t in sample.tensors]
     together = [p for p in choices[0] if all(p in row for row in choices)]
     found = [(p,) * len(choices) for p in together]
@@ -110,30 +109,30 @@ def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _asked(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+def _queried_lines(query: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
     seeds = _seeds(sample, ranks)
     if source == "rule" or dtensor.gives_numbers(overload(sample.op)):
         return [(seed, ()) for seed in seeds]
-    rows = ask.strategy_rows(seeds) if source == "op strategy" else _traced(ask, sample)
+    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
     rows = [_with_outs(sample, row) for row in rows]
     return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
 
-def _traced(ask: dtensor.Question, sample: Sample) -> list[dtensor.Row]:
-    """The lines of a decomposition.  DTensor traces it on a mesh of one rank whatever the mesh, so
-    one trace serves all mesh sizes; which lines fit is asked of each."""
+def _traced(query: dtensor.Question, sample: Sample) -> list[dtensor.Row]:
+    """The rows of a decomposition.  DTensor traces it on a mesh of one rank for any mesh, so that one trace serves all
+    mesh sizes; only the selection of rows depends on the size."""
     traces = math.prod(1 + t.ndim for t in sample.tensors)
     if traces > MOST_TRACES:
         raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
-    alone = ask.alone()
+    alone = query.alone()
     if alone.traced is None:
         seeds = [s for s in _seeds(sample, 1) if alone.partials or not any(isinstance(p, Partial) for p in s)]
         alone.traced = alone.strategy_rows(_spread(seeds))
-    return [row for row in alone.traced if ask.fits(row)]
+    return [row for row in alone.traced if query.fits(row)]
 
 
 def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...]]:
-    """A decomposition is asked about every dim at once: one seed for shards, one for each Partial."""
+    """One seed for all shards, since a decomposition is queried about all dims at once, and one for each Partial."""
     first: dict[str, tuple[Placement, ...]] = {}
     for seed in seeds:
         kind = next((p for p in seed if not isinstance(p, Replicate)), Replicate())
@@ -141,39 +140,42 @@ def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...
     return list(first.values())
 
 
-def _claim(ask: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool) -> Claim | None:
+def _claim(
+    query: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool
+) -> Claim | None:
     inputs, outputs = row
     special = "" if all(p is None or is_plain(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
     if special and not direct:
-        return None if not _answers(ask, inputs) else _made(ask, source, inputs, outputs, count, None, special)
+        claim = _make_claim(query, source, inputs, outputs, count, None, special)
+        return claim if _answers(query, inputs) else None
     if direct or special:
-        return _made(ask, source, inputs, outputs, count, None, whole or special)
-    answers = _answers(ask, inputs)
+        return _make_claim(query, source, inputs, outputs, count, None, whole or special)
+    answers = _answers(query, inputs)
     if not answers:
         return None
     outputs = answers[0][0]
     own = tuple(call for _, call in answers if call is not None)
     special = "" if all(p is None or is_plain(p) for p in outputs) else "a placement of DTensor's own"
-    return _made(ask, source, inputs, outputs, count, own or None, whole or special)
+    return _make_claim(query, source, inputs, outputs, count, own or None, whole or special)
 
 
-def _answers(ask: dtensor.Question, inputs: Sequence[Placement | None]) -> list[tuple[dtensor.Outputs, Call | None]]:
-    """Every rank's own answer; empty if DTensor would redistribute, or refuses in so many words."""
+def _answers(query: dtensor.Question, inputs: Sequence[Placement | None]) -> list[tuple[dtensor.Outputs, Call | None]]:
+    """The answer for every rank; empty if DTensor would redistribute, or raises."""
     try:
-        first = ask.propagate(inputs)
+        first = query.propagate(inputs)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError, IndexError, KeyError):
         return []
     if first is None or first[1] is None:
         return [first] if first else []
-    rest = [ask.propagate(inputs, rank) for rank in range(1, ask.ranks)]
+    rest = [query.propagate(inputs, rank) for rank in range(1, query.ranks)]
     answers = [first, *(answer for answer in rest if answer is not None)]
-    return answers if len(answers) == ask.ranks else []
+    return answers if len(answers) == query.ranks else []
 
 
-def _made(
-    ask: dtensor.Question, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
+def _make_claim(
+    query: dtensor.Question, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
     local: tuple[Call, ...] | None, whole: str,
 ) -> Claim | None:  # fmt: skip
     if len(outputs) == 1 and count != 1:
         outputs = outputs * count
-    return Claim(Rule(ask.sample.op, tuple(inputs), outputs), source, local, whole)
+    return Claim(Rule(query.sample.op, tuple(inputs), outputs), source, local, whole)

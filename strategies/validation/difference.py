@@ -1,4 +1,4 @@
-"""How what the ranks gave differs from what the op gives: as a value, which the validator and `assert_rule` put in words."""
+"""The difference between the ranks' results and the op's, as a value for the messages of the validator and `assert_rule`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import GENEROUS, close, rounds
 
 ADDED = ("sum", "avg")
-"""Kinds whose parts are split with a loss: factors are powers of two, and an extreme is one of the parts."""
+"""Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
 SPLIT = 32.0
-"""How many units in the last place splitting and adding up again may lose: some for each rank, and not `GENEROUS`,
-for a thousand units of bfloat16 are eight times the number."""
+"""Units in the last place that splitting and adding up may lose: some for each rank.  `GENEROUS` would be too much: a
+thousand units of bfloat16 are eight times the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The first element that differs: what is there and what should be, and how many differ, in words."""
+    """The first element that differs, as text: its value, the expected value, its place, and how many elements differ."""
 
     got: str
     want: str
@@ -32,7 +32,7 @@ class Apart:
 
     @classmethod
     def of(cls, got: Tensor, want: Tensor, slack: Tensor) -> Apart:
-        """Of two tensors that differ by more than the slack."""
+        """For two tensors that differ by more than the slack."""
         wrong = ~close(got, want, slack)
         place = tuple(wrong.nonzero()[0].tolist())
         share = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
@@ -41,7 +41,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is wrong with result `output`: on `rank`, or of all ranks together; `problem` says it in words."""
+    """What is wrong with result `output` on `rank`, or of all ranks together if that is None; `problem` is the message."""
 
     problem: str
     output: int = -1
@@ -50,18 +50,18 @@ class Difference:
     want: Any = ""
     apart: Apart | None = None
     bare: bool = False
-    """Whether the words name the result already."""
+    """Whether the message already names the result."""
 
     @property
     def shown(self) -> bool:
-        """Whether there are values to show beside the words."""
+        """Whether there are values to show beside the message."""
         return not isinstance(self.want, str)
 
 
 def misshapen(
     held: Sequence[Any], want: Tensor, shapes: Sequence[tuple[int, ...] | None], output: int
 ) -> Difference | None:
-    """The first rank whose piece has not its shape among `shapes`, or another dtype than the whole."""
+    """The first rank whose piece has another shape than `shapes` has for it, or another dtype than the whole."""
     for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)):
         if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
             got = tuple(piece.shape) if isinstance(piece, Tensor) else piece
@@ -73,7 +73,7 @@ def misshapen(
 
 
 def odd(held: Sequence[Any], want: Any, i: int) -> Difference | None:
-    """The first rank with another number, which is no tensor; NaN is the same as NaN."""
+    """The first rank with another number, for a result that is no tensor; NaN equals NaN."""
     for rank, got in enumerate(held):
         if got != want and not (isinstance(got, float) and math.isnan(got) and math.isnan(want)):
             return Difference(f"output {i} is {got} on rank {rank}, the op gives {want}", i, rank, got, want, bare=True)
@@ -81,23 +81,19 @@ def odd(held: Sequence[Any], want: Any, i: int) -> Difference | None:
 
 
 def coarsest(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placement | None]]) -> float:
-    """The unit in the last place of the coarsest of these that are split into addends: as much is lost there.
+    """The largest epsilon among the dtypes of these tensors that are split into addends; 0 if none is.
 
-    `placements` are those of each tensor, one for each mesh axis; 0 where none is split so.
+    `placements` are those of each tensor, one for each mesh axis.
     """
     pairs = zip(tensors, placements, strict=False)
-    added = [x.dtype for x, row in pairs if rounds(x) and any(_adds(p) for p in row)]
-    return max((torch.finfo(dtype).eps for dtype in added), default=0.0)
-
-
-def _adds(placement: Placement | None) -> bool:
-    return isinstance(placement, Partial) and placement.reduce_op in ADDED
+    added = (x for x, row in pairs if any(isinstance(p, Partial) and p.reduce_op in ADDED for p in row) and rounds(x))
+    return max((torch.finfo(x.dtype).eps for x in added), default=0.0)
 
 
 def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
-    """What folding these parts may lose: they can be far larger than their total.
+    """The rounding error of folding these parts, which can be far larger than their total.
 
-    `coarse` is the unit in the last place of numbers that were split before, of fewer digits perhaps than these have.
+    `coarse` is the epsilon of the inputs that were split before, which may have a coarser dtype than the parts.
     """
     if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
         return 0.0

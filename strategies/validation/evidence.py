@@ -1,8 +1,8 @@
-"""How much speaks for a rule that holds and that nobody claims: independent calls, shapes, uneven shards, mesh sizes.
+"""The evidence for a missing rule, a valid sharding that is not registered: calls, shapes, uneven shards, mesh sizes.
 
-A rule is called missing only if at least three calls with values of their own and partial inputs cut in
-ways of their own bear it out, of at least two shapes, one of them uneven where it names a shard, on two
-and on three ranks and on every mesh size of the search; and if no call like these speaks against it.
+A rule is reported as missing only if it holds on at least three calls with independent values and decompositions of
+partial inputs, of at least two shapes, one of them uneven where the rule has a shard, on 2 and 3 ranks and on every mesh
+size of the search; and if no such call refutes it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SAMPLES, SHAPES = 3, 2
 BASES = 2
 """Calls of one kind from which adversaries are made."""
 ALWAYS = (2, 3)
-"""Mesh sizes that are always asked: what holds for two ranks may be a coincidence of halves."""
+"""Mesh sizes that are always tested: a rule may hold on 2 ranks by a coincidence of halves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """What speaks for a rule on one kind of call; `against` is what speaks against it, or empty."""
+    """The evidence for a rule on one kind of call; `against` is the evidence against it, or ""."""
 
     samples: tuple[str, ...] = ()
     shapes: int = 0
@@ -44,13 +44,13 @@ class Backing:
 
     @property
     def enough(self) -> bool:
-        """Whether the rule may be called missing."""
+        """Whether the rule may be reported as missing."""
         many = len(self.samples) >= SAMPLES and self.shapes >= SHAPES
         return not self.against and many and self.uneven and len(self.ranks) >= len(ALWAYS)
 
 
 @dataclass(slots=True)
-class _Tally:
+class _SupportCount:
     rule: Rule
     samples: dict[str, None] = field(default_factory=dict)
     shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)
@@ -66,59 +66,63 @@ class _Tally:
 def weigh(
     members: Sequence[Sample], rules: Iterable[Rule], ranks: Sequence[int], free: frozenset[tuple[int, int]], seed: int
 ) -> dict[str, Backing]:
-    """The backing of each rule, by its text; `members` are calls of one kind, on which the rules hold.
+    """The evidence for each rule, by its text; `members` are calls of one kind, on which the rules hold.
 
-    A rule is given up at the first call that speaks against it.  `free`: see `adversaries.numbers`.
+    A rule is dropped at the first call that refutes it.  For `free` see `adversarial.numbers`.
     """
-    tallies = {str(rule): _Tally(rule) for rule in rules}
+    supports = {str(rule): _SupportCount(rule) for rule in rules}
     sizes = tuple(sorted({*ALWAYS, *ranks}))
     met: dict[tuple[torch.Size, ...], Sample] = {}
-    for number, (one, again) in enumerate(_every(members, free, seed) if tallies else ()):
-        alive = [t for t in tallies.values() if not t.against and not (again and t.backing().enough)]
+    for number, (one, repeated) in enumerate(_adversaries(members, free, seed) if supports else ()):
+        alive = [t for t in supports.values() if not t.against and not (repeated and t.backing().enough)]
         if not alive:
             break
         with contextlib.suppress(*REFUSALS):  # the op does not take these sizes or values
             truth = tell(one.sample, seed=seed + number)
             if truth.unstable <= UNSTABLE:
-                _ask(one, truth, alive, sizes, seed + number)
+                _probe_rules(one, truth, alive, sizes, seed + number)
                 met.setdefault(tuple(t.shape for t in one.sample.tensors), one.sample)
     known = {tuple(t.shape for t in sample.tensors) for sample in members}
     others = [sample for shapes, sample in met.items() if shapes not in known]
-    _claimed([t for t in tallies.values() if t.backing().enough], others, sizes[0])
-    return {name: tally.backing() for name, tally in tallies.items()}
+    _reject_registered([t for t in supports.values() if t.backing().enough], others, sizes[0])
+    return {name: support.backing() for name, support in supports.items()}
 
 
-def _every(members: Sequence[Sample], free: frozenset[tuple[int, int]], seed: int) -> Iterator[tuple[Adversary, bool]]:
-    """All adversaries of the largest call, and those of other sizes of the next; then the rest, marked True, for the
-    rules that have not enough behind them by then.  Complex numbers come last: they have no order to prove wrong."""
+def _adversaries(
+    members: Sequence[Sample], free: frozenset[tuple[int, int]], seed: int
+) -> Iterator[tuple[Adversary, bool]]:
+    """All adversaries of the largest call, and those of other sizes of the next; then the rest, marked True, for rules
+    without enough evidence by then.  Complex calls come last: they cannot refute rules that depend on order."""
     bases = sorted(members, key=lambda s: (any(t.dtype.is_complex for t in s.tensors), -s.size))[:BASES]
     made = [list(adversaries(base, free, seed + i)) for i, base in enumerate(bases)]
-    for again in (False, True):
+    for repeated in (False, True):
         for row in zip(*made, strict=True):
             for i, one in enumerate(row):
-                if (i == 0 or one.resized) != again:
-                    yield one, again
+                if (i == 0 or one.resized) != repeated:
+                    yield one, repeated
 
 
-def _ask(one: Adversary, truth: Truth, tallies: Sequence[_Tally], sizes: Sequence[int], seed: int) -> None:
-    whole = any(not any(isinstance(p, Partial) for p in tally.rule.inputs) for tally in tallies)
+def _probe_rules(
+    one: Adversary, truth: Truth, supports: Sequence[_SupportCount], sizes: Sequence[int], seed: int
+) -> None:
+    whole = any(not any(isinstance(p, Partial) for p in support.rule.inputs) for support in supports)
     wild = wild_truth(one.sample, truth, seed) if whole else None
     for ranks in sizes:
         probe = Probe(one.sample, truth, ranks, seed=seed)
         beside = Probe(one.sample, wild, ranks, seed=seed, variant="specials") if wild is not None else None
-        for tally in tallies:
-            if not tally.against and _fits(tally.rule, one.sample, ranks):
-                found = wrong(probe, tally.rule)
-                if not found and beside and not any(isinstance(p, Partial) for p in tally.rule.inputs):
-                    found = wrong(beside, tally.rule)
+        for support in supports:
+            if not support.against and _fits(support.rule, one.sample, ranks):
+                found = wrong(probe, support.rule)
+                if not found and beside and not any(isinstance(p, Partial) for p in support.rule.inputs):
+                    found = wrong(beside, support.rule)
                 if found:
-                    tally.against = f"{one.name} on {ranks} ranks: {found}"
+                    support.against = f"{one.name} on {ranks} ranks: {found}"
                 elif one.counts:
-                    _count(tally, one.sample, truth, ranks)
+                    _count(support, one.sample, truth, ranks)
 
 
 def wrong(probe: Probe, rule: Rule) -> str:
-    """What is wrong with the rule on this sample and mesh size, in any of the decompositions; or empty."""
+    """What is wrong with the rule on this sample and mesh size, in any of the decompositions, or ""."""
     for draw in probe.draws(rule.inputs):
         local = probe.local(rule.inputs, draw)
         found = probe.against(local, rule.outputs)
@@ -131,7 +135,7 @@ def wrong(probe: Probe, rule: Rule) -> str:
 
 
 def _exact(truth: Truth, i: int, held: Sequence[Tensor], placement: Placement | None) -> bool:
-    """Whether the least or greatest of the parts is the result: choosing one of them loses nothing, as adding does."""
+    """Whether a P(min) or P(max) result is exact: choosing one of the parts does not round, as adding does."""
     slack = truth.slack[i]
     if slack is None or not isinstance(placement, Partial) or placement.reduce_op not in ("min", "max"):
         return True
@@ -139,7 +143,7 @@ def _exact(truth: Truth, i: int, held: Sequence[Tensor], placement: Placement | 
 
 
 def _fits(rule: Rule, sample: Sample, ranks: int) -> bool:
-    """Whether each rank has a row to start from, which DTensor asks for, and each reduction a meaning."""
+    """Whether each rank has a row of each shard, as DTensor requires, and each reduction is defined."""
 
     def fits(p: Placement | None, t: Tensor) -> bool:
         if isinstance(p, Partial):
@@ -149,43 +153,40 @@ def _fits(rule: Rule, sample: Sample, ranks: int) -> bool:
     return all(fits(p, t) for p, t in zip(rule.inputs, sample.tensors, strict=True))
 
 
-def _count(tally: _Tally, sample: Sample, truth: Truth, ranks: int) -> None:
-    """Results that are all alike would bear nearly anything out; one of one element counts by its value."""
+def _count(support: _SupportCount, sample: Sample, truth: Truth, ranks: int) -> None:
+    """Add the sample to the evidence, unless its results prove nothing: those with equal elements, or a number seen
+    before."""
     outputs = [o for o in truth.outputs if isinstance(o, Tensor)]
     if any(o.numel() != 1 and not varied(o) for o in outputs):
         return
     for out in outputs:
         if out.numel() == 1:
             value = float(out.flatten()[0].abs().double())
-            if ranks == ALWAYS[0] and value in tally.single:
+            if ranks == ALWAYS[0] and value in support.single:
                 return
-            tally.single.add(value)
-    tally.samples[sample.origin] = None
-    tally.shapes.add(tuple(t.shape for t in sample.tensors))
-    tally.ranks.add(ranks)
+            support.single.add(value)
+    support.samples[sample.origin] = None
+    support.shapes.add(tuple(t.shape for t in sample.tensors))
+    support.ranks.add(ranks)
     placed = [
-        *zip(tally.rule.inputs, sample.tensors, strict=True),
-        *zip(tally.rule.outputs, truth.outputs, strict=False),
+        *zip(support.rule.inputs, sample.tensors, strict=True),
+        *zip(support.rule.outputs, truth.outputs, strict=False),
     ]
     shards = [(p.dim, t) for p, t in placed if isinstance(p, Shard) and isinstance(t, Tensor)]
-    tally.uneven = tally.uneven or not shards or any(t.shape[dim] % ranks for dim, t in shards)
+    support.uneven = support.uneven or not shards or any(t.shape[dim] % ranks for dim, t in shards)
 
 
 def varied(out: Tensor) -> bool:
-    """Whether not all elements are alike."""
+    """Whether not all elements are equal."""
     return out.numel() > 1 and bool((out != out.flatten()[0]).any())
 
 
-def _claimed(tallies: Sequence[_Tally], samples: Sequence[Sample], ranks: int) -> None:
-    """Strikes out what DTensor claims on calls that were made here, though not on those that were searched."""
-    for sample in samples if tallies else ():
-        with contextlib.suppress(*REFUSALS, TooMany, AttributeError):  # its refusal is no claim
+def _reject_registered(supports: Sequence[_SupportCount], samples: Sequence[Sample], ranks: int) -> None:
+    """Refute the rules that DTensor registers for the adversaries, though not for the calls that were searched."""
+    for sample in samples if supports else ():
+        with contextlib.suppress(*REFUSALS, TooMany, AttributeError):  # DTensor's refusal is no claim
             raw, _ = run(sample.call, sample.tensors, mutates=mutates(sample.op))
-            theirs = {str(claim.rule) for claim in claims(sample, ranks, raw)}
-            for tally in tallies:
-                if str(tally.rule) in theirs:
-                    tally.against = f"claimed for {shapes_text(sample)}"
-
-
-def shapes_text(sample: Sample) -> str:
-    return ", ".join(str(tuple(t.shape)) for t in sample.tensors)
+            registered = {str(claim.rule) for claim in claims(sample, ranks, raw)}
+            for support in supports:
+                if str(support.rule) in registered:
+                    support.against = f"claimed for {', '.join(str(tuple(t.shape)) for t in sample.tensors)}"

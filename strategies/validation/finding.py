@@ -1,4 +1,4 @@
-"""Suspects that have been settled: findings, the rules that a real run cleared, and both as lines of a journal."""
+"""Tasks of a validation, their results, candidate findings and their confirmations, as values and as journal lines."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from strategies.model.rule import Program, Rule, Sample
 from strategies.model.verdict import ALONE, CLASSES, Crash, Evidence, Finding, Instance, Unit, Verdict, read_unit
 from strategies.validation.probe import Case, Probe
 
-# A claim that looks wrong, as little as is needed to show it again: the sample, the values' name, the draw.
+CLEARED = "cleared"
+"""The verdict in a journal on a rule that a real run found right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance to be run for real; `program` is set where it is more than one op on one axis."""
+    """A suspected wrong instance, to be confirmed on real processes.
+
+    `program` is set where it is more than one op on one axis.
+    """
 
     instance: Instance
     program: Program | None = None
 
     @property
     def weight(self) -> tuple[bool, int, int]:
-        """Smaller is better to look at: ordinary values first, then few ranks, then few elements."""
+        """The order of preference: ordinary values first, then few ranks, then few elements."""
         return bool(self.instance.evidence.variant), self.instance.ranks, self.instance.sample.size
 
     @property
@@ -38,7 +42,7 @@ class Candidate:
 
 
 def case_of(instance: Instance, seed: int) -> Case:
-    """The case that shows it, to the last bit what the probe saw.  Placements of DTensor's own come in replicated."""
+    """The case of the instance, bit for bit as the probe ran it.  Inputs with DTensor's own placements are replicated."""
     sample, evidence = instance.sample, instance.evidence
     truth = tell(sample, seed=seed)
     if evidence.variant:
@@ -48,46 +52,38 @@ def case_of(instance: Instance, seed: int) -> Case:
     return probe.case(Rule(instance.rule.op, inputs, instance.rule.outputs), evidence.draw)
 
 
-def as_data(suspect: Candidate) -> dict[str, Any]:
-    """For a journal.  Raises `codec.NotData` where an argument has no form in JSON."""
-    i = suspect.instance
+def as_data(candidate: Candidate) -> dict[str, Any]:
+    """The candidate for a journal.  Raises `codec.NotData` where an argument has no form in JSON."""
+    i = candidate.instance
     e = i.evidence
-    told = {
+    body: dict[str, Any] = {
         "rule": codec.rule(i.rule), "ranks": i.ranks, "sample": codec.sample(i.sample), "verdict": i.verdict.value,
         "source": i.source, "evidence": [e.reason, e.variant, e.draw, e.got, e.want],
     }  # fmt: skip
-    return told if suspect.program is None else {**told, "program": _program_data(suspect.program)}
+    if (p := candidate.program) is not None:  # its sample is the instance's own
+        inputs = [[short(x) for x in placements] for placements in p.inputs]
+        body["program"] = {"mesh": list(p.mesh), "inputs": inputs, "then": p.then, "seed": p.seed, "draw": p.draw,
+                           "flattened": p.flattened}  # fmt: skip
+    return body
 
 
-def read_candidate(told: dict[str, Any]) -> Candidate:
-    """What `as_data` wrote."""
-    sample = codec.read_sample(told["sample"])
-    evidence = Evidence(*told["evidence"])
-    rule = codec.read_rule(told["rule"])
-    instance = Instance(rule, told["ranks"], sample, Verdict(told["verdict"]), told["source"], evidence)
-    return Candidate(instance, _read_program(told["program"], instance) if "program" in told else None)
-
-
-def _program_data(p: Program) -> dict[str, Any]:
-    """All but the sample, which is the instance's own."""
-    inputs = [[short(x) for x in placements] for placements in p.inputs]
-    return {"mesh": list(p.mesh), "inputs": inputs, "then": p.then, "seed": p.seed, "draw": p.draw,
-            "flattened": p.flattened}  # fmt: skip
-
-
-def _read_program(told: dict[str, Any], instance: Instance) -> Program:
-    inputs = tuple(tuple(parse(x) for x in placements) for placements in told["inputs"])
-    return Program(
-        instance.sample, tuple(told["mesh"]), inputs, told["then"], told["seed"], told["draw"], told["flattened"]
-    )
-
-
-CLEARED = "cleared"
+def read_candidate(body: dict[str, Any]) -> Candidate:
+    """The candidate that `as_data` wrote."""
+    sample = codec.read_sample(body["sample"])
+    evidence = Evidence(*body["evidence"])
+    rule = codec.read_rule(body["rule"])
+    instance = Instance(rule, body["ranks"], sample, Verdict(body["verdict"]), body["source"], evidence)
+    if "program" not in body:
+        return Candidate(instance)
+    p = body["program"]
+    inputs = tuple(tuple(parse(x) for x in placements) for placements in p["inputs"])
+    program = Program(sample, tuple(p["mesh"]), inputs, p["then"], p["seed"], p["draw"], p["flattened"])
+    return Candidate(instance, program)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of one suspected rule: a finding, or none if a real run cleared it; and our own crash, if any.
+    """The outcome of one suspected rule: a finding, or None if a real run cleared it; and a crash, if there was one.
 
     `same_as` names another suspected rule, to which this one shrank.
     """
@@ -99,6 +95,7 @@ class Settled:
 
 
 def of_instance(instance: Instance, reason: str) -> Finding:
+    """The finding for an instance, with this reason."""
     sample = instance.sample
     variant = instance.evidence.variant
     special = f" ({variant}: {kind_of(variant).why})" if variant else ""
@@ -108,51 +105,48 @@ def of_instance(instance: Instance, reason: str) -> Finding:
     )  # fmt: skip
 
 
-def of_suspect(suspect: Candidate, verdict: Verdict, reason: str) -> Finding:
-    evidence, program = suspect.instance.evidence, suspect.program
-    found = replace(of_instance(suspect.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want)
+def of_suspect(candidate: Candidate, verdict: Verdict, reason: str) -> Finding:
+    evidence, program = candidate.instance.evidence, candidate.program
+    found = replace(of_instance(candidate.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want)
     return found if program is None else replace(found, title=str(program), mesh=program.mesh)
 
 
 def settled_line(settled: Settled) -> dict[str, Any]:
     """The line of a journal."""
-    told: dict[str, Any] = {"kind": "settled", "rule": settled.name}
+    body: dict[str, Any] = {"kind": "settled", "rule": settled.name}
     if settled.crash:
         c = settled.crash
-        told["crash"] = [c.op, c.sample, c.error, c.trace]
+        body["crash"] = [c.op, c.sample, c.error, c.trace]
     f = settled.finding
     if f is None:
-        return {**told, "verdict": CLEARED} | ({"same_as": settled.same_as} if settled.same_as else {})
+        return {**body, "verdict": CLEARED} | ({"same_as": settled.same_as} if settled.same_as else {})
     return {
-        **told, "verdict": f.verdict.value, "claim": codec.rule(f.rule), "ranks": f.ranks, "reason": f.reason,
+        **body, "verdict": f.verdict.value, "claim": codec.rule(f.rule), "ranks": f.ranks, "reason": f.reason,
         "sample": list(f.sample), "origin": f.origin, "confirmed_on": f.confirmed_on, "got": f.got, "want": f.want,
         "picture": f.picture, "script": f.script, "title": f.title, "mesh": list(f.mesh), "elements": f.elements,
     }  # fmt: skip
 
 
-def read_settled(told: dict[str, Any]) -> Settled:
-    """What `line` wrote."""
-    crash = Crash(*told["crash"]) if "crash" in told else None
-    if told["verdict"] == CLEARED:
-        return Settled(told["rule"], None, crash, told.get("same_as", ""))
+def read_settled(body: dict[str, Any]) -> Settled:
+    """The outcome that `settled_line` wrote."""
+    crash = Crash(*body["crash"]) if "crash" in body else None
+    if body["verdict"] == CLEARED:
+        return Settled(body["rule"], None, crash, body.get("same_as", ""))
     finding = Finding(
-        codec.read_rule(told["claim"]), told["ranks"], Verdict(told["verdict"]), told["reason"],
-        tuple(told["sample"]), told["origin"], told["confirmed_on"], told["got"], told["want"], told["picture"],
-        None, told["script"], told["title"], tuple(told["mesh"]), told["elements"],
+        codec.read_rule(body["claim"]), body["ranks"], Verdict(body["verdict"]), body["reason"],
+        tuple(body["sample"]), body["origin"], body["confirmed_on"], body["got"], body["want"], body["picture"],
+        None, body["script"], body["title"], tuple(body["mesh"]), body["elements"],
     )  # fmt: skip
-    return Settled(told["rule"], finding, crash)
-
-
-# What is tried at a time, and what came of it: dockets and hearings, as values and as lines of a journal.
+    return Settled(body["rule"], finding, crash)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One overload's samples and the meshes that they are tried on.
 
-    `skip` are steps (see `step`) that killed a worker.  `only` are the units wanted, all of them if it is None.
-    `home` is the rules module to import first, and the folder where it is found.  `why` says why there is no sample.
-    After `until`, in seconds since the epoch, it is not begun; 0 is no limit.
+    `skip` are steps (see `step`) that killed a worker.  `only` are the units wanted, None for all of them.
+    `home` is the rules module to import first, and its folder.  `why` is the reason for having no samples.
+    A task does not begin after `until`, in seconds since the epoch; 0 is no limit.
     """
 
     op: str
@@ -168,15 +162,15 @@ class Task:
     until: float = 0.0
 
     def step(self, sample: int, mesh: int) -> int:
-        """The number under which a worker notes that it is at this sample and mesh."""
+        """The number that a worker notes when it begins this sample on this mesh."""
         return sample * len(self.meshes) + mesh
 
     def truth_step(self, sample: int) -> int:
-        """The number under which it notes that it runs this sample on whole tensors, for all meshes."""
+        """The number that it notes when it runs this sample on whole tensors, for all meshes."""
         return len(self.samples) * len(self.meshes) + sample
 
     def at(self, step: int) -> tuple[int, tuple[int, ...]]:
-        """The number of the sample of a step, and the mesh; the first mesh where it is for all of them."""
+        """The sample's number and the mesh of a step; the first mesh for a step of all meshes."""
         sample, mesh = divmod(step, len(self.meshes))
         over = step - len(self.samples) * len(self.meshes)
         return (over, self.meshes[0]) if over >= 0 else (sample, self.meshes[mesh])
@@ -189,7 +183,7 @@ class Task:
 
 @dataclass(slots=True)
 class TaskResult:
-    """What came of one unit.  Rules are known by their text."""
+    """The result of one unit.  Rules are keyed by their text."""
 
     unit: Unit
     samples: int = 0
@@ -206,66 +200,69 @@ class TaskResult:
 
 
 def describe(sample: Sample) -> str:
+    """The call and its origin, for messages."""
     return f"{sample.op}({', '.join(sample.arguments())}) from {sample.origin}"
 
 
-def task_line(hearing: TaskResult, seconds: float) -> dict[str, Any]:
-    """The line of a journal that says it all.  What has no form in JSON is left out, and counted under `skipped`."""
-    skipped = Counter(hearing.skipped)
-    told: dict[str, Any] = {
-        "kind": "unit", "unit": str(hearing.unit), "samples": hearing.samples, "tried": hearing.tried,
-        "combinations": hearing.combinations, "sound": sorted(hearing.sound),
-        "by_metadata": sorted(hearing.by_metadata),
-        "suspects": _charges(hearing.suspects, skipped), "whole": _charges(hearing.whole, skipped),
-        "missing": [found for i in hearing.missing if (found := _data(Candidate(i), skipped))],
-        "untestable": dict(sorted(hearing.untestable.items())),
-        "crashed": [asdict(crash) for crash in hearing.crashed],
+def task_line(result: TaskResult, seconds: float) -> dict[str, Any]:
+    """The line of a journal.  A candidate without a form in JSON is left out, and counted under `skipped`."""
+    skipped = Counter(result.skipped)
+    body: dict[str, Any] = {
+        "kind": "unit", "unit": str(result.unit), "samples": result.samples, "tried": result.tried,
+        "combinations": result.combinations, "sound": sorted(result.sound),
+        "by_metadata": sorted(result.by_metadata),
+        "suspects": _candidate_lists(result.suspects, skipped), "whole": _candidate_lists(result.whole, skipped),
+        "missing": [found for i in result.missing if (found := _candidate_data(Candidate(i), skipped))],
+        "untestable": dict(sorted(result.untestable.items())),
+        "crashed": [asdict(crash) for crash in result.crashed],
         "skipped": dict(sorted(skipped.items())),
     }  # fmt: skip
-    return {name: value for name, value in told.items() if value not in ({}, [], 0)} | {"seconds": round(seconds, 3)}
+    return {name: value for name, value in body.items() if value not in ({}, [], 0)} | {"seconds": round(seconds, 3)}
 
 
-def _charges(kept: dict[str, list[Candidate]], skipped: Counter[str]) -> dict[str, list[Any]]:
-    told = {name: [data for s in found if (data := _data(s, skipped))] for name, found in sorted(kept.items())}
-    return {name: found for name, found in told.items() if found}
+def _candidate_lists(kept: dict[str, list[Candidate]], skipped: Counter[str]) -> dict[str, list[Any]]:
+    body = {
+        name: [data for s in found if (data := _candidate_data(s, skipped))] for name, found in sorted(kept.items())
+    }
+    return {name: found for name, found in body.items() if found}
 
 
-def _data(suspect: Candidate, skipped: Counter[str]) -> dict[str, Any] | None:
+def _candidate_data(candidate: Candidate, skipped: Counter[str]) -> dict[str, Any] | None:
     try:
-        return as_data(suspect)
+        return as_data(candidate)
     except codec.NotData as error:
-        skipped[f"a suspicion cannot be kept in a journal: {error}"] += 1
+        skipped[f"a candidate cannot be kept in a journal: {error}"] += 1
         return None
 
 
-def read_task(told: dict[str, Any]) -> TaskResult:
-    """The hearing of which `line` made a line."""
+def read_task(body: dict[str, Any]) -> TaskResult:
+    """The result that `task_line` wrote."""
 
-    def charged(name: str) -> dict[str, list[Candidate]]:
-        return {rule: [read_candidate(one) for one in found] for rule, found in told.get(name, {}).items()}
+    def by_rule(name: str) -> dict[str, list[Candidate]]:
+        return {rule: [read_candidate(one) for one in found] for rule, found in body.get(name, {}).items()}
 
     return TaskResult(
-        read_unit(told["unit"]), told.get("samples", 0), told.get("tried", 0), told.get("combinations", 0),
-        set(told.get("sound", ())), set(told.get("by_metadata", ())), charged("suspects"), charged("whole"),
-        [read_candidate(one).instance for one in told.get("missing", ())], dict(told.get("untestable", {})),
-        Counter(told.get("skipped", {})), [Crash(**crash) for crash in told.get("crashed", ())],
+        read_unit(body["unit"]), body.get("samples", 0), body.get("tried", 0), body.get("combinations", 0),
+        set(body.get("sound", ())), set(body.get("by_metadata", ())), by_rule("suspects"), by_rule("whole"),
+        [read_candidate(one).instance for one in body.get("missing", ())], dict(body.get("untestable", {})),
+        Counter(body.get("skipped", {})), [Crash(**crash) for crash in body.get("crashed", ())],
     )  # fmt: skip
 
 
-def keep(kept: list[Candidate], suspect: Candidate, most: int) -> None:
-    """Keep the smallest: ordinary values before NaN, then fewest ranks, then fewest elements; the earlier of equals."""
-    if len(kept) == most and suspect.weight >= kept[-1].weight:
+def keep(kept: list[Candidate], candidate: Candidate, most: int) -> None:
+    """Add the candidate if it is among the `most` smallest by weight; of equals the earlier one stays."""
+    if len(kept) == most and candidate.weight >= kept[-1].weight:
         return
-    kept.append(suspect)
+    kept.append(candidate)
     kept.sort(key=lambda s: s.weight)
     del kept[most:]
 
 
-def merged(heard: Iterable[Mapping[str, Sequence[Candidate]]], most: int) -> dict[str, list[Candidate]]:
-    """The suspects of all hearings by rule, the smallest first; rules in the order of their names."""
+def merged(groups: Iterable[Mapping[str, Sequence[Candidate]]], most: int) -> dict[str, list[Candidate]]:
+    """The candidates of all groups by rule, the smallest first; rules in the order of their names."""
     found: dict[str, list[Candidate]] = {}
-    for charged in heard:
-        for name, charges in charged.items():
-            for suspect in charges:
-                keep(found.setdefault(name, []), suspect, most)
+    for by_rule in groups:
+        for name, candidates in by_rule.items():
+            for candidate in candidates:
+                keep(found.setdefault(name, []), candidate, most)
     return dict(sorted(found.items()))

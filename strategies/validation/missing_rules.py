@@ -1,4 +1,4 @@
-"""What holds and nobody claims: every tuple of input placements of a sample, and the rules that are missing."""
+"""The search for missing rules: every tuple of input placements of a sample, and the valid ones not registered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strategies.validation.probe import Probe
 
 @dataclass(slots=True)
 class Seen:
-    """What a search saw on one mesh size: the tuples tried, what holds, and what is claimed."""
+    """The result of a search on one mesh size: the input tuples tried, the rules that hold, and the registered ones."""
 
     tried: set[str] = field(default_factory=set)
     holds: dict[str, Rule] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class Seen:
 
 
 Found = Sequence[tuple[Sample, dict[int, Seen]]]
-"""Each sample of one overload, and what a search saw on each mesh size."""
+"""Each sample of one overload, and the result of the search on each mesh size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is known of one kind of call: which input placements were tried, which rules hold on all of its
-    samples, which of those DTensor claims, and how much speaks for those that nobody claims."""
+    """The knowledge on one kind of call: the input placements tried, the rules that hold on all of its samples, those of
+    them that DTensor claims, and the evidence for the others."""
 
     kind: Kind
     samples: tuple[Sample, ...]
@@ -52,11 +52,11 @@ class Survey:
     backing: dict[str, Backing]
 
     def missing(self) -> list[Rule]:
-        """The rules with enough behind them to be called missing."""
+        """The rules with enough evidence to be reported as missing."""
         return [self.holds[name] for name, backing in self.backing.items() if backing.enough]
 
     def says(self, rule: Rule) -> bool | None:
-        """Whether the rule holds for this kind of call; None where nobody can tell."""
+        """Whether the rule holds for this kind of call; None where that is unknown."""
         name = str(rule)
         if name in self.backing:
             return True if self.backing[name].enough else False if self.backing[name].against else None
@@ -68,9 +68,9 @@ class Survey:
 def search(sample: Sample, truth: Truth, ranks: int, claimed: Sequence[Claim], seed: int) -> Seen:
     """Every tuple of input placements, and the output placements that hold for it."""
     seen = Seen(claimed={str(c.rule) for c in claimed})
-    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _tells(sample, truth):
+    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _is_conclusive(sample, truth):
         return seen
-    if written(sample.call):  # what it writes to must keep its placement, which leaves nothing to look for
+    if written(sample.call):  # a mutated argument must keep its placement, which leaves nothing to search
         return seen
     probe = Probe(sample, truth, ranks, seed=seed)
     writes = mutates(sample.op)
@@ -84,15 +84,15 @@ def search(sample: Sample, truth: Truth, ranks: int, claimed: Sequence[Claim], s
         per_output = [probe.placements(inputs, i, probe.draws(inputs)) for i in range(len(truth.outputs))]
         seen.combinations += sum(3 + out.ndim + 2 for out in truth.outputs)
         for outputs in product(*per_output) if all(per_output) else ():
-            if not writes or outputs[0] == inputs[0]:  # what an op writes to keeps its placement
+            if not writes or outputs[0] == inputs[0]:  # a mutated argument keeps its placement
                 rule = Rule(sample.op, inputs, outputs)
                 seen.holds[str(rule)] = rule
     return seen
 
 
-def _tells(sample: Sample, truth: Truth) -> bool:
-    """Whether what holds on this sample says anything: results that are all alike or booleans make nearly
-    every placement hold, and so does one integer."""
+def _is_conclusive(sample: Sample, truth: Truth) -> bool:
+    """Whether rules that hold on this sample prove anything: for equal elements, booleans or one integer nearly every
+    placement holds."""
     if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
         return False
     real = any(t.dtype != torch.bool for t in sample.tensors)
@@ -100,7 +100,7 @@ def _tells(sample: Sample, truth: Truth) -> bool:
 
 
 def whole(rule: Rule) -> Rule:
-    """The same with R for each result that is a P(avg), P(min) or P(max): if that holds, so does the rule."""
+    """The same with R for each result that is P(avg), P(min) or P(max): if it holds, the rule holds, too."""
 
     def put(p: Placement | None) -> Placement | None:
         return Replicate() if isinstance(p, Partial) and p.reduce_op in ("avg", "min", "max") else p
@@ -109,7 +109,7 @@ def whole(rule: Rule) -> Rule:
 
 
 def survey(found: Found, seed: int = 0) -> list[Survey]:
-    """What is known of each kind of call, in the order in which the kinds were met."""
+    """A survey of each kind of call, in the order in which the kinds were met."""
     groups: dict[Kind, list[tuple[Sample, dict[int, Seen]]]] = {}
     for sample, by_ranks in found:
         if any(seen.tried for seen in by_ranks.values()):
@@ -136,7 +136,7 @@ def _survey(kind: Kind, members: Found, free: frozenset[tuple[int, int]], seed: 
 
 
 def missing(found: Found, seed: int = 0) -> list[Instance]:
-    """Rules that hold on every call of one kind and that nobody claims there, with enough to say so."""
+    """The smallest instance of each missing rule: it holds on every call of one kind and is not registered for it."""
     lacking: dict[str, Instance] = {}
     surveys = survey(found, seed)
     for one in surveys:
@@ -148,8 +148,8 @@ def missing(found: Found, seed: int = 0) -> list[Instance]:
 
 
 def reason(backing: Backing, kind: Kind) -> str:
-    """Why the rule is called missing, in one sentence."""
+    """Why the rule is reported as missing, in one sentence."""
     sizes = " and ".join(map(str, backing.ranks))
     seen = f"holds on {len(backing.samples)} independent samples of {backing.shapes} shapes on {sizes} ranks"
     where = ", ".join(str(fact) for fact in kind.facts)
-    return f"{seen}{f', where {where}' if where else ''}, and nobody claims it"
+    return f"{seen}{f', where {where}' if where else ''}, and is not registered"

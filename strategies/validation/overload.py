@@ -1,7 +1,7 @@
-"""One overload before the court, on its own and along one axis: claims judged, and missing rules sought.
+"""Validation of one overload, on its own and along one axis: its rules are tested, and missing rules searched.
 
-This runs in a worker process (see `workers`), so that an op that crashes natively on a local shard
-costs one sample on one mesh and not the sweep.
+It runs in a worker process, so that a native crash of an op on a local shard costs one sample on one mesh and not the
+sweep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from localtensor.layout import UNSTABLE
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.oracle import REFUSALS, Truth, tell
-from strategies.model.rule import Claim, Sample, overload
+from strategies.model.rule import Sample, overload
 from strategies.model.verdict import CLASSES, Crash, Instance, Unit, Verdict, class_of
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims
@@ -29,164 +29,157 @@ CHARGES = 3
 WHOLE = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
 VALUES_OF_A_SAMPLE, VALUES_OF_A_FORM = 3, 1
-"""Other values that a sample is tried with, and another form of it; where there are few samples, a sample has more,
-so that each kind of values gets its turn."""
+"""Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
+tried with more, so that every kind of values is tried."""
 PARTIALS = 4
-"""Samples of one decomposition that are also traced with partial inputs, each kind a trace of its own."""
+"""Samples of one decomposition that are also traced with partial inputs: each kind is a trace of its own."""
 Note = Callable[[int], None]
+"""Notes the number of the step that begins."""
 Variation = tuple[Sample, Truth, str]
-"""A call, the truth about it, and the name of its form; the sample itself has none."""
+"""A call, its oracle, and the name of its form; "" for the sample itself."""
 
 
 @dataclass(slots=True)
 class Turns:
-    """How often each form and each kind of values was tried on the samples of one class of dtypes."""
+    """The number of times that each form and each kind of values was tried on samples of one class of dtypes."""
 
     forms: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
 
 
-def alone(docket: Task, note: Note) -> list[TaskResult]:
-    """The trial of one overload on its own, a hearing for each unit.  An error of ours on one sample is a `Crash`."""
-    bench = Recorder(docket)
+def alone(task: Task, note: Note) -> list[TaskResult]:
+    """Validate one overload on its own: a result for each unit.  An error of ours on one sample is a `Crash`."""
+    recorder = Recorder(task)
     found: list[tuple[Sample, dict[int, Seen]]] = []
-    for number in range(len(docket.samples)):
-        if not bench.meshes(number):
+    for number in range(len(task.samples)):
+        if not recorder.meshes(number):
             continue
         try:
-            every = _noted(_variations(number, bench), docket.truth_step(number), note)
-            found.extend((one[0], _try(one, number, bench, note)) for one in every)  # keeps what came before an error
-        except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
-            bench.crash(number, error)
-    for instance in missing(found, docket.seed) if docket.search else ():
-        bench.hearing(instance.sample, (instance.ranks,)).missing.append(instance)
-    return bench.all()
+            every = _noted(_variations(number, recorder), task.truth_step(number), note)
+            found.extend(
+                (one[0], _try(one, number, recorder, note)) for one in every
+            )  # keeps what came before an error
+        except Exception as error:  # why: it is reported as Crashed with its traceback, and the next sample is tried
+            recorder.crash(number, error)
+    for instance in missing(found, task.seed) if task.search else ():
+        recorder.hearing(instance.sample, (instance.ranks,)).missing.append(instance)
+    return recorder.all()
 
 
 class Recorder:
-    """The hearings of a docket, one for each unit that is wanted."""
+    """Records the results of a task, one for each unit that is wanted."""
 
-    def __init__(self, docket: Task) -> None:
-        self.docket = docket
-        self._of = {unit: TaskResult(unit) for unit in docket.units()}
-        self._many = Counter(map(class_of, docket.samples))
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._results = {unit: TaskResult(unit) for unit in task.units()}
+        self._sample_counts = Counter(map(class_of, task.samples))
         self._turns = {dtypes: Turns() for dtypes in CLASSES}
-        if docket.why:
-            next(iter(self._of.values())).skipped[docket.why] += 1
+        if task.why:
+            next(iter(self._results.values())).skipped[task.why] += 1
 
     def hearing(self, sample: Sample, mesh: tuple[int, ...]) -> TaskResult:
-        unit = Unit(self.docket.op, self.docket.trial, class_of(sample), mesh)
-        return self._of.setdefault(unit, TaskResult(unit))
+        unit = Unit(self.task.op, self.task.trial, class_of(sample), mesh)
+        return self._results.setdefault(unit, TaskResult(unit))
 
     def meshes(self, number: int) -> list[int]:
-        """The meshes on which this sample is wanted and has killed nobody, by number."""
-        docket, dtypes = self.docket, class_of(self.docket.samples[number])
-        if docket.truth_step(number) in docket.skip:
+        """The meshes on which this sample is wanted and has not killed a worker, by number."""
+        task, dtypes = self.task, class_of(self.task.samples[number])
+        if task.truth_step(number) in task.skip:
             return []
-        units = [Unit(docket.op, docket.trial, dtypes, mesh) for mesh in docket.meshes]
-        free = [i for i in range(len(units)) if docket.step(number, i) not in docket.skip]
-        return [i for i in free if units[i] in self._of]
+        units = [Unit(task.op, task.trial, dtypes, mesh) for mesh in task.meshes]
+        free = [i for i in range(len(units)) if task.step(number, i) not in task.skip]
+        return [i for i in free if units[i] in self._results]
 
     def turns(self, sample: Sample) -> Turns:
-        """Each class of dtypes has its own, so that a run of some classes alone tries the same."""
+        """The counts of the sample's class of dtypes: a run of some classes alone tries the same variants."""
         return self._turns[class_of(sample)]
 
     def values(self, sample: Sample) -> int:
-        """How many other values each sample of this class of dtypes is tried with."""
-        return max(VALUES_OF_A_SAMPLE, -(-len(VALUES) // self._many[class_of(sample)]))
+        """The number of other values that each sample of this class of dtypes is tried with."""
+        return max(VALUES_OF_A_SAMPLE, -(-len(VALUES) // self._sample_counts[class_of(sample)]))
 
     def skipped(self, number: int, why: str) -> None:
-        """The sample is not tried, on none of its meshes."""
+        """Record that the sample is tried on none of its meshes."""
         for i in self.meshes(number):
-            self.hearing(self.docket.samples[number], self.docket.meshes[i]).skipped[why] += 1
+            self.hearing(self.task.samples[number], self.task.meshes[i]).skipped[why] += 1
 
     def crash(self, number: int, error: Exception) -> None:
-        """An error of ours while this sample was tried; to be called where it is caught."""
-        sample = self.docket.samples[number]
-        told = Crash(self.docket.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
-        self.hearing(sample, self.docket.meshes[self.meshes(number)[0]]).crashed.append(told)
+        """Record an error of ours on this sample; to be called in its `except` clause."""
+        sample = self.task.samples[number]
+        crash = Crash(self.task.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
+        self.hearing(sample, self.task.meshes[self.meshes(number)[0]]).crashed.append(crash)
 
     def all(self) -> list[TaskResult]:
-        return [self._of[unit] for unit in sorted(self._of)]
+        return [self._results[unit] for unit in sorted(self._results)]
 
 
 def _noted(every: Iterable[Variation], step: int, note: Note) -> Iterator[Variation]:
-    """The same, with a note before each that its truth is being told."""
-    left = iter(every)
-    while True:
-        note(step)
-        one = next(left, None)
-        if one is None:
-            return
+    """The same, with a note before each, since its oracle runs then."""
+    note(step)
+    for one in every:
         yield one
+        note(step)
 
 
-def _variations(number: int, bench: Recorder) -> Iterable[Variation]:
-    """The sample and other calls made from it, each with its truth and the name of its form."""
-    sample, seed = bench.docket.samples[number], bench.docket.seed
+def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
+    """The sample and other calls made from it, each with its oracle and the name of its form."""
+    sample, seed = recorder.task.samples[number], recorder.task.seed
     try:
         truth = tell(sample, seed=seed)
     except REFUSALS as error:
-        bench.skipped(number, f"the op refuses this sample: {type(error).__name__}")
+        recorder.skipped(number, f"the op refuses this sample: {type(error).__name__}")
         return
     if truth.unstable > UNSTABLE:
-        bench.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
+        recorder.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
         return
     traced = dtensor.source_of(overload(sample.op)) == "decomposition"
-    yield from variations(sample, truth, number, seed=seed, traced=traced, turns=bench.turns(sample).forms)
+    yield from variations(sample, truth, number, seed=seed, traced=traced, turns=recorder.turns(sample).forms)
 
 
-def _try(variation: Variation, number: int, bench: Recorder, note: Note) -> dict[int, Seen]:
-    """Its claims on each mesh, judged into the hearings; what a search saw, by the number of ranks."""
-    docket, (sample, truth, name) = bench.docket, variation
-    own = docket.samples[number]
+def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, Seen]:
+    """Test its claims on each mesh and record the results.  Returns the result of the search by number of ranks."""
+    task, (sample, truth, name) = recorder.task, variation
+    own = task.samples[number]
     seen: dict[int, Seen] = {}
     question = dtensor.Question(sample, 1, truth.raw)
     question.partials = number < PARTIALS
-    budget = VALUES_OF_A_FORM if name else bench.values(own)
-    others = adverse(sample, truth, number, seed=docket.seed, budget=budget, turns=bench.turns(own).values)
-    for i in bench.meshes(number):
-        note(docket.step(number, i))
-        (ranks,) = docket.meshes[i]
-        hearing = bench.hearing(own, docket.meshes[i])
-        hearing.samples += 1
+    budget = VALUES_OF_A_FORM if name else recorder.values(own)
+    variants = adverse(sample, truth, number, seed=task.seed, budget=budget, turns=recorder.turns(own).values)
+    for i in recorder.meshes(number):
+        note(task.step(number, i))
+        (ranks,) = task.meshes[i]
+        result = recorder.hearing(own, task.meshes[i])
+        result.samples += 1
         try:
             claimed = claims(sample, ranks, truth.raw, question)
         except TooMany as error:
-            hearing.skipped[str(error)] += 1
+            result.skipped[str(error)] += 1
             continue
         except (*REFUSALS, AttributeError, ArithmeticError) as error:
-            hearing.skipped[f"DTensor's own rule raises {in_a_line(error, 90)}"] += 1
+            result.skipped[f"DTensor's own rule raises {in_a_line(error, 90)}"] += 1
             continue
         if not claimed:
-            hearing.skipped["DTensor claims nothing about this call"] += 1
-        for instance in try_claims(sample, truth, ranks, claimed, seed=docket.seed, variants=others):
-            record(hearing, instance, number)
-        if docket.search:
-            seen[ranks] = _searched(sample, truth, ranks, claimed, hearing, docket.seed)
+            result.skipped["DTensor claims nothing about this call"] += 1
+        for instance in try_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):
+            record(result, instance, number)
+        if task.search:
+            seen[ranks] = found = search(sample, truth, ranks, claimed, task.seed)
+            result.combinations += found.combinations
+            result.skipped.update([found.untried] if found.untried else [])
     return seen
 
 
-def _searched(
-    sample: Sample, truth: Truth, ranks: int, claimed: list[Claim], hearing: TaskResult, seed: int
-) -> Seen:  # fmt: skip
-    seen = search(sample, truth, ranks, claimed, seed)
-    hearing.combinations += seen.combinations
-    hearing.skipped.update([seen.untried] if seen.untried else [])
-    return seen
-
-
-def record(hearing: TaskResult, instance: Instance, number: int) -> None:
-    """The verdict on one instance, of sample `number`, goes into its unit's hearing."""
+def record(result: TaskResult, instance: Instance, number: int) -> None:
+    """Record the verdict on one instance, of sample `number`, in its unit's result."""
     name = str(instance.rule)
-    hearing.tried += 1
+    result.tried += 1
     if instance.verdict is Verdict.SOUND:
-        hearing.sound.add(name)
+        result.sound.add(name)
         if instance.evidence.reason:
-            hearing.by_metadata.add(name)
+            result.by_metadata.add(name)
     elif instance.verdict is Verdict.UNTESTABLE:
-        hearing.untestable[name] = instance.evidence.reason
+        result.untestable[name] = instance.evidence.reason
     elif instance.verdict is Verdict.UNSOUND:
-        keep(hearing.suspects.setdefault(name, []), Candidate(instance), CHARGES)
+        keep(result.suspects.setdefault(name, []), Candidate(instance), CHARGES)
     elif number < WHOLE:
-        keep(hearing.whole.setdefault(name, []), Candidate(instance), WHOLE)
+        keep(result.whole.setdefault(name, []), Candidate(instance), WHOLE)

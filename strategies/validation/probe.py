@@ -1,8 +1,8 @@
-"""One sample, one mesh size: split the inputs, run each different rank value once, judge what comes out.
+"""A probe tests rules on one sample and one mesh size: it splits the inputs, runs the op on each rank's, and compares.
 
-All the output placements of one tuple of input placements are judged from the same local results,
-so a search costs runs per input tuple and not per rule.  Inputs that are partial are split in
-several independent ways; a claim is sound only if it holds for all of them.
+All output placements of one tuple of input placements are tested on the same local results, so that a search costs runs
+per input tuple and not per rule.  Ranks with equal inputs run once.  Partial inputs are decomposed in several
+independent ways; a claim is sound only if it holds for all of them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from strategies.validation.difference import Apart, Difference, coarsest, missha
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
-"""Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
+"""Reductions whose folding rounds: the greatest or the least of some numbers is one of them."""
 Local = list[tuple[Any, ...]] | str
-"""The flat results of each rank, or the sentence that says which rank raised what."""
+"""The flat results of each rank, or the message of the rank that raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that is needed to run one rule for real: each rank's inputs, and the truth."""
+    """All that a real run of one rule needs: each rank's inputs, and the oracle."""
 
     rule: Rule
     ranks: int
@@ -60,8 +60,11 @@ class Case:
 
 
 class Probe:
-    """A sample on `ranks` ranks; `variant` names the input values and how partial ones are decomposed (see
-    `strategies.inputs.variants.adversarial`), "" for the sample's own.  `truth` is the truth about those values."""
+    """A sample on `ranks` ranks.
+
+    `variant` names the input values and the way to decompose partial ones (see
+    `strategies.inputs.variants.adversarial`), "" for the sample's own.  `truth` is the oracle for those values.
+    """
 
     def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
@@ -71,10 +74,10 @@ class Probe:
         self.written = written(sample.call)
         self._blind = blind(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
-        self._ran: dict[tuple[object, ...], Local] = {}
+        self._local_results: dict[tuple[object, ...], Local] = {}
 
     def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
-        """What each rank has of one input.  The same seed gives the same split, in any order of calls."""
+        """Each rank's piece of one input.  The same seed gives the same split, in any order of calls."""
         key = (leaf, placement, draw if isinstance(placement, Partial) else 0)
         if key not in self._held:
             self._held[key] = self._split(leaf, placement or Replicate(), draw)
@@ -91,13 +94,13 @@ class Probe:
         return parts(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
     def local(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None) -> Local:
-        """Each rank's flat results.  Ranks that hold the same run once."""
+        """Each rank's flat results.  Ranks with the same inputs run once."""
         if calls is not None:
             return self._run(inputs, draw, calls)
         key = (tuple(inputs), draw)
-        if key not in self._ran:
-            self._ran[key] = self._run(inputs, draw, None)
-        return self._ran[key]
+        if key not in self._local_results:
+            self._local_results[key] = self._run(inputs, draw, None)
+        return self._local_results[key]
 
     def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> Local:
         columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
@@ -108,7 +111,7 @@ class Probe:
     def _on(
         self, columns: Sequence[Sequence[Tensor]], calls: tuple[Call, ...] | None, ranks: int, *, fresh: bool = False
     ) -> Local:
-        """Each rank's flat results; an op that writes gets clones, unless the columns are `fresh` already."""
+        """Each rank's flat results; a mutating op gets clones, unless the columns are `fresh` already."""
         out: list[tuple[Any, ...]] = []
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
@@ -128,33 +131,36 @@ class Probe:
         found = self.difference(claim)
         if found is None:
             return None
-        draw, what = found
-        return Evidence(self.reason(what, self._asked(claim)), self.variant, draw, _text(what.got), _text(what.want))
+        draw, difference = found
+        got, want = _text(difference.got), _text(difference.want)
+        return Evidence(self.reason(difference, self._expected(claim)), self.variant, draw, got, want)
 
     def difference(self, claim: Claim) -> tuple[int, Difference] | None:
-        """The first decomposition that shows the claim wrong, and what is wrong in it."""
+        """The first decomposition for which the claim is wrong, and the difference."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
-            found = self.against(local, self._asked(claim), claim.rule.inputs)
+            found = self.against(local, self._expected(claim), claim.rule.inputs)
             if found and not self._kernels_disagree(claim, draw, local):
                 return draw, found
         return None
 
     def reason(self, found: Difference, outputs: Sequence[Placement | None]) -> str:
-        """The difference in words, with the placement of the result that it is in."""
+        """The message of the difference, with the placement of its result."""
         if found.output < 0 or found.bare:
             return found.problem
         which = f"output {found.output} as" if len(outputs) > 1 else "as"
         return f"{which} {short(outputs[found.output])}: {found.problem}"
 
-    def _asked(self, claim: Claim) -> tuple[Placement | None, ...]:
-        """The placements of the results, and of the arguments that the op writes to: those keep theirs."""
+    def _expected(self, claim: Claim) -> tuple[Placement | None, ...]:
+        """The placements of the results, and of the arguments that the op mutates, which keep theirs."""
         return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
 
     def _kernels_disagree(self, claim: Claim, draw: int, local: Local) -> bool:
-        """Whether the same pieces with gaps between their elements give other results: then torch's
-        vectorised and scalar kernels differ on these values, and the rule is not to blame.  Where no
-        values are compared (a random op never gives the same twice) there is nothing to excuse."""
+        """Whether the same pieces with gaps between their elements give other results.
+
+        Then torch's vectorised and scalar kernels differ on these values, and the rule is right.  False where no values
+        are compared, as for a random op.
+        """
         if isinstance(local, str) or self.truth.metadata_only:
             return False
         call = self.sample.call
@@ -169,10 +175,10 @@ class Probe:
     def against(
         self, local: Local, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
     ) -> Difference | None:
-        """What is wrong with the local results under these placements.
+        """The first difference of the local results from the oracle under these placements, or None.
 
-        `inputs` are the placements that they come from.  An op that refuses parts of values that are not the
-        sample's own says nothing about the rule: the parts may have left its domain.
+        `inputs` are the placements of the inputs.  That an op refuses parts of values other than the sample's own is no
+        difference: the parts may be outside of its domain.
         """
         split = any(isinstance(p, Partial) for p in inputs)
         coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
@@ -195,7 +201,7 @@ class Probe:
     def _wrong(
         self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
     ) -> Difference | None:
-        """`excused` are elements that are not finite: see `_singular`."""
+        """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
         want = self.truth.outputs[i]
         if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
             return Difference(f"{placement.reduce_op} of {want.dtype} is not defined", i)
@@ -215,19 +221,14 @@ class Probe:
             slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
             if not agrees(got, want, slack):
                 apart = Apart.of(got, want, slack)
-                who = (
-                    f"rank {rank}"
-                    if rank is not None
-                    else "the parts"
-                    if isinstance(placement, Partial)
-                    else "the shards"
-                )
+                who = "the parts" if isinstance(placement, Partial) else "the shards"
+                who = who if rank is None else f"rank {rank}"
                 problem = f"{who} make {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
                 return Difference(problem, i, rank, got, want, apart)
         return None
 
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
-        """Every placement that output i has, from the same local results in all draws; R hides the rest."""
+        """Every placement that output i may have, by the local results of all draws; R alone, if it is among them."""
         want = self.truth.outputs[i]
         left: list[Placement] | None = None
         for draw in draws:
@@ -244,7 +245,7 @@ class Probe:
         return left[:1] if left and isinstance(left[0], Replicate) else left or []
 
     def _held_whole(self, held: Sequence[Tensor], i: int, coarse: float) -> list[Placement]:
-        """R and the Partials that pieces of the whole shape make, all compared at once."""
+        """R and the Partials that pieces of the whole shape may be, all compared at once."""
         want, slack = self.truth.outputs[i], self.truth.slack[i]
         if slack is None:
             return []
@@ -253,18 +254,17 @@ class Probe:
         kinds = [k for k in searched if agreed(k, want.dtype)]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
-        lost = torch.tensor(
-            [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)], dtype=torch.float64
-        )
-        room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
-        right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        errors = [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
+        lost = torch.tensor(errors, dtype=torch.float64)
+        allowed = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
+        right = close(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
         if not rounds(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
         return [Replicate(), *partials] if bool(same) else partials
 
     def _held_cut(self, held: Sequence[Tensor], i: int) -> list[Placement]:
-        """The shard dims whose pieces these are."""
+        """The Shards that these pieces may be."""
         want, slack = self.truth.outputs[i], self.truth.slack[i]
         found: list[Placement] = []
         for dim in range(want.ndim):
@@ -275,6 +275,7 @@ class Probe:
         return found
 
     def case(self, rule: Rule, draw: int) -> Case:
+        """The case of a rule, with the inputs of that decomposition."""
         held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
@@ -290,11 +291,11 @@ def _finite(x: Tensor) -> bool:
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
-    """Slack without end where parts met a singularity, and the rule is not to blame.
+    """Infinite slack where parts met a singularity, although the rule is right.
 
-    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only what
-    is finite is compared; of values that are not the sample's own, only where the parts stayed finite, too; and
-    NaN where NaN was put in.
+    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only finite
+    elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
+    where NaN was put in.
     """
     if not rounds(want):
         return slack
@@ -312,12 +313,12 @@ def _has_dim(placement: Placement, want: Tensor) -> bool:
 
 
 def _lenient(want: Tensor) -> bool:
-    """Whether NaN and infinity among the inputs leave this output defined: a cast of NaN to an integer is not."""
+    """Whether this output is defined for inputs with NaN and infinity: a cast of NaN to an integer is not."""
     return want.dtype.is_floating_point or want.dtype == torch.bool
 
 
 def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
-    """What all ranks hold together, or each rank that holds something of its own."""
+    """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
     if isinstance(placement, Partial):
         return [(None, fold(torch.stack(list(held)), placement.reduce_op))]
     if cuts(placement) is not None:
@@ -330,7 +331,7 @@ def _text(x: Any) -> str:
 
 
 def wild_truth(sample: Sample, truth: Truth, seed: int) -> Truth | None:
-    """The truth about the sample with NaN and infinities sprinkled in, or None where that says nothing."""
+    """The oracle for the sample with NaN and infinities among its values, or None where those prove nothing."""
     return truth_of(sample, truth, "specials", seed)
 
 
@@ -343,13 +344,13 @@ def try_claims(
     seed: int,
     variants: Mapping[str, Truth] | None = None,
 ) -> list[Instance]:
-    """The verdict on every claim about one sample; `variants` are other values for it, by name, each with its
-    truth (see `strategies.inputs.variants.all_variants`).
+    """The verdict on every claim about one sample.
 
-    Claims that only the source's own dispatch can judge come back as SUSPECT with the reason.
+    `variants` are other values for it, by name, each with its oracle (see `strategies.inputs.variants.all_variants`).
+    Claims that only DTensor's own dispatch can judge are SUSPECT, with the reason.
     """
     probes = [Probe(sample, truth, ranks, seed=seed)]
-    probes += [Probe(sample, told, ranks, seed=seed, variant=name) for name, told in (variants or {}).items()]
+    probes += [Probe(sample, oracle, ranks, seed=seed, variant=name) for name, oracle in (variants or {}).items()]
     return [_instance(probes, claim) for claim in claims]
 
 

@@ -1,4 +1,7 @@
-"""What `localtensor coverage` does: of every overload that DTensor registers what a sweep has made of it."""
+"""`localtensor coverage`: which registered overloads of DTensor a sweep has tested, and with which verdict.
+
+`python -m strategies.ops` validates our own rules (`validate_ops`), or compares them with DTensor's (`compare_ops`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import fnmatch
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -16,6 +18,7 @@ from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_jou
 from strategies.base.progress import Progress, bar
 from strategies.base.signals import many, printed, undisturbed
 from strategies.base.worker_pool import WorkerPool
+from strategies.cli.commands import fail
 from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
@@ -33,51 +36,49 @@ CALL = "localtensor coverage"
 
 @undisturbed()
 def run(options: CoverageOptions) -> int:
-    """The exit code: 0 if anything was tried, 3 if not; 2 for a file that is no journal.
+    """The exit code: 0 if anything was tested, 3 if not; 2 for a file that is no journal.
 
-    Without a journal everything is tried now, on 2 and 3 ranks, which takes minutes.
+    Without a journal every overload is tested now, on 2 and 3 ranks, which takes minutes.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
-        begin, lines = _read(options.journal) if options.journal else _now(errors, options)
+        if options.journal:
+            read_journal = read(options.journal, CALL)
+            begin, lines = read_journal.begin, read_journal.lines
+        else:
+            begin, lines = _sweep(options)
     except BadJournal as error:
-        errors.print(str(error), markup=False)
-        return USAGE
+        return fail(str(error), USAGE)
     except LocalTensorError as error:
-        errors.print(f"localtensor itself failed: {error}", markup=False)
-        return NOTHING
+        return fail(f"localtensor itself failed: {error}", NOTHING)
     try:
         tried, torch_tried, device = of_lines(lines), str(begin["torch"]), str(begin["device"])
     except STRANGE as error:
-        errors.print(str(strange(options.journal or "", error, CALL)), markup=False)
-        return USAGE
+        return fail(str(strange(options.journal or "", error, CALL)), USAGE)
     found = table(population.everything(device), tried, torch=torch_tried, device=device)
     lost = ""
     if options.json is not None:
         try:
             write_whole(options.json, as_json(found))
-        except OSError as error:  # the table is shown all the same: it may be the work of minutes
+        except OSError as error:  # the table is printed all the same: it may be the work of minutes
             lost = f"cannot write {options.json}: {error.strerror}."
     if problem := printed(lambda console: console.print(rendered(found))) or lost:
-        errors.print(f"{CALL}: {problem}", markup=False)
-        return NOTHING
+        return fail(f"{CALL}: {problem}", NOTHING)
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
 
 
-def _read(path: Path) -> tuple[Line, Sequence[Line]]:
-    found = read(path, CALL)
-    return found.begin, found.lines
-
-
-def _now(errors: Console, options: CoverageOptions) -> tuple[Line, Sequence[Line]]:
+def _sweep(options: CoverageOptions) -> tuple[Line, tuple[Line, ...]]:
     settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=many(options.workers))
-    with bar(errors, options.quiet) as shown, open_journal(None, resume=False) as journal:
-        put_on_trial(settings, journal, shown)
-        return journal.begun or {}, journal.lines
+    with bar(_error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
+        put_on_trial(settings, journal, progress)
+        return journal.begun or {}, tuple(journal.lines)
+
+
+def _error_console() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
-    """What became of each overload, by the lines of a journal; trials of one op alone count."""
+    """The coverage of each overload by the lines of a journal.  Only tests of one op on its own count."""
     samples: Counter[str] = Counter()
     verdicts: dict[str, set[str]] = defaultdict(set)
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -100,8 +101,6 @@ def of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
     }
 
 
-# What `python -m strategies.ops` does: every rule of our own on trial at full strength, totals, and the exit code.
-
 OPS_CALL = "python -m strategies.ops"
 
 
@@ -116,26 +115,29 @@ def validate_ops(
     workers: int = 1,
     quiet: bool = False,
 ) -> int:
-    """The exit code: 0 where every entry that was tested is right, 1 where one is wrong, 2 for a pattern that names
-    no entry, 3 where nothing was tested or a seed tested nothing.  A pattern names overloads or families.
+    """Validate the rules of our own whose overload or family fits a pattern; all of them without patterns.
 
-    What is wrong, and what could not be tried with its reason, goes to standard output; progress to standard error.
+    Wrong rules, and untested ones with the reason, go to standard output; progress goes to standard error.
+    The exit code: 0 where every tested rule is right, 1 where one is wrong, 2 for patterns that fit no rule, 3 where
+    nothing was tested.
     """
-    out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     entries = chosen(book, patterns)
     if not entries:
-        errors.print(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", markup=False)
-        return USAGE
-    heard: list[RuleResult] = []
-    with bar(errors, quiet) as progress:
+        return fail(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", USAGE)
+    results: list[RuleResult] = []
+    with bar(_error_console(), quiet) as progress:
         for seed in range(seeds):
-            heard += _once(entries, Terms(tuple(ranks), seed), most, workers, progress, near=len(entries) < len(book))
-    return print_validation(heard, out)
+            terms = Terms(tuple(ranks), seed)
+            results += _validate_once(entries, terms, most, workers, progress, near=len(entries) < len(book))
+    return print_validation(results, _output_console())
+
+
+def _output_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
 
 
 def chosen(book: Book, patterns: Sequence[str]) -> list[Entry]:
-    """The entries whose overload, packet or family one of the patterns fits, in their order; all without patterns."""
+    """The rules whose overload, packet or family fits one of the patterns, in their order; all without patterns."""
     return [e for e in book if not patterns or any(_fits(e, pattern) for pattern in patterns)]
 
 
@@ -144,71 +146,67 @@ def _fits(entry: Entry, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
-def _once(
+def _validate_once(
     entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress, *, near: bool
 ) -> list[RuleResult]:
     progress.phase(f"calls, seed {terms.seed}", len(opinfo_samples.database()))
-    with WorkerPool(workers) as crew:
-        found = calls(crew, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
-    progress.phase(f"trials, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
-    with WorkerPool(workers) as crew:  # another one: what was captured is there where it is forked
-        return trials(crew, entries, found.of, found.without, terms, progress.tick)
+    with WorkerPool(workers) as pool:
+        found = calls(pool, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
+    progress.phase(f"tests, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
+    with WorkerPool(workers) as pool:  # a second pool: its forked workers inherit the captured calls
+        return trials(pool, entries, found.of, found.without, terms, progress.tick)
 
 
-def print_validation(heard: Sequence[RuleResult], out: Console) -> int:
-    """Prints what is wrong, what was not tested and why, and the totals; gives the exit code."""
-    wrong = dict.fromkeys(sentence for one in heard for sentence in one.wrong)
-    tested = {one.op for one in heard if one.tested}
+def print_validation(results: Sequence[RuleResult], out: Console) -> int:
+    """Print the wrong rules, the untested ones with the reason, and the totals.  Returns the exit code."""
+    wrong = dict.fromkeys(sentence for one in results for sentence in one.wrong)
+    tested = {one.op for one in results if one.tested}
     for sentence in wrong:
         out.print(f"WRONG {sentence}", markup=False)
-    for op, reasons in _untested(heard, tested).items():
+    for op, reasons in _untested(results, tested).items():
         out.print(f"not tested: {op}: {reasons}", markup=False)
-    of_family = Counter(one.family for one in {h.op: h for h in heard}.values() if one.op in tested)
+    of_family = Counter(one.family for one in {r.op: r for r in results}.values() if one.op in tested)
     for family, count in sorted(of_family.items()):
         out.print(f"{family}: {count} overloads", markup=False)
-    sound, tried = sum(one.sound for one in heard), sum(one.calls for one in heard)
+    sound, tried = sum(one.sound for one in results), sum(one.calls for one in results)
     out.print(
-        f"{len(tested)} of {len({one.op for one in heard})} overloads tested on {tried} calls: "
+        f"{len(tested)} of {len({one.op for one in results})} overloads tested on {tried} calls: "
         f"{sound} instances of their lines are right, {len(wrong)} lines are wrong",
         markup=False,
     )
     return WRONG if wrong else CLEAN if tested else NOTHING
 
 
-def _untested(heard: Sequence[RuleResult], tested: set[str]) -> dict[str, str]:
+def _untested(results: Sequence[RuleResult], tested: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for one in heard:
+    for one in results:
         if one.op not in tested:
             found.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
     return dict(sorted(found.items()))
 
 
-# What `python -m strategies.ops --coverage` does: our rules beside DTensor's on the most used overloads, and the figure.
-
-
 @undisturbed()
 def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
-    """The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared."""
-    out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    with bar(errors, quiet) as progress:
+    """Compare our rules with DTensor's on the most used overloads.
+
+    The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared.
+    """
+    with bar(_error_console(), quiet) as progress:
         progress.phase("calls", len(opinfo_samples.database()))
-        with WorkerPool(workers) as crew:
-            found = calls(crew, most_used(), most=most, tick=progress.tick)
+        with WorkerPool(workers) as pool:
+            found = calls(pool, most_used(), most=most, tick=progress.tick)
         progress.phase("overloads", len(most_used()))
-        with WorkerPool(workers) as crew:
-            compared = coverage(crew, found.of, ranks=ranks, tick=progress.tick)
-    return print_comparison(compared, out)
+        with WorkerPool(workers) as pool:
+            compared = coverage(pool, found.of, ranks=ranks, tick=progress.tick)
+    return print_comparison(compared, _output_console())
 
 
 def print_comparison(compared: Sequence[Compared], out: Console) -> int:
-    """Prints each line that we lack, what could not be compared, and the figure; gives the exit code."""
+    """Print each rule that we lack, the overloads that could not be compared, and the totals.  Returns the exit code."""
     for one in compared:
         for lack in one.lacking:
-            out.print(
-                f"{'left out: ' + lack.excused if lack.excused else 'lacking'}: {lack.rule} on {lack.ranks} ranks, {lack.call}",
-                markup=False,
-            )
+            kind = f"left out: {lack.excused}" if lack.excused else "lacking"
+            out.print(f"{kind}: {lack.rule} on {lack.ranks} ranks, {lack.call}", markup=False)
     for one in compared:
         if one.why:
             out.print(f"not compared: {one.op}: {one.why}", markup=False)

@@ -1,15 +1,14 @@
-"""What `localtensor discover` does once its options are read: the search, what it prints, the exit code."""
+"""`localtensor discover`: searches for missing rules, prints them or a module that registers them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
-from strategies.base.signals import many, undisturbed, wrote
+from strategies.base.signals import complain, many, undisturbed, wrote
+from strategies.cli.commands import fail
 from strategies.cli.options import DiscoverOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
 from strategies.validation.discovery.codegen import NotEmitted, emit
@@ -21,7 +20,7 @@ SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _OverloadSearch:
     op: str
     ranks: tuple[int, ...]
     seed: int
@@ -35,40 +34,35 @@ def run(options: DiscoverOptions) -> int:
 
     The module, or the list of rules, goes to standard output; all else to standard error.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
-        tasks = [_Task(op, tuple(dict.fromkeys(options.ranks)), options.seed) for op in overloads(options.op)]
+        tasks = [_OverloadSearch(op, tuple(dict.fromkeys(options.ranks)), options.seed) for op in overloads(options.op)]
     except LocalTensorError as error:
-        errors.print(str(error), markup=False)
-        return USAGE
+        return fail(str(error), USAGE)
     found: list[Discovery] = []
-    answers = worker_pool.run(_work, tasks, workers=many(options.workers), limit=SECONDS)
+    answers = worker_pool.run(_discover, tasks, workers=many(options.workers), limit=SECONDS)
     for task, answer in zip(tasks, answers, strict=True):
         if isinstance(answer, worker_pool.Done):
             found.append(answer.value)
         else:
             why = answer.error if isinstance(answer, worker_pool.Failed) else answer.why
-            errors.print(f"{CALL}: the search of {task.op} failed: {why}.", markup=False)
+            complain(f"{CALL}: the search of {task.op} failed: {why}.")
     searched = [one for one in found if one.samples]
     if not searched:
-        errors.print(f"{CALL}: no call of {options.op} could be searched; nothing was tested.", markup=False)
-        return NOTHING
+        return fail(f"{CALL}: no call of {options.op} could be searched; nothing was tested.", NOTHING)
     try:
-        text = _emitted(searched) if options.emit else _listed(searched)
+        text = _module_text(searched) if options.emit else _listing(searched)
     except NotEmitted as error:
-        errors.print(str(error), markup=False)
-        return USAGE
+        return fail(str(error), USAGE)
     if problem := wrote(text):
-        errors.print(f"{CALL}: {problem}", markup=False)
-        return NOTHING
+        return fail(f"{CALL}: {problem}", NOTHING)
     return CLEAN
 
 
-def _work(task: _Task, note: Callable[[int], None]) -> Discovery:
+def _discover(task: _OverloadSearch, note: Callable[[int], None]) -> Discovery:
     return discover(task.op, task.ranks, task.seed)
 
 
-def _listed(found: Sequence[Discovery]) -> str:
+def _listing(found: Sequence[Discovery]) -> str:
     text = []
     for one in found:
         count = f"{len(one.missing)} {'rule is' if len(one.missing) == 1 else 'rules are'} missing"
@@ -78,10 +72,10 @@ def _listed(found: Sequence[Discovery]) -> str:
     return "".join(text)
 
 
-def _emitted(found: Sequence[Discovery]) -> str:
-    """Raises `NotEmitted`."""
-    some = [one for one in found if one.missing]
-    if len(some) > 1:
-        names = " or ".join(one.op for one in some)
-        raise NotEmitted(some[0].op, "rules of several overloads are missing", f"Name one: {names}.")
-    return emit((some or list(found))[0])
+def _module_text(found: Sequence[Discovery]) -> str:
+    """A module of the missing rules of the one overload that lacks any.  Raises `NotEmitted`."""
+    lacking = [one for one in found if one.missing]
+    if len(lacking) > 1:
+        names = " or ".join(one.op for one in lacking)
+        raise NotEmitted(lacking[0].op, "rules of several overloads are missing", f"Name one: {names}.")
+    return emit((lacking or list(found))[0])

@@ -1,4 +1,4 @@
-"""What `localtensor gate` does once its options are read: the run, the baseline, the files, the exit code."""
+"""`localtensor gate`: runs, compares with the baseline, writes the files, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.options import BadOption
 from strategies.base.progress import bar
 from strategies.base.signals import printed, say, undisturbed
+from strategies.cli.commands import fail
 from strategies.gate import baseline, decision, plan
 from strategies.gate.baseline import BadBaseline, Baseline, GateResult
-from strategies.gate.formats import github
-from strategies.gate.formats import wording as terminal
+from strategies.gate.formats import github, wording
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.junit import junit
 from strategies.gate.formats.sarif import sarif
@@ -36,7 +36,7 @@ from strategies.torch_api.user_modules import BadRules
 REFUSED = (
     BadOption, BadBaseline, BadRevision, NoRepository, NoGit, BadSetting, UnknownOp, BadRules, BadJournal,
 )  # fmt: skip
-"""What the user can mend: one sentence and exit code 2."""
+"""Errors that the user can fix: one sentence and exit code 2."""
 
 
 @undisturbed()
@@ -48,31 +48,28 @@ def run(options: GateOptions) -> int:
         today = dt.datetime.now(tz=dt.timezone.utc).date()
         options.last_day(today)
         accepted = baseline.read(options.baseline)
-        with bar(errors, options.quiet) as shown:
-            found = plan.work(options, plan.chosen(options, Path.cwd(), start), shown)
-        result, done = _beside(options, found, accepted, today)
+        with bar(errors, options.quiet) as progress:
+            found = plan.work(options, plan.chosen(options, Path.cwd(), start), progress)
+        result, changes = _amend_baseline(options, found, accepted, today)
         result = replace(result, seconds=time.time() - start)
         home = within(options.baseline, found.top)
     except DiskFull as error:
-        return _said(errors, str(error), NOTHING)
-    except REFUSED as error:  # settings, names and modules are those of validate, and say so
-        return _said(errors, str(error).replace("localtensor validate: ", "localtensor gate: ", 1), USAGE)
+        return fail(str(error), NOTHING)
+    except REFUSED as error:  # checks of settings, names and modules are those of validate, as are their messages
+        return fail(str(error).replace("localtensor validate: ", "localtensor gate: ", 1), USAGE)
     except LocalTensorError as error:
-        return _said(errors, f"localtensor itself failed: {error}", NOTHING)
+        return fail(f"localtensor itself failed: {error}", NOTHING)
     lost = _write(options, result, home)
-    problem = _show(options, result, home, done)
+    problem = _show(options, result, home, changes)
     if lost:
-        return _said(errors, f"localtensor gate: {lost}", NOTHING)
-    return _said(errors, f"localtensor gate: {problem}", result.exit_code or NOTHING) if problem else result.exit_code
+        return fail(f"localtensor gate: {lost}", NOTHING)
+    return fail(f"localtensor gate: {problem}", result.exit_code or NOTHING) if problem else result.exit_code
 
 
-def _said(errors: Console, text: str, code: int) -> int:
-    errors.print(text, markup=False)
-    return code
-
-
-def _beside(options: GateOptions, found: Work, before: Baseline, today: dt.date) -> tuple[GateResult, Sequence[str]]:
-    """The result beside the baseline, which is written first as it was asked for; and what was done."""
+def _amend_baseline(
+    options: GateOptions, found: Work, before: Baseline, today: dt.date
+) -> tuple[GateResult, Sequence[str]]:
+    """The result compared with the baseline as --update and --accept leave it, and what was written to that file."""
     result = found.beside(before, today)
     if not (options.update or options.accept):
         return result, ()
@@ -89,7 +86,7 @@ def _beside(options: GateOptions, found: Work, before: Baseline, today: dt.date)
 
 
 def _write(options: GateOptions, result: GateResult, home: str) -> str:
-    """Write the files that are asked for; which could not be written, or "".  What was found is shown all the same."""
+    """Write the requested files.  Why one could not be written, or "": the result is printed all the same."""
     texts: dict[str, Callable[[], str]] = {
         "--junit": lambda: junit(result), "--json": lambda: as_json(result), "--summary": lambda: github.summary(result),
         "--sarif": lambda: sarif(result, baseline=home, version=localtensor.__version__),
@@ -106,11 +103,11 @@ def _write(options: GateOptions, result: GateResult, home: str) -> str:
     return ""
 
 
-def _show(options: GateOptions, result: GateResult, home: str, done: Sequence[str]) -> str:
-    """Print the result; why it could not be printed, or ""."""
+def _show(options: GateOptions, result: GateResult, home: str, changes: Sequence[str]) -> str:
+    """Print the result.  Why it could not be printed, or ""."""
 
     def show(wide: Console) -> None:
-        terminal.show(result, wide, done=done)
+        wording.show(result, wide, done=changes)
         if options.github:
             sys.stdout.write(github.annotations(result, baseline=home))
 

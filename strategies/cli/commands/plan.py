@@ -1,4 +1,11 @@
-"""What `localtensor plan` does once its options are read: the plan, what else there is, a picture; the exit code."""
+"""`localtensor plan`: prints or draws the cheapest redistribution.  `localtensor cost check`: tests a cost function.
+
+| torch part                                                       | needed for                | read on     | run on |
+|------------------------------------------------------------------|---------------------------|-------------|--------|
+| torch.distributed.tensor._collective_utils.redistribute_cost     | the cost `torch`          | 2.11 - 2.15 | 2.13   |
+
+It is called with a mesh of CPU ranks, each of which torch takes for a host of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +26,11 @@ from torch.distributed.tensor._collective_utils import redistribute_cost
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, wrote
+from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, complain, wrote
+from strategies.cli.commands import fail
 from strategies.cli.options import CostOptions, PlanOptions
-from strategies.planner.audit.compare import Theirs, theirs
+from strategies.planner.audit.compare import Theirs
+from strategies.planner.audit.compare import theirs as dtensor_plans
 from strategies.planner.metric_check.check import BadCost, check
 from strategies.planner.picture import svg
 from strategies.planner.picture.ascii import ASCII, SIGNS, drawn
@@ -30,43 +39,42 @@ from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
 from strategies.planner.text import report
 from strategies.planner.text.options import BadPlanOption, asked, sizes_of
-from strategies.planner.text.options import PlanOptions as Asked
+from strategies.planner.text.options import PlanOptions as PlanQuery
 from strategies.planner.text.parser import text_of
 from strategies.torch_api.specs import device_mesh, to_torch
 from strategies.torch_api.user_modules import imported
 
 PICTURES = (".svg", ".html", ".txt")
 SEARCH = "Searching for other ways; --no-alternatives does without them"
-"""Shown meanwhile, on a terminal: on a mesh of eight axes they take many seconds, and the plan does not."""
+"""Shown on a terminal during the search for alternatives: on a mesh of eight axes it takes many seconds."""
 HERE = "-"
-"""As the name of a picture: print it."""
+"""The name of a picture that is printed, not written to a file."""
 
 
 def run(options: PlanOptions) -> int:
-    """0; 1 if there is no plan within the memory; 2 for what cannot be read, or cannot be at all; 3 for a lost picture."""
+    """The exit code: 0; 1 without a plan within --memory; 2 for invalid options; 3 if the output cannot be written."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a user's own price prints is no part of the plan
-            question = _question(options)
-            code = report.code_of(question) if options.code else ""
+        with contextlib.redirect_stdout(sys.stderr):  # the output of a user's own price is no part of the plan
+            query = _query(options)
+            code = report.code_of(query) if options.code else ""
             best = plan(
-                question.src, question.dst, question.price, topology=question.topology, memory=question.memory,
-                flattened=question.flattened,
+                query.src, query.dst, query.price, topology=query.topology, memory=query.memory,
+                flattened=query.flattened,
             )  # fmt: skip
             with errors.status(SEARCH) if errors.is_terminal else contextlib.nullcontext():
-                found, their = _beside(options, question, best)
-    except LocalTensorError as error:  # why: a user's own price may fail at any step
-        errors.print(str(error), markup=False)
-        return WRONG if isinstance(error, NoPlan) and error.leanest else USAGE
-    text = code + "\n" if options.code else _text(options, question, found, their)
-    problems = [problem for problem in (wrote(text), _drawn(options, best)) if problem]
+                found, theirs = _alternatives(options, query, best)
+    except LocalTensorError as error:  # a user's own price may fail at any step
+        return fail(str(error), WRONG if isinstance(error, NoPlan) and error.leanest else USAGE)
+    text = code + "\n" if options.code else _text(options, query, found, theirs)
+    problems = [problem for problem in (wrote(text), _write_picture(options, best)) if problem]
     for problem in problems:
-        errors.print(f"localtensor: {problem}", markup=False)
+        complain(f"localtensor: {problem}")
     return NOTHING if problems else CLEAN
 
 
-def _question(options: PlanOptions) -> Asked:
-    question = asked(
+def _query(options: PlanOptions) -> PlanQuery:
+    query = asked(
         options.text, by=options.by, topology=options.topology, inner=options.inner, outer=options.outer,
         per_node=options.per_node, memory=options.memory, flattened=options.flattened, folder=str(Path.cwd()),
     )  # fmt: skip
@@ -83,34 +91,35 @@ def _question(options: PlanOptions) -> Asked:
     if len(instead) > 1:
         problem = f"{instead[1]} prints something else in the same place"
         raise BadPlanOption(instead[0], "given", problem, "Ask for one of the two.")
-    return question
+    return query
 
 
-def _beside(options: PlanOptions, question: Asked, best: Plan) -> tuple[tuple[Way, ...], tuple[Theirs, ...]]:
-    """The other ways, and DTensor's, where they are wanted."""
-    src, dst, price, links, sets = question.src, question.dst, question.price, question.topology, question.flattened
-    found, their = (Way((CHEAPEST,), best),), ()
+def _alternatives(options: PlanOptions, query: PlanQuery, best: Plan) -> tuple[tuple[Way, ...], tuple[Theirs, ...]]:
+    """The cheapest plan with its alternatives, and DTensor's own plans, as far as the options want them."""
+    src, dst, price, links, groups = query.src, query.dst, query.price, query.topology, query.flattened
+    found: tuple[Way, ...] = (Way((CHEAPEST,), best),)
     if options.code:
-        return found, their
-    more = ways(best, price, topology=links, memory=question.memory, flattened=sets) if options.alternatives else found
-    return more, theirs(src, dst, price, topology=links, flattened=sets) if options.dtensor else their
+        return found, ()
+    if options.alternatives:
+        found = ways(best, price, topology=links, memory=query.memory, flattened=groups)
+    return found, dtensor_plans(src, dst, price, topology=links, flattened=groups) if options.dtensor else ()
 
 
-def _text(options: PlanOptions, question: Asked, found: tuple[Way, ...], their: tuple[Theirs, ...]) -> str:
-    """What is printed."""
+def _text(options: PlanOptions, query: PlanQuery, found: tuple[Way, ...], theirs: tuple[Theirs, ...]) -> str:
+    """The text for standard output."""
     if options.as_json:
-        return report.as_json(question, found, their)
-    there, shown = Console(), io.StringIO()
-    console = Console(file=shown, force_terminal=there.is_terminal, highlight=False, soft_wrap=True, emoji=False)
-    console.print(report.as_text(question, found, their))
+        return report.as_json(query, found, theirs)
+    stdout, text = Console(), io.StringIO()
+    console = Console(file=text, force_terminal=stdout.is_terminal, highlight=False, soft_wrap=True, emoji=False)
+    console.print(report.as_text(query, found, theirs))
     if options.picture == HERE:
-        signs = SIGNS if "utf" in there.encoding.lower() else ASCII
+        signs = SIGNS if "utf" in stdout.encoding.lower() else ASCII
         console.print("\n" + drawn(found[0].plan.stages, signs=signs), markup=False)
-    return shown.getvalue()
+    return text.getvalue()
 
 
-def _drawn(options: PlanOptions, best: Plan) -> str:
-    """Draw the picture, if a file is named; why it could not be written, or ""."""
+def _write_picture(options: PlanOptions, best: Plan) -> str:
+    """Draw the picture, if a file is named.  Why it could not be written, or ""."""
     if options.picture is None or options.picture == HERE:
         return ""
     try:
@@ -130,23 +139,11 @@ def picture(plan: Plan, suffix: str) -> str:
     return f"{title}\n\n{drawn(plan.stages)}\n"
 
 
-# What `localtensor cost check` does once its options are read: the cost is found and tested, and the report printed.
-
-# torch's own cost of a redistribution as a function of two specs, to be put to the test that every cost is put to.
-#
-# | torch part                                                       | needed for                | read on     | run on |
-# |------------------------------------------------------------------|---------------------------|-------------|--------|
-# | torch.distributed.tensor._collective_utils.redistribute_cost     | what is tested            | 2.11 - 2.15 | 2.13   |
-#
-# It is asked with a mesh of CPU ranks, each of which torch takes for a host of its own.
-
-
 def torch_cost(src: Spec, dst: Spec) -> float:
-    """Seconds that torch would say; infinite where it knows of no way.
+    """torch's own cost of a redistribution in seconds; infinite where it knows no way.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (8, 8), torch.float32) for p in ("S(0)", "R"))
     >>> f"{torch_cost(src, dst) * 1e6:.1f} us"
     '9.3 us'
@@ -158,38 +155,35 @@ def torch_cost(src: Spec, dst: Spec) -> float:
 OURS: dict[str, tuple[Callable[..., float], str]] = {
     "torch": (torch_cost, "s"), "time": (Time(), "ps"), "bytes": (Sent(), "bytes"),
 }  # fmt: skip
-"""torch's redistribute_cost, asked for pairs; and our prices of steps, by which plans are searched.  With their units."""
+"""Known costs with their units: torch's redistribute_cost of two specs, and our prices of one step."""
 RANKS = 65536
-"""On the largest mesh that is taken: torch's is a tensor of them."""
+"""The most ranks of a mesh: torch's mesh is a tensor of them."""
 
 
 def check_cost(options: CostOptions) -> int:
-    """The exit code: 0 it is a metric, 1 it is none, 2 it cannot be asked, 3 the report could not be written.
+    """The exit code: 0 it is a metric, 1 it is none, 2 it cannot be called, 3 the report could not be written.
 
-    Its name is `torch`, `time`, `bytes` or `package.module:function`, which is looked for from the working folder.
-    `most` broken triples, and as many answers that no cost gives, are shown.
+    The cost is `torch`, `time`, `bytes` or `package.module:function`, which is imported from the working folder.
+    At most `options.most` broken triples are shown, and as many values that no cost may have.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     cost, call = options.name, "localtensor cost check"
     try:
         mesh, shape = sizes_of("--mesh", options.mesh, call), sizes_of("--shape", options.shape, call)
         _check_sizes(mesh, options.most)
-        with contextlib.redirect_stdout(sys.stderr):  # what the user's function prints is no part of the report
+        with contextlib.redirect_stdout(sys.stderr):  # the output of the user's function is no part of the report
             function, unit = OURS.get(cost) or (found(cost, os.getcwd()), "")
             checked = check(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
     except LocalTensorError as error:
-        errors.print(str(error), markup=False)
-        return USAGE
+        return fail(str(error), USAGE)
     most = options.most
     text = json.dumps(checked.as_json(most), indent=2) if options.as_json else "\n".join(checked.lines(most))
     if problem := wrote(text + "\n"):
-        errors.print(f"localtensor: {problem}", markup=False)
-        return NOTHING
+        return fail(f"localtensor: {problem}", NOTHING)
     return CLEAN if checked.holds else WRONG
 
 
 def found(cost: str, folder: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names, by the modules in `folder`.  Raises `BadCost`."""
+    """The function named `package.module:function`, imported from `folder`.  Raises `BadCost`."""
     module, colon, name = cost.partition(":")
     if not colon or not name:
         near = get_close_matches(cost, OURS, n=1)
@@ -202,7 +196,7 @@ def found(cost: str, folder: str) -> Callable[..., Any]:
             remedy = f"Did you mean {near[0]}?" if near else "Name a function of it."
             raise BadCost("cost", repr(cost), f"{module} has no {name}", remedy)
         value = getattr(value, part)
-    return value  # type: ignore[no-any-return]  # check refuses what is no function
+    return value  # type: ignore[no-any-return]  # `check` raises if it is no function
 
 
 def _check_sizes(mesh: Sequence[int], most: int) -> None:

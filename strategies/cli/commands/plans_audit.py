@@ -1,4 +1,4 @@
-"""What `localtensor validate --plans` does once its options are read: the pairs, the findings, the exit code."""
+"""`localtensor validate --plans`: tests DTensor's redistributions of drawn pairs of layouts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from strategies.base.atomic_files import write_whole
 from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, WRONG, gently, wrote
+from strategies.cli.commands import deliver_text
 from strategies.cli.options import SAMPLES, ValidateOptions, plan_sizes
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.report import AuditResult, Cause, as_json, as_text, causes, confirmed, rows, wasted
@@ -36,24 +36,15 @@ def run(options: ValidateOptions) -> int:
             found = causes(bad, shown.tick)
             found = _confirmed(options, found, shown)
     except KeyboardInterrupt:
-        wrote("\n".join([as_text(_tried(options, verdicts, found, whole=False)), *_so_far(verdicts, found), ""]))
+        wrote("\n".join([as_text(_result(options, verdicts, found, whole=False)), *_so_far(verdicts, found), ""]))
         return INTERRUPTED
-    tried = _tried(options, verdicts, found)
+    tried = _result(options, verdicts, found)
     code = exit_code(tried)
-    problem = wrote(f"{as_text(tried)}\n{_again(options)}\n")
-    if problem:
-        errors.print(f"localtensor: {problem}", markup=False)
-    try:
-        if options.json:
-            write_whole(options.json, as_json(tried, code))
-        if options.repro:
-            _write_scripts(options.repro, tried.causes)
-    except OSError as trouble:
-        where = trouble.filename or options.json or options.repro
-        above = "nor could the report be shown" if problem else "the report above is whole"
-        errors.print(f"localtensor: {where}: {trouble.strerror}; {above}", markup=False)
-        return NOTHING
-    return (code or NOTHING) if problem else code
+    files = [(options.json, as_json(tried, code))] if options.json else []
+    for number, one in enumerate(tried.causes if options.repro else (), 1):
+        name = f"plan_{number}.py"
+        files.append(((options.repro or Path()) / name, script(one, name)))
+    return deliver_text(f"{as_text(tried)}\n{_repeat(options)}\n", files, code)
 
 
 def exit_code(tried: AuditResult) -> int:
@@ -80,11 +71,11 @@ def _confirmed(options: ValidateOptions, found: list[Cause], shown: Bar) -> list
     if options.confirm == "none" or not found:
         return found
     shown.phase("on real processes", len(found))
-    with RealRuns(options.confirm) as bench:
-        return confirmed(found, bench, shown.tick)
+    with RealRuns(options.confirm) as real_runs:
+        return confirmed(found, real_runs, shown.tick)
 
 
-def _tried(
+def _result(
     options: ValidateOptions, verdicts: Sequence[Verdict], found: Sequence[Cause], *, whole: bool = True
 ) -> AuditResult:
     version = torch.__version__.split("+")[0]
@@ -92,18 +83,12 @@ def _tried(
 
 
 def _so_far(verdicts: Sequence[Verdict], found: Sequence[Cause]) -> list[str]:
-    """What went wrong before it was stopped, as it was drawn."""
+    """What went wrong before Ctrl-C, on the pairs as they were drawn."""
     bad = [verdict for verdict in verdicts if verdict.found and not found]
     return [f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}" for verdict in bad]
 
 
-def _again(options: ValidateOptions) -> str:
+def _repeat(options: ValidateOptions) -> str:
     meshes = "".join(f" --mesh {text}" for text in options.mesh or MESHES)
     how = f"--samples {options.samples or SAMPLES} --seed {options.seed} --planner {options.planner} --confirm {options.confirm}"
     return f"Repeat: localtensor validate --plans{meshes} {how}"
-
-
-def _write_scripts(folder: Path, found: Sequence[Cause]) -> None:
-    for number, one in enumerate(found, 1):
-        name = f"plan_{number}.py"
-        write_whole(folder / name, script(one, name))

@@ -1,51 +1,39 @@
-"""What `localtensor races` does once its options are read: the looks, the report, the exit code."""
+"""`localtensor races`: explores schedules of our programs, or runs scripts against torch's own propagator."""
 
 from __future__ import annotations
 
 import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 
-from strategies.base.atomic_files import write_whole
 from strategies.base.progress import Bar, bar
-from strategies.base.signals import CLEAN, NOTHING, WRONG, say, wrote
+from strategies.base.signals import CLEAN, NOTHING, WRONG, say
+from strategies.cli.commands import deliver_text
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore
 from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
 from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script
 
 SCHEDULES = {"once": 20_000, "propagate": 2_000, "dtensor": 20}
-"""Schedules of the targets that are explored, rounds of the one that runs free; if nobody says otherwise."""
+"""Default for --schedules: schedules of the explored targets, rounds of the target whose threads run freely."""
 THREADS, PER_SCRIPT, LEAST = 8, 60.0, 20.0
-"""Free-running threads; seconds that a script may take, and with less than so many none is begun."""
+"""Free-running threads; seconds that a script may take; seconds without which no script is started."""
 
 
 def run(options: RacesOptions) -> int:
     """The exit code: 0 nothing found, 1 something found, 3 nothing was run, or a file cannot be written."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     with bar(errors, options.quiet) as shown:
-        parts = (_free if options.target == "dtensor" else _explored)(options, shown)
+        parts = (_run_scripts if options.target == "dtensor" else _explore)(options, shown)
     code = exit_code(parts)
-    about = f"Python {platform.python_version()}, seed {options.seed}" + _torch(options)
-    problem = wrote(explore.as_text(options.target, about, parts, _repeat(options)) + "\n")
-    if problem:
-        errors.print(f"localtensor: {problem}", markup=False)
+    about = f"Python {platform.python_version()}, seed {options.seed}" + _torch_version(options)
+    files = [(options.json, explore.as_json(options.target, about, parts, code))] if options.json else []
+    files += _scripts(options.repro, parts) if options.repro else []
     say("; what was to be written is written whole, or not at all")
-    written = options.json is None
-    try:
-        if options.json:
-            write_whole(options.json, explore.as_json(options.target, about, parts, code))
-            written = True
-        if options.repro:
-            _write_scripts(options.repro, parts)
-    except OSError as trouble:
-        where = trouble.filename or (options.repro if written else options.json)  # a full disk names no file
-        above = "nor could the report be shown" if problem else "the report above is whole"
-        errors.print(f"localtensor: {where}: {trouble.strerror}; {above}", markup=False)
-        return NOTHING
-    return (code or NOTHING) if problem else code
+    return deliver_text(explore.as_text(options.target, about, parts, _repeat(options)) + "\n", files, code)
 
 
 def exit_code(parts: list[ProgramSummary]) -> int:
@@ -55,10 +43,7 @@ def exit_code(parts: list[ProgramSummary]) -> int:
     return NOTHING if not parts or any(part.trouble for part in parts) else CLEAN
 
 
-# -- programs of ours, explored
-
-
-def _explored(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
+def _explore(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
     programs, within = explore.ONCE, explore.WITHIN
     if options.target == "propagate":
         from strategies.propagation.races import propagator_programs  # which imports torch
@@ -66,21 +51,19 @@ def _explored(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
         programs, within = propagator_programs.PROGRAMS, propagator_programs.WITHIN
     schedules = options.schedules or SCHEDULES[options.target]
     shown.phase(f"--target {options.target}", schedules)
-    done = {"all": 0}
     counts: dict[str, int] = {}
 
-    def told(name: str, count: int) -> None:
+    def update(name: str, count: int) -> None:
         before, counts[name] = counts.get(name, 0), count
-        done["all"] += count - before
         shown.tick(count - before)
 
     tried = explore.explore_all(
-        programs, schedules, within=within, seed=options.seed, seconds=options.seconds, told=told
+        programs, schedules, within=within, seed=options.seed, seconds=options.seconds, told=update
     )
-    return [_part(options.target, one) for one in tried]
+    return [_summary(options.target, one) for one in tried]
 
 
-def _part(target: str, tried: ExploredProgram) -> ProgramSummary:
+def _summary(target: str, tried: ExploredProgram) -> ProgramSummary:
     trouble = "" if tried.schedules else "its share of the time was over before it began"
     if tried.failure is None:
         return ProgramSummary(tried.name, tried.promise, tried.schedules, tried.seconds, trouble=trouble)
@@ -100,19 +83,15 @@ def _part(target: str, tried: ExploredProgram) -> ProgramSummary:
     return ProgramSummary(tried.name, tried.promise, tried.schedules, tried.seconds, (finding,))
 
 
-# -- torch's own propagator, free-running
-
-
-def _free(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
+def _run_scripts(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
     end = None if options.seconds is None else time.monotonic() + options.seconds
     shown.phase("--target dtensor", len(SCRIPTS))
     parts = []
     for name, asks in SCRIPTS.items():
         left = PER_SCRIPT if end is None else min(PER_SCRIPT, end - time.monotonic() - GRACE)
         if end is not None and left < LEAST - GRACE:
-            parts.append(
-                ProgramSummary(name, asks, 0, 0.0, trouble=f"too little was left of --seconds {options.seconds:g}")
-            )
+            trouble = f"too little was left of --seconds {options.seconds:g}"
+            parts.append(ProgramSummary(name, asks, 0, 0.0, trouble=trouble))
         else:
             text = script(
                 name, threads=options.threads or THREADS, rounds=options.schedules or SCHEDULES["dtensor"],
@@ -123,30 +102,17 @@ def _free(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
     return parts
 
 
-def _torch(options: RacesOptions) -> str:
-    if options.target == "once":
-        return ""
-    from importlib.metadata import version
-
-    return f", torch {version('torch')}"
+def _torch_version(options: RacesOptions) -> str:
+    return f", torch {version('torch')}" if options.target != "once" else ""
 
 
 def _repeat(options: RacesOptions) -> str:
     if options.repro:
         return f"Repeat: the scripts in {options.repro}, each by itself"
-    settings = "".join(
-        f" --{name} {value:g}"
-        for name, value in (
-            ("schedules", options.schedules),
-            ("threads", options.threads),
-            ("seconds", options.seconds),
-        )
-        if value is not None
-    )
+    given = {"schedules": options.schedules, "threads": options.threads, "seconds": options.seconds}
+    settings = "".join(f" --{name} {value:g}" for name, value in given.items() if value is not None)
     return f"Repeat: localtensor races --target {options.target} --seed {options.seed}{settings} --repro FOLDER writes a script for each"
 
 
-def _write_scripts(folder: Path, parts: list[ProgramSummary]) -> None:
-    for part in parts:
-        if part.findings:
-            write_whole(folder / f"races_{part.name}.py", part.findings[0].script)
+def _scripts(folder: Path, parts: list[ProgramSummary]) -> list[tuple[Path, str]]:
+    return [(folder / f"races_{part.name}.py", part.findings[0].script) for part in parts if part.findings]

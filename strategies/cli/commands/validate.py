@@ -1,4 +1,4 @@
-"""What `localtensor validate` does once its options are read: checks, the run, the output, the exit code."""
+"""`localtensor validate`: checks the settings, runs, delivers the report, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import bar
-from strategies.base.signals import many, printed, say, undisturbed
+from strategies.base.signals import complain, many, printed, say, undisturbed
+from strategies.cli.commands import fail
 from strategies.cli.options import ValidateOptions
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
 from strategies.model.verdict import NOTHING, USAGE, Report
@@ -21,9 +22,7 @@ from strategies.torch_api.user_modules import BadRules
 @undisturbed()
 def run(options: ValidateOptions) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
-    from strategies.sweep.session import (
-        validate,  # who only shows a report, or reads options, needs nothing that judges
-    )
+    from strategies.sweep.session import validate  # `deliver` alone is also used by commands that validate nothing
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
@@ -31,19 +30,16 @@ def run(options: ValidateOptions) -> int:
         with bar(errors, options.quiet) as shown:
             report = validate(settings, shown)
     except DiskFull as error:
-        errors.print(str(error), markup=False)
-        return NOTHING
+        return fail(str(error), NOTHING)
     except (BadSetting, UnknownOp, BadRules, BadJournal) as error:
-        errors.print(str(error), markup=False)
-        return USAGE
+        return fail(str(error), USAGE)
     except LocalTensorError as error:
-        errors.print(f"localtensor itself failed: {error}", markup=False)
-        return NOTHING
-    return deliver(report, options.json, options.repro, errors)
+        return fail(f"localtensor itself failed: {error}", NOTHING)
+    return deliver(report, options.json, options.repro)
 
 
-def deliver(report: Report, json: Path | None, repro: Path | None, errors: Console) -> int:
-    """Write what is to be written, print the report; the exit code: 3 where something could not be written."""
+def deliver(report: Report, json: Path | None, repro: Path | None) -> int:
+    """Write the JSON file and the repro scripts, print the report; the exit code: 3 where a file could not be written."""
     if json or repro:
         say("; what was to be written is written whole, or not at all")
     try:
@@ -51,20 +47,20 @@ def deliver(report: Report, json: Path | None, repro: Path | None, errors: Conso
         if json:
             write_whole(json, text_and_json.as_json(report))
         lost = ""
-    except OSError as error:  # what was found is shown all the same: it may be the work of hours
+    except OSError as error:  # the report is printed all the same: it may be the work of hours
         lost = f"cannot write {error.filename}: {error.strerror}."
     problem = printed(lambda wide: text_and_json.show(report, wide))
     for trouble in filter(None, (problem, lost)):
-        errors.print(f"localtensor: {trouble}", markup=False)
+        complain(f"localtensor: {trouble}")
     if lost:
         return NOTHING
     return (report.exit_code or NOTHING) if problem else report.exit_code
 
 
 def _settings(options: ValidateOptions) -> Settings:
-    ranks, several = meshes(options.ranks, options.mesh)
+    ranks, more_meshes = meshes(options.ranks, options.mesh)
     return Settings(
-        patterns=options.ops, everything=options.everything, search=options.search, ranks=ranks, meshes=several,
+        patterns=options.ops, everything=options.everything, search=options.search, ranks=ranks, meshes=more_meshes,
         dtypes=options.dtypes or DEFAULT_DTYPES, device=options.device, rules=options.rules, confirm=options.confirm,
         seed=options.seed, workers=many(options.workers), pairs=options.pairs, journal=options.journal,
         resume=options.resume, shard=shard(options.shard), executor=options.executor,

@@ -1,4 +1,4 @@
-"""Everything that the rule of an overload depends on, in one version, as one text that is the same for the same."""
+"""The slice of an overload: every statement that its rule depends on in one version, as one canonical text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RULE, OP, REGISTRATION = "its rule", "the op", "its registration"
 
 @dataclass(frozen=True, slots=True)
 class SliceStatement:
-    """One statement of a slice: its `head` and `body` with the names that references have where they lead to.
+    """One statement of a slice: its `head` and `body` with references as the names that their targets bind.
 
-    `origin` is what it is reached from: the rule, the op itself, or the registration.
+    `origin` names the root that it is reached from: the rule, the op itself, or the registration.
     """
 
     unit: Unit
@@ -31,7 +31,7 @@ class SliceStatement:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`text` is equal for two slices that do the same.  `doubts` say why other statements may matter, too."""
+    """`text` is equal for slices of the same behaviour.  `doubts` are reasons why other statements may matter."""
 
     parts: tuple[SliceStatement, ...]
     text: str
@@ -41,18 +41,18 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The names of today's rule functions: this overload's own, and those of others, which are none of its matter."""
+    """The names of today's rule functions: this overload's own, and those of others, which do not matter to it."""
 
     own: frozenset[str]
     others: frozenset[str]
 
 
 Node = tuple[Unit, bool]
-"""A unit, and whether it is seen from a registration: then the rules of other overloads are but names in it."""
+"""A statement, and whether it is reached from a registration: then rules of other overloads are mere names in it."""
 
 
 class Slicer:
-    """Makes the slice from those roots; `functions` are the units that hold today's rule functions."""
+    """Makes the slice from these roots; `functions` are the statements that hold today's rule functions."""
 
     def __init__(self, index: Index, roots: Roots, rules: Rules, functions: Collection[Unit]) -> None:
         self.index, self.roots, self.rules, self.functions = index, roots, rules, functions
@@ -63,7 +63,7 @@ class Slicer:
         self.outside: set[str] = set()
 
     def walk(self, lost: Sequence[Unit]) -> Slice:
-        """The slice; `lost` are units to which no root is known to lead: they are roots, too."""
+        """The slice; `lost` are statements that no known root leads to: they are roots, too."""
         for unit in [*self.roots.units, *lost]:
             origin = OP if unit in self.roots.defines else RULE if unit in self.functions else REGISTRATION
             self._number((unit, True), origin)
@@ -89,48 +89,46 @@ class Slicer:
         self.outside.update(name for name, _ in form.outside)
         self.outside.update(token for token in [*form.head, *form.body] if isinstance(token, str) and token[:1] == ".")
         decorating = REGISTRATION if isinstance(unit.node, Function) and origin == RULE else origin
-        told = [(token, decorating) for token in form.head]
-        told += [(token, origin) for token in ("|", *form.body, "|")]
-        line = [token if isinstance(token, str) else self._lead(token, node, whence) for token, whence in told]
+        tokens = [(token, decorating) for token in form.head]
+        tokens += [(token, origin) for token in ("|", *form.body, "|")]
+        line = [token if isinstance(token, str) else self._target_text(token, node, whence) for token, whence in tokens]
         changers = self.index.changers(unit)
         line += [self._number((changer, node[1] and not self._full(changer)), origin) for changer in changers]
-        part = SliceStatement(
-            unit, origin, unit in self.roots.units, self._named(form.head, node), self._named(form.body, node)
-        )
-        return part, " ".join(line)
+        head, body = self._named(form.head, node), self._named(form.body, node)
+        return SliceStatement(unit, origin, unit in self.roots.units, head, body), " ".join(line)
 
-    def _lead(self, reference: Reference, node: Node, origin: str) -> str:
+    def _target_text(self, reference: Reference, node: Node, origin: str) -> str:
         if self._opaque(reference, node):
             return f"~{reference.units[-1].label}"
         registering = self._registering(reference, node)
         numbers = ",".join(self._number((u, registering and not self._full(u)), origin) for u in reference.units)
-        return numbers if reference.late else numbers + self._turn(reference, node[0])
+        return numbers if reference.late else numbers + self._position(reference, node[0])
 
-    def _turn(self, reference: Reference, unit: Unit) -> str:
-        """Where a statement is run between those that make up a value: after how many of them in its file."""
+    def _position(self, reference: Reference, unit: Unit) -> str:
+        """The number of statements before this one in its file that make up the referenced value; "" for a single one."""
         every = {u: None for one in reference.units for u in (one, *self.index.changers(one))}
         if len(every) < 2:
             return ""
         return f"^{sum(u.path == unit.path and u.index < unit.index for u in every)}"
 
     def _order(self) -> str:
-        """In which order rules are registered, if more than one is: the last one is in force."""
-        told = [u for u in self.roots.units if u in self.roots.rules and not _is_plain(u)]
-        if len({u.path for u in told}) > 1:
+        """The order in which rules are registered: the last one is in force."""
+        rules = [u for u in self.roots.units if u in self.roots.rules and not _is_plain(u)]
+        if len({u.path for u in rules}) > 1:
             self.doubts["several files register rules for it"] = None
-        return " ".join(str(self.roots.units.index(u)) for u in sorted(told, key=lambda u: (u.path, u.index)))
+        return " ".join(str(self.roots.units.index(u)) for u in sorted(rules, key=lambda u: (u.path, u.index)))
 
     def _registering(self, reference: Reference, node: Node) -> bool:
-        """Whether a reference is looked at when rules are registered; in the functions that do so, too."""
+        """Whether a reference is evaluated when rules are registered, also in functions that register."""
         unit, registering = node
         return registering and reference.depth <= (unit in self.index.registrars)
 
     def _full(self, unit: Unit) -> bool:
-        """Whether all of a statement is run later: what it names may be called then."""
+        """Whether all of a statement runs later: the names in it may be called then."""
         return isinstance(unit.node, Function | ast.ClassDef) and unit not in self.index.registrars
 
     def _opaque(self, reference: Reference, node: Node) -> bool:
-        """A rule of other overloads, which a registration names beside this one's."""
+        """Whether it is a rule of other overloads, which a registration names beside this one's."""
         if reference.called or not self._registering(reference, node):
             return False
         label = reference.units[-1].label
@@ -146,5 +144,5 @@ class Slicer:
 
 
 def _is_plain(unit: Unit) -> bool:
-    """A function that nothing decorates: to define it registers nothing."""
+    """Whether it is a function without decorators, whose definition registers nothing."""
     return isinstance(unit.node, Function) and not unit.node.decorator_list

@@ -1,4 +1,4 @@
-"""All statements of one version in their normal forms, and who changes, calls and registers what."""
+"""The normal forms of all statements of one version, and which of them change, call and register others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strategies.gate.changes.normal_form import Form, Former, Reference, Token
 from strategies.gate.changes.project import Version
 
 REGISTERS = re.compile(r"(?:^|\.)(register\w*|custom_op|triton_op|impl\w*|define\w*)$")
-"""The last part of the names by which torch is told of an op, of its kernels, or of a rule."""
+"""The last part of the names of torch's functions that register an op, its kernels, or a rule."""
 DEFINES = re.compile(
     r"(?:^|\.)(custom_op|triton_op|impl\w*|define\w*|register_(?:fake|kernel|autograd|vmap|torch_dispatch)\w*)$"
 )
-"""Those of them that are of the op, and not of its rule."""
+"""Those of them that register the op, and not its rule."""
 LIBRARY = "torch.library.Library"
-"""A handle on a namespace of ops: what one statement defines by it is nothing to another one that defines by it."""
+"""A handle on a namespace of ops: two statements that define ops by it do not depend on each other."""
 
 
 class Index:
@@ -34,12 +34,12 @@ class Index:
         self.writers: dict[Unit, list[Unit]] = defaultdict(list)
         self.late: dict[Unit, list[Unit]] = defaultdict(list)
         self.users: dict[Unit, list[Unit]] = defaultdict(list)
-        """The units that name this one as soon as they are run, and (`inner`) in their functions."""
+        """The statements that name this one when they run, and (`inner`) in their functions."""
         self.inner: dict[Unit, list[Unit]] = defaultdict(list)
         for unit in self.units:
-            self._enter(unit, self.form(unit))
+            self._add(unit, self.form(unit))
         for unit in list(self.writers):
-            self._pass_on(unit)
+            self._add_subscript_writers(unit)
         self.at_import = self._at_import()
         self.registrars = self._registrars(registers)
         self.rulers = self._registrars(rules)
@@ -50,7 +50,7 @@ class Index:
             self._forms[unit] = Former(self.names, self.version.module(unit.path)).of(unit)
         return self._forms[unit]
 
-    def _enter(self, unit: Unit, form: Form) -> None:
+    def _add(self, unit: Unit, form: Form) -> None:
         written = list(form.written)
         if unit in written:  # `for rule in RULES: rule.even = True`
             written += [u for r in references(form.head) if not r.late for u in r.units]
@@ -66,8 +66,8 @@ class Index:
                 if other is not unit and unit not in table[other][-1:]:
                     table[other].append(unit)
 
-    def _pass_on(self, unit: Unit) -> None:
-        """Who changes `part`, where `part = TABLE["part"]`, changes the table."""
+    def _add_subscript_writers(self, unit: Unit) -> None:
+        """A statement that changes `part`, where `part = TABLE["part"]`, changes the table."""
         if isinstance(unit.node, ast.Assign) and isinstance(unit.node.value, ast.Subscript):
             for reference in references(self.form(unit).head):
                 for other in reference.units:
@@ -76,7 +76,7 @@ class Index:
     def _at_import(self) -> set[Unit]:
         """Functions and classes that are called when the modules are imported.
 
-        What they name and can be changed, they may change: each is then one of its `late` writers.
+        They may change the mutable values that they name: they become `late` writers of those.
         """
         every = [r for unit in self.units for r in references([*self.form(unit).head, *self.form(unit).body])]
         todo = [u for r in every if r.called and not r.late for u in r.units]
@@ -98,7 +98,7 @@ class Index:
         return isinstance(unit.node, ast.Assign) and any(name == LIBRARY for name, _ in self.form(unit).outside)
 
     def says_rule(self, unit: Unit) -> bool:
-        """Whether a statement registers a rule, as far as can be seen, and not only the op."""
+        """Whether a statement registers a rule, as far as the text shows, and not only the op."""
         tokens = [*self.form(unit).head, *self.form(unit).body]
         return rules(tokens) or any(u in self.rulers for r in references(tokens) for u in r.units)
 
@@ -108,7 +108,7 @@ class Index:
         return registers(head) or unit in self.registrars or any(u in self.registrars for u in called)
 
     def _holds_state(self, unit: Unit) -> bool:
-        """Whether a statement binds what code is used to change: a container, or an object of the project's own."""
+        """Whether a statement binds a mutable value: a container, or an object of a class of the project."""
         value = getattr(unit.node, "value", None)
         if not isinstance(unit.node, ast.Assign | ast.AnnAssign) or value is None:
             return False
@@ -119,7 +119,7 @@ class Index:
         return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
 
     def _registrars(self, kind: Callable[[list[Token]], bool]) -> set[Unit]:
-        """Functions that register something of that kind when they are called, or call one that does."""
+        """Functions that register something of that kind when they are called, or that call such a function."""
         found = {u for u in self.units if isinstance(u.node, Function) and kind(self.form(u).body)}
         todo = list(found)
         while todo:
@@ -130,18 +130,18 @@ class Index:
         return found
 
     def changers(self, unit: Unit) -> list[Unit]:
-        """The statements that may change the value of what this one binds, before a rule is asked.
+        """The statements that may change the value that this one binds, before a rule is called.
 
-        Those of one file stand as they do there; the files in an order that does not depend on their names.
+        Statements of one file are in their order there; the order of files does not depend on their names.
         """
         if unit not in self._changers:
             found = list(self.writers[unit])
             for function in self.late[unit]:
                 found += [function, *self.starters(function)]
-            self._changers[unit] = self._in_turn({u for u in found if u is not unit})
+            self._changers[unit] = self._ordered({u for u in found if u is not unit})
         return self._changers[unit]
 
-    def _in_turn(self, units: Collection[Unit]) -> list[Unit]:
+    def _ordered(self, units: Collection[Unit]) -> list[Unit]:
         by_file: dict[str, list[Unit]] = defaultdict(list)
         for unit in sorted(units, key=lambda u: u.index):
             by_file[unit.path].append(unit)
@@ -149,14 +149,14 @@ class Index:
         return [unit for path in sorted(by_file, key=lambda p: (text[p], p)) for unit in by_file[path]]
 
     def skeleton(self, unit: Unit) -> str:
-        """The unit without what its references lead to."""
+        """The statement's normal form without the targets of its references."""
         if unit not in self._skeletons:
             tokens = [*self.form(unit).head, *self.form(unit).body]
             self._skeletons[unit] = " ".join(token if isinstance(token, str) else "@" for token in tokens)
         return self._skeletons[unit]
 
     def starters(self, function: Unit) -> list[Unit]:
-        """The statements that call a function when they are imported, through other functions too."""
+        """The statements that call a function at import, also through other functions."""
         found: list[Unit] = []
         todo = [function] if function in self.at_import else []
         seen: set[Unit] = set()
@@ -170,7 +170,7 @@ class Index:
 
 
 def is_fixed(node: ast.stmt) -> bool:
-    """Whether a statement binds a value that nothing can change: a number, a text, a tuple of such."""
+    """Whether a statement binds an immutable value: a number, a string, or a tuple of such."""
     value = getattr(node, "value", None)
     if not isinstance(node, ast.Assign | ast.AnnAssign) or value is None:
         return False
@@ -179,13 +179,15 @@ def is_fixed(node: ast.stmt) -> bool:
 
 
 def references(tokens: Iterable[Token]) -> Iterator[Reference]:
+    """The references among these tokens."""
     return (token for token in tokens if isinstance(token, Reference))
 
 
 def registers(tokens: Iterable[Token]) -> bool:
+    """Whether they call a function that registers an op, a kernel or a rule."""
     return any(isinstance(token, str) and REGISTERS.search(token) for token in tokens)
 
 
 def rules(tokens: Iterable[Token]) -> bool:
-    """Whether they register a rule."""
+    """Whether they call a function that registers a rule."""
     return any(isinstance(t, str) and REGISTERS.search(t) and not DEFINES.search(t) for t in tokens)

@@ -1,4 +1,4 @@
-"""A module as the statements at its top level, by the names that they bind."""
+"""A module as its top-level statements, by the names that they bind."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import binds a name to: a module, or `name` in it.
+    """The target of an import: a module, or `name` in it.
 
-    `base` is the folder from which a relative import starts, and None for an absolute one.
+    `base` is the folder from which a relative import starts, None for an absolute one.
     """
 
     dotted: str
@@ -29,18 +29,18 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """Whose the names in a statement are, by the code that Python's compiler makes of it; all others are its locals."""
+    """The scopes of the names in a statement, by its compiled code; all other names are its locals."""
 
     binds: frozenset[str] = frozenset()
-    """Those that it binds at the top level of its module."""
+    """Names that it binds at the top level of its module."""
     rebound: frozenset[str] = frozenset()
-    """Those that its functions bind there, by `global`."""
+    """Names that its functions bind there by `global`."""
     module: frozenset[str] = frozenset()
-    """Those that are looked up in the module."""
+    """Names that are looked up in the module."""
     attributes: frozenset[str] = frozenset()
-    """Those that are looked up in the body of a class that binds them, and only then in the module."""
+    """Names that are looked up in a class body that binds them, and only then in the module."""
     kept: frozenset[str] = frozenset()
-    """What others may say, too: parameters, the attributes of classes, and locals with the name of something else."""
+    """Names that other code may use: parameters, class attributes, and locals that share a name with something else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """What to call it: the name that it binds, if it is one."""
+        """The name that it binds; "" if it binds none or several."""
         return next(iter(self.binds)) if len(self.binds) == 1 else ""
 
     @property
@@ -68,7 +68,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
-    """The units of a file, those that bind each name, and what each import in it binds, at its top level or within."""
+    """The statements of a file, those that bind each name, and its imports."""
 
     path: str
     units: tuple[Unit, ...]
@@ -81,6 +81,7 @@ class Module:
 
 
 def module_of(path: str, tree: ast.Module) -> Module:
+    """The module at `path`, without docstrings and without its `if __name__ == "__main__"`."""
     body = [node for node in tree.body if not (is_text(node) or _is_main(node))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,7 +104,7 @@ def module_of(path: str, tree: ast.Module) -> Module:
 
 
 def imported(node: ast.AST, path: str) -> Iterator[tuple[str, Imported]]:
-    """Each name that an import of the file at `path` binds, `*` for all, and to what."""
+    """Each name that an import of the file at `path` binds, `*` for all, and its target."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             whole = alias.name if alias.asname else alias.name.split(".")[0]
@@ -122,7 +123,7 @@ def imported(node: ast.AST, path: str) -> Iterator[tuple[str, Imported]]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """These statements and those within them that are run with them, in the same scope."""
+    """These statements and those nested in them that run in the same scope."""
     for node in body:
         yield node
         if not isinstance(node, Function | ast.ClassDef):
@@ -132,11 +133,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 BY_NAME = re.compile(r"(LOAD|STORE|DELETE)_(NAME|GLOBAL|FROM_DICT_OR_GLOBALS)")
 HIDDEN = frozenset({"__annotate__", "__conditional_annotations__"})
-"""What the compiler binds by itself."""
+"""Names that the compiler itself binds."""
 
 
 def scopes_of(node: ast.stmt) -> Scopes:
-    """Whose the names in a statement at the top level are.  It is compiled, never run."""
+    """The scopes of the names in a top-level statement.  It is compiled, never run."""
     whole = compile(ast.Module([node], []), "", "exec", dont_inherit=True, optimize=0)
     binds, rebound, module, attributes, kept, own = (set[str]() for _ in range(6))
     todo: list[tuple[CodeType, bool]] = [(whole, False)]
@@ -162,7 +163,7 @@ def scopes_of(node: ast.stmt) -> Scopes:
 
 
 def among(name: str, names: Iterable[str]) -> bool:
-    """Whether the compiler may have that name in mind: in a class, `__name` becomes `_Class__name`."""
+    """Whether one of `names` may be that name: in a class, the compiler mangles `__name` to `_Class__name`."""
     return name in names or (name.startswith("__") and any(other.endswith(name) for other in names))
 
 
@@ -176,10 +177,10 @@ def chain_of(node: ast.AST) -> list[str]:
 
 
 def is_text(node: ast.AST) -> bool:
-    """Whether a statement is a docstring, or any other string that nobody uses."""
+    """Whether a statement is a docstring, or another string without effect."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _is_main(node: ast.stmt) -> bool:
-    """Whether a statement is what only a script does."""
+    """Whether a statement is `if __name__ == "__main__"`."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"

@@ -1,4 +1,4 @@
-"""What a name in a module means: a statement of the project, through imports and re-exports, or something outside."""
+"""The resolution of a name in a module, through imports and re-exports, to a statement of the project or a name outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.gate.changes.module_model import Imported, Module, Unit, chain_o
 from strategies.gate.changes.project import Place, Version, above
 
 DEEPEST = 40
-"""Imports that one name is followed through; a circle of them ends here."""
+"""Imports that the resolution of one name follows; it ends cycles of imports."""
 OF_MODULES = frozenset(
     {"__name__", "__package__", "__spec__", "__doc__", "__builtins__", "__debug__", "__annotations__"}
 )
@@ -21,7 +21,7 @@ OF_MODULES = frozenset(
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """One of: statements of the project that bind the name, a dotted name outside, a module of the project as a value,
-    or (`unknown`) nothing that could be found.  `rest` are the attributes that are then asked of the first."""
+    or (`unknown`) an unresolved name.  `rest` are the attributes that follow the name."""
 
     units: tuple[Unit, ...] = ()
     outside: str = ""
@@ -31,13 +31,13 @@ class Meaning:
 
 
 class Names:
-    """The names of one version."""
+    """Resolves names in one version."""
 
     def __init__(self, version: Version) -> None:
         self.version = version
 
     def mean(self, module: Module, chain: Sequence[str], depth: int = 0) -> list[Meaning]:
-        """What `a.b.c`, given as a chain, may mean at the top level of a module: more than one under an `if` or `try`."""
+        """The meanings of a chain `a.b.c` at the top level of a module: several under an `if` or `try`."""
         name, rest = chain[0], tuple(chain[1:])
         binders = module.binders.get(name, ())
         if not binders or depth > DEEPEST:
@@ -57,7 +57,7 @@ class Names:
         return found
 
     def behind(self, target: Imported, rest: tuple[str, ...], depth: int = 0) -> list[Meaning]:
-        """What an import leads to, and the attributes `rest` of that."""
+        """The meanings of an import with the attributes `rest`."""
         place = self.version.find(target.dotted, target.base)
         if place is None:
             named = f"{'.' if target.base is not None else ''}{target.dotted}"
@@ -94,7 +94,7 @@ class Names:
         return Meaning(unknown=name, rest=rest)
 
     def _starred(self, module: Module, name: str, depth: int) -> Meaning | None:
-        """What a star import brings under that name; the last one that brings it is in force."""
+        """The meaning that a star import gives the name; the last one wins."""
         if depth > DEEPEST:
             return None
         for star in reversed(module.stars):
@@ -110,9 +110,9 @@ class Names:
 
 
 def reached(version: Version, start: Sequence[str], *, whole: bool = False) -> list[str]:
-    """The files that importing these files imports, themselves included, sorted.
+    """The files that are imported with these files, themselves included, sorted.
 
-    `whole` also takes every file of the packages that they lie in, for a module that imports by computed names.
+    `whole` includes every file of their packages, for a module that imports by computed names.
     """
     seen: set[str] = set()
     folders = tuple({posixpath.dirname(path) + "/" for path in start})
@@ -129,7 +129,7 @@ def reached(version: Version, start: Sequence[str], *, whole: bool = False) -> l
 
 
 def _files(version: Version, target: Imported) -> list[str]:
-    """The files that an import runs: of each package on the way, of the module, and of a submodule that it names."""
+    """The files that an import runs: its packages, the module, and a submodule that it names."""
     parts = target.dotted.split(".") if target.dotted else []
     places = [version.find(".".join(parts[: i + 1]), target.base) for i in range(len(parts))]
     if not parts:
@@ -141,7 +141,7 @@ def _files(version: Version, target: Imported) -> list[str]:
 
 
 def _alias(binders: tuple[Unit, ...]) -> list[str]:
-    """The chain that a name is another name for: `SCALE = torch.ops.mine.scale`."""
+    """The chain that a name is an alias for: `SCALE = torch.ops.mine.scale`."""
     if len(binders) != 1:
         return []
     match binders[0].node:
@@ -154,7 +154,7 @@ def _alias(binders: tuple[Unit, ...]) -> list[str]:
 
 
 def _listed(module: Module) -> list[str] | None:
-    """What `__all__` names, where it is one list of texts."""
+    """The names in `__all__`, where it is one list of strings."""
     binders = module.binders.get("__all__", ())
     if len(binders) == 1 and isinstance(binders[0].node, ast.Assign):
         try:

@@ -1,7 +1,7 @@
-"""A statement in a normal form: what it does, without comments, docstrings, layout and the names of its locals.
+"""The normal form of a statement: independent of comments, docstrings, layout and the names of locals.
 
-Names that mean something outside of the statement are resolved: those of the project stand as references, those from
-elsewhere by their full dotted names, however they were imported.
+Names from outside of the statement are resolved: names of the project become references, names from other libraries
+their full dotted names, however they were imported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from strategies.gate.changes.name_resolution import Meaning, Names
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A name of the project: the statements that bind it; whether it is called where it stands; and in how many
-    functions, one in the other, that is: 0 is where the statement itself is run."""
+    """A name of the project: the statements that bind it, whether it is called here, and the number of functions around
+    it; at depth 0 it is evaluated when the statement itself runs."""
 
     units: tuple[Unit, ...]
     called: bool = False
@@ -39,16 +39,16 @@ class Reference:
 
 Token = str | Reference
 UNBOUND = "no statement binds"
-"""How a doubt begins whose reason may be a module that is no Python."""
+"""The start of a doubt whose cause may be a module that is not written in Python."""
 
 
 @dataclass(slots=True)
 class Form:
-    """`head` is all of a statement, but of a function only its decorators; `body` the rest of that.
+    """`head` is all of a statement, but of a function only its decorators; `body` is the rest of a function.
 
-    `outside` are the dotted names from elsewhere, `texts` the constants, each with whether it stands in a function;
-    `doubts` what cannot be seen from the text; `written` the statements whose values this one may change when it is
-    run, `late` those that are changed when the function is called.
+    `outside` are the dotted names from other libraries, `texts` the string constants, each with whether it is inside a
+    function.  `doubts` are reasons why the text does not show all effects.  `written` are the statements whose values
+    this one may change when it runs, `late` those that it changes when its function is called.
     """
 
     head: list[Token] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Form:
     written: list[Unit] = field(default_factory=list)
     late: list[Unit] = field(default_factory=list)
     rebound: list[Unit] = field(default_factory=list)
-    """What a function binds anew, by `global`."""
+    """The statements whose names a function rebinds by `global`."""
     patches: set[bool] = field(default_factory=set)
-    """Whether it changes something outside, or names of a module: as soon as it is run (False), or in a function (True)."""
+    """Whether it changes another library, or names of a module: when it runs (False), or in a function (True)."""
 
 
 CHANGERS = frozenset({
@@ -72,11 +72,11 @@ CHANGERS = frozenset({
 
 
 SILENT = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
-"""Fields of nodes that say nothing, or nothing that their place does not say."""
+"""Fields of nodes without meaning, or whose meaning follows from their place."""
 
 
 class Former:
-    """Writes one unit down."""
+    """Makes the normal form of one statement."""
 
     def __init__(self, names: Names, module: Module) -> None:
         self.names, self.module = names, module
@@ -108,7 +108,7 @@ class Former:
 
     @property
     def inside(self) -> bool:
-        """Whether this is in a function, which is run later, if ever."""
+        """Whether this is in a function, which runs later, if ever."""
         return self.depth > 0
 
     def _put(self, node: ast.AST) -> None:
@@ -128,14 +128,14 @@ class Former:
             case ast.Global() | ast.Nonlocal() | ast.Pass():
                 pass
             case ast.AnnAssign(target=ast.Name() as target, value=value) if self.in_function:
-                if value is not None:  # of a local, the annotation is never evaluated
+                if value is not None:  # the annotation of a local is never evaluated
                     self._plain(ast.Assign([target], value))
             case _:
                 self._plain(node)
 
     def _plain(self, node: ast.AST) -> None:
         """Any other node: its kind, then its fields."""
-        self._watch(node)
+        self._record_effects(node)
         self.out.append(f"({type(node).__name__}")
         for name, value in ast.iter_fields(node):
             if name == "attr":
@@ -158,7 +158,7 @@ class Former:
             self.out.append(repr(value))
 
     def _definition(self, node: Function | ast.ClassDef, *, top: bool = False) -> None:
-        """A function or a class; of a function at the top level, the name is none of its matter."""
+        """A function or a class.  The name of a function at the top level is no part of its form."""
         self.out.append(f"({type(node).__name__}" if top else f"({type(node).__name__} {self._token(node.name)}")
         for decorator in node.decorator_list:
             self.out.append("@")
@@ -183,20 +183,18 @@ class Former:
         self.depth -= 1
 
     def _decorator(self, node: ast.expr) -> None:
-        """A decorator is called, and may change what it is a method of."""
+        """A decorator is called, and may change the object that it is a method of."""
         if not self.inside and isinstance(node, ast.Attribute):
             self._change(node, late=False)
         self.called.add(id(node))
         self._put(node)
 
-    # names ----------------------------------------------------------------------------------------------------------
-
     def _is_outer(self, name: str) -> bool:
-        """Whether a name is, in some place of the unit, looked up in the module."""
+        """Whether a name is looked up in the module somewhere in the statement."""
         return among(name, self.scopes.module) or among(name, self.scopes.attributes)
 
     def _token(self, name: str) -> str:
-        """A name of the unit's own: as it is if others may say it, else a number, so that it may be called anything."""
+        """A name that the statement binds: as it is if other code may use it, else a number, so that it may be renamed."""
         if among(name, self.scopes.kept):
             return f"%{name}"
         return f"={name}" if self._is_outer(name) else f"${self.numbers.setdefault(name, len(self.numbers))}"
@@ -218,13 +216,12 @@ class Former:
         self._mean(self._meanings(chain), called=id(node) in self.called)
 
     def _meanings(self, chain: list[str]) -> list[Meaning]:
-        """What a chain of names may mean outside of the unit."""
+        """What a chain of names may mean outside of the statement."""
         if chain and self._is_outer(chain[0]):
             found = self.names.mean(self.module, chain)
             return [m for m in found if not m.unknown or among(chain[0], self.scopes.module)]
-        return [
-            m for target in self.links.get("".join(chain[:1]), ()) for m in self.names.behind(target, tuple(chain[1:]))
-        ]
+        targets, rest = self.links.get("".join(chain[:1]), ()), tuple(chain[1:])
+        return [meaning for target in targets for meaning in self.names.behind(target, rest)]
 
     def _mean(self, meanings: list[Meaning], *, called: bool) -> None:
         for meaning in meanings:
@@ -252,21 +249,20 @@ class Former:
             self._mean([m for m in meanings if not m.module], called=False)
         self.out.append(")")
 
-    # what changes what ----------------------------------------------------------------------------------------------
-
-    def _watch(self, node: ast.AST) -> None:
+    def _record_effects(self, node: ast.AST) -> None:
+        """Record what the node may change, and the calls whose effects cannot be seen."""
         if isinstance(node, ast.Call):
             self.called.add(id(node.func))
             if isinstance(node.func, ast.Attribute) and (not self.inside or node.func.attr in CHANGERS):
                 self._change(node.func, late=self.inside)
             if not self.inside:
-                self._given(node)
-            self._dynamic(node)
+                self._record_arguments(node)
+            self._record_dynamic(node)
         elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             self._change(node, late=self.inside)
 
-    def _given(self, node: ast.Call) -> None:
-        """What the project's own functions are given, they may change; but a function is registered by them, or called."""
+    def _record_arguments(self, node: ast.Call) -> None:
+        """A function of the project may change its arguments, except for functions: it registers or calls those."""
         meanings = self._meanings(chain_of(node.func))
         if meanings and all(m.outside for m in meanings):
             return
@@ -276,7 +272,7 @@ class Former:
                     self.form.written.extend(given.units)
 
     def _change(self, node: ast.Attribute | ast.Subscript | ast.Name, *, late: bool) -> None:
-        """What is left of the last dot or bracket is changed."""
+        """The value left of the last dot or bracket is changed."""
         stored = isinstance(node.ctx, ast.Store | ast.Del)
         inner: ast.AST = node
         while isinstance(inner, ast.Attribute | ast.Subscript | ast.Call):
@@ -293,8 +289,8 @@ class Former:
         for meaning in meanings:
             (self.form.late if late else self.form.written).extend(meaning.units)
 
-    def _dynamic(self, node: ast.Call) -> None:
-        """Calls that reach names which do not stand in the text."""
+    def _record_dynamic(self, node: ast.Call) -> None:
+        """Calls such as `getattr` and `exec`, which reach names that are not in the text."""
         chain = chain_of(node.func)
         if len(chain) != 1 or not self._is_outer(chain[0]) or chain[0] in self.module.binders:
             return

@@ -1,6 +1,6 @@
-"""The project at hand: its Python files, today and at a revision, and where in them the rules that are registered stand.
+"""A project's Python files, today and at a revision, and the source lines of registered rule functions.
 
-A `Version` is the files at one time and what a dotted name means in them; a `Project` is the folder that they lie in.
+A `Version` is the files at one time, and resolves dotted names among them.  A `Project` is the folder of the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strategies.torch_api import dtensor
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a function starts, decorators included, by its code; `name` is its qualified name."""
+    """The first line of a function, decorators included; `name` is its qualified name."""
 
     file: str
     line: int
@@ -38,8 +38,8 @@ Located = Mapping[str, Sequence[tuple[str, Written]]]
 
 
 def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
-    """The functions behind the rules of each overload, or of each of these: first the one that its author wrote, then
-    what wraps it."""
+    """The registered rule functions of each overload, or of each of `ops`: the author's function first, then its
+    wrappers."""
     found: dict[str, list[Written]] = defaultdict(list)
     for (_, op), registered in dtensor.strategies_now().items():
         if ops is not None and str(op) not in ops:
@@ -49,7 +49,7 @@ def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
 
 
 def _written(registered: Any, seen: set[int]) -> Iterator[Written]:
-    """`register_sharding` keeps the author's function in a partial, a single-dim strategy in `.func`; others wrap it."""
+    """`register_sharding` keeps the author's function in a partial, a single-dim strategy in `.func`; decorators wrap it."""
     if id(registered) in seen or isinstance(registered, type) or not callable(registered):
         return
     seen.add(id(registered))
@@ -69,12 +69,12 @@ def _written(registered: Any, seen: set[int]) -> Iterator[Written]:
 
 
 def _cells(function: FunctionType) -> list[Any]:
-    """The functions that a function has closed over: a decorator's inner function has what it decorates."""
+    """The functions in a function's closure: that of a decorator's inner function holds the decorated one."""
     values = []
     for cell in function.__closure__ or ():
         try:
             values.append(cell.cell_contents)
-        except ValueError:  # an empty one: the name was never bound
+        except ValueError:  # an empty cell: the name was never bound
             continue
     return [v for v in values if isinstance(v, FunctionType | MethodType | functools.partial)]
 
@@ -85,17 +85,17 @@ STUB = "__init__.pyi"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a dotted name means: a file, or (`file` empty) a folder without an `__init__.py`."""
+    """A module: its file, or (`file` empty) a folder without an `__init__.py`."""
 
     file: str
     folder: str
-    """That in which its submodules lie; empty for a module that can have none."""
+    """The folder of its submodules; empty for a module that can have none."""
 
 
 class Version:
-    """The files of one version by path, with slashes, and the folders from which imports start, first ones first.
+    """The files of one version by path, with slashes, and the folders of its import path, in order.
 
-    `shared` keeps what is parsed, by content, for all versions that are given the same.
+    `shared` caches parsed files by content, for all versions that are given the same.
     """
 
     def __init__(self, texts: Mapping[str, bytes], roots: Sequence[str], shared: Trees) -> None:
@@ -106,7 +106,7 @@ class Version:
         self._shared = shared
 
     def module(self, path: str) -> Module:
-        """The module in that file; one without statements, and `unparsed` has its path, if it is no Python."""
+        """The module in that file.  If the file is no Python, it has no statements, and its path is in `unparsed`."""
         if path not in self._modules:
             tree = self.tree(path)
             if tree is None:
@@ -115,7 +115,7 @@ class Version:
         return self._modules[path]
 
     def tree(self, path: str) -> ast.Module | None:
-        """What stands in that file; before it, as it counts less, what a door offers: the imports of the stub beside it."""
+        """The tree of that file.  For a lazy `__init__.py` the imports of its stub come first, as they count less."""
         text, stub = self.texts[path], b""
         if path.endswith("__init__.py") and b"__getattr__" in text:
             stub = self.texts.get(f"{path}i", b"")
@@ -124,7 +124,7 @@ class Version:
         return self._shared[path, text, stub]
 
     def find(self, dotted: str, base: str | None) -> Place | None:
-        """What a module's name means; `base` is the folder that a relative import starts from, None if it is not."""
+        """The module of that name; `base` is the folder that a relative import starts from, None for an absolute one."""
         if base is not None and not dotted:
             return self._at(base) if base else None
         relative = dotted.replace(".", "/")
@@ -148,10 +148,10 @@ class Version:
 
 def _parsed(text: bytes, stub: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an invalid escape in a text of theirs is no matter of ours
+        warnings.simplefilter("ignore")  # for instance of an invalid escape in a user's file
         try:
             tree = ast.parse(text)
-            compile(tree, "", "exec", dont_inherit=True)  # `return` outside of a function is found only here
+            compile(tree, "", "exec", dont_inherit=True)  # finds errors such as `return` outside of a function
             offered = [node for node in ast.parse(stub).body if isinstance(node, ast.Import | ast.ImportFrom)]
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
@@ -169,7 +169,7 @@ def above(path: str) -> Iterator[str]:
 
 
 TORCH, JUDGED = Path(torch.__file__).resolve().parent, "distributed/tensor"
-"""Where torch keeps DTensor's rules; the rest of torch is outside, also where torch is the project."""
+"""The folder of DTensor's rules; the rest of torch is outside, also where torch is the project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Project:
         return ""
 
     def roots(self, modules: Iterable[str], folder: Path | None = None) -> list[str]:
-        """The folders of the project from which Python imports: those of these modules, then those of its path."""
+        """The project's folders on the import path: those of these modules, then those on `sys.path`."""
         places = [str(folder)] if folder else []
         places += [_root(name, sys.modules[name].__file__ or "") for name in modules if name in sys.modules]
         places += [entry or "." for entry in sys.path]
@@ -207,7 +207,7 @@ class Project:
 
     def at(self, commit: str, now: Version, trees: Trees) -> Version:
         """The same at a commit of its repository."""
-        assert self.git is not None
+        assert self.git is not None, "only a project in a repository has commits"
         blobs = {path: blob for path, blob in self.git.blobs(commit).items() if counts(self.top, path)}
         same = {p for p, blob in blobs.items() if p in now.texts and blob_name(now.texts[p], blob) == blob}
         old = self.git.contents(sorted({blob for path, blob in blobs.items() if path not in same}))
@@ -216,12 +216,12 @@ class Project:
 
 
 def of_repository(git: Repository) -> Project:
+    """The project of all Python files that git knows or would add."""
     return Project(git.top, tuple(path for path in git.files() if counts(git.top, path)), git)
 
 
 def counts(top: Path, path: str) -> bool:
-    """Whether a path is that of a Python file of the project itself, or of a package's stub, not of an environment that
-    lies within it."""
+    """Whether a path is a Python file of the project, or a package's stub, and not in an environment within it."""
     if not path.endswith((".py", STUB)) or "site-packages" in path.split("/"):
         return False
     file = top / path
@@ -229,7 +229,7 @@ def counts(top: Path, path: str) -> bool:
 
 
 def of_module(name: str) -> Project | None:
-    """The project that an imported module is part of: its repository, or the package that it lies in."""
+    """The project of an imported module: its repository, or its top-level package."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if not file:
         return None
@@ -237,7 +237,7 @@ def of_module(name: str) -> Project | None:
 
 
 def in_repository(file: str) -> Project | None:
-    """The repository that a file is part of, if it is part of one."""
+    """The project of a file's repository; None where git does not know the file."""
     try:
         project = of_repository(repository(Path(file).resolve().parent))
     except (NoRepository, NoGit):

@@ -1,4 +1,4 @@
-"""The statements that tell torch of an overload: of its rule, and of the op itself where the project defines it."""
+"""The statements that register an overload's rule with torch, and those that define the op where the project does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from strategies.gate.changes.normal_form import Form
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """`units` in an order that does not depend on where they stand; among them `defines` are of the op, `rules` register
-    its rule."""
+    """`units` in an order that does not depend on their positions; of them `defines` define the op, `rules` register its
+    rule."""
 
     units: tuple[Unit, ...]
     defines: frozenset[Unit]
@@ -22,14 +22,11 @@ class Roots:
 
 
 def roots_of(index: Index, op: str) -> Roots:
-    """What the project says of the overload `op`, such as `mine.scale.default`."""
-    speech = _Speech(op)
-    told = {unit for unit in index.units if speech.names(index.form(unit), unit)}
-    found = {unit for unit in index.candidates if unit in told}
-    while True:
-        more = {unit for unit in index.candidates if unit not in found and _joins(index, unit, found, told)}
-        if not more:
-            break
+    """The project's statements about the overload `op`, such as `mine.scale.default`."""
+    spellings = _OpSpellings(op)
+    naming = {unit for unit in index.units if spellings.named_by(index.form(unit), unit)}
+    found = {unit for unit in index.candidates if unit in naming}
+    while more := {unit for unit in index.candidates if unit not in found and _joins(index, unit, found, naming)}:
         found |= more
     for unit in index.units:
         if index.form(unit).patches:
@@ -40,10 +37,10 @@ def roots_of(index: Index, op: str) -> Roots:
     return Roots(tuple(order), frozenset(found & set(index.candidates)) - rules, rules)
 
 
-def _joins(index: Index, unit: Unit, found: set[Unit], told: set[Unit]) -> bool:
-    """Whether a statement that may register does so for what those that are found, or are told, speak of."""
+def _joins(index: Index, unit: Unit, found: set[Unit], naming: set[Unit]) -> bool:
+    """Whether a registering statement uses a statement that is found or names the op."""
     form = index.form(unit)
-    tables = {u for u in told | found if not isinstance(u.node, Function)}
+    tables = {u for u in naming | found if not isinstance(u.node, Function)}
     if any(u in tables for r in references([*form.head, *form.body]) for u in r.units):
         return True
     if any(u in found for u in form.written):
@@ -58,8 +55,8 @@ def _takes(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return bool(args.posonlyargs or args.args or args.kwonlyargs or args.vararg or args.kwarg)
 
 
-class _Speech:
-    """How code names an overload: `torch.ops.mine.scale`, `"mine::scale"`, `"scale(Tensor x) -> Tensor"`."""
+class _OpSpellings:
+    """The ways to name an overload: `torch.ops.mine.scale`, `"mine::scale"`, `"scale(Tensor x) -> Tensor"`."""
 
     def __init__(self, op: str) -> None:
         space, name, overload = op.split(".")
@@ -68,19 +65,19 @@ class _Speech:
         packet, space = re.escape(name), re.escape(space)
         self.text = re.compile(rf"(?:\s*{space}::|::|\s*)(?:{packet})(?:\.(\w*))?\s*(?:\(.*)?", re.DOTALL)
 
-    def names(self, form: Form, unit: Unit) -> bool:
-        """Whether a statement names the overload; a function only counts where it may register it."""
+    def named_by(self, form: Form, unit: Unit) -> bool:
+        """Whether a statement names the overload; the body of a function only counts where it may register it."""
         late = isinstance(unit.node, Function) and not registers(form.body)
-        if any(self._is(name) for name, inside in form.outside if not (inside and late)):
+        if any(self._fits_name(name) for name, inside in form.outside if not (inside and late)):
             return True
-        return any(self._says(text) for text, inside in form.texts if not (inside and late))
+        return any(self._fits_text(text) for text, inside in form.texts if not (inside and late))
 
-    def _is(self, name: str) -> bool:
-        """The overload; or its packet, its namespace, or all of them: the overload is then a computed name."""
+    def _fits_name(self, name: str) -> bool:
+        """Whether it is the overload, or its packet or namespace, from which a computed name may lead to the overload."""
         parts = name.split(".")
         whole = parts[:4] == self.chain[: len(parts)] and len(parts) > 1
         return whole and (len(parts) < 5 or parts[4] == self.overload or parts[4].startswith("_"))
 
-    def _says(self, text: str) -> bool:
+    def _fits_text(self, text: str) -> bool:
         found = self.text.fullmatch(text)
         return found is not None and (found[1] is None or (found[1] or "default") == self.overload)

@@ -1,9 +1,8 @@
-"""`--changed REV`: which overloads' rules, what they call, their registrations or their ops changed since a revision.
+"""`--changed REV`: the overloads whose rules, callees, registrations or ops changed since a revision.
 
-By content: today's files are compared with those of the revision, statement by statement, from the registration of
-an overload through all that it leads to within the repository.  Nothing of the revision is imported or run.  What lies
-outside of the repository is taken for unchanged, torch too, unless it is the repository.  Why an overload was chosen is
-said by the nearest of the statements in which its two slices differ.
+Files are compared by content, statement by statement, from the registration of an overload through all that it reaches
+within the repository.  No code of the revision is imported or run.  Code outside of the repository counts as unchanged,
+torch too, unless it is the repository.  The reason for a choice names the nearest statement in which the slices differ.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from strategies.gate.changes.version_view import Seen, View, located
 
 
 def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collection[Unit]) -> str:
-    """What changed from `then` to `now`; `functions` hold today's rule functions, `makers` are those that make them.
+    """What changed from `then` to `now`; `functions` hold today's rule functions, `makers` are functions around them.
 
-    The rule function itself comes first, then its registration, the op, and what these depend on, the nearest first.
+    The rule function itself comes first, then its registration, the op, and their dependencies, the nearest first.
     """
-    sakes: dict[str, list[SliceStatement]] = defaultdict(list)
+    namesakes: dict[str, list[SliceStatement]] = defaultdict(list)
     for part in then.parts:
-        sakes[part.unit.label].append(part)
+        namesakes[part.unit.label].append(part)
     ranked = [
-        (part.unit.label not in sakes, _rank(part, functions, makers), number, part)
+        (part.unit.label not in namesakes, _rank(part, functions, makers), number, part)
         for number, part in enumerate(now.parts)
-        if all((other.head, other.body) != (part.head, part.body) for other in sakes.get(part.unit.label, ()))
+        if all((other.head, other.body) != (part.head, part.body) for other in namesakes.get(part.unit.label, ()))
     ]
     if ranked:
         part = min(ranked, key=lambda r: r[:3])[3]
-        return _words(part, sakes.get(part.unit.label, ()), functions, makers)
+        return _describe(part, namesakes.get(part.unit.label, ()), functions, makers)
     texts = {(part.unit.label, part.head, part.body) for part in now.parts}
     gone = next((p for p in then.parts if (p.unit.label, p.head, p.body) not in texts), None)
     if gone is None:
@@ -57,17 +56,17 @@ def _rank(part: SliceStatement, functions: Collection[Unit], makers: Collection[
     return 2 + (part.origin == OP) if part.root else 4
 
 
-def _words(
-    part: SliceStatement, sakes: Sequence[SliceStatement], functions: Collection[Unit], makers: Collection[Unit]
+def _describe(
+    part: SliceStatement, namesakes: Sequence[SliceStatement], functions: Collection[Unit], makers: Collection[Unit]
 ) -> str:
     unit, node = part.unit, part.unit.node
-    what = _what(part, sakes)
+    what = _verb_phrase(part, namesakes)
     if part.unit in makers:
         return f"{_called(unit)}, which makes its rule function, {what}"
     if part.unit in functions:
-        if isinstance(node, Function) and not sakes:
+        if isinstance(node, Function) and not namesakes:
             return f"its rule function is now {_called(unit)}"
-        if isinstance(node, Function) and any(other.body == part.body for other in sakes):
+        if isinstance(node, Function) and any(other.body == part.body for other in namesakes):
             return "its registration changed"
         name = f" `{unit.label}`" if unit.label else f" on line {node.lineno} of {unit.path}"
         return f"its rule function{name} {what}"
@@ -85,10 +84,10 @@ def _words(
     return f"{_called(unit)}, on which {part.origin} depends, {what}"
 
 
-def _what(part: SliceStatement, sakes: Sequence[SliceStatement]) -> str:
-    """Whether its text changed, or only what one of its names leads to."""
+def _verb_phrase(part: SliceStatement, namesakes: Sequence[SliceStatement]) -> str:
+    """Whether its text changed, or only the meaning of one of its names."""
     text = f"{part.head} {part.body}"
-    for other in sakes:
+    for other in namesakes:
         before = f"{other.head} {other.body}"
         if _LEAD.sub("", before) == _LEAD.sub("", text):
             news = [name for name in _LEAD.findall(text) if name not in _LEAD.findall(before)]
@@ -107,17 +106,17 @@ def _called(unit: Unit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The overloads to judge, each with its reason, and the others; both in the order in which they were given."""
+    """The overloads to test, each with its reason, and the others; both in the given order."""
 
     choices: tuple[Choice, ...]
     unchanged: tuple[str, ...]
 
 
 def select(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Selection:
-    """Choose among `ops` (`mine.scale.default`) those that changed between `rev` and the files as they are now.
+    """Select those of `ops` (`mine.scale.default`) that changed between `rev` and the files as they are now.
 
-    `module` is the imported module that registers rules, None where torch's own are judged.  Raises `NoRepository`,
-    `BadRevision` or `NoGit`.
+    `module` is the imported module that registers rules, None for torch's own.  Raises `NoRepository`, `BadRevision` or
+    `NoGit`.
     """
     git = repository(folder)
     commit = git.commit(rev)
@@ -130,7 +129,7 @@ def select(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Se
     now = project.today(project.roots([module] if module else [], folder), trees)
     then = project.at(commit, now, trees)
     views = View(now, start, written), View(then, [path for path in start if path in then.texts])
-    compared = _Compared(project, commit, rev, *views)
+    compared = _Comparison(project, git, commit, rev, *views)
     if not compared.differs():
         return Selection((), tuple(ops))
     reasons = {op: compared.reason(op) for op in ops}
@@ -138,35 +137,34 @@ def select(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Se
     return Selection(choices, tuple(op for op in ops if not reasons[op]))
 
 
-class _Compared:
-    """Today's version beside that of the revision."""
+class _Comparison:
+    """Today's version compared with that of the revision."""
 
-    def __init__(self, project: Project, commit: str, rev: str, now: View, then: View) -> None:
-        self.project, self.commit, self.rev, self.now, self.then = project, commit, rev, now, then
+    def __init__(self, project: Project, git: Repository, commit: str, rev: str, now: View, then: View) -> None:
+        self.project, self.git, self.commit, self.rev, self.now, self.then = project, git, commit, rev, now, then
 
     @functools.cached_property
     def submodules(self) -> list[str]:
-        """The submodules that are there with other files than at the revision."""
-        git = self.project.git
-        assert git is not None
+        """The submodules whose files differ from those at the revision."""
+        git = self.git
         before, after = git.submodules(self.commit), git.submodules("HEAD")
         there = {path: before.get(path, "") for path in {*before, *after} if (git.top / path / ".git").exists()}
         return sorted(path for path, own in there.items() if not Repository(git.top / path).same(own))
 
     def differs(self) -> bool:
-        """Whether any file differs that is reached, or of a kind that may be read."""
+        """Whether any imported file differs, or any other that may be read."""
         now, then = self.now, self.then
         same = now.files == then.files and all(now.version.texts[p] == then.version.texts[p] for p in now.files)
         return not same or bool(self.other_files or self.submodules)
 
     def reason(self, op: str) -> str:
-        """Why the overload is to be judged; empty if nothing of it changed."""
+        """Why the overload is to be tested; empty if nothing of it changed."""
         functions, rules = self.now.functions(op), self.now.rules(op)
         seen = self.now.seen(op, rules, functions)
         before = self.then.seen(op, rules, lost=self._namesakes(seen.lost))
         if seen.slice.text != before.slice.text:
-            return self._words(op, seen, before, functions)
-        return self._doubted(seen)
+            return self._difference(op, seen, before, functions)
+        return self._possible_change(seen)
 
     def _namesakes(self, units: Sequence[Unit]) -> list[Unit]:
         """The statements of the revision that bind the same names in the same files."""
@@ -176,7 +174,7 @@ class _Compared:
                 found += self.then.version.module(unit.path).binders.get(unit.label, ())
         return found
 
-    def _words(self, op: str, seen: Seen, before: Seen, functions: Sequence[Unit]) -> str:
+    def _difference(self, op: str, seen: Seen, before: Seen, functions: Sequence[Unit]) -> str:
         bad = {part.unit.path for part in seen.slice.parts} & self.then.version.unparsed
         if bad:
             return f"{min(bad)} could not be parsed at {self.rev}"
@@ -186,8 +184,8 @@ class _Compared:
             return "its registration is gone"
         return reason(seen.slice, before.slice, functions, self.now.makers(op))
 
-    def _doubted(self, seen: Seen) -> str:
-        """What is not in the slice may still matter: all modules, or all files."""
+    def _possible_change(self, seen: Seen) -> str:
+        """A change outside of the slice that may matter: of any module, or of any file."""
         if seen.doubts:
             now, then = self.now.whole(), self.then.whole()
             other = sorted(path for path in {*now, *then} if now.get(path) != then.get(path))
@@ -203,20 +201,18 @@ class _Compared:
         return ""
 
     def _used_submodule(self, seen: Seen) -> str:
-        """A changed submodule that something is imported from by a name from outside of the project; "" if none is."""
+        """A changed submodule that a name from outside of the project is imported from; "" if there is none."""
         names = {*seen.slice.outside, *(self.now.libraries() if seen.foreign else ())}
-        modules = [
-            sys.modules.get(above) for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)
-        ]
+        every = {above for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)}
+        modules = [sys.modules.get(name) for name in every]
         files = [Path(file).resolve() for module in modules if (file := getattr(module, "__file__", None))]
         tops = {path: self.project.top / path for path in self.submodules}
         return next((path for path, top in tops.items() if any(file.is_relative_to(top) for file in files)), "")
 
     @functools.cached_property
     def other_files(self) -> list[str]:
-        """The files of the repository with another content than at the revision, but those that the rules import."""
-        git, imported = self.project.git, set(self.now.files)
-        assert git is not None
+        """The changed files of the repository that the rules do not import."""
+        git, imported = self.git, set(self.now.files)
         blobs = {path: blob for path, blob in git.blobs(self.commit).items() if path not in imported}
         today = set(git.files()) - imported
         same = {p for p in today & blobs.keys() if blob_name((git.top / p).read_bytes(), blobs[p]) == blobs[p]}

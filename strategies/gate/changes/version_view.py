@@ -1,6 +1,6 @@
-"""What the rules of overloads depend on in one version of a project; of today's version, as a digest for each.
+"""What the rules of overloads depend on in one version of a project; for today's version also as digests.
 
-A digest stands for all that the verdict on an overload depends on: it is the same only while nothing of that changed.
+A digest covers all that the verdict on an overload depends on: it is the same only while nothing of that has changed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from strategies.gate.changes.roots import roots_of
 FILES = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
          "os.listdir", "os.scandir", "os.walk", "subprocess.", "sqlite3.", "numpy.load", "numpy.fromfile", "torch.load",
          "torch.jit.load", "torch.ops.load_library", "torch.utils.cpp_extension", "torch.classes.load_library")  # fmt: skip
-"""Names by which code reads files, which may be of any kind."""
+"""Names by which code reads files of any kind."""
 METHODS = (".read_text", ".read_bytes", ".open", ".iterdir", ".rglob")
-"""The same as methods of paths."""
+"""Methods of paths that read files."""
 COMPUTED = ("importlib.import_module", "builtins.__import__", "pkgutil.walk_packages", "pkgutil.iter_modules", "sys.modules",
             "importlib.util", "runpy.")  # fmt: skip
-"""Names by which modules are had by computed names."""
+"""Names by which modules are imported by computed names."""
 IMPORTERS = frozenset({"importlib", "pkgutil", "runpy"})
-"""Modules by which others are imported by computed names: then every file of a package may be."""
+"""Modules that import others by computed names: then every file of a package may be imported."""
 NATIVE = ("torch.ops.load_library", "torch.utils.cpp_extension", "ctypes.")
-"""Names by which ops come that no Python defines."""
+"""Names by which code loads native ops."""
 DEFINED = ("aten.", "prim.", "prims.", "c10d.", "_c10d_functional.")
 """The namespaces of torch's own ops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an overload's rule depends on: a slice; why files of any kind matter, if they do; what cannot be told.
+    """What an overload's rule depends on: a slice, why files of any kind matter ("" if they do not), and doubts.
 
-    `lost` are statements with its rule functions to which no registration leads; `foreign` says that nothing here
-    defines the op, and torch does not either.
+    `lost` are statements with its rule functions to which no registration leads.  `foreign`: neither the project nor
+    torch defines the op.
     """
 
     slice: Slice
@@ -58,7 +58,7 @@ class Seen:
 
 
 class View:
-    """The version as it is reached from the files `start`."""
+    """The part of a version that the files `start` import."""
 
     def __init__(self, version: Version, start: Sequence[str], written: Located | None = None) -> None:
         self.version, self.written = version, written or {}
@@ -79,7 +79,7 @@ class View:
         return list(dict.fromkeys(unit for unit, _ in self._holding(op)))
 
     def makers(self, op: str) -> list[Unit]:
-        """Those of them that are functions in which a rule function was made."""
+        """Those of them that are functions around the rule function."""
         made = [u for u, line in self._holding(op) if isinstance(u.node, Function) and line != u.lines.start]
         return list(dict.fromkeys(made))
 
@@ -104,7 +104,7 @@ class View:
     def seen(self, op: str, rules: Rules, functions: Sequence[Unit] = (), lost: Sequence[Unit] = ()) -> Seen:
         """What the overload depends on; `functions` hold its rule functions, if they are known.
 
-        `lost` are looked at beside what the registrations lead to.
+        `lost` are further statements to start from, beside the registrations.
         """
         roots = roots_of(self.index, op)
         found = Slicer(self.index, roots, rules, functions).walk(lost)
@@ -138,17 +138,16 @@ class View:
     def whole(self) -> dict[str, str]:
         """Each file with a digest of all that it does."""
         trees = {path: self.version.tree(path) for path in self.files}
-        told = {path: _bare(tree) if tree else repr(self.version.texts[path]) for path, tree in trees.items()}
-        return {path: _sha(text) for path, text in told.items()}
+        return {path: _sha(_dump(tree) if tree else repr(self.version.texts[path])) for path, tree in trees.items()}
 
 
-def _bare(node: object) -> str:
-    """The tree without what no program can see: places, and texts that nobody uses."""
+def _dump(node: object) -> str:
+    """The tree as text, without positions and unused string statements."""
     if isinstance(node, ast.AST):
-        fields = ", ".join(f"{name}={_bare(value)}" for name, value in ast.iter_fields(node) if name != "kind")
+        fields = ", ".join(f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if name != "kind")
         return f"{type(node).__name__}({fields})"
     if isinstance(node, list):
-        return f"[{', '.join(_bare(item) for item in node if not (isinstance(item, ast.AST) and is_text(item)))}]"
+        return f"[{', '.join(_dump(item) for item in node if not (isinstance(item, ast.AST) and is_text(item)))}]"
     return repr(node)
 
 
@@ -161,6 +160,7 @@ def _short(name: str) -> str:
 
 
 def located(project: Project, written: Mapping[str, Sequence[Written]]) -> Located:
+    """The functions that lie in the project, with their paths in it."""
     paths = {file: project.path_of(file) for file in {w.file for many in written.values() for w in many}}
     found = {op: [(paths[w.file], w) for w in many if paths[w.file]] for op, many in written.items()}
     return {op: many for op, many in found.items() if many}
@@ -171,22 +171,22 @@ PURE = frozenset({
     "decimal", "enum", "fractions", "functools", "heapq", "inspect", "itertools", "logging", "math", "numbers", "operator",
     "re", "statistics", "string", "struct", "textwrap", "torch", "types", "typing", "warnings",
 })  # fmt: skip
-"""Modules whose answers hang on what they are given and on their version, less what is named in `IMPURE`."""
+"""Modules whose results depend on arguments and on their version only, except for the names in `IMPURE`."""
 IMPURE = ("builtins.input", "builtins.open", "builtins.hash", "builtins.id", "torch.cuda.", "torch.accelerator.", "torch.backends.",
           "torch.mps.", "torch.xpu.", "torch.hub.", "torch.distributed.get_", "torch.get_num_threads", "numpy.random.",
           "requests.")  # fmt: skip
-"""Names by which code reads what is no text of the project: a terminal, files, the machine, the run."""
+"""Names by which code reads state outside of the project's text: a terminal, files, the machine, the run."""
 KNOWN = frozenset({"sys.version_info", "sys.maxsize", "sys.float_info"})
-"""What other modules of Python's own say that follows from its version and the kind of machine."""
+"""Names of other standard modules whose values follow from Python's version and the kind of machine."""
 OUTSIDE = "outside of the project"
 
 
 def digests(module: str | None) -> Callable[[str], str | None]:
     """For each overload a digest of its rule function, all that it calls and reads, its registration and its op.
 
-    Of rules that are torch's own (`module` None, or a rule outside of the module's project) it says no more than
-    `OUTSIDE`: they are known by the version of torch.  None if what the rule depends on cannot be known: it reads files
-    or the environment, or a library without a version.  The project is read once, when the first overload is asked for.
+    The digest of torch's own rules (`module` None, or a rule outside of the module's project) is `OUTSIDE`: the version
+    of torch identifies them.  None if the rule depends on unknown content: it reads files or the environment, or a
+    library without a version.  The project is read once, at the first overload.
     """
     view = functools.cache(lambda: _view(module))
     return lambda op: _digest_of(view(), op)
@@ -216,7 +216,7 @@ def _digest_of(view: View | None, op: str) -> str | None:
 
 
 def _follows(name: str) -> bool:
-    """Whether the answer that code gets by this name follows from the code and from versions."""
+    """Whether the value of this name follows from code and versions alone."""
     library = name.partition(".")[0]
     if name.startswith(".") or name in KNOWN:
         return True
@@ -224,7 +224,7 @@ def _follows(name: str) -> bool:
 
 
 def _versions(outside: Iterable[str]) -> list[tuple[str, str]] | None:
-    """The versions of the libraries that these names come from, but torch's; None if one has none that holds."""
+    """The versions of the libraries that these names come from, except torch; None if one has no fixed version."""
     found: dict[str, str] = {}
     for library in {name.partition(".")[0] for name in outside if not name.startswith(".")}:
         if library in {"torch", "builtins"} or library in sys.stdlib_module_names:

@@ -1,4 +1,4 @@
-"""The gate's result as the Markdown summary of a step, for a person: what is new first."""
+"""The gate's result for GitHub Actions: a Markdown summary of the step, and annotations on lines of the change."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,14 +8,14 @@ from strategies.gate.formats.wording import BASELINE, accepted, happens, stale, 
 from strategies.sweep.report.text_and_json import call_text, silent
 
 MOST = 1 << 20
-"""Bytes that GitHub takes for one step."""
+"""Bytes of a summary that GitHub accepts for one step."""
 _HEADROOM = 4096
 _SPECIAL = dict.fromkeys(map(ord, "&<>|`*_[]\\~$#!@"))
 _ENTITIES = {code: f"&#{code};" for code in _SPECIAL} | dict.fromkeys(map(ord, "\r\n"), " ")
 
 
 def summary(result: GateResult) -> str:
-    """Markdown text, under a mebibyte in UTF-8; what does not fit is counted.
+    """Markdown text under a mebibyte in UTF-8; the lines that do not fit are counted.
 
     >>> plain("a|`b`")
     'a&#124;&#96;b&#96;'
@@ -33,7 +33,7 @@ def summary(result: GateResult) -> str:
 
 
 def plain(text: str) -> str:
-    """The text as Markdown that shows just that text, on one line, in a table or out of it."""
+    """The text escaped for Markdown, on one line, in a table or out of it."""
     return printable(text).translate(_ENTITIES)
 
 
@@ -51,26 +51,22 @@ def _lines(result: GateResult) -> Iterator[str]:
         f"{counts.overloads} overloads on torch {plain(result.report.torch)} in {result.seconds:.1f} s."
     )
     yield from (f"\n> **Trouble:** {plain(trouble)}" for trouble in result.trouble)
-    yield from _table(
-        "New: these fail the gate", ("rule", "new for", "ranks", "call", "what happens", "loud?"), _new(result)
-    )
-    yield from _listed(
-        "Gone: remove these from the baseline with `localtensor gate --update`",
-        (f"{_code(str(e.key))}: {plain(e.reason)}" for e in result.gone),
-    )
-    yield from _listed(
-        "Accepted once, and past their date",
-        (f"{_code(str(e.key))}: {plain(e.reason)} (until {e.expires})" for e in result.expired),
-    )
-    yield from _listed(
-        "Crashed", (f"{_code(c.op)}: {plain(c.sample)}: {plain(c.error)}" for c in result.report.crashed)
-    )
+    heads = ("rule", "new for", "ranks", "call", "what happens", "loud?")
+    yield from _table("New: these fail the gate", heads, _new(result))
+    gone = [_item(e.key, e.reason) for e in result.gone]
+    yield from _listed("Gone: remove these from the baseline with `localtensor gate --update`", gone)
+    expired = [f"{_item(e.key, e.reason)} (until {e.expires})" for e in result.expired]
+    yield from _listed("Accepted once, and past their date", expired)
+    yield from _listed("Crashed", [_item(c.op, c.sample, c.error) for c in result.report.crashed])
     yield from _listed("Good to know", map(plain, result.notes))
-    yield from _listed("Not tried", (f"{_code(op)}: {plain(why)}" for op, why in result.untried))
-    yield from _listed("Chosen by the change", (f"{_code(c.op)}: {plain(c.reason)}" for c in result.choices))
-    unseen = (f"{_code(str(e.key))}: {plain(e.reason)}" for e in result.unseen)
-    yield from _listed("Accepted crashes that did not come back", unseen)
-    yield from _listed("Accepted", (f"{_code(str(key))}: {plain(why)}" for key, why in accepted(result)))
+    yield from _listed("Not tried", [_item(op, why) for op, why in result.untried])
+    yield from _listed("Chosen by the change", [_item(c.op, c.reason) for c in result.choices])
+    yield from _listed("Accepted crashes that did not come back", [_item(e.key, e.reason) for e in result.unseen])
+    yield from _listed("Accepted", [_item(key, why) for key, why in accepted(result)])
+
+
+def _item(name: object, *texts: str) -> str:
+    return ": ".join([_code(str(name)), *map(plain, texts)])
 
 
 def _headline(result: GateResult) -> str:
@@ -82,10 +78,10 @@ def _headline(result: GateResult) -> str:
 
 
 def _new(result: GateResult) -> Iterator[tuple[str, ...]]:
-    for judged in result.new:
-        found = judged.finding
+    for reviewed in result.new:
+        found = reviewed.finding
         yield (
-            _code(found.name), plain(where(judged.new)), str(found.ranks), _code(call_text(found)) if found.sample else "",
+            _code(found.name), plain(where(reviewed.new)), str(found.ranks), _code(call_text(found)) if found.sample else "",
             plain(found.reason), "silent" if silent(found) else "loud",
         )  # fmt: skip
 
@@ -105,14 +101,12 @@ def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield from ("", "</details>")
 
 
-# The gate's result as workflow commands of GitHub Actions, which its runner shows beside the lines of a change.
-
 MOST_ANNOTATIONS = 10
-"""GitHub shows as many of one kind for a step."""
+"""Annotations of one kind that GitHub shows for a step."""
 
 
 def annotations(result: GateResult, *, baseline: str = BASELINE) -> str:
-    """An `::error` line for each of the first ten that fail the gate, and `+N more` for the rest; "" if none does."""
+    """An `::error` command for each of the first ten findings that fail the gate, and `+N more`; "" if none fails."""
     lines = list(_annotation_lines(result, baseline))
     left = len(lines) - MOST_ANNOTATIONS
     shown = lines[:MOST_ANNOTATIONS] + ([f"::notice title=localtensor gate::+{left} more"] if left > 0 else [])
@@ -120,10 +114,10 @@ def annotations(result: GateResult, *, baseline: str = BASELINE) -> str:
 
 
 def _annotation_lines(result: GateResult, baseline: str) -> Iterator[str]:
-    for judged in result.new:
-        file, line = (judged.place.file, judged.place.line) if judged.place else (baseline, 1)
-        text = f"{happens(judged)} (new for {where(judged.new)})"
-        yield _error(file, line, f"Wrong sharding rule {judged.finding.name}", text)
+    for reviewed in result.new:
+        file, line = (reviewed.place.file, reviewed.place.line) if reviewed.place else (baseline, 1)
+        text = f"{happens(reviewed)} (new for {where(reviewed.new)})"
+        yield _error(file, line, f"Wrong sharding rule {reviewed.finding.name}", text)
     for entry in result.gone:
         yield _error(baseline, 1, "An accepted finding is gone", stale(entry))
     for trouble in result.trouble:
@@ -131,12 +125,12 @@ def _annotation_lines(result: GateResult, baseline: str) -> Iterator[str]:
 
 
 def _error(file: str, line: int, title: str, text: str) -> str:
-    said = f"file={escaped(file, of_property=True)},line={line},title={escaped(title, of_property=True)}"
-    return f"::error {said}::{escaped(text)}"
+    properties = f"file={escaped(file, of_property=True)},line={line},title={escaped(title, of_property=True)}"
+    return f"::error {properties}::{escaped(text)}"
 
 
 def escaped(text: str, *, of_property: bool = False) -> str:
-    """The text as the runner reads it back, on one line; within a property also without `:` and `,`.
+    """The text escaped for a workflow command, on one line; in a property `:` and `,` are escaped as well.
 
     >>> escaped("50%"), escaped("a:b,c", of_property=True)
     ('50%25', 'a%3Ab%2Cc')

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from localtensor.layout import short
-from strategies.gate.baseline import Entry, GateResult, Key, ReviewedFinding
+from strategies.gate.baseline import Entry, GateResult, ReviewedFinding
 from strategies.sweep.report.text_and_json import call_text, silent
 
 
@@ -22,7 +22,7 @@ def as_json(result: GateResult) -> str:
         "ranks": list(report.ranks),
         "confirm": report.confirm,
         "counts": asdict(report.counts),
-        "findings": [_judged(judged) for judged in result.findings],
+        "findings": [_finding(reviewed) for reviewed in result.findings],
         "gone": [_entry(entry) for entry in result.gone],
         "expired": [_entry(entry) for entry in result.expired],
         "crashed": [asdict(crash) for crash in report.crashed],
@@ -38,16 +38,16 @@ def as_json(result: GateResult) -> str:
     return json.dumps(body, indent=1) + "\n"
 
 
-def _key(key: Key) -> dict[str, str]:
-    return asdict(key)
-
-
 def _entry(entry: Entry) -> dict[str, Any]:
-    return {**_key(entry.key), "reason": entry.reason, "expires": entry.expires.isoformat() if entry.expires else None}
+    return {
+        **asdict(entry.key),
+        "reason": entry.reason,
+        "expires": entry.expires.isoformat() if entry.expires else None,
+    }
 
 
-def _judged(judged: ReviewedFinding) -> dict[str, Any]:
-    f = judged.finding
+def _finding(reviewed: ReviewedFinding) -> dict[str, Any]:
+    f = reviewed.finding
     return {
         "op": f.rule.op,
         "name": f.name,
@@ -59,10 +59,10 @@ def _judged(judged: ReviewedFinding) -> dict[str, Any]:
         "call": call_text(f),
         "reason": f.reason,
         "confirmed_on": f.confirmed_on,
-        "new": [_key(key) for key in judged.new],
-        "accepted": [_entry(entry) for entry in judged.accepted],
-        "keys": [_key(key) for key in judged.keys],
-        "place": asdict(judged.place) if judged.place else None,
+        "new": [asdict(key) for key in reviewed.new],
+        "accepted": [_entry(entry) for entry in reviewed.accepted],
+        "keys": [asdict(key) for key in reviewed.keys],
+        "place": asdict(reviewed.place) if reviewed.place else None,
         "got": f.got or None,
         "want": f.want or None,
         "picture": f.picture or None,

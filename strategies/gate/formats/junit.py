@@ -14,7 +14,7 @@ _TAGS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
 def junit(result: GateResult) -> str:
-    """JUnit XML text: a failure for what is new or gone, an error for a crash, skipped for what was not tried.
+    """JUnit XML text: a failure for a new or gone finding, an error for a crash, skipped for an untested overload.
 
     >>> from strategies.model.verdict import Counts, Report
     >>> text = junit(GateResult(Report("2.13.0", 0, (2,), "gloo", Counts()), judged=("aten.add.Tensor",)))
@@ -24,17 +24,17 @@ def junit(result: GateResult) -> str:
     cases = _cases(result)
     suite = ET.Element("testsuite", name=GATE, tests=str(len(cases)), time=f"{result.seconds:.3f}")
     for tag, plural in _TAGS.items():
-        suite.set(plural, str(sum(told is not None and told[0] == tag for told in cases.values())))
-    facts = ET.SubElement(suite, "properties")
-    seen = {"torch": result.report.torch, "seed": str(result.report.seed), "exit_code": str(result.exit_code)}
-    for name, value in seen.items():
-        ET.SubElement(facts, "property", name=name, value=printable(value))
-    for op, told in cases.items():
-        home = GATE if op == "run" else op.rpartition(".")[0]
-        case = ET.SubElement(suite, "testcase", classname=printable(home), name=printable(op))
-        if told is not None:
-            tag, first, text = told
-            node = ET.SubElement(case, tag, message=printable(first))
+        suite.set(plural, str(sum(outcome is not None and outcome[0] == tag for outcome in cases.values())))
+    properties = ET.SubElement(suite, "properties")
+    facts = {"torch": result.report.torch, "seed": str(result.report.seed), "exit_code": str(result.exit_code)}
+    for name, value in facts.items():
+        ET.SubElement(properties, "property", name=name, value=printable(value))
+    for op, outcome in cases.items():
+        group = GATE if op == "run" else op.rpartition(".")[0]
+        case = ET.SubElement(suite, "testcase", classname=printable(group), name=printable(op))
+        if outcome is not None:
+            tag, message, text = outcome
+            node = ET.SubElement(case, tag, message=printable(message))
             if tag != "skipped":
                 node.set("type", "gate" if tag == "failure" else "crash")
             node.text = printable(text) or None
@@ -45,9 +45,9 @@ def junit(result: GateResult) -> str:
 
 
 def _cases(result: GateResult) -> dict[str, tuple[str, str, str] | None]:
-    """For each overload None if it is clean, or the tag, a sentence, and the whole text.  The worst comes last."""
+    """For each overload None if it is clean, or the tag, the message and the text of its worst outcome."""
     cases: dict[str, tuple[str, str, str] | None] = dict.fromkeys(result.judged)
-    cases |= dict.fromkeys(judged.finding.rule.op for judged in result.findings)
+    cases |= dict.fromkeys(reviewed.finding.rule.op for reviewed in result.findings)
     cases |= {op: ("skipped", why, "") for op, why in result.untried}
     crashed: dict[str, list[str]] = defaultdict(list)
     for crash in result.report.crashed:
@@ -62,10 +62,10 @@ def _cases(result: GateResult) -> dict[str, tuple[str, str, str] | None]:
 
 def _wrong(result: GateResult) -> dict[str, list[str]]:
     wrong: dict[str, list[str]] = defaultdict(list)
-    for judged in result.new:
-        found = judged.finding
-        told = (f"{found.name} ({where(judged.new)})", happens(judged), found.picture)
-        wrong[found.rule.op].append("\n".join(filter(None, told)))
+    for reviewed in result.new:
+        found = reviewed.finding
+        paragraphs = (f"{found.name} ({where(reviewed.new)})", happens(reviewed), found.picture)
+        wrong[found.rule.op].append("\n".join(filter(None, paragraphs)))
     for entry in result.gone:
         wrong[entry.key.op].append(stale(entry))
     return wrong

@@ -1,4 +1,4 @@
-"""The gate's result as SARIF 2.1.0, which code scanners keep from run to run by fingerprints of meaning, not lines."""
+"""The gate's result as SARIF 2.1.0.  Fingerprints identify results from run to run, independent of source lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from strategies.base.progress import printable
-from strategies.gate.baseline import Entry, GateResult, Key, ReviewedFinding, SourceLine
+from strategies.gate.baseline import GateResult, Key, ReviewedFinding, SourceLine
 from strategies.gate.decision import IGNORED
 from strategies.gate.formats.wording import BASELINE, fingerprint, happens, stale
 from strategies.sweep.report.text_and_json import silent
@@ -22,11 +22,11 @@ UNASKED, STALE = "registration-never-asked", "stale-baseline-entry"
 _RULES = {
     SILENT: (
         "A sharding rule gives wrong results, and no rank raises.",
-        "Under this rule the ranks' pieces do not make what the op gives on whole tensors, and nothing tells the user.",
+        "Under this rule the ranks' pieces do not make the op's result on whole tensors, and no rank raises.",
     ),
     LOUD: (
         "A sharding rule makes ranks raise, hang or die where the op itself works.",
-        "The op accepts the call on whole tensors. Sharded as this rule says, a rank raises, hangs or dies.",
+        "The op accepts the call on whole tensors. Sharded by this rule, a rank raises, hangs or dies.",
     ),
     UNASKED: (
         "A sharding rule is registered where torch never asks.",
@@ -42,9 +42,12 @@ _RULES = {
 def sarif(result: GateResult, *, baseline: str = BASELINE, version: str = "") -> str:
     """SARIF text with fewer than 5,000 results: one for each key, new ones first.
 
-    `baseline` is the file that a result without a place of its own points at; `version` is this tool's.
+    `baseline` is the location of results without a source line; `version` is this tool's.
     """
-    results = [*_new(result, baseline), *(_gone(entry, baseline) for entry in result.gone), *_old(result, baseline)]
+    place = SourceLine(baseline, 1)
+    results = [_found(reviewed, key, "error", baseline) for reviewed in result.new for key in reviewed.new]
+    results += [_result(STALE, entry.key, "error", stale(entry), place) for entry in result.gone]
+    results += _suppressed(result, baseline)
     left = max(0, len(results) - MOST)
     driver: dict[str, Any] = {"name": "localtensor", "rules": [_rule(name) for name in _RULES]}
     if version:
@@ -68,7 +71,7 @@ def _rule(name: str) -> dict[str, Any]:
         "name": "".join(map(str.title, name.split("-"))),
         "shortDescription": {"text": short},
         "fullDescription": {"text": full},
-        "help": {"text": f"{full} What to do: run `localtensor gate` where you work; its output says what it saw."},
+        "help": {"text": f"{full} What to do: run `localtensor gate` where you work; its output shows each finding."},
         "defaultConfiguration": {"level": "error"},
         "properties": {"precision": "very-high", "problem.severity": "error", "tags": ["correctness", "distributed"]},
     }
@@ -97,37 +100,28 @@ def _result(rule: str, key: Key, level: str, text: str, place: SourceLine) -> di
     }
 
 
-def _found(judged: ReviewedFinding, key: Key, level: str, baseline: str) -> dict[str, Any]:
-    place = judged.place or SourceLine(baseline, 1)
-    rule = UNASKED if key.rule == IGNORED else SILENT if silent(judged.finding) else LOUD
-    return _result(rule, key, level, f"{key}: {happens(judged)}", place)
+def _found(reviewed: ReviewedFinding, key: Key, level: str, baseline: str) -> dict[str, Any]:
+    place = reviewed.place or SourceLine(baseline, 1)
+    rule = UNASKED if key.rule == IGNORED else SILENT if silent(reviewed.finding) else LOUD
+    return _result(rule, key, level, f"{key}: {happens(reviewed)}", place)
 
 
-def _new(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
-    for judged in result.new:
-        yield from (_found(judged, key, "error", baseline) for key in judged.new)
-
-
-def _old(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
-    for judged in result.findings:
-        for entry in judged.accepted:
-            excuse = {"kind": "external", "justification": printable(entry.reason)}
-            yield {**_found(judged, entry.key, "note", baseline), "suppressions": [excuse]}
-
-
-def _gone(entry: Entry, baseline: str) -> dict[str, Any]:
-    return _result(STALE, entry.key, "error", stale(entry), SourceLine(baseline, 1))
+def _suppressed(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
+    for reviewed in result.findings:
+        for entry in reviewed.accepted:
+            suppression = {"kind": "external", "justification": printable(entry.reason)}
+            yield {**_found(reviewed, entry.key, "note", baseline), "suppressions": [suppression]}
 
 
 def _invocation(result: GateResult, left: int) -> dict[str, Any]:
     notes = [_note("error", f"{c.op}: {c.sample}: crashed: {c.error}") for c in result.report.crashed]
     notes += [_note("error", trouble) for trouble in result.trouble]
-    notes += [_note("note", said) for said in result.notes]
+    notes += [_note("note", note) for note in result.notes]
     notes += [_note("note", f"{op} was not tried: {why}") for op, why in result.untried]
     if left:
         notes.append(_note("warning", f"{left} results are left out: GitHub takes fewer than 5,000."))
-    told: dict[str, Any] = {"executionSuccessful": not result.trouble, "exitCode": result.exit_code}
-    return {**told, "toolExecutionNotifications": notes} if notes else told
+    body: dict[str, Any] = {"executionSuccessful": not result.trouble, "exitCode": result.exit_code}
+    return {**body, "toolExecutionNotifications": notes} if notes else body
 
 
 def _note(level: str, text: str) -> dict[str, Any]:

@@ -1,14 +1,13 @@
-"""The page as text: one file with its style and its script in it, which asks no network for anything."""
+"""The HTML page of a report: one file with its style and its script in it, which opens without a network."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -20,15 +19,16 @@ from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parts
 from strategies.sweep.report.text_and_json import call_text, file_name, silent
 
-# A finding as the page shows it: its anchor, what filters ask, its picture, its script.
-
 _DTYPES = re.compile(r"\b(f|bf|c|i|u|bool)\d*\[")
 _CLASS = {"c": "complex", "f": "real", "bf": "real", "i": "integer", "u": "integer", "bool": "bool"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One finding, in words and attributes."""
+    """A finding as the page shows it: its anchor, the attributes that filters match, its picture, its script.
+
+    `loudness` is "silent" or "loud" for a confirmed finding, else "".
+    """
 
     finding: Finding
     anchor: str
@@ -45,27 +45,21 @@ class Shown:
 
 
 def shown(finding: Finding) -> Shown:
-    """All that the page says of a finding."""
+    """The finding as the page shows it."""
     mesh = finding.mesh or (finding.ranks,)
     dtypes = tuple(dict.fromkeys(dtypes for dtypes, _ in finding.kinds)) or (class_of(finding.sample),)
     file = file_name(finding) if finding.script else ""
+    loudness = "silent" if silent(finding) else "loud"
     return Shown(
-        finding, anchor(finding.name), call_text(finding), _loudness(finding),
+        finding, anchor(finding.name), call_text(finding), loudness if finding.verdict is Verdict.UNSOUND else "",
         "alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs",
         " × ".join(map(str, mesh)), dtypes, tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
         columns_of(finding.rule), parts(finding.picture, finding.reason), finding.script.replace("{name}", file), file,
     )  # fmt: skip
 
 
-def _loudness(finding: Finding) -> str:
-    """Known only of what real ranks have done."""
-    if finding.verdict is not Verdict.UNSOUND:
-        return ""
-    return "silent" if silent(finding) else "loud"
-
-
 def anchor(name: str) -> str:
-    """A fragment that stays as long as the rule keeps its name.
+    """The finding's URL fragment, which changes only with the rule's name.
 
     >>> anchor("aten.add.Tensor: S(0), R -> S(0)").rpartition("-")[0]
     'aten.add.Tensor-S-0-R-S-0'
@@ -74,7 +68,7 @@ def anchor(name: str) -> str:
 
 
 def class_of(sample: tuple[str, ...]) -> str:
-    """The class of dtypes of a call as it is printed, where a journal does not say on which it was suspected.
+    """The class of dtypes of a printed call, for journals that do not hold it.
 
     >>> class_of(("f64[2]", "i64[2]")), class_of(("[bool[1], bool[1]]",)), class_of(("3",))
     ('real', 'bool', 'real')
@@ -88,11 +82,11 @@ SIGNS = {
     Verdict.UNSOUND: "✕", Verdict.SUSPECT: "!", Verdict.MISSING: "+", Verdict.SOUND: "✓", Verdict.UNTESTABLE: "?",
     Verdict.CRASHED: "⚡",
 }  # fmt: skip
-"""Each verdict is told by a sign as well as by a colour."""
+"""Each verdict has a sign as well as a colour."""
 
 
 def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tuple[str, Report]:
-    """The page of a journal's lines, and the report that it shows.  `cut` is told of a last line that was cut."""
+    """The page of a journal's lines, and the report that it shows.  `cut` is a sentence on a truncated last line."""
     report = aggregate.report(begin, lines)
     found = [shown(finding) for finding in report.findings]
     script = (_HERE / "report.js").read_text(encoding="utf-8")
@@ -102,40 +96,29 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
     )  # fmt: skip
     text = environment.get_template("report.html.j2").render(
         name=name, cut=cut, begin=begin, report=report, facts=_facts(begin, report), found=found,
-        families=families(begin["ops"], lines, report), takes=TAKES, gives=GIVES, signs=_signs(),
-        totals=_totals(report), filters=_filters(found), untestable=_grouped(report.untestable),
+        families=families(begin["ops"], lines, report), takes=TAKES, gives=GIVES,
+        signs={verdict.value: sign for verdict, sign in SIGNS.items()},
+        totals=[(verdict.value, int(getattr(report.counts, verdict.value))) for verdict in SIGNS],
+        filters=_filters(found), untestable=_rules_by_reason(report.untestable),
         programs=" and programs" if any(f.title and f.verdict is Verdict.UNSOUND for f in report.findings) else "",
         silent=sum(one.loudness == "silent" for one in found),
-        style=_own((_HERE / "report.css").read_text(encoding="utf-8")), script=_own(script), sha=_sha(script),
+        style=_trusted((_HERE / "report.css").read_text(encoding="utf-8")), script=_trusted(script),
+        sha=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # the browser runs this script only
     )  # fmt: skip
     return printable(text), report
 
 
-def _own(text: str) -> Markup:
+def _trusted(text: str) -> Markup:
     return Markup(text)  # noqa: S704 - a file of this package, and no user's text
 
 
-def _sha(script: str) -> str:
-    """What lets the browser run this script and no other."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _signs() -> dict[str, str]:
-    return {verdict.value: sign for verdict, sign in SIGNS.items()}
-
-
-def _totals(report: Report) -> list[tuple[str, int]]:
-    counts = report.counts
-    return [(verdict.value, int(getattr(counts, verdict.value))) for verdict in SIGNS]
-
-
 def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
-    """What run it was."""
+    """The settings of the run, by heading."""
     every = len(aggregate.plan(begin))
-    asked = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
+    requested = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
     meshes = sorted({"×".join(map(str, mesh)) for _, mesh in begin["trials"]})
     facts = [
-        ("torch", report.torch), ("asked for", asked), ("rules of", begin["rules"]), ("seed", str(report.seed)),
+        ("torch", report.torch), ("asked for", requested), ("rules of", begin["rules"]), ("seed", str(report.seed)),
         ("ranks", ", ".join(map(str, report.ranks))), ("meshes", ", ".join(meshes)),
         ("trials", ", ".join(sorted({kind for kind, _ in begin["trials"]}))), ("dtypes", ", ".join(begin["dtypes"])),
         ("device", begin["device"]), ("confirmed on", report.confirm if report.confirm != "none" else "nothing"),
@@ -146,20 +129,19 @@ def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
 
 
 def _filters(found: Sequence[Shown]) -> list[tuple[str, str, list[str]]]:
-    """The choices of each filter: only what occurs.  One choice is none."""
-    told: Mapping[str, Any] = {
-        "how": sorted({one.loudness for one in found} - {""}),
-        "dtype": sorted({dtype for one in found for dtype in one.dtypes}),
-        "mesh": sorted({mesh for one in found for mesh in one.meshes}),
-        "trial": sorted({one.trial for one in found}),
-        "takes": [column for column in TAKES if any(column in one.columns for one in found)],
-    }
-    labels = {"how": "Silent or loud", "dtype": "Dtypes", "mesh": "Mesh", "trial": "Trial", "takes": "Takes"}
-    return [(name, labels[name], choices) for name, choices in told.items() if choices]
+    """The name, the label and the choices of each filter; only values that occur are choices."""
+    every = [
+        ("how", "Silent or loud", sorted({one.loudness for one in found} - {""})),
+        ("dtype", "Dtypes", sorted({dtype for one in found for dtype in one.dtypes})),
+        ("mesh", "Mesh", sorted({mesh for one in found for mesh in one.meshes})),
+        ("trial", "Trial", sorted({one.trial for one in found})),
+        ("takes", "Takes", [column for column in TAKES if any(column in one.columns for one in found)]),
+    ]
+    return [each for each in every if each[2]]
 
 
-def _grouped(rows: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Rules by the reason that they share, the most common first."""
+def _rules_by_reason(rows: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Reasons with the rules that share them, the most common first."""
     grouped: dict[str, list[str]] = {}
     for rule, why in rows:
         grouped.setdefault(why, []).append(rule)

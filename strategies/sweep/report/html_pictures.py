@@ -1,4 +1,9 @@
-"""The heat map: for each overload, how its rules fare by the placements that they take and give."""
+"""The heat map of the HTML report, and the picture of a finding's ranks as boxes.
+
+The heat map shows for each overload the verdicts on its rules by their input and output placements.  A picture shows
+the pieces of each rank before and after the op, and marks wrong values.  It is parsed from the text of
+`strategies.programs.run.verdict`, which is what a journal keeps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from strategies.model.verdict import Finding, Report, Verdict
 TAKES = ("R", "S(0)", "S(1)", "S(2)", "S(3+)", "P(sum)", "P(avg)", "P(max)", "P(min)", "P(product)", "other")
 GIVES = ("R", "S", "P", "other")
 WORST = (Verdict.UNSOUND, Verdict.SUSPECT, Verdict.MISSING, Verdict.SOUND, Verdict.UNTESTABLE)
-"""What a cell shows is the first of these that it holds."""
+"""A cell shows the first of these that it holds."""
 _RULE = re.compile(r"[^\s,()]+\([^()]*\)|[^\s,()]+")
 
 
@@ -33,9 +38,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An overload or a family.  `cells` has one for each column, None where no rule stands; `why` if it has none.
+    """An overload or a family.
 
-    `crashed` counts samples on which the tool, or torch itself, failed.
+    `cells` has one for each column, None where there is no rule.  `why` is the reason why there is no rule at all.
+    `crashed` counts samples on which this tool or torch failed.
     """
 
     name: str
@@ -54,23 +60,23 @@ class Row:
 
     @property
     def verdicts(self) -> str:
-        """The words for a filter: `unsound sound crashed`, or `none` where there is neither rule nor crash."""
+        """The words that a filter matches: `unsound sound crashed`, or `none` without rule or crash."""
         words = [v.value for v in WORST if self.counts.get(v)] + [Verdict.CRASHED.value] * bool(self.crashed)
         return " ".join(words) or "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Overloads of one name, those with findings first; `head` sums them up."""
+    """Overloads of one name, those with findings first; `head` is their total."""
 
     head: Row
     rows: tuple[Row, ...]
 
 
 def families(ops: Iterable[str], lines: Sequence[Line], report: Report) -> tuple[Family, ...]:
-    """Every overload of the plan, and those that findings speak of, by family; those with findings first."""
-    ruled = _ruled(lines, report)
-    whys = _whys(lines)
+    """Every overload of the plan, and of the findings, by family; families with findings first."""
+    ruled = _verdicts_by_op(lines, report)
+    whys = _skip_reasons(lines)
     crashed = Counter(crash.op for crash in report.crashed)
     grouped: dict[str, list[str]] = defaultdict(list)
     for op in sorted({*ops, *ruled}):
@@ -79,17 +85,13 @@ def families(ops: Iterable[str], lines: Sequence[Line], report: Report) -> tuple
     for name, members in grouped.items():
         rows = [_row(op, ruled.get(op, {}), whys.get(op, ""), crashed[op]) for op in members]
         every = {rule: verdict for op in members for rule, verdict in ruled.get(op, {}).items()}
-        made.append(
-            Family(
-                _row(name, every, "", sum(row.crashed for row in rows)),
-                tuple(sorted(rows, key=lambda row: (-row.bad, row.name))),
-            )
-        )
+        head = _row(name, every, "", sum(row.crashed for row in rows))
+        made.append(Family(head, tuple(sorted(rows, key=lambda row: (-row.bad, row.name)))))
     return tuple(sorted(made, key=lambda family: (-family.head.bad, family.head.name)))
 
 
 def family_of(op: str) -> str:
-    """What in-place, foreach and backward overloads of one op have in common.
+    """The name that in-place, foreach and backward overloads of one op share.
 
     >>> [family_of(op) for op in ("aten.add_.Tensor", "aten._foreach_add.List", "my.scale.default")]
     ['add', 'add', 'my.scale']
@@ -100,7 +102,7 @@ def family_of(op: str) -> str:
 
 
 def taken(placements: Iterable[str]) -> tuple[str, ...]:
-    """The columns in which a rule stands by what it takes: R only where it takes nothing else.
+    """The columns of a rule by its input placements; R only where all of them are R.
 
     >>> taken(["S(1)", "R"]), taken(["R", "R"]), taken(["S(7)"]), taken([])
     (('S(1)',), ('R',), ('S(3+)',), ())
@@ -110,25 +112,25 @@ def taken(placements: Iterable[str]) -> tuple[str, ...]:
 
 
 def given(placements: Iterable[str]) -> tuple[str, ...]:
-    """The same by what it gives, with all dims as one and all reductions as one."""
+    """The columns of a rule by its output placements: one for all dims, and one for all reductions."""
     found = dict.fromkeys(c if c in ("R", "other") else c[0] for c in map(column_of, placements))
     return tuple(column for column in found if column != "R" or len(found) == 1)
 
 
 def column_of(placement: str) -> str:
-    """The column of one placement as it is printed."""
+    """The column of one printed placement."""
     if placement in TAKES:
         return placement
     return "S(3+)" if re.fullmatch(r"S\(\d+\)", placement) else "other"
 
 
 def columns_of(rule: Rule) -> tuple[str, ...]:
-    """The columns of a finding's rule by what it takes, for a filter."""
+    """The columns of a finding's rule by its input placements, for a filter."""
     return taken(short(p) for p in rule.inputs if p is not None)
 
 
-def _ruled(lines: Sequence[Line], report: Report) -> dict[str, dict[str, Verdict]]:
-    """Each rule of one op on one axis by its text, with its verdict; a program counts to its op under its title."""
+def _verdicts_by_op(lines: Sequence[Line], report: Report) -> dict[str, dict[str, Verdict]]:
+    """For each overload the verdicts on its rules by their text.  A program counts to its op, under its title."""
     verdicts: dict[str, Verdict] = {}
     for line in of_kind(lines, "unit"):
         verdicts |= dict.fromkeys(line.get("sound", ()), Verdict.SOUND)
@@ -136,20 +138,19 @@ def _ruled(lines: Sequence[Line], report: Report) -> dict[str, dict[str, Verdict
         if line["verdict"] == "cleared":
             verdicts[line["rule"]] = Verdict.SOUND
     verdicts |= dict.fromkeys((rule for rule, _ in report.untestable), Verdict.UNTESTABLE)
-    verdicts |= {_told(finding): finding.verdict for finding in report.findings}
-    ruled: dict[str, dict[str, Verdict]] = defaultdict(dict)
+    verdicts |= {_finding_text(finding): finding.verdict for finding in report.findings}
+    by_op: dict[str, dict[str, Verdict]] = defaultdict(dict)
     for rule, verdict in verdicts.items():
-        op = rule.partition(": ")[0].partition(" on ")[0]
-        ruled[op][rule] = verdict
-    return dict(ruled)
+        by_op[rule.partition(": ")[0].partition(" on ")[0]][rule] = verdict
+    return dict(by_op)
 
 
-def _told(finding: Finding) -> str:
-    """A finding's name, which for a program begins with its op too: then what its op alone takes is said first."""
+def _finding_text(finding: Finding) -> str:
+    """A finding's name; for a program its op's rule comes first, so that the text begins with the op too."""
     return f"{finding.rule} @ {finding.title}" if finding.title else finding.name
 
 
-def _whys(lines: Sequence[Line]) -> dict[str, str]:
+def _skip_reasons(lines: Sequence[Line]) -> dict[str, str]:
     """For each overload the first reason for which samples of it were skipped."""
     whys: dict[str, str] = {}
     for line in of_kind(lines, "unit"):
@@ -179,10 +180,6 @@ def _cell(column: str, counts: Counter[Verdict] | None) -> Cell | None:
     return Cell(column, worst, counts[worst], words)
 
 
-# The picture of ranks as boxes: who holds what before and after, and which values are wrong.
-#
-# It is read off the text of strategies/programs/run/verdict.py, which is what a journal keeps.
-
 _PART = re.compile(r"(argument|result) (\d+), (.*)")
 _HELD = re.compile(r"  (rank \d+|together)  (.*)")
 _WANT = re.compile(r"(?:the op gives|  and       ) (.*)")
@@ -194,7 +191,7 @@ OP = "the op gives"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An element as it was printed; `wrong` if the op gives another."""
+    """A printed element; `wrong` if the op gives another."""
 
     text: str
     wrong: bool = False
@@ -202,9 +199,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What one rank holds, or all of them together.  `shape` is None for what is no tensor: then `note` says it.
+    """The piece of one rank, or the result of all ranks together.
 
-    `more` says that elements are left out; `wrong` marks the box as a whole.
+    `shape` is None for a value that is no tensor: then `note` is its text.  `more`: elements are left out.  `wrong`
+    marks the box as a whole.
     """
 
     who: str
@@ -216,7 +214,7 @@ class Box:
 
     @property
     def columns(self) -> int:
-        """How many elements stand side by side: the last dim."""
+        """Elements in a row: the size of the last dim."""
         return max(1, self.shape[-1]) if self.shape and len(self.shape) > 1 else max(1, len(self.values))
 
     @property
@@ -226,7 +224,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class TensorPicture:
-    """One tensor over all ranks: `argument 0` held as `S(0)`; `what` is "argument", "result" or "op"."""
+    """One tensor over all ranks: `argument 0` placed as `S(0)`; `what` is "argument", "result" or "op"."""
 
     what: str
     title: str
@@ -235,7 +233,7 @@ class TensorPicture:
 
 
 def parts(picture: str, reason: str = "") -> tuple[TensorPicture, ...]:
-    """The picture's tensors in order, each result with what the op gives; empty if it is no such text.
+    """The picture's tensors in order, each result beside the op's own; empty for any other text.
 
     >>> text = chr(10).join(("argument 0, R", "  rank 0  [1] of shape (1,)", "the op gives [1] of shape (1,)"))
     >>> [part.title for part in parts(text)]
@@ -255,10 +253,10 @@ def parts(picture: str, reason: str = "") -> tuple[TensorPicture, ...]:
     drawn = [TensorPicture(what, title, placement, tuple(boxes)) for what, title, placement, boxes in found]
     results = [part for part in drawn if part.what == "result"]
     if not results:
-        drawn = [replace(part, boxes=tuple(_fallen(box, reason) for box in part.boxes)) for part in drawn]
+        drawn = [replace(part, boxes=tuple(_mark_failed(box, reason) for box in part.boxes)) for part in drawn]
         return (*drawn, *(TensorPicture("op", OP, "", (want,)) for want in wants))
     bad = _MISSHAPEN.match(reason) if len(results) == 1 else None
-    shown = {part.title: _compared(part, want, f"rank {bad[1]}" if bad else "") for part, want in zip(results, wants)}
+    shown = {part.title: _mark_wrong(part, want, f"rank {bad[1]}" if bad else "") for part, want in zip(results, wants)}
     return tuple(shown.get(part.title, part) for part in drawn)
 
 
@@ -272,7 +270,7 @@ def _box(who: str, text: str) -> Box:
     return Box(who, tuple(map(Value, words[:-1] if more else words)), shape, more)
 
 
-def _fallen(box: Box, reason: str) -> Box:
+def _mark_failed(box: Box, reason: str) -> Box:
     """The box with a mark if its rank is one of those that raise or die."""
     found = _FAILS.match(reason)
     if not found or not (found[2] or box.who.removeprefix("rank ") in re.split(r"\D+", found[1])):
@@ -280,25 +278,25 @@ def _fallen(box: Box, reason: str) -> Box:
     return replace(box, wrong=True, note="fails here")
 
 
-def _compared(part: TensorPicture, want: Box, misshapen: str) -> TensorPicture:
-    """The part with its wrong values marked, and the rank of a wrong shape, and what the op gives beside it."""
+def _mark_wrong(part: TensorPicture, want: Box, misshapen: str) -> TensorPicture:
+    """The part with its wrong values and the rank of a wrong shape marked, and the op's result beside it."""
     boxes = []
     pieces = [box for box in part.boxes if box.who != "together"]
     spots = _spots(part.placement, pieces, want)
     for box in part.boxes:
         if box.who == "together":
-            boxes.append(_marked(box, want, range(len(box.values)), whole=True))
+            boxes.append(_mark_values(box, want, range(len(box.values)), whole=True))
         elif box.who == misshapen:
             boxes.append(replace(box, wrong=True, note="this shape is wrong"))
         elif spots is not None:
-            boxes.append(_marked(box, want, spots[pieces.index(box)]))
+            boxes.append(_mark_values(box, want, spots[pieces.index(box)]))
         else:
             boxes.append(box)
     return replace(part, boxes=(*boxes, want))
 
 
-def _marked(box: Box, want: Box, spots: Sequence[int], *, whole: bool = False) -> Box:
-    """Its elements against those of `want` at these places; as a whole if even the shape is another."""
+def _mark_values(box: Box, want: Box, spots: Sequence[int], *, whole: bool = False) -> Box:
+    """The box with its elements compared with those of `want` at these places; wrong as a whole if its shape differs."""
     if whole and box.shape != want.shape:
         return replace(box, wrong=True)
     values = tuple(
@@ -309,7 +307,7 @@ def _marked(box: Box, want: Box, spots: Sequence[int], *, whole: bool = False) -
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two printed numbers are one to some four digits, NaN being itself.
+    """Whether two printed numbers agree to four digits; NaN equals NaN.
 
     >>> same("nan", "nan"), same("1+0j", "1"), same("2", "2.1"), same("True", "False")
     (True, True, False, False)
@@ -324,7 +322,7 @@ def same(one: str, other: str) -> bool:
 
 
 def _spots(placement: str, pieces: Sequence[Box], want: Box) -> list[list[int]] | None:
-    """For each rank where its elements are in the whole; None unless the pieces are R or S and fit together."""
+    """For each rank the places of its elements in the whole; None unless the pieces are R or S and fit together."""
     if want.shape is None or any(box.shape is None for box in pieces):
         return None
     if placement == "R":
@@ -344,7 +342,7 @@ def _fit(shape: Sequence[int], whole: Sequence[int], dim: int) -> bool:
 
 
 def _places(box: Box, whole: Sequence[int], dim: int, start: int) -> list[int]:
-    """The place in the whole, counted in order, of each element of this piece."""
+    """The flat index in the whole of each element of this piece."""
     inner = math.prod(whole[dim + 1 :])
     wide = (box.shape or ())[dim] * inner
     return [i // wide * whole[dim] * inner + start * inner + i % wide for i in range(len(box.values))] if wide else []

@@ -1,4 +1,4 @@
-"""How a validation reads: a table for a person, JSON for a program.  Files are written whole or not at all."""
+"""A validation report as a table on a terminal and as JSON.  Files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST = 150
 
 
 def written(report: Report, folder: str | None) -> Report:
-    """The report with the repro scripts of its findings written into `folder`, if one is asked for."""
+    """Write the repro scripts of the findings into `folder`, if it is given.  Returns the report with their paths."""
     if folder is None:
         return report
     findings = []
@@ -40,7 +40,7 @@ def written(report: Report, folder: str | None) -> Report:
 
 
 def file_name(finding: Finding) -> str:
-    """A name that is the same every time and says what the script is about.
+    """The name of a finding's script: it names the op and the rule, and is the same in every run.
 
     `cumprod_default__S1__S1__2ranks.py`
     """
@@ -50,8 +50,8 @@ def file_name(finding: Finding) -> str:
 
     op = finding.rule.op.removeprefix("aten.").replace(".", "_")
     if finding.title:
-        told = re.sub(r"(, |: )\((?=[A-Z])", r"\1each ", finding.title.partition(" on ")[2])  # where a tensor begins
-        words = re.sub(r"\W+", "_", told.replace("-", "minus")).strip("_")
+        title = re.sub(r"(, |: )\((?=[A-Z])", r"\1each ", finding.title.partition(" on ")[2])  # where a tensor begins
+        words = re.sub(r"\W+", "_", title.replace("-", "minus")).strip("_")
         stem = f"{op}__on_{words}"
     else:
         stem = f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks"
@@ -103,30 +103,27 @@ def _finding(f: Finding) -> dict[str, Any]:
 def show(report: Report, console: Console, *, pictures: int = 3) -> None:
     """Print the report: what is wrong, the first few with their picture of ranks, then the totals.
 
-    Names and reasons are `Text`, since a string would be read as markup: "[red]" and ":x:" mean something there.
+    Names and reasons are `Text`: rich would read "[red]" and ":x:" in a string as markup.
     """
     wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
     for name in report.ignored:
-        console.print(_line("ignored", "bold red", f" {name}: torch asks this op's single-dim strategy first, so the "
-                            "registration is never used. Use register_single_dim_strategy."))  # fmt: skip
+        remedy = "so the registration is never used. Use register_single_dim_strategy."
+        line = f" {name}: torch asks this op's single-dim strategy first, {remedy}"
+        console.print(Text.assemble(("ignored", "bold red"), line))
     _rows(console, "Unsound: confirmed to give wrong results", wrong)
     for finding in wrong[:pictures]:
         console.print()
-        console.print(_line(finding.name, "bold", f" on {finding.ranks} ranks, {call_text(finding)}"))
+        console.print(Text.assemble((finding.name, "bold"), f" on {finding.ranks} ranks, {call_text(finding)}"))
         console.print(Text(finding.picture))
         if finding.repro:
             console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
     _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
-    _rows(console, "Missing: holds, and nobody claims it", [f for f in report.findings if f.verdict is Verdict.MISSING])
+    _rows(console, "Missing: valid, and not registered", [f for f in report.findings if f.verdict is Verdict.MISSING])
     for crash in report.crashed[:_MOST_CRASHES]:
-        console.print(_line("crashed", "magenta", f" {crash.op}: {crash.sample}: {crash.error}"))
+        console.print(Text.assemble(("crashed", "magenta"), f" {crash.op}: {crash.sample}: {crash.error}"))
     if len(report.crashed) > _MOST_CRASHES:
         console.print(f"... and {len(report.crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
     console.print(_totals(report))
-
-
-def _line(first: str, style: str, rest: str) -> Text:
-    return Text.assemble((first, style), rest)
 
 
 def call_text(finding: Finding) -> str:
@@ -139,10 +136,8 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
     if not findings:
         return
     table = Table(title=f"{title} ({len(findings)})", title_justify="left", show_lines=False, expand=False)
-    table.add_column("rule", overflow="fold")
-    table.add_column("ranks", justify="right")
-    table.add_column("call", overflow="fold")
-    table.add_column("what happens", overflow="fold")
+    for column in ("rule", "ranks", "call", "what happens"):
+        table.add_column(column, justify="right" if column == "ranks" else "left", overflow="fold")
     for f in findings:
         table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(call_text(f)), Text(f.reason))
     console.print(table)
@@ -157,18 +152,18 @@ def _totals(report: Report) -> str:
     how = f"confirmed on {report.confirm}" if report.confirm != "none" else "not confirmed: --confirm none"
     parts = [f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
              f"{c.untestable} untestable", f"{c.crashed} crashed"]  # fmt: skip
-    words = (
-        f"{', '.join(parts)} ({how}); {c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
-    )
-    note = f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)" if c.by_metadata else ""
-    nothing = "" if c.instances else "\nNothing was tested: that is not a pass."
+    ranks = ", ".join(map(str, report.ranks))
+    text = f"torch {report.torch}, seed {report.seed}, ranks {ranks}: {', '.join(parts)} ({how}); "
+    text += f"{c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
+    if c.by_metadata:
+        text += f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)"
+    if not c.instances:
+        text += "\nNothing was tested: that is not a pass."
     if report.unfinished:
-        nothing += f"\n{report.unfinished} units of the plan are not in this journal: see `localtensor merge`."
-    return (
-        f"torch {report.torch}, seed {report.seed}, ranks {', '.join(map(str, report.ranks))}: {words}{note}{nothing}"
-    )
+        text += f"\n{report.unfinished} units of the plan are not in this journal: see `localtensor merge`."
+    return text
 
 
 def silent(finding: Finding) -> bool:
-    """Whether nothing tells the user: every rank goes on with wrong numbers or shapes."""
+    """Whether the rule is silently wrong: no rank raises, hangs or dies."""
     return not re.search(r"^(rank [\d, ]+|every rank) raises |^hangs: |^the process of rank ", finding.reason)

@@ -1,12 +1,12 @@
-"""A sharding rule under property-based test, in two lines.
+"""Property-based tests of a sharding rule, in two lines.
 
     import localtensor.testing as testing
 
     def test_the_rule_of_scale():
         testing.assert_rule(torch.ops.mylib.scale.default, "S(0), R -> S(0)")
 
-A rule holds if each rank may run the op on its pieces, split as the rule says, and the results, put together as the
-rule says, are what the op gives for whole tensors.
+A rule holds if the ranks can run the op on their pieces, sharded by its inputs, and the results, assembled by its
+outputs, equal the op's result on whole tensors.  Hypothesis searches for the smallest case in which it does not.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls
 from strategies.validation.assertions.case import Misfit, Ran, RuleCase, Skipped
 from strategies.validation.assertions.ops import FunctionOp, Op, there
-from strategies.validation.assertions.rule import NotARule, NothingTested, Rule, layouts
+from strategies.validation.assertions.rule import AssertedRule, NotARule, NothingTested, layouts
 from strategies.validation.assertions.script import caller, imports_of, wrong_rule
 from strategies.validation.assertions.shardings import Claim, ShardingCase, judge, wrong_sharding
 
-# Hypothesis looks for the smallest case that is wrong, and counts what was judged and what was not.
-
 C = TypeVar("C")
 R = TypeVar("R")
-
-
 HOPELESS = 200
-"""If so many cases say nothing before one is judged, none will."""
+"""Cases without a verdict after which a search without any verdict is given up."""
 
 
 class _Found(Exception):
@@ -47,12 +43,13 @@ class _Found(Exception):
 
 
 class _Hopeless(Exception):
-    """Ends a search that judges nothing."""
+    """Ends a search without verdicts."""
 
 
 @dataclass
 class Search(Generic[C, R]):
-    """What a search has come to: the smallest wrong case and what it gave, how many were judged, why others were not."""
+    """The result of a search: the smallest wrong case and its run, the number of cases with a verdict, and the reasons
+    why others have none."""
 
     wrong: tuple[C, R] | None = None
     judged: int = 0
@@ -61,7 +58,7 @@ class Search(Generic[C, R]):
 
     @property
     def excuse(self) -> str:
-        """Why nothing was judged, in the words of most."""
+        """The most common reason why cases have no verdict."""
         for found in (self.misfits, self.skipped):
             if found:
                 return found.most_common(1)[0][0]
@@ -71,7 +68,10 @@ class Search(Generic[C, R]):
 def search(
     cases: st.SearchStrategy[C], judge: Callable[[C], tuple[R, bool]], *, max_examples: int, seed: int
 ) -> Search[C, R]:
-    """The same for a seed in every run.  `judge` gives what came out and whether that is right, or raises `Skipped`."""
+    """Search the cases for a wrong one; the same in every run with the same seed.
+
+    `judge` returns the run of a case and whether it is right, or raises `Skipped` or `Misfit`.
+    """
     found: Search[C, R] = Search()
 
     @hypothesis.seed(seed)
@@ -100,17 +100,17 @@ def search(
         try:
             example()
         except (_Found, _Hopeless, Unsatisfiable):
-            pass  # what was found is kept; if nothing was judged, the counts say why
+            pass  # `found` holds the result; without any verdict its counts hold the reasons
         except FlakyFailure:
-            pass  # wrong once, and right when it was judged again: the case that was wrong is kept
+            pass  # wrong once, and right when it ran again: the wrong case is kept
     return found
 
 
 RANKS, EXAMPLES, SPLITS = (2, 3, 4), 100, range(100)
 KNOWN = 40
-"""Of these calls at most so many are torch's own samples."""
+"""The most calls that are torch's own samples."""
 DTYPES = (torch.float64, torch.int64, torch.bool, torch.float32)
-"""Of the tensors: the first of these that the op takes, unless others are asked for."""
+"""Default dtypes of tensors: the first of these that the op takes."""
 
 
 def assert_rule(
@@ -126,23 +126,23 @@ def assert_rule(
     max_examples: int = EXAMPLES,
     seed: int = 0,
 ) -> None:
-    """The rule holds on every call that is tried; else `WrongRule`, an `AssertionError`, shows the smallest one.
+    """Assert that the rule holds on every call that is tried; `WrongRule`, an `AssertionError`, shows the smallest one.
 
     op            `torch.ops.mylib.scale.default`, "mylib::scale", or what `torch.library.custom_op` returned.
     rule          "S(0), R -> S(0)": a placement for each tensor of the call (lists count one by one), then for each
-                  result, "-" for one that is no tensor; or (inputs, outputs).  Arguments that the op writes to
-                  without returning them are judged, too, under the placement with which they came.
-    calls         which calls: a list of (args, kwargs), or a Hypothesis strategy of them.  By default they are drawn
-                  from the op's schema, and of torch's own ops from torch's samples, too.
-    where         of these only those for which `where(*args, **kwargs)` is true.
+                  result, "-" for one that is no tensor; or (inputs, outputs).  Arguments that the op mutates
+                  without returning them are tested, too, under their own placements.
+    calls         a list of (args, kwargs), or a Hypothesis strategy of them.  By default they are drawn from the op's
+                  schema, and for torch's own ops from torch's samples, too.
+    where         a filter: only calls for which `where(*args, **kwargs)` is true.
     dtypes        of drawn tensors; by default float64, or if the op takes none of those int64, bool, float32.
-    ranks         how many ranks there may be, the simplest first.
+    ranks         numbers of ranks, the simplest first.
     uneven        whether ranks may hold shards of different sizes, and empty ones.
-    splits        seeds of the ways in which partial values are decomposed: they cancel, and change their sign.
-    max_examples  calls to judge; the same `seed` judges the same ones.
+    splits        seeds for the decomposition of partial values, whose parts cancel and change signs.
+    max_examples  calls to test; the same `seed` tests the same ones.
 
-    Raises `NotARule` for what cannot be read or does not fit the op, `BadPlacement` for a placement that is none, and
-    `NothingTested` if no call could be judged: that is no pass.
+    Raises `NotARule` for a rule that cannot be parsed or does not fit the op, `BadPlacement` for an invalid placement,
+    and `NothingTested` if no call could be tested: that is no pass.
 
     >>> assert_rule("aten.neg.default", "S(0) -> S(0)", max_examples=20)
     >>> assert_rule("aten.abs.default", "P(sum) -> P(sum)")  # doctest: +ELLIPSIS
@@ -168,16 +168,16 @@ def assert_sharding(
     max_examples: int = 20,
     seed: int = 0,
 ) -> None:
-    """`fn`, run on DTensors with these placements, gives DTensors with those, and the values that it gives for plain
-    tensors; else `WrongRule` shows the smallest case.  Each example runs on rank threads, with torch's own DTensor.
+    """Assert that `fn` on DTensors with `in_placements` gives DTensors with `out_placements`, and the same values as on
+    plain tensors; `WrongRule` shows the smallest case.  Each example runs on rank threads, with torch's own DTensor.
 
-    fn              a function of tensors, that gives a tensor or several.
+    fn              a function of tensors that returns a tensor or several.
     in_placements   for each tensor: "S(0)", or a tuple with a placement for each axis of the mesh.
     out_placements  the same for each result.  Both may be one text, "S(0), R", for tensors on one axis.
-    inputs          which tensors: a list of tuples, or a Hypothesis strategy of them; by default they are drawn, of
+    inputs          tensors: a list of tuples, or a Hypothesis strategy of them; by default they are drawn, of
                     shapes that `fn` takes, uneven shards among them.
     meshes          sizes of the axes, the simplest first; by default up to four ranks.
-    empty           whether a dim may be smaller than the axes that cut it: DTensor then prefers other placements.
+    empty           whether a dim may be smaller than the axes that shard it: DTensor then prefers other placements.
 
     The other arguments, and what is raised, are as in `assert_rule`.
 
@@ -211,7 +211,7 @@ def _tensors(claim: Claim, inputs: Any, dtypes: Sequence[torch.dtype]) -> tuple[
     if inputs is not None:
         listed = list(inputs)
         return (st.sampled_from(range(len(listed))).map(lambda i: listed[i]) if listed else None), "inputs= is empty"
-    first = Rule(tuple(layout[0] for layout in claim.inputs), ())
+    first = AssertedRule(tuple(layout[0] for layout in claim.inputs), ())
     found: list[st.SearchStrategy[Call]] = []
     why = ""
     for dtype in dtypes:
@@ -249,7 +249,7 @@ def _meshes(claim: Claim, meshes: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def check_case(case: RuleCase) -> None:
-    """The rule holds in this one case; else `WrongRule`.  What says nothing about the rule is `NothingTested`."""
+    """Assert that the rule holds in this one case.  Raises `WrongRule`, and `NothingTested` for a case without verdict."""
     try:
         ran = case.judged()
     except Skipped as why:
@@ -269,20 +269,20 @@ def rule_cases(
     uneven: bool = True,
     splits: Sequence[int] = SPLITS,
 ) -> st.SearchStrategy[RuleCase]:
-    """What `assert_rule` tries, as a strategy for a test of your own, above which an `@example` can stand.
+    """The cases of `assert_rule` as a Hypothesis strategy for a test of your own, which may have an `@example`.
 
     >>> from hypothesis import given
     >>> @given(case=rule_cases("aten.neg.default", "S(0) -> S(0)"))
     ... def test_neg(case):
     ...     check_case(case)
     """
-    overload, read = Op.of(op, "rule_cases"), Rule.read(rule, "rule_cases")
+    overload, read = Op.of(op, "rule_cases"), AssertedRule.read(rule, "rule_cases")
     _check("rule_cases", ranks, splits, 1)
     sources = list(_sources(overload, read, calls, tuple(dtypes or DTYPES[:1])))
     found = next((strategy for strategy, _ in sources if strategy is not None), None)
     if found is None:
         raise NothingTested("rule_cases", f"{overload.name}: {read}", sources[0][1], "Give calls= or dtypes=.")
-    wanted = found if where is None else found.filter(lambda call: _asked(where, call))
+    wanted = found if where is None else found.filter(lambda call: _is_wanted(where, call))
     return _cases(overload, read, wanted, tuple(ranks), uneven, tuple(splits))
 
 
@@ -290,7 +290,7 @@ def _searched(
     call: str, op: Any, rule: Any, calls: Any, where: Any, dtypes: Any, ranks: Any, uneven: bool, splits: Any,
     max_examples: int, seed: int,
 ) -> Search[RuleCase, Ran]:  # fmt: skip
-    overload, read = Op.of(op, call), Rule.read(rule, call)
+    overload, read = Op.of(op, call), AssertedRule.read(rule, call)
     _check(call, ranks, splits, max_examples)
     if overload.random:
         why = "it draws random numbers, so that no two calls give the same"
@@ -315,27 +315,27 @@ def _searched(
             judged = found.judged = judged + found.judged
             if found.wrong:
                 fewer = [count for count in ranks if count < found.wrong[0].ranks]
-                smaller = found_on(fewer).wrong if fewer else None  # where simpler values show it on more ranks only
+                smaller = found_on(fewer).wrong if fewer else None  # simpler values may be wrong on more ranks only
                 found.wrong = smaller or found.wrong
                 return found
         if judged:
             return found
-    raise NothingTested(
-        call, f"{overload.name}: {read}", excuse, "Give calls= that the op takes and the rule speaks of."
-    )
+    remedy = "Give calls= that the op takes and the rule fits."
+    raise NothingTested(call, f"{overload.name}: {read}", excuse, remedy)
 
 
 def _judge(case: RuleCase, where: Callable[..., bool] | None) -> tuple[Ran, bool]:
-    if where is not None and not _asked(where, (case.args, dict(case.kwargs))):
+    if where is not None and not _is_wanted(where, (case.args, dict(case.kwargs))):
         raise Skipped("where= asks for no such call")
     ran = case.judged()
     return ran, ran.wrong is None
 
 
 def _sources(
-    op: Op, rule: Rule, calls: Any, dtypes: Sequence[torch.dtype]
+    op: Op, rule: AssertedRule, calls: Any, dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[st.SearchStrategy[Call] | None, str]]:
-    """Where calls come from: what is drawn shrinks, so it is tried before torch's samples, which do not."""
+    """The sources of calls, each with a reason if it is None: drawn calls come first, since torch's samples do not
+    shrink."""
     if calls is not None:
         yield given_calls(calls), ""
         return
@@ -348,7 +348,7 @@ def _sources(
 
 
 def _cases(
-    op: Op, rule: Rule, calls: st.SearchStrategy[Call], ranks: tuple[int, ...], uneven: bool,
+    op: Op, rule: AssertedRule, calls: st.SearchStrategy[Call], ranks: tuple[int, ...], uneven: bool,
     splits: tuple[int, ...],
 ) -> st.SearchStrategy[RuleCase]:  # fmt: skip
     partial = any(isinstance(p, Partial) for p in rule.inputs)
@@ -363,8 +363,8 @@ def _cases(
     return cases()
 
 
-def _asked(where: Callable[..., bool], call: Call) -> bool:
-    """Whether the author asks for that call, whose tensors he is shown."""
+def _is_wanted(where: Callable[..., bool], call: Call) -> bool:
+    """Whether the filter `where` is true for the call, with real tensors."""
     args, kwargs = there(call[0]), there(call[1])
     return bool(where(*args, **kwargs))
 
@@ -372,9 +372,8 @@ def _asked(where: Callable[..., bool], call: Call) -> bool:
 def _check(call: str, ranks: Any, splits: Any, max_examples: Any) -> None:
     counts = tuple(ranks) if isinstance(ranks, Sequence) else ()
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in counts):
-        raise NotARule(
-            call, "ranks", repr(ranks), "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3, 4)."
-        )
+        problem, remedy = "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3, 4)."
+        raise NotARule(call, "ranks", repr(ranks), problem, remedy)
     if not isinstance(splits, Sequence) or not splits:
         raise NotARule(call, "splits", repr(splits), "there is no seed in it", "Give some, as splits=range(100).")
     if isinstance(max_examples, bool) or not isinstance(max_examples, int) or max_examples < 1:

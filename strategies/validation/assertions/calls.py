@@ -1,4 +1,4 @@
-"""Calls of an op, to try a rule on: drawn from its schema, from torch's own samples, or from what the author gives."""
+"""Calls of an op for the test of a rule: drawn from its schema, torch's own samples, or given by the rule's author."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strategies.inputs.schema_samples import accepts
 from strategies.model.arguments import is_index
 from strategies.model.rule import Sample, call_of
 from strategies.validation.assertions.ops import Op, ShapePlan, accepted, is_list, takes_tensor, there
-from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
+from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_dim
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Values = tuple[torch.dtype, tuple[str, ...]]
@@ -28,19 +28,19 @@ Pick = Callable[[Sequence[Any]], Any]
 """One of the options, the simplest first."""
 TAME = ("ones", "small", "alternating", "ties", "normal", "rough")
 PATTERNS = (TAME[0], "arange", *TAME[1:])
-"""Values of tensors; zeros alone tell nothing.  Where parts are summed, values are small: exp of large ones overflows."""
+"""Values of tensors; zeros alone prove nothing.  Where parts are summed, values are small: exp of large ones overflows."""
 LARGEST = 8
 """The largest dim that is drawn."""
-_TRUTHS = ("condition", "mask")
-_LEFT = ("dtype", "layout", "device", "memory_format", "pin_memory", "generator", "out_dtype", "output_dtype")
-"""Arguments that stay as they are: numbers that stand for no dtype would end the process."""
+_BOOLEAN_ARGUMENTS = ("condition", "mask")
+_LEFT_OUT = ("dtype", "layout", "device", "memory_format", "pin_memory", "generator", "out_dtype", "output_dtype")
+"""Arguments that keep their defaults: numbers that are no dtype would end the process."""
 _ABSENT = object()
 
 
-def schema_calls(op: Op, rule: Rule, dtype: torch.dtype) -> tuple[st.SearchStrategy[Call] | None, str]:
-    """Calls drawn from the op's schema, of tensors of that dtype; or None, and why there are none."""
+def schema_calls(op: Op, rule: AssertedRule, dtype: torch.dtype) -> tuple[st.SearchStrategy[Call] | None, str]:
+    """Calls drawn from the op's schema, with tensors of that dtype; or None, and the reason."""
     patterns = TAME if any(isinstance(p, Partial) for p in rule.inputs) else PATTERNS
-    plans, why = accepted(op, rule, lambda plan, rng: _probe(op, plan, dtype, rng))
+    plans, why = accepted(op, rule, lambda plan, rng: _call_of_plan(op, plan, dtype, rng))
     if not plans:
         return None, why
     ways = tuple(plans)
@@ -58,14 +58,14 @@ def schema_calls(op: Op, rule: Rule, dtype: torch.dtype) -> tuple[st.SearchStrat
     return calls(), ""
 
 
-def _probe(op: Op, plan: ShapePlan, dtype: torch.dtype, rng: Random) -> Call:
+def _call_of_plan(op: Op, plan: ShapePlan, dtype: torch.dtype, rng: Random) -> Call:
     sizes = {letter: place for place, letter in enumerate(plan.letters, 2)} | {"1": 1}
     args, kwargs = filled(op, plan, sizes, (dtype, TAME), rng.choice)
     return there(args), there(kwargs)
 
 
 def filled(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values, pick: Pick) -> Call:
-    """The call of that plan with these sizes, and tensors of such values; everything else is picked."""
+    """The call of that plan with these sizes and such values of tensors; the other arguments are picked."""
     shapes, args, kwargs = dict(plan.shapes), [], {}
     for argument in op.arguments:
         if takes_tensor(argument):
@@ -79,7 +79,7 @@ def filled(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values, pi
         else:
             value = _other(argument, [sizes[d] for d in plan.first], values[0], pick)
         if value is _ABSENT and not argument.kwarg_only and not argument.is_out:
-            value = argument.default_value  # what follows by place needs it
+            value = argument.default_value  # positional arguments after it need it
         if value is not _ABSENT:
             if argument.kwarg_only:
                 kwargs[argument.name] = value
@@ -90,12 +90,10 @@ def filled(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values, pi
 
 def _tensor(name: str, shape: Sequence[int], sizes: Mapping[str, int], values: Values, pick: Pick) -> Any:
     if is_index(name):
-        count, below = (
-            torch.Size(shape).numel(),
-            min(sizes[letter] for letter in sizes if letter != "1" or len(sizes) == 1),
-        )
+        count = torch.Size(shape).numel()
+        below = min(sizes[letter] for letter in sizes if letter != "1" or len(sizes) == 1)
         return (torch.arange(count) * pick((1, 2, 3)) % below).reshape(tuple(shape))
-    dtype = torch.bool if name in _TRUTHS else values[0]
+    dtype = torch.bool if name in _BOOLEAN_ARGUMENTS else values[0]
     return Drawn(tuple(shape), dtype, pick(values[1]), pick(range(100)))
 
 
@@ -108,7 +106,7 @@ def _other(argument: Any, shape: Sequence[int], dtype: torch.dtype, pick: Pick) 
 
 
 def _options(kind: str, name: str, dims: int, shape: list[int], dtype: torch.dtype) -> list[Any]:
-    if name in _LEFT:
+    if name in _LEFT_OUT:
         return []
     listed = "List[" in kind or "[]" in kind
     if listed and ("int" in kind or "Int" in kind):
@@ -129,11 +127,11 @@ def _options(kind: str, name: str, dims: int, shape: list[int], dtype: torch.dty
     return ["none", "mean", "sum", "floor", "tanh"] if "str" in kind else []
 
 
-def known_calls(op: Op, rule: Rule, dtype: torch.dtype) -> list[Call]:
-    """torch's own samples of the op that the rule speaks of; for ops of torch's own only.
+def known_calls(op: Op, rule: AssertedRule, dtype: torch.dtype) -> list[Call]:
+    """torch's own samples that the rule applies to; for torch's own ops only.
 
-    The dims that the rule cuts are of one size, and of an op that works element by element the tensors that it cuts
-    have as many dims: then they are one dim.
+    The dims that the rule shards have one size, and for a pointwise op the tensors that it shards have as many dims as
+    the result: then they are one dim.
     """
     namespace, packet, _ = op.name.split(".")
     if namespace != "aten":
@@ -145,12 +143,12 @@ def known_calls(op: Op, rule: Rule, dtype: torch.dtype) -> list[Call]:
         sample = OpCall(full[0], dtype, number)
         call = as_call(sample)
         made, tensors = call_of(op.overload, *call)
-        if _speaks_of(rule, tensors, op.pointwise) and accepts(Sample(made, tuple(tensors), "")):
+        if _applies_to(rule, tensors, op.pointwise) and accepts(Sample(made, tuple(tensors), "")):
             found.append(call)
     return found
 
 
-def _speaks_of(rule: Rule, tensors: Sequence[Tensor], pointwise: bool) -> bool:
+def _applies_to(rule: AssertedRule, tensors: Sequence[Tensor], pointwise: bool) -> bool:
     if len(tensors) != len(rule.inputs):
         return False
     cut = [(x, dim) for x, p in zip(tensors, rule.inputs, strict=True) if (dim := shard_dim(p)) is not None]
@@ -161,14 +159,13 @@ def _speaks_of(rule: Rule, tensors: Sequence[Tensor], pointwise: bool) -> bool:
 
 
 def given_calls(calls: Any, call: str = "assert_rule") -> st.SearchStrategy[Call]:
-    """What the author gives: a strategy, or a list, of (args, kwargs) or `OpCall`.  Raises `NotARule`."""
+    """The author's calls: a strategy, or a list, of (args, kwargs) or `OpCall`.  Raises `NotARule`."""
     if isinstance(calls, st.SearchStrategy):
         return calls.map(lambda one: as_call(one, call))
     listed = list(calls) if isinstance(calls, Iterable) and not isinstance(calls, str) else []
     if not listed:
-        raise NotARule(
-            call, "calls", repr(calls), "there is no call in it", "Pass a list of (args, kwargs), or a strategy."
-        )
+        remedy = "Pass a list of (args, kwargs), or a strategy."
+        raise NotARule(call, "calls", repr(calls), "there is no call in it", remedy)
     return one_of_calls([as_call(one, call) for one in listed])
 
 
@@ -178,7 +175,7 @@ def one_of_calls(calls: Sequence[Call]) -> st.SearchStrategy[Call]:
 
 
 def as_call(one: Any, call: str = "assert_rule") -> Call:
-    """(args, kwargs) of what stands for a call."""
+    """The call as (args, kwargs).  Raises `NotARule`."""
     if hasattr(one, "args") and hasattr(one, "kwargs") and not inspect.isfunction(one):
         return tuple(one.args), dict(one.kwargs)
     if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], tuple | list) and isinstance(one[1], Mapping):

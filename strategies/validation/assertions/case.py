@@ -1,4 +1,4 @@
-"""One case of a rule: one call, so many ranks, one way to split; run, judged, and printed so that it can be run again."""
+"""One case of a rule: one call, a number of ranks, one decomposition of partial values; and its run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from strategies.model import rule as model
 from strategies.model.call_signature import text_of
 from strategies.model.oracle import Truth, tell
 from strategies.validation.assertions.ops import REFUSALS, Op, there
-from strategies.validation.assertions.rule import Rule, shard_dim
-from strategies.validation.difference import Apart, Difference
+from strategies.validation.assertions.rule import AssertedRule, shard_dim
+from strategies.validation.difference import Difference
 from strategies.validation.probe import Probe
 
 
 class Skipped(Exception):
-    """The call says nothing about the rule, for this reason."""
+    """The call proves nothing about the rule, for this reason."""
 
 
 class Misfit(Exception):
-    """The rule does not fit the call: it speaks of other tensors, or of other results."""
+    """The rule does not fit the call: it has another number of tensors or results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One case as it was run: the call, the truth about it, and `held[i][rank]` of each tensor."""
+    """The run of one case: the call, its oracle, the pieces `held[i][rank]` of each tensor, and the difference."""
 
     sample: model.Sample
     truth: Truth
@@ -42,7 +42,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class RuleCase:
-    """An op, a rule, one call and so many ranks; `split` is the seed by which partial values are decomposed.
+    """An op, a rule, one call and a number of ranks; `split` is the seed for the decomposition of partial values.
 
     Tensors among `args` and `kwargs` may be `Drawn`.  `check()` raises `WrongRule` if the rule is wrong here.
 
@@ -61,17 +61,16 @@ class RuleCase:
     uneven: bool = True
 
     def judged(self) -> Ran:
-        """The case, run.  Raises `Skipped` and `Misfit`."""
-        op, rule = Op.of(self.op), Rule.read(self.rule)
-        return judge(op, rule, self)
+        """The run of the case.  Raises `Skipped` and `Misfit`."""
+        return judge(Op.of(self.op), AssertedRule.read(self.rule), self)
 
     @property
     def real(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with tensors that are there."""
+        """The arguments with real tensors."""
         return there(tuple(self.args)), there(dict(self.kwargs))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would else print the fields."""
+        """Hypothesis would otherwise print the fields."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -80,8 +79,8 @@ class RuleCase:
         return f"RuleCase({self.op!r}, {self.rule!r}, {values}, ranks={self.ranks}, split={self.split}{rest})"
 
 
-class _Own(model.Call):
-    """A call of an op of the author's own, whose arithmetic may fail: then it refuses."""
+class _UserCall(model.Call):
+    """A call of a user's op, whose arithmetic errors count as refusals."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         try:
@@ -90,10 +89,10 @@ class _Own(model.Call):
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def judge(op: Op, rule: Rule, case: RuleCase) -> Ran:
-    """Split, run, assemble, compare.  Raises `Skipped` and `Misfit`."""
+def judge(op: Op, rule: AssertedRule, case: RuleCase) -> Ran:
+    """Shard the inputs, run, assemble, compare.  Raises `Skipped` and `Misfit`."""
     found, tensors = model.call_of(op.overload, *case.real)
-    call = _Own(found.op, found.args, found.kwargs)
+    call = _UserCall(found.op, found.args, found.kwargs)
     fit_inputs(rule, tensors, case)
     sample = model.Sample(call, tuple(tensors), "")
     with torch.no_grad():
@@ -113,8 +112,8 @@ def judge(op: Op, rule: Rule, case: RuleCase) -> Ran:
     return Ran(sample, truth, held, in_words(wrong, placed) if wrong is not None else None)
 
 
-def fit_inputs(rule: Rule, tensors: Sequence[Tensor], case: RuleCase) -> None:
-    """The rule speaks of these tensors.  Raises `Misfit` and `Skipped`."""
+def fit_inputs(rule: AssertedRule, tensors: Sequence[Tensor], case: RuleCase) -> None:
+    """Check that the rule fits these tensors.  Raises `Misfit` and `Skipped`."""
     if len(tensors) != len(rule.inputs):
         raise Misfit(f"the rule has {len(rule.inputs)} inputs, and the call {len(tensors)} tensors")
     for x, placement in zip(tensors, rule.inputs, strict=True):
@@ -129,13 +128,13 @@ def fit_inputs(rule: Rule, tensors: Sequence[Tensor], case: RuleCase) -> None:
             raise Skipped(f"an average of {x.dtype} need not be one")
 
 
-def placed_results(rule: Rule, count: int, writes: Sequence[int]) -> tuple[Placement | None, ...]:
-    """The placement of each of the `count` flat results: what was written to stays as it came."""
+def placed_results(rule: AssertedRule, count: int, writes: Sequence[int]) -> tuple[Placement | None, ...]:
+    """The placement of each of the `count` flat results; mutated arguments keep theirs."""
     nothing = count == len(writes) and rule.outputs == (None,)
     return (*(() if nothing else rule.outputs), *(rule.inputs[i] for i in writes))
 
 
-def _fit_outputs(rule: Rule, truth: Truth, writes: int) -> None:
+def _fit_outputs(rule: AssertedRule, truth: Truth, writes: int) -> None:
     results = truth.outputs[: len(truth.outputs) - writes]
     if len(results) != len(rule.outputs) and not (not results and rule.outputs == (None,)):
         raise Misfit(f"the rule has {len(rule.outputs)} outputs, and the call {len(results)} results")
@@ -151,21 +150,16 @@ def _fit_outputs(rule: Rule, truth: Truth, writes: int) -> None:
 
 
 def in_words(found: Difference, placed: Sequence[Sequence[Placement]]) -> Difference:
-    """The same, with the words for an author of rules; `placed` has a layout for each result."""
+    """The same with a message for the rule's author; `placed` has a layout for each result."""
     i, rank, apart = found.output, found.rank, found.apart
     if i < 0:
         return found
     if found.bare:
         problem = f"result {i} is {found.got!r} on rank {rank}, the op gives {found.want!r}"
         return replace(found, problem=problem)
-    problem = found.problem if apart is None else f"{_who(rank)} {_values(apart)}"
+    problem = found.problem
+    if apart is not None:
+        who = "the ranks together have" if rank is None else f"rank {rank} has"
+        where = f" at {apart.place}" if apart.place else ""
+        problem = f"{who} {apart.got}{where}, the op gives {apart.want}; {apart.share}"
     return replace(found, problem=f"result {i} as {', '.join(map(short, placed[i]))}: {problem}")
-
-
-def _who(rank: int | None) -> str:
-    return "the ranks together have" if rank is None else f"rank {rank} has"
-
-
-def _values(apart: Apart) -> str:
-    where = f" at {apart.place}" if apart.place else ""
-    return f"{apart.got}{where}, the op gives {apart.want}; {apart.share}"

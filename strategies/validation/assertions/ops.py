@@ -1,4 +1,11 @@
-"""An op as one thing to call on tensors: by object or by name, with all that it gives, arguments it wrote to included.
+"""An op with its schema and all its results, mutated arguments included; and the shapes of calls that it accepts.
+
+The shapes are found by trying: each dim has a letter, and one letter is one size.
+
+    mm  takes  ab, bn        add  takes  ab, ab   ab, b   ab, 1b ...
+
+A rule is tested only on calls in which all the dims that it shards are one dim: to shard the rows of one operand and the
+columns of another proves nothing where these are unrelated.
 
 | torch part                                           | why                                         | read on     | run on |
 |------------------------------------------------------|---------------------------------------------|-------------|--------|
@@ -22,10 +29,10 @@ import torch
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model import oracle
 from strategies.model.rule import call_of, results
-from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
+from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_dim
 
 REFUSALS = (*oracle.REFUSALS, ArithmeticError)
-"""What an op of the author's own raises for arguments that it cannot take; anything else is a crash."""
+"""Errors of a user's op for arguments that it does not accept; any other error is a crash."""
 _NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?")
 _REMEDY = "Pass torch.ops.mylib.scale.default, its name 'mylib::scale', or what torch.library.custom_op returned."
 
@@ -65,18 +72,18 @@ class Op:
 
     @property
     def random(self) -> bool:
-        """Whether torch says that it draws numbers."""
+        """Whether torch marks it as random."""
         return torch.Tag.nondeterministic_seeded in self.overload.tags
 
     @property
     def pointwise(self) -> bool:
-        """Whether torch says that it works element by element."""
+        """Whether torch marks it as pointwise."""
         return torch.Tag.pointwise in self.overload.tags
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """All that it gives, flat: its results, then the tensors that it wrote to and did not return.
+        """Its flat results: what it returns, then the tensors that it mutates and does not return.
 
-        It writes to what it is given.
+        It mutates the given tensors themselves.
         """
         call, tensors = call_of(self.overload, args, dict(kwargs))
         return oracle.run(call, tensors, mutates=False)[1]
@@ -130,7 +137,7 @@ def _named(name: str, call: str) -> Any:
 
 
 def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
-    """The same with `give(x)` in the place of each x that is no list, tuple or dict."""
+    """The same structure with `give(x)` in the place of each leaf x, which is no list, tuple or dict."""
     if isinstance(value, Mapping):
         return {name: replaced(one, give) for name, one in value.items()}
     if type(value) in (list, tuple):
@@ -139,27 +146,20 @@ def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
 
 
 def there(value: Any) -> Any:
-    """The arguments with tensors in the place of what was drawn."""
+    """The arguments with real tensors in the place of each `Drawn`."""
     return replaced(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
 
-
-# How the shapes of an op's tensors go together, found by trying: each dim has a letter, and one letter is one size.
-#
-#     mm  takes  ab, bn        add  takes  ab, ab   ab, b   ab, 1b ...
-#
-# A rule is asked of such calls only in which all the dims that it cuts are one dim: to cut the rows of one operand and
-# the columns of another says nothing where these have nothing to do with each other.
 
 Shape = tuple[str, ...]
 """A letter for each dim; "1" is a dim of one element that is broadcast."""
 BASE, MOST_DIMS = "abcde", 4
 MOST_TRIED, TURNS = 600, 2
-"""Calls that are tried for each number of dims, and values of the other arguments for each way to put shapes together."""
+"""Calls that are tried for each number of dims, and values of the other arguments for each combination of shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapePlan:
-    """The shapes of one kind of call: for each tensor argument its shape, or of a list its shapes; None if left out."""
+    """The shapes of one kind of call: for each tensor argument its shape, or for a list its shapes; None if left out."""
 
     first: Shape
     shapes: tuple[tuple[str, Shape | tuple[Shape, ...] | None], ...]
@@ -185,13 +185,13 @@ def is_list(shape: Any) -> bool:
 
 
 def takes_tensor(argument: Any) -> str:
-    """Whether it takes "one" or "many" tensors, or none: then ""."""
+    """The tensors that an argument takes: "one", "many" for a list, or "" for none."""
     kind = str(argument.type)
     return "" if "Tensor" not in kind else "many" if "List" in kind or "[]" in kind else "one"
 
 
-def plans(op: Op, rule: Rule) -> Iterator[ShapePlan]:
-    """Every way to try, the simplest first, for a call with as many tensors as the rule has inputs."""
+def plans(op: Op, rule: AssertedRule) -> Iterator[ShapePlan]:
+    """Every combination of shapes, the simplest first, for a call with as many tensors as the rule has inputs."""
     arguments = [a for a in op.arguments if takes_tensor(a) and not a.is_out]
     fixed = [a for a in arguments if takes_tensor(a) == "one" and not _may_lack(a)]
     lists = [a for a in arguments if takes_tensor(a) == "many"]
@@ -203,44 +203,33 @@ def plans(op: Op, rule: Rule) -> Iterator[ShapePlan]:
             continue
         for chosen in itertools.combinations(spare, given):
             present = [a for a in arguments if a in fixed or a in lists or a in chosen]
-            yield from _of(arguments, present, in_lists // max(len(lists), 1))
-
-
-def lists_in(arguments: Sequence[Any]) -> bool:
-    """Whether one of them takes many tensors."""
-    return any(takes_tensor(argument) == "many" for argument in arguments)
+            yield from _plans_of(arguments, present, in_lists // max(len(lists), 1))
 
 
 def _may_lack(argument: Any) -> bool:
     return "Optional" in str(argument.type) or bool(argument.has_default_value())
 
 
-def _of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator[ShapePlan]:
+def _plans_of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator[ShapePlan]:
     for dims in (*range(1, MOST_DIMS + 1), 0):
         base = tuple(BASE[:dims])
         options: list[Sequence[Any]] = []
         for number, argument in enumerate(present):
             if takes_tensor(argument) == "many":
-                options.append(_lists(base, many))
+                options.append(_list_shapes(base, many))
             else:
                 options.append([base] if number == 0 else _others(base))
-        alike = (
-            [(shapes, *[other] * (len(options) - 1)) for shapes in options[0] for other in options[-1]]
-            if options
-            else []
-        )
-        every = (
-            itertools.chain(alike, itertools.product(*options))
-            if not lists_in(present)
-            else itertools.product(*options)
-        )
+        every: Iterator[tuple[Any, ...]] = itertools.product(*options)
+        if options and not any(takes_tensor(argument) == "many" for argument in present):  # first all others alike
+            pairs = itertools.product(options[0], options[-1])
+            every = itertools.chain(((first, *[other] * (len(options) - 1)) for first, other in pairs), every)
         for shapes in itertools.islice(dict.fromkeys(itertools.islice(every, 4 * MOST_TRIED)), MOST_TRIED // TURNS):
             given = dict(zip((a.name for a in present), shapes, strict=True))
             yield ShapePlan(base, tuple((a.name, given.get(a.name)) for a in arguments))
 
 
 def _others(base: Shape) -> list[Shape]:
-    """What a second tensor may be beside a first one."""
+    """The shapes of a second tensor beside a first one of shape `base`."""
     k = len(base)
     found = [base, base[1:], base[-1:], base[:1], (), base[1:2]]
     found += [(*base[:j], "1", *base[j + 1 :]) for j in range(k)]
@@ -250,26 +239,25 @@ def _others(base: Shape) -> list[Shape]:
     return list(dict.fromkeys(found))
 
 
-def _lists(base: Shape, many: int) -> list[tuple[Shape, ...]]:
+def _list_shapes(base: Shape, many: int) -> list[tuple[Shape, ...]]:
     along = [tuple((*base[:j], f"n{i}", *base[j + 1 :]) for i in range(many)) for j in range(len(base))]
     return [(base,) * many, *along]
 
 
-def fits(plan: ShapePlan, rule: Rule) -> bool:
-    """Whether every dim that the rule cuts is there."""
-    return all(
-        (shard_dim(p) or 0) < len(s) or shard_dim(p) is None for p, s in zip(rule.inputs, plan.flat, strict=True)
-    )
+def fits(plan: ShapePlan, rule: AssertedRule) -> bool:
+    """Whether the plan has every dim that the rule shards."""
+    pairs = zip(rule.inputs, plan.flat, strict=True)
+    return all((d := shard_dim(p)) is None or d < len(s) for p, s in pairs)
 
 
-def cuts_one(plan: ShapePlan, rule: Rule) -> bool:
-    """Whether all the dims that the rule cuts are one dim, and none that is broadcast."""
+def cuts_one(plan: ShapePlan, rule: AssertedRule) -> bool:
+    """Whether all the dims that the rule shards are one dim, and not a broadcast one."""
     cut = {s[d] for p, s in zip(rule.inputs, plan.flat, strict=True) if (d := shard_dim(p)) is not None}
     return len(cut) <= 1 and "1" not in cut
 
 
 def is_case_of(special: ShapePlan, general: ShapePlan) -> bool:
-    """Whether the first is the second with some dims of one size by chance: square matrices are matrices."""
+    """Whether the first is the second with some dims equal: square matrices are matrices."""
     pairs = [(g, s) for one, two in zip(general.flat, special.flat) for g, s in zip(one, two)]
     same_dims = [*map(len, general.flat)] == [*map(len, special.flat)]
     given = [(name, shape is None) for name, shape in general.shapes]
@@ -280,10 +268,12 @@ def is_case_of(special: ShapePlan, general: ShapePlan) -> bool:
     return alike and len(set(becomes.values())) < len(becomes)
 
 
-def accepted(op: Op, rule: Rule, make: Callable[[ShapePlan, Random], tuple[Any, Any]]) -> tuple[list[ShapePlan], str]:
-    """The plans that the op takes and the rule fits; or none, and why.
+def accepted(
+    op: Op, rule: AssertedRule, make: Callable[[ShapePlan, Random], tuple[Any, Any]]
+) -> tuple[list[ShapePlan], str]:
+    """The plans that the op accepts and the rule fits; or none, and the reason.
 
-    `make` makes a call of a plan.  Where no plan cuts one dim only, those that cut several are as good.
+    `make` makes a call of a plan.  Plans in which the rule shards several dims are used where there are no others.
     """
     found: list[ShapePlan] = []
     refused, beyond, tried = "", False, 0

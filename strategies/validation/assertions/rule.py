@@ -1,4 +1,4 @@
-"""A rule as a value: where the tensors of a call lie on one mesh axis, and where its results do; and as text."""
+"""A rule as a value and as text: the placements of a call's tensors on one mesh axis, and of its results."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import BadPlacement, Refusal
 from localtensor.layout import cuts, is_defined, parse, shorts
 
-# What the two lines for authors of rules raise: a rule that is wrong, one that is none, and one that nothing tests.
-
 
 class NotARule(Refusal):
-    """A rule, an op or a setting that cannot be read, or a rule that does not fit the op's calls."""
+    """A rule, an op or a setting that cannot be parsed, or a rule that does not fit the op's calls."""
 
 
 class NothingTested(Refusal, argument="calls"):
-    """No call came to the point of being judged, and that is no pass."""
+    """No call could be tested, and that is no pass."""
 
     PROBLEM = "nothing was tested: {why}"
 
 
 class WrongRule(AssertionError):
-    """The claim is wrong, and here is the smallest case found.
+    """The rule is wrong; the message shows the smallest case found.
 
     `script` is a program of plain torch that shows it, `example` a decorator for a test with `rule_cases`, `repeat`
-    the call that judges this case alone, `case` the case itself.
+    the call that tests this case alone, `case` the case itself.
     """
 
-    def __init__(self, message: str, *, case: Any, script: str, example: str, repeat: str) -> None:
+    def __init__(self, message: str, *, case: object, script: str, example: str, repeat: str) -> None:
         super().__init__(message)
         self.case, self.script, self.example, self.repeat = case, script, example, repeat
 
@@ -42,23 +40,23 @@ _REMEDY = "Write it as 'S(0), R -> S(0)', with '-' for a result that is no tenso
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AssertedRule:
     """`inputs -> outputs`: a placement for each tensor of the call, and for each result; None for one that is no tensor.
 
-    >>> Rule.read("S(0), R -> S(0), -")
-    Rule.read('S(0), R -> S(0), -')
+    >>> AssertedRule.read("S(0), R -> S(0), -")
+    AssertedRule.read('S(0), R -> S(0), -')
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement | None, ...]
 
     @classmethod
-    def read(cls, rule: Any, call: str = "assert_rule") -> Rule:
-        """From text, from (inputs, outputs), or from itself.  Raises `NotARule`, and `BadPlacement` for a placement.
+    def read(cls, rule: Any, call: str = "assert_rule") -> AssertedRule:
+        """The rule from text, from (inputs, outputs), or from a rule.  Raises `NotARule` and `BadPlacement`.
 
-        A tuple's sides may be texts, placements, or sequences of them.
+        The sides of a tuple may be texts, placements, or sequences of them.
         """
-        if isinstance(rule, Rule):
+        if isinstance(rule, AssertedRule):
             return rule
         sides = rule.split("->") if isinstance(rule, str) else rule
         if not isinstance(sides, tuple | list) or len(sides) != 2:
@@ -72,13 +70,13 @@ class Rule:
         return f"{shorts(self.inputs)} -> {shorts(self.outputs)}".rstrip()
 
     def __repr__(self) -> str:
-        return f"Rule.read({str(self)!r})"
+        return f"AssertedRule.read({str(self)!r})"
 
 
 def layouts(side: Any, call: str, argument: str) -> tuple[tuple[Placement, ...], ...]:
-    """Where several tensors lie: "S(0), R" is one axis and two tensors; a tuple for each tensor is several axes.
+    """The layouts of several tensors: "S(0), R" is one axis and two tensors; a tuple for each tensor is several axes.
 
-    Raises `NotARule` where tensors have placements for different numbers of axes, and what `Rule.read` raises.
+    Raises `BadPlacement`, and `NotARule` where tensors have placements for different numbers of axes.
     """
     if isinstance(side, str | Placement):
         found: list[tuple[Placement | None, ...]] = [(p,) for p in _placements(side, side, call)]
@@ -113,13 +111,12 @@ def _placement(item: Any) -> Placement | None:
         return None
     found = parse(item) if isinstance(item, str) else item
     if not is_defined(found) or (shard_dim(found) or 0) < 0:
-        raise BadPlacement(
-            "assert_rule", str(found), "only R, S(dim), SS(dim,factor) and the five P mean anything here"
-        )
+        problem = "only R, S(dim), SS(dim,factor) and the five P mean anything here"
+        raise BadPlacement("assert_rule", str(found), problem)
     return found
 
 
 def shard_dim(placement: Placement | None) -> int | None:
-    """The dim that it cuts, or None if it cuts none."""
+    """The dim that it shards, or None."""
     cut = cuts(placement)
     return None if cut is None else cut[0]

@@ -1,4 +1,4 @@
-"""A wrong rule as a program of plain torch, with no import of ours: it shows the wrong number by itself."""
+"""The report on a wrong rule: the error's message, and a program of plain torch that shows the wrong result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strategies.model.code_text import FLAT, literal, slack_text, tensor_text
 from strategies.model.rule import written
 from strategies.validation.assertions.case import Ran, RuleCase, placed_results
 from strategies.validation.assertions.ops import Op
-from strategies.validation.assertions.rule import Rule, WrongRule, shard_dim
+from strategies.validation.assertions.rule import AssertedRule, WrongRule, shard_dim
 from strategies.validation.difference import Difference
 
 _SCRIPT = (
@@ -85,7 +85,7 @@ sys.exit(1 if wrong else 0)
 
 def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
     """The text; `imports` are the lines that register the op."""
-    rule, leaves = Rule.read(case.rule), written(ran.sample.call)
+    rule, leaves = AssertedRule.read(case.rule), written(ran.sample.call)
     count = range(len(rule.inputs))
     wrong = ran.wrong.problem if ran.wrong else "it is right"
     return _SCRIPT.format(
@@ -97,7 +97,7 @@ def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
     )  # fmt: skip
 
 
-def _input(ran: Ran, rule: Rule, i: int) -> str:
+def _input(ran: Ran, rule: AssertedRule, i: int) -> str:
     whole, placement = ran.truth.inputs[i], rule.inputs[i]
     if isinstance(placement, Replicate):
         return f"x{i} = {literal(whole)}\nheld{i} = [x{i}] * {len(ran.held[i])}  # R"
@@ -125,7 +125,7 @@ def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -
 
 
 def _rows(want: Tensor, placement: Placement, ranks: int) -> list[list[int]]:
-    """Which rows of the cut dim each rank has."""
+    """The rows of the sharded dim that each rank has."""
     dim, factor = cuts(placement) or (0, 1)
     flat = Shard(0) if factor == 1 else StridedShard(0, split_factor=factor)
     return [piece.tolist() for piece in split_axis(torch.arange(want.shape[dim]), flat, ranks)]
@@ -142,10 +142,10 @@ def _total(kind: str, want: Tensor) -> str:
 
 
 def imports_of(op: Op, caller: tuple[str, str]) -> str:
-    """The lines that register the op: none for torch's own, else an import of the module where it was made.
+    """The lines that register the op: none for torch's own, else an import of the module that defines it.
 
-    torch knows it for ops made by `torch.library.custom_op`; any other is taken to be registered by the module that
-    asks, `caller` (its name and file).
+    torch knows the module of ops made by `torch.library.custom_op`; any other op is taken to be registered by the
+    calling module, `caller` (its name and file).
     """
     if op.name.split(".")[0] in ("aten", "prims"):
         return ""
@@ -159,29 +159,27 @@ def imports_of(op: Op, caller: tuple[str, str]) -> str:
 
 
 def caller(depth: int) -> tuple[str, str]:
-    """The module that called, and its file."""
+    """The calling module's name and its file."""
     frame = sys._getframe(depth + 1)
     return str(frame.f_globals.get("__name__", "__main__")), frame.f_code.co_filename
 
 
-# What an author reads of a rule that is wrong: the case, what each rank held and gave, and three ways to repeat it.
-
 NAME = "wrong_rule.py"
-"""What the script is called in its own text."""
+"""The script's name in its own text."""
 
 
 def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> WrongRule:
-    """The error for that case, which is wrong."""
-    rule, wrong = Rule.read(case.rule), ran.wrong or Difference("it is right")
+    """The error for that case: the call, each rank's pieces and result, and three ways to repeat it."""
+    rule, wrong = AssertedRule.read(case.rule), ran.wrong or Difference("it is right")
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
-    said = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
+    sentence = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
     example = f"@example(case={case!r})"
     splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
     listed = f"calls=[({text_of(tuple(case.args))}, {text_of(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
     lines = [
-        said, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
+        sentence, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
         + (f", the smallest of {judged} tried" if judged > 1 else ""),
         *_held(ran, rule), *_results(wrong), "",
         "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
@@ -190,14 +188,13 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
     return WrongRule("\n".join(lines), case=case, script=text, example=example, repeat=repeat)
 
 
-def _held(ran: Ran, rule: Rule) -> list[str]:
+def _held(ran: Ran, rule: AssertedRule) -> list[str]:
     lines = []
     for i, placement in enumerate(rule.inputs):
         lines.append(f"  tensor {i}  {tensor_text(ran.truth.inputs[i])}")
         if short(placement) != "R":
-            lines.append(
-                f"    {short(placement)}: " + "; ".join(f"rank {r} {tensor_text(x)}" for r, x in enumerate(ran.held[i]))
-            )
+            pieces = "; ".join(f"rank {r} {tensor_text(x)}" for r, x in enumerate(ran.held[i]))
+            lines.append(f"    {short(placement)}: {pieces}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A function of DTensors under test: does it give these placements, and the right values, on real rank threads?"""
+"""The test of a function of DTensors on rank threads: its placements and values, and a script of a wrong case."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
 
 @dataclass(frozen=True, slots=True)
 class ShardingCase:
-    """Tensors for the function, and the sizes of the mesh; `split` is the seed by which partial values are made."""
+    """Tensors for the function, and the mesh shape; `split` is the seed for the decomposition of partial values."""
 
     tensors: tuple[Any, ...]
     mesh: tuple[int, ...]
@@ -98,7 +98,7 @@ class ShardingCase:
         return math.prod(self.mesh)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would else print the fields."""
+        """Hypothesis would otherwise print the fields."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class ShardingCase:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`fn` takes DTensors with these layouts, and gives some with those."""
+    """`fn` takes DTensors with the layouts `inputs`, and returns DTensors with the layouts `outputs`."""
 
     fn: Callable[..., Any]
     inputs: tuple[Layout, ...]
@@ -119,15 +119,13 @@ class Claim:
 
     def __str__(self) -> str:
         name = getattr(self.fn, "__name__", repr(self.fn))
-        ins, outs = (
-            ", ".join(f"({shorts(p)})" if self.axes > 1 else shorts(p) for p in side)
-            for side in (self.inputs, self.outputs)
-        )
+        shown = "({})" if self.axes > 1 else "{}"
+        ins, outs = (", ".join(shown.format(shorts(p)) for p in side) for side in (self.inputs, self.outputs))
         return f"{name}: {ins} -> {outs}"
 
 
 def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Difference | None], bool]:
-    """The truth, what each rank gave, what is wrong.  Raises `Skipped` and `Misfit`."""
+    """The oracle, the ranks' pieces, the difference; and whether there is none.  Raises `Skipped` and `Misfit`."""
     whole, mesh = case.whole, Mesh.of(*case.mesh)
     if len(whole) != len(claim.inputs):
         raise Misfit(f"there are placements for {len(claim.inputs)} tensors, and the call has {len(whole)}")
@@ -156,7 +154,7 @@ def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Dif
 
 
 def _too_small(x: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
-    """Whether some rank has nothing of a dim that is cut."""
+    """Whether some rank's shard is empty."""
     dims = [shard_dim(p) for p in layout]
     return any(
         d is not None and d < x.ndim and x.shape[d] < math.prod(n for n, e in zip(mesh, dims, strict=True) if e == d)
@@ -165,7 +163,7 @@ def _too_small(x: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
 
 
 def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> Any:
-    """What each rank gave: for each result its placements and its local tensor; or what a rank raised."""
+    """Each rank's results, as pairs of placements and local tensor; or the difference for an error of a rank."""
 
     def body() -> list[Any]:
         mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=Mesh.of(*case.mesh).names)
@@ -181,7 +179,7 @@ def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequen
     except ProgramFault as fault:
         cause = fault.__cause__
         if isinstance(cause, LocalTensorError) and not isinstance(cause, ProgramFault):
-            raise  # what rank threads do not serve says nothing about the rule
+            raise  # a limit of rank threads, which proves nothing about the rule
         return Difference(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
 
 
@@ -199,9 +197,8 @@ def _compared(claim: Claim, truth: Truth, gave: Sequence[Any], mesh: Mesh) -> Di
         pieces = [out[i][1] for out in gave]
         parts = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
         if not has_meaning(claim.outputs[i], tuple(want.shape), want.dtype, mesh.sizes):
-            return Difference(
-                f"result {i}: {shorts(claim.outputs[i])} means nothing for {shape_text(want.shape, want.dtype)}", i
-            )
+            problem = f"{shorts(claim.outputs[i])} means nothing for {shape_text(want.shape, want.dtype)}"
+            return Difference(f"result {i}: {problem}", i)
         found = differs(pieces, want, truth.slack[i], claim.outputs[i], mesh, i, parts)
         if found:
             return in_words(found, claim.outputs)
@@ -211,26 +208,26 @@ def _compared(claim: Claim, truth: Truth, gave: Sequence[Any], mesh: Mesh) -> Di
 def differs(
     pieces: Sequence[Any], want: Tensor, slack: Tensor | None, placed: Layout, mesh: Mesh, i: int, split: bool
 ) -> Difference | None:
-    """What is wrong with the pieces of one result: its local shapes and dtypes, then its values."""
+    """The difference of one result's pieces from the oracle: in local shapes and dtypes, then in values."""
     spec = Spec(mesh, placed, tuple(want.shape), want.dtype)
     found = misshapen(pieces, want, local_shapes(spec), i)
     if found:
         return found
-    room = slack if slack is not None else torch.zeros(())
+    allowed = slack if slack is not None else torch.zeros(())
     parts = any(isinstance(p, Partial) for p in placed)
     if parts:
-        room = room + rounding(pieces)
+        allowed = allowed + rounding(pieces)
     if (parts or split) and rounds(want):  # inf - inf, 0 * inf, and x / 0 of parts of both signs
         tame = want.isfinite()
         for piece in pieces if parts else ():
             tame = tame & ~piece.isinf()
-        room = torch.where(tame, room, torch.inf)
+        allowed = torch.where(tame, allowed, torch.inf)
     wholes: list[tuple[int | None, Tensor]] = [(None, assemble(pieces, spec))]
     if all(isinstance(p, Replicate) for p in placed):
         wholes = [(rank, piece) for rank, piece in enumerate(pieces)]  # a list of another type than enumerate's
     for who, got in wholes:
-        if not agrees(got, want, room):
-            return Difference("", i, who, got, want, Apart.of(got, want, room))
+        if not agrees(got, want, allowed):
+            return Difference("", i, who, got, want, Apart.of(got, want, allowed))
     return None
 
 
@@ -239,28 +236,22 @@ def wrong_sharding(
 ) -> WrongRule:
     """The error for that case."""
     remedy = "Correct the placements, the function, or the rule of the op that it calls."
-    said = refusal(
-        "assert_sharding", "out_placements", str(claim), f"on a mesh of {case.mesh}, {wrong.problem}", remedy
-    )
+    problem = f"on a mesh of {case.mesh}, {wrong.problem}"
+    sentence = refusal("assert_sharding", "out_placements", str(claim), problem, remedy)
     name = getattr(claim.fn, "__name__", "fn")
     name = f"torch.{name}" if getattr(torch, name, None) is claim.fn else name
     sides = ", ".join(f"[{', '.join(map(_layout_code, side))}]" for side in (claim.inputs, claim.outputs))
     repeat = f"assert_sharding({name}, {sides}, inputs=[{text_of(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
     text = sharding_script(claim, case, truth, held, wrong)
-    lines = [said, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
+    lines = [sentence, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
         lines.append(f"  tensor {i}  {shorts(layout)}  {tensor_text(x)}")
     if wrong.shown:
         lines += [f"  got   {tensor_text(wrong.got)}", f"  want  {tensor_text(wrong.want)}"]
     lines += [
-        "",
-        "  again:",
-        f"    {repeat}",
-        "",
-        "  the same in plain torch, to be saved as wrong_sharding.py and run:",
-        "",
-    ]
-    lines.append(textwrap.indent(text, "    "))
+        "", "  again:", f"    {repeat}", "", "  the same in plain torch, to be saved as wrong_sharding.py and run:", "",
+        textwrap.indent(text, "    "),
+    ]  # fmt: skip
     return WrongRule("\n".join(lines), case=case, script=text, example=f"@example(case={case!r})", repeat=repeat)
 
 
@@ -294,7 +285,7 @@ def _torch_code(layout: Layout) -> str:
 
 
 def _function(fn: Callable[..., Any]) -> tuple[str, str]:
-    """The lines that give `fn` in the script: torch's own by name, a user's by its text, where that stands alone."""
+    """The lines that define `fn` in the script: torch's own by name, a user's by its source, where that is complete."""
     module, name = getattr(fn, "__module__", "") or "", getattr(fn, "__name__", "")
     if getattr(torch, name, None) is fn or module.split(".")[0] == "torch":
         return f"fn = {'torch' if getattr(torch, name, None) is fn else module}.{name}", ""

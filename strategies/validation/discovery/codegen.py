@@ -1,8 +1,8 @@
-"""A discovery as a module of plain torch: importing it teaches DTensor the rules that were missing.
+"""A discovery as a module of plain torch, which registers the missing rules with DTensor when it is imported.
 
-What torch claims stays: its strategy is asked first, whichever of its registries holds it, and the missing
-rules are added to its answer.  `register_sharding` alone would replace what an op strategy or a decomposition
-says, and since torch 2.12 it is never asked for an op that has a single-dim strategy.
+torch's own rules stay: its strategy is called first, whichever of its registries holds it, and the missing rules are
+added to the result.  `register_sharding` alone would replace an op strategy or a decomposition, and since torch 2.12 it
+is never called for an op that has a single-dim strategy.
 
 | torch part that the emitted module touches                               | read on     | run on |
 |--------------------------------------------------------------------------|-------------|--------|
@@ -30,12 +30,15 @@ from strategies.validation.discovery.rule_inference import Line, lines
 
 
 class NotEmitted(Refusal, call=CALL, argument="--emit"):
-    """An op whose rules cannot be taught to DTensor by a module."""
+    """An op whose missing rules no module can register."""
 
 
 def emit(discovery: Discovery) -> str:
-    """The text of the module.  Raises `NotEmitted` where nothing is missing, and for an op whose own rule in
-    torch cannot be added to, or that returns a list of tensors."""
+    """The text of the module.
+
+    Raises `NotEmitted` where no rule is missing, for an op whose own rule in torch cannot be extended, and for an op
+    that returns a list of tensors.
+    """
     op = overload(discovery.op)
     if not discovery.missing:
         raise NotEmitted(discovery.op, "no rule is missing", "Leave out --emit.")
@@ -50,18 +53,18 @@ def emit(discovery: Discovery) -> str:
 def _head(discovery: Discovery) -> str:
     count = len(discovery.missing)
     sizes = sorted({n for one in discovery.surveys for n in one.ranks})
-    said = (
+    docstring = (
         f"{count} sharding {'rule' if count == 1 else 'rules'} of {discovery.op} that torch {torch.__version__} lacks."
         f"\n\nFound by `{CALL} {discovery.op}`, seed {discovery.seed}, in {len(discovery.samples)} calls of the op on"
         f" {' and '.join(map(str, sizes))} ranks.\nImporting this module adds them to what DTensor knows; each is for one"
         f" axis of the mesh.\n\n"
         + "\n".join(f"    {shorts(r.inputs)} -> {shorts(r.outputs)}" for r in discovery.missing)
     )
-    return f'"""{said}\n"""\n\n{_IMPORTS}\n\nOP = torch.ops.{discovery.op}'
+    return f'"""{docstring}\n"""\n\n{_IMPORTS}\n\nOP = torch.ops.{discovery.op}'
 
 
 _LOCALS = ("d", "ndims", "numbers", "found", "tensors")
-"""What the emitted function calls its own."""
+"""Local names of the emitted function."""
 
 
 def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
@@ -79,28 +82,23 @@ def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
         text.append(f"    if len(tensors) == {count}:")
         for line in made:
             if len(line.inputs) == count:
-                text += textwrap.indent(_written(line), " " * 8).splitlines()
+                text += textwrap.indent(_statement(line), " " * 8).splitlines()
     text.append("    return found")
-    # An argument by the name of a local would be lost on the way; tensors are asked for by nobody after `tensors_in`.
+    # A local would overwrite an argument of its name; the tensor arguments are not read after `tensors_in`.
     lost = [name for name in names if name in _LOCALS and not (name == "tensors" and name in tensors)]
     if lost:
         raise NotEmitted(str(op), f"an argument is called {lost[0]}", "Leave out --emit.")
     return text
 
 
-def _written(line: Line) -> str:
-    append = f"found.append(([{', '.join(line.outputs)}], [{', '.join(line.inputs)}]))"
-    here = [where for where in line.where if "d " not in f"{where} " or not where.startswith("d ")]
-    each = [where for where in line.where if where not in here]
-    text, depth = [], 0
-    for opening in (
-        *([f"if {' and '.join(here)}:"] if here else []),
-        *([f"for d in range(ndims[{line.over}]):"] if line.over is not None else []),
-        *([f"if {' and '.join(each)}:"] if each else []),
-    ):
-        text.append("    " * depth + opening)
-        depth += 1
-    return "\n".join([*text, "    " * depth + append])
+def _statement(line: Line) -> str:
+    of_dim = [where for where in line.where if where.startswith("d ")]
+    of_call = [where for where in line.where if where not in of_dim]
+    nested = [f"if {' and '.join(of_call)}:"] if of_call else []
+    nested += [f"for d in range(ndims[{line.over}]):"] if line.over is not None else []
+    nested += [f"if {' and '.join(of_dim)}:"] if of_dim else []
+    nested.append(f"found.append(([{', '.join(line.outputs)}], [{', '.join(line.inputs)}]))")
+    return "\n".join("    " * depth + text for depth, text in enumerate(nested))
 
 
 def _signature(op: torch._ops.OpOverload) -> str:
@@ -145,8 +143,8 @@ def letters(tensors):
     return "".join("b" if k == torch.bool else "f" if k.is_floating_point or k.is_complex else "i" for k in kinds)
 
 
-def asked(known):
-    """When DTensor may answer from memory: only if every argument that is no tensor is the same."""
+def schema_info(known):
+    """The key of DTensor's cache: every argument that is no tensor."""
     own = [(i, a) for i, a in enumerate(OP._schema.arguments) if "Tensor" not in str(a.type)]
     first = min([i for i, a in own if not a.kwarg_only], default=100)
     words = {a.name for _, a in own if a.kwarg_only} | set((known and known.static_kwargkey) or ())
@@ -156,7 +154,7 @@ def asked(known):
 
 
 def install():
-    """Adds the rules to whatever DTensor asks first about this op."""
+    """Adds the rules to the registry that DTensor asks first for this op."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     single = getattr(propagator, "op_single_dim_strategy_funcs", {})
     if OP in single:
@@ -168,13 +166,13 @@ def install():
         register_sharding(OP)(rules)
         if theirs:
             propagator.op_strategy_funcs[OP] = added_to_strategy(theirs, propagator.op_strategy_funcs[OP])
-    infos[OP] = asked(infos.get(OP))
+    infos[OP] = schema_info(infos.get(OP))
     for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache"):
         getattr(debug, name, lambda: None)()
 
 
 def added_to_lines(known):
-    """A single-dim strategy that says its own lines, and ours after them."""
+    """A single-dim strategy of its own lines, and ours after them."""
     function = known.func if is_dataclass(known) else known
 
     def both(op, args, kwargs):
@@ -184,7 +182,7 @@ def added_to_lines(known):
 
 
 def added_to_strategy(theirs, ours):
-    """An op strategy that offers its own ways, and ours after them."""
+    """An op strategy of its own choices, and ours after them."""
 
     def both(schema):
         known, more = theirs(schema), ours(schema)
@@ -196,7 +194,7 @@ def added_to_strategy(theirs, ours):
 
 
 def decomposed(propagator):
-    """The decomposition that DTensor would otherwise ask, if it has one for this op."""
+    """The decomposition that DTensor would otherwise use, if it has one for this op."""
     strategy = getattr(propagator, "decomp_strategy", None)
     if strategy is None or not strategy.has_decomp(OP):
         return None

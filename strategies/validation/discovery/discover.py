@@ -1,4 +1,4 @@
-"""What DTensor could do with an op and does not: the rules that are missing, and the calls that they rest on."""
+"""The discovery of an overload's missing rules, and the calls that they were found on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from strategies.validation.missing_rules import Seen, Survey, search, survey
 
 CALL = "localtensor discover"
 DTYPES = ("float64", "int64", "complex64")
-"""What is asked: rules that hold for real numbers, for integers, and where there is no order."""
+"""Dtypes of the samples: a rule should hold for real numbers, for integers, and for numbers without an order."""
 MOST = 24
 """Samples of an overload that are searched."""
 
 
 class NoSuchOp(Refusal):
-    """A name that no overload of torch bears."""
+    """A name of no overload of torch."""
 
     def __init__(self, name: str, near: Sequence[str]) -> None:
         remedy = f"Did you mean {' or '.join(near)}?" if near else "Name an overload, such as aten.add.Tensor."
@@ -37,9 +37,9 @@ class NoSuchOp(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """`missing` are the rules of `op` that hold and that nobody claims; `surveys` say for which calls, and why.
+    """`missing` are the valid rules of `op` that DTensor does not register; `surveys` hold their calls and evidence.
 
-    `source` is who answers for the op in DTensor, empty if nobody does; `samples` are the calls searched.
+    `source` is the kind of rule that DTensor has for the op, "" for none; `samples` are the calls searched.
     """
 
     op: str
@@ -52,9 +52,9 @@ class Discovery:
 
 
 def overloads(name: str) -> list[str]:
-    """The overloads that a name stands for: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add` are understood.
+    """The overloads of a name such as `aten.add.Tensor`, `add.Tensor`, `aten.add` or `add`.
 
-    Of a packet those that DTensor has a rule for, or all if it has none.  Raises `NoSuchOp`.
+    Of a packet those with a rule in DTensor, or all if none has one.  Raises `NoSuchOp`.
     """
     parts = name.split(".")
     readings = [parts] if len(parts) > 1 else []
@@ -71,21 +71,20 @@ def overloads(name: str) -> list[str]:
 
 
 def _of_tensors(packet: torch._ops.OpOverloadPacket) -> list[str]:
-    """The overloads that take a tensor; a packet has others, of numbers alone."""
-    every = [getattr(packet, which) for which in packet.overloads()]
-    return [str(op) for op in every if _takes_tensors(op)]
-
-
-def _takes_tensors(op: torch._ops.OpOverload) -> bool:
-    """And none of them only to write the result there: what holds for `out=` holds for the op without it."""
-    tensors = [a for a in op._schema.arguments if "Tensor" in str(a.type)]
-    return bool(tensors) and not any(a.is_out for a in tensors)
+    """The overloads that take a tensor, without those for `out=`: their rules are those of the op without it."""
+    found = []
+    for op in (getattr(packet, which) for which in packet.overloads()):
+        tensors = [a for a in op._schema.arguments if "Tensor" in str(a.type)]
+        if tensors and not any(a.is_out for a in tensors):
+            found.append(str(op))
+    return found
 
 
 def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Sequence[Sample] | None = None) -> Discovery:
-    """The rules that one overload lacks; `given` are calls of it, else they are taken from OpInfo or drawn.
+    """The missing rules of one overload.
 
-    Raises `NoSuchOp`, and what an op's own rule raises costs only that sample.
+    `given` are calls of it; by default they are OpInfo's samples, or drawn from the schema.  A sample for which the op
+    or its own rule raises is left out.  Raises `NoSuchOp`.
     """
     (target,) = overloads(op)[:1]
     found, searched, combinations = [], [], 0
@@ -102,7 +101,7 @@ def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Seque
 
 
 def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, Seen]:
-    """What a search saw on each mesh size; nothing where the op or its rule refuses, or where nothing was tried."""
+    """The result of the search on each mesh size; empty where the op or its rule raises, or nothing was tried."""
     try:
         truth = tell(sample, seed=seed)
         if truth.unstable > UNSTABLE:
@@ -115,9 +114,9 @@ def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, Seen
 
 
 def samples_of(op: str, seed: int) -> list[Sample]:
-    """Calls of one overload from the OpInfos that bear its name, else drawn from its schema.
+    """Calls of one overload from the OpInfos of its name, else drawn from its schema.
 
-    None are drawn of an op that trusts its caller: sizes that do not fit each other would end the process.
+    None are drawn for an op that does not check its arguments: inconsistent sizes would end the process.
     """
     packet = op.split(".")[1]
     bearers = [info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)]
@@ -133,7 +132,9 @@ def samples_of(op: str, seed: int) -> list[Sample]:
 
 
 def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
-    wanted = lambda func: str(func) == op  # noqa: E731
+    def wanted(func: object) -> bool:
+        return str(func) == op
+
     return opinfo_samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
 
 

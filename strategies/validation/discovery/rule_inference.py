@@ -1,8 +1,8 @@
-"""From the rules that a search found on some kinds of calls to lines of Python that say when they hold.
+"""Inference of general rules, as Python expressions, from the rules that a search found on some kinds of calls.
 
-`S(0) -> S(0)` and `S(1) -> S(1)` on matrices, and the same on vectors, become one line for each `d` below
-`ndims[0]`.  A line is tried on all kinds of calls that were searched: it is kept only if it says nothing that
-is wrong on any of them, and of those the one that says most is taken.
+`S(0) -> S(0)` and `S(1) -> S(1)` on matrices, and the same on vectors, become one line for each `d` below `ndims[0]`.
+A candidate line is tested on all kinds of calls that were searched: it is dropped if it yields a wrong rule on any of
+them, and of the others the one that yields most rules is taken.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from strategies.validation.missing_rules import Survey
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Some rules as Python: `ndims[i]` is how many dims tensor i has, `numbers` has a letter for each tensor,
-    arguments go by their names, and `d` counts the dims of tensor `over` if that is not None."""
+    """Rules as Python expressions: `ndims[i]` is the number of dims of tensor i, `numbers` has a letter for each tensor,
+    arguments have their names, and `d` runs over the dims of tensor `over` if that is not None."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -35,49 +35,49 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """One kind of call with all that a line may speak of, and whether a rule holds there."""
+    """One kind of call, with the values of all names that a line may use."""
 
     survey: Survey
     names: dict[str, Any]
     may_lack: frozenset[str]
 
-    def true(self, text: str, d: int) -> Any:
-        """What a piece of a line comes to here.  It is our own text, the very one that is printed."""
+    def value(self, text: str, d: int) -> Any:
+        """The value of an expression of a line here.  The text is our own, the one that is printed."""
         return eval(text, self.names | {"d": d, "torch": torch})  # noqa: S307
 
     def all_true(self, where: Sequence[str], d: int) -> bool:
-        return all(self.true(text, d) for text in where)
+        return all(self.value(text, d) for text in where)
 
 
 def lines(surveys: Sequence[Survey]) -> list[Line]:
-    """Lines that together say every rule that is missing, and nothing that a survey speaks against."""
+    """Lines that together yield every missing rule, and no rule that a survey refutes."""
     lacking = frozenset(fact.argument for one in surveys for fact in one.kind.facts if fact.says == "is None")
     points = [_Point(one, names_of(one), lacking) for one in surveys]
     made: list[Line] = []
     left = [(point, rule) for point in points for rule in point.survey.missing()]
     while left:
         here, rule = left[0]
-        tried = _candidates(here, rule)
-        said = [(line, _said(line, rule, [p for p in points if _fits(p, rule)])) for line in tried]
-        right = [(line, found) for line, found in said if found is not None]
+        fitting = [p for p in points if len(p.survey.kind.dims) == len(rule.inputs)]
+        yields = [(line, _yielded(line, rule, fitting)) for line in _candidates(here, rule)]
+        right = [(line, found) for line, found in yields if found is not None]
         best, found = max(right, key=lambda pair: len(pair[1]))
-        made.append(_as_seen(best, rule, [p for p in points if any(spot == id(p) for spot, _ in found)]))
+        made.append(_restricted(best, rule, [p for p in points if any(spot == id(p) for spot, _ in found)]))
         left = [(p, r) for p, r in left if (id(p), str(r)) not in found and (p is not here or str(r) != str(rule))]
     return made
 
 
-def _as_seen(line: Line, rule: Rule, seen: Sequence[_Point]) -> Line:
-    """The line for the arguments on which it was seen to hold: one that was always the same is named.
+def _restricted(line: Line, rule: Rule, seen: Sequence[_Point]) -> Line:
+    """The line, restricted to the arguments on which it was seen to hold: a value that never varied is a condition.
 
-    What partial values make depends on what numbers they are, and on the signs of those that the op computes with.
+    Rules of partial values may depend on the dtypes, and on the signs of scalar arguments.
     """
     where = list(line.where)
     partial = any(isinstance(p, Partial) for p in rule.inputs)
-    said: dict[str, dict[str, None]] = {}
+    facts: dict[str, dict[str, None]] = {}
     for point in seen:
         for fact in point.survey.kind.facts:
-            said.setdefault(fact.argument, {})[fact.says] = None
-    for argument, values in said.items():
+            facts.setdefault(fact.argument, {})[fact.says] = None
+    for argument, values in facts.items():
         if any(re.search(rf"\b{argument}\b", text) for text in line.where):
             continue
         lacks = argument in seen[0].may_lack
@@ -99,18 +99,14 @@ _SIGNS = {
 
 
 def names_of(one: Survey) -> dict[str, Any]:
-    """What a line may speak of, by name, as it is for this kind of call."""
+    """The names that a line may use, with their values for this kind of call."""
     given = {name: value for name, value, _ in scalars(one.samples[0])}
     there = {fact.argument: ... for fact in one.kind.facts if fact.says == "is not None"}
     return {"ndims": list(one.kind.dims), "numbers": one.kind.numbers} | given | there
 
 
-def _fits(point: _Point, rule: Rule) -> bool:
-    return len(point.survey.kind.dims) == len(rule.inputs)
-
-
 def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
-    """Lines that say this rule here, those that say most first."""
+    """Lines that yield this rule here, the most general first."""
     conditions = list(_conditions(here))
     shards = [i for i, p in enumerate(rule.inputs) if isinstance(p, Shard)]
     if shards:
@@ -118,7 +114,7 @@ def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
         anchor: Any = rule.inputs[over]
         d = int(anchor.dim)
         spots = [*((p, i) for i, p in enumerate(rule.inputs)), *((p, None) for p in rule.outputs)]
-        choices = [[*_written(p, i, over, here, d)] for p, i in spots]
+        choices = [[*_placement_codes(p, i, over, here, d)] for p, i in spots]
         for texts, extra, where in itertools.product(
             itertools.islice(itertools.product(*choices), 24), _domains(here, over), conditions
         ):
@@ -130,7 +126,7 @@ def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
 
 
 def _conditions(here: _Point) -> Iterator[tuple[str, ...]]:
-    """What may be said of the call, from nothing to everything; all of it true here."""
+    """Conditions on the call that are true here, from none to all of them."""
     kind = here.survey.kind
     facts = [_text(fact.argument, fact.says, lacks=fact.argument in here.may_lack) for fact in kind.facts]
     dims = [f"ndims[{i}] == {n}" for i, n in enumerate(kind.dims[:1])]
@@ -143,32 +139,31 @@ def _conditions(here: _Point) -> Iterator[tuple[str, ...]]:
 
 
 def _text(argument: str, says: str, *, lacks: bool) -> str:
-    """`dim == [0]` is also to be true of a tuple, as which DTensor may pass lists; None has no order."""
+    """The condition as code: `dim == [0]` also holds for tuples, as which DTensor may pass lists; None has no order."""
     if says.startswith("== ["):
         return f"list({argument}{' or ()' if lacks else ''}) {says}"
     return f"{argument} is not None and {argument} {says}" if lacks and says[0] in "<>" else f"{argument} {says}"
 
 
 def _domains(here: _Point, over: int) -> Iterator[tuple[str, ...]]:
-    """Which dims a line speaks of: all, all but those that an argument names, or just those."""
+    """Conditions on the dim `d`: none, other dims than those that an argument names, or only those."""
     yield ()
     yield from ((f"d {where}",) for where in (f"< ndims[{over}] - 1", f"< ndims[{over}] - 2", "== 0", "> 0", "> 1"))
     for name, value in here.names.items():
         if type(value) is int and "dim" in name:
             yield (f"d != {name} % ndims[{over}]",)
             yield (f"d == {name} % ndims[{over}]",)
-        elif (
-            isinstance(value, (list, tuple))
-            and "dim" in name
-            and all(type(v) is int for v in value)
-            and name != "ndims"
-        ):
+        elif _are_dims(name, value) and all(type(v) is int for v in value):
             yield (f"d not in [k % ndims[{over}] for k in {name}]",)
             yield (f"d in [k % ndims[{over}] for k in {name}]",)
 
 
-def _written(p: Placement | None, leaf: int | None, over: int, here: _Point, d: int) -> Iterator[str]:
-    """The ways to write a placement in terms of `d`; those that do not come to it here are left out."""
+def _are_dims(name: str, value: object) -> bool:
+    return isinstance(value, (list, tuple)) and "dim" in name and name != "ndims"
+
+
+def _placement_codes(p: Placement | None, leaf: int | None, over: int, here: _Point, d: int) -> Iterator[str]:
+    """Expressions in terms of `d` whose value here is that placement."""
     if not isinstance(p, Shard):
         yield _literal(p)
         return
@@ -177,10 +172,10 @@ def _written(p: Placement | None, leaf: int | None, over: int, here: _Point, d: 
     for name, value in here.names.items() if leaf is None else ():
         if type(value) is int and "dim" in name:
             ways += [f"d - (d > {name} % ndims[{over}])", f"d + (d >= {name} % (ndims[{over}] + 1))"]
-        elif isinstance(value, (list, tuple)) and "dim" in name and name != "ndims":
+        elif _are_dims(name, value):
             ways.append(f"d - sum(k % ndims[{over}] < d for k in {name})")
     for way in dict.fromkeys(ways):
-        if here.true(way, d) == p.dim:
+        if here.value(way, d) == p.dim:
             yield f"Shard({way})"
 
 
@@ -192,8 +187,8 @@ def _literal(p: Placement | None) -> str:
     return "Replicate()" if isinstance(p, Replicate) else "None"
 
 
-def _said(line: Line, rule: Rule, points: Sequence[_Point]) -> set[tuple[int, str]] | None:
-    """The rules that the line says, by point, as far as they are known to hold; None if one is known not to."""
+def _yielded(line: Line, rule: Rule, points: Sequence[_Point]) -> set[tuple[int, str]] | None:
+    """The rules that the line yields at each point and that are known to hold; None if one is known not to."""
     found: set[tuple[int, str]] = set()
     seen: set[int] = set()
     for point in points:
@@ -201,14 +196,14 @@ def _said(line: Line, rule: Rule, points: Sequence[_Point]) -> set[tuple[int, st
             try:
                 if not point.all_true(line.where, d):
                     continue
-                said = Rule(rule.op, _placed(line.inputs, point, d), _placed(line.outputs, point, d))
-                holds = point.survey.says(said)
-            except (TypeError, KeyError, ValueError, ZeroDivisionError):  # it speaks of what is not there: no integer
+                made = Rule(rule.op, _placed(line.inputs, point, d), _placed(line.outputs, point, d))
+                holds = point.survey.says(made)
+            except (TypeError, KeyError, ValueError, ZeroDivisionError):  # an argument here is None, or has no dims
                 return None
             if holds is False:
                 return None
             if holds:
-                found.add((id(point), str(said)))
+                found.add((id(point), str(made)))
                 seen |= {point.survey.kind.dims[line.over]} if line.over is not None else set()
     known = any(text.startswith("ndims") for text in line.where)
     return found if line.over is None or len(seen) > 1 or known else None
@@ -223,7 +218,7 @@ def _placed(texts: Sequence[str], point: _Point, d: int) -> tuple[Placement | No
 
 
 def in_words(line: Line) -> str:
-    """The line as it is shown: `R, P(max) -> P(max) where alpha > 0`.
+    """The line for a person: `R, P(max) -> P(max) where alpha > 0`.
 
     >>> in_words(Line(("Shard(d)", "Replicate()"), ("Shard(d)",), ("d != dim % ndims[0]",), 0))
     'S(d), R -> S(d) where d != dim % ndims[0]'

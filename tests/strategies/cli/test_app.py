@@ -124,8 +124,8 @@ def test_the_exit_codes_are_those_of_the_table():
 
 def test_help_of_the_tool_names_its_commands():
     text = helped()
-    assert "Puts PyTorch's distributed sharding rules on trial" in text
-    assert re.search(r"^  validate +Put sharding rules on trial", text, re.MULTILINE)
+    assert "Validates PyTorch's distributed sharding rules" in text
+    assert re.search(r"^  validate +Validate sharding rules", text, re.MULTILINE)
 
 
 def test_help_has_every_option_of_the_page_and_the_exit_codes():

@@ -35,7 +35,7 @@ def heard(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("coverage", ["[JOURNAL]", "--json", "--seed", "--workers", "--quiet", "0 something was tried; 2 a file that is no journal;"]),
+    ("coverage", ["[JOURNAL]", "--json", "--seed", "--workers", "--quiet", "0 something was tested; 2 a file that is no journal;"]),
     ("discover", ["OP", "--emit", "--ranks", "--seed", "--workers", "0 searched, whether something is missing or not;"]),
     ("merge", ["JOURNAL...", "--out", "--json", "--repro", "2 a file that is no journal, or of another run;"]),
     ("validate", ["--mesh", "--pairs", "--journal", "--resume", "--shard", "--executor", "0 nothing wrong;"]),

@@ -179,12 +179,12 @@ def test_a_version_of_torch_that_is_none_is_refused(path):
 
 def test_a_corrupt_file_is_refused_with_the_line(path):
     path.write_text('{\n  "format": 1,\n  "entries": [\n')
-    assert_refused(path, "line 4 is no JSON (Expecting value). Mend that line.")
+    assert_refused(path, "line 4 is no JSON (Expecting value). Fix that line.")
 
 
 def test_an_empty_file_is_refused(path):
     path.write_text("")
-    assert_refused(path, "line 1 is no JSON (Expecting value). Mend that line.")
+    assert_refused(path, "line 1 is no JSON (Expecting value). Fix that line.")
 
 
 def test_marks_of_a_merge_are_refused(path):

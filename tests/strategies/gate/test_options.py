@@ -62,7 +62,7 @@ def test_to_update_and_to_accept_can_be_asked_for_together():
 
 
 @pytest.mark.parametrize(("confirm", "said"), [
-    ("none", "what nobody confirms fails no gate"), ("mpi", "no such way to confirm"),
+    ("none", "an unconfirmed finding fails no gate"), ("mpi", "no such way to confirm"),
 ])  # fmt: skip
 def test_a_gate_that_could_not_fail_is_refused(confirm, said):
     assert_refused(f"--confirm: {confirm}: {said}. Choose gloo or nccl.", confirm=confirm)

@@ -7,7 +7,7 @@ import pytest
 
 from strategies.base.atomic_files import write_whole
 from strategies.gate import verdict_cache
-from strategies.gate.verdict_cache import VerdictCache, by_overload, judge, remembered
+from strategies.gate.verdict_cache import VerdictCache, by_overload, judge
 from strategies.model.settings import Settings
 
 OP, OTHER = "my.scale.default", "my.shift.default"
@@ -48,7 +48,7 @@ def files_of(cache):
 
 
 def test_what_an_equal_run_wrote_is_there_again(full):
-    assert remembered(full, [OP, OTHER, "my.third.default"]) == {OP: [LINES[0], LINES[2]], OTHER: [LINES[1]]}
+    assert [full.lines(op) for op in (OP, OTHER, "my.third.default")] == [[LINES[0], LINES[2]], [LINES[1]], None]
 
 
 def test_an_empty_cache_knows_nothing_and_makes_no_folder(cache):
@@ -191,15 +191,15 @@ SPOILED = {
 def test_a_spoiled_file_is_as_none_and_is_written_anew(full, how):
     for path in files_of(full):
         path.write_bytes(SPOILED[how](path.read_text()).encode(errors="surrogateescape"))
-    assert remembered(full, [OP, OTHER]) == {}
+    assert [full.lines(op) for op in (OP, OTHER)] == [None, None]
     full.keep(BEGIN, LINES, BOTH)
-    assert len(remembered(full, [OP, OTHER])) == 2
+    assert None not in [full.lines(op) for op in (OP, OTHER)]
 
 
 def test_one_overloads_file_does_not_pass_for_anothers(full):
     first, second = files_of(full)
     first.write_text(second.read_text())
-    assert len(remembered(full, [OP, OTHER])) == 1
+    assert [full.lines(op) for op in (OP, OTHER)].count(None) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(cache):
@@ -215,7 +215,7 @@ def test_a_cache_does_not_grow_without_end(cache, monkeypatch):
         write_whole(cache.folder / f"old{number}.json", "{}")
         os.utime(cache.folder / f"old{number}.json", (number, number))
     cache.keep(BEGIN, LINES, BOTH)
-    assert len(files_of(cache)) == 2 and len(remembered(cache, [OP, OTHER])) == 2
+    assert len(files_of(cache)) == 2 and None not in [cache.lines(op) for op in (OP, OTHER)]
 
 
 def test_keys_are_names_of_files(full):

@@ -110,7 +110,7 @@ def test_a_suspicion_that_is_no_data_is_counted_and_never_silently_lost():
     after = there_and_back(hearing)
     assert (list(after.suspects), after.missing) == (["both"], [])
     ((why, many),) = (after.skipped - FULL.skipped).items()
-    assert (why, many) == ("a suspicion cannot be kept in a journal: an argument of type Generator", 3)
+    assert (why, many) == ("a candidate cannot be kept in a journal: an argument of type Generator", 3)
     assert hearing.skipped == {"too many": 2}  # what was given is left as it is
 
 

@@ -41,7 +41,7 @@ def test_a_search_finds_the_rules_that_nobody_claims():
     ]  # fmt: skip
     first = missing(searched(planted("forgotten", X)))[0]
     assert (first.verdict, first.ranks, first.sample.op) == (Verdict.MISSING, 2, "planted.forgotten.default")
-    assert first.evidence.reason == "holds on 6 independent samples of 2 shapes on 2 and 3 ranks, and nobody claims it"
+    assert first.evidence.reason == "holds on 6 independent samples of 2 shapes on 2 and 3 ranks, and is not registered"
 
 
 @pytest.mark.parametrize("one", [
@@ -125,7 +125,7 @@ def test_an_op_that_writes_to_what_it_does_not_return_is_not_searched():
 def test_a_reason_counts_and_names_the_condition():
     (one,) = survey(searched(sample("add.Tensor", X, X)))
     backing = next(b for b in one.backing.values() if b.enough)
-    assert reason(backing, one.kind).endswith("on 2 and 3 ranks, where alpha > 0, and nobody claims it")
+    assert reason(backing, one.kind).endswith("on 2 and 3 ranks, where alpha > 0, and is not registered")
 
 
 LISTED = [row for row in rows() if not row.where]

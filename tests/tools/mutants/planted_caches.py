@@ -75,8 +75,8 @@ CACHES = (
     ),
     Planted(
         "strategies/gate/verdict_cache.py",
-        'told["name"] == name and told["sum"] == _hex(told["said"])',
-        'told["name"] == name',
+        'body["name"] == name and body["sum"] == _hex(value)',
+        'body["name"] == name',
         "a verdict that somebody has edited is believed",
     ),
     Planted(

@@ -73,19 +73,19 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/overload.py",
-        "if docket.step(number, i) not in docket.skip]",
-        "if number not in docket.skip]",
+        "if task.step(number, i) not in task.skip]",
+        "if number not in task.skip]",
         "a step that killed its worker is taken again",
     ),
     Planted(
         "strategies/validation/overload.py",
-        "keep(hearing.suspects.setdefault(name, []), Candidate(instance), CHARGES)",
-        "hearing.suspects[name] = [Candidate(instance)]",
+        "keep(result.suspects.setdefault(name, []), Candidate(instance), CHARGES)",
+        "result.suspects[name] = [Candidate(instance)]",
         "of several cases of one rule the last is kept, not the smallest",
     ),
     Planted(
         "strategies/validation/finding.py",
-        "if len(kept) == most and suspect.weight >= kept[-1].weight:",
+        "if len(kept) == most and candidate.weight >= kept[-1].weight:",
         "if len(kept) == most:",
         "a smaller case that comes later is not kept",
     ),
@@ -97,9 +97,9 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/sweep/session.py",
-        "skip=docket.skip | _left_out(docket, answer), until=0.0",
-        "skip=frozenset(_left_out(docket, answer)), until=0.0",
-        "the second killer of a docket makes the first be tried again",
+        "skip=task.skip | _steps_to_skip(task, answer), until=0.0",
+        "skip=frozenset(_steps_to_skip(task, answer)), until=0.0",
+        "the second killer of a task makes the first be tried again",
     ),
     Planted(
         "strategies/programs/run/verdict.py",
@@ -127,8 +127,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/sweep/aggregate.py",
-        "for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges}):",
-        "for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges})[:1]:",
+        "for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):",
+        "for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates})[:1]:",
         "cases on more ranks than the fewest are never tried",
     ),
     Planted(
@@ -231,7 +231,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/claim_sources.py",
-        "return answers if len(answers) == ask.ranks else []",
+        "return answers if len(answers) == query.ranks else []",
         "return answers",
         "a claim that holds on some ranks only is judged with too few calls",
     ),

@@ -22,8 +22,8 @@ GATE = (
     ),
     Planted(
         "strategies/gate/decision.py",
-        "entry.expires < today",
-        "entry.expires <= today",
+        "e.expires >= today}",
+        "e.expires > today}",
         "an exception that is good until today fails today",
         GATE_ALONE,
     ),
@@ -50,8 +50,8 @@ GATE = (
     ),
     Planted(
         "strategies/gate/decision.py",
-        "lasting = {key: entry for key, entry in entries.items() if not _over(entry, today)}",
-        "lasting = dict(entries)",
+        "valid = {key: e for key, e in entries.items() if e.expires is None or e.expires >= today}",
+        "valid = dict(entries)",
         "an exception never expires",
         GATE_ALONE,
     ),
@@ -83,15 +83,15 @@ GATE = (
     ),
     Planted(
         "strategies/gate/plan.py",
-        "untried = (*done.untried, *_unreached(what, done))",
+        "untried = (*done.untried, *_unreached(plan, done))",
         "untried = done.untried",
         "an overload of which no call could be judged passes without a word",
         ("tests/strategies/gate/test_plan.py::test_an_overload_that_refuses_every_call_is_named_with_the_reason",),
     ),
     Planted(
         "strategies/gate/plan.py",
-        "    return None if module and digest == OUTSIDE else digest",
-        "    return digest",
+        "return None if module and found == OUTSIDE else found",
+        "return found",
         "a rule in a file that git does not know is edited, and the old verdict stays",
         ("tests/strategies/gate/test_plan.py::test_rules_that_are_nowhere_in_the_project_are_not_remembered",),
     ),
@@ -185,8 +185,8 @@ OUTPUTS = (
     ),
     Planted(
         "strategies/gate/formats/json_output.py",
-        '"new": [_key(key) for key in judged.new],',
-        '"new": [_key(key) for key in judged.keys],',
+        '"new": [asdict(key) for key in reviewed.new],',
+        '"new": [asdict(key) for key in reviewed.keys],',
         "what was accepted is told to programs as new",
     ),
     Planted(

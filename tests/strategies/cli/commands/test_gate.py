@@ -247,7 +247,7 @@ def test_the_summary_of_a_step_is_added_to_what_is_there(gated, monkeypatch):
 
 
 def test_a_reader_that_leaves_early_does_not_change_the_verdict(monkeypatch, gated):
-    monkeypatch.setattr(gate.terminal, "show", lambda *_, **__: (_ for _ in ()).throw(BrokenPipeError()))
+    monkeypatch.setattr(gate.wording, "show", lambda *_, **__: (_ for _ in ()).throw(BrokenPipeError()))
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     monkeypatch.setattr(gate.sys.stdout, "fileno", lambda: 1, raising=False)
     assert gated(WRONG)[0] == 1
@@ -255,7 +255,7 @@ def test_a_reader_that_leaves_early_does_not_change_the_verdict(monkeypatch, gat
 
 def test_standard_output_without_room_is_told_and_is_no_pass(monkeypatch, gated):
     monkeypatch.setattr(
-        gate.terminal, "show", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        gate.wording, "show", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     monkeypatch.setattr(gate.sys.stdout, "fileno", lambda: 1, raising=False)

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strategies.base.options import BadOption
+from strategies.cli import commands
 from strategies.cli.app import app
 from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import exit_code, run
@@ -169,7 +170,7 @@ def test_a_seed_that_generators_do_not_take_is_refused():
 
 
 def test_a_full_standard_output_is_infrastructure_and_the_files_are_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plans_audit, "wrote", lambda text: "cannot write to standard output: full.")
+    monkeypatch.setattr(commands, "wrote", lambda text: "cannot write to standard output: full.")
     options = asked(mesh=("2",), samples=1, confirm="none", json=tmp_path / "r.json", quiet=True)
     assert run(options) == 3
     assert capsys.readouterr().err == "localtensor: cannot write to standard output: full.\n"

@@ -11,6 +11,7 @@ import pytest
 from localtensor.concurrency.results import Failure
 from strategies.base.options import BadOption
 from strategies.base.signals import CLEAN, NOTHING, WRONG
+from strategies.cli import commands
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions
@@ -65,16 +66,14 @@ def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, caps
     ("propagate", "same_key", "propagator_programs", "propagator_programs.WITHIN"),
 ])  # fmt: skip
 def test_a_script_names_the_program_that_failed_and_what_was_traced(target, name, module, within):
-    [finding] = races_command._part(target, ExploredProgram(name, "One key", 7, 0.1, FAILURE, "lines")).findings
+    [finding] = races_command._summary(target, ExploredProgram(name, "One key", 7, 0.1, FAILURE, "lines")).findings
     assert f"explore.made({module}.{name}, 'lines', {within})" in finding.script
 
 
 def test_parts_without_a_finding_have_no_script(tmp_path):
     found = Finding("a", "crash", 1, "", "text")
-    races_command._write_scripts(
-        tmp_path, [ProgramSummary("a", "?", 3, 0.0, (found,)), ProgramSummary("b", "?", 3, 0.0)]
-    )
-    assert [(file.name, file.read_text()) for file in tmp_path.glob("*.py")] == [("races_a.py", "text\n")]
+    parts = [ProgramSummary("a", "?", 3, 0.0, (found,)), ProgramSummary("b", "?", 3, 0.0)]
+    assert races_command._scripts(tmp_path, parts) == [(tmp_path / "races_a.py", "text")]
 
 
 def test_seconds_that_are_over_leave_parts_that_were_not_run(capsys):
@@ -91,7 +90,7 @@ def test_what_cannot_be_written_is_infrastructure(tmp_path, capsys):
 
 @pytest.mark.parametrize(("settings", "named"), [
     ({"json": Path("races.json")}, "races.json"),
-    ({"repro": Path("scripts")}, "scripts"),
+    ({"repro": Path("scripts")}, "scripts/races_asks.py"),
     ({"json": Path("races.json"), "repro": Path("scripts")}, "races.json"),
 ])  # fmt: skip
 def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, settings, named):
@@ -99,7 +98,7 @@ def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, sett
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
-    monkeypatch.setattr(races_command, "write_whole", full)
+    monkeypatch.setattr(commands, "write_whole", full)
     assert run(RacesOptions("once", **settings)) == NOTHING
     assert f"localtensor: {named}: No space left on device; the report above is whole" in capsys.readouterr().err
 

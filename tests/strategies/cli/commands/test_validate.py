@@ -324,7 +324,6 @@ def test_all_that_was_chosen_of_a_sweep_reaches_the_settings(judge):
 @pytest.mark.parametrize("fails", ["json", "repro"])
 def test_what_is_told_of_a_report_may_fail_to_be_written(fails, capsys):
     Path("file").write_text("")
-    console = validate.Console(stderr=True, soft_wrap=True)
-    code = validate.deliver(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")), console)
+    code = validate.deliver(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")))
     assert code == 3
     assert capsys.readouterr().err.startswith("localtensor: cannot write ")

@@ -36,7 +36,7 @@ def test_a_clean_gate_is_one_line():
 
 def test_what_is_new_comes_with_rule_reason_place_and_picture():
     text = shown(replace(CLEAN, findings=(NEW,)))
-    assert "New: wrong, and nobody has accepted it (1)" in text
+    assert "New: wrong, and not accepted (1)" in text
     for part in (FOUND.name, "real on 1 axis", "scale(f64[2]) on 2 ranks: ", "pkg/rules.py:7", "rank 0  [1] of shape"):
         assert part in text
     assert text.splitlines()[-1].startswith("gate failed: 1 new, 0 accepted, 0 gone; ")
@@ -87,7 +87,7 @@ def test_the_verdict_names_what_equal_runs_gave_and_what_was_not_tried():
     said = verdict(replace(CLEAN, remembered=(OP,), untried=((OP, ""),), trouble=("x",))).plain
     assert said == (
         "gate in trouble: 0 new, 0 accepted, 0 gone, 1 not tried, 1 in trouble; 9 rule instances of 1 overload, "
-        "1 of these by the verdict of an equal run; torch 2.13.0, 1.2 s"
+        "1 of these from cache; torch 2.13.0, 1.2 s"
     )
 
 

@@ -5,7 +5,7 @@ import torch
 
 from strategies.validation.assertions.calls import TAME, filled, schema_calls
 from strategies.validation.assertions.ops import Op, ShapePlan, accepted, cuts_one, fits, is_case_of, there
-from strategies.validation.assertions.rule import Rule
+from strategies.validation.assertions.rule import AssertedRule
 
 
 def shapes_of(op, rule):
@@ -13,7 +13,7 @@ def shapes_of(op, rule):
         sizes = {letter: place for place, letter in enumerate(plan.letters, 2)} | {"1": 1}
         return there(filled(Op.of(op), plan, sizes, (torch.float64, TAME), rng.choice))
 
-    plans, why = accepted(Op.of(op), Rule.read(rule), make)
+    plans, why = accepted(Op.of(op), AssertedRule.read(rule), make)
     return {" ".join("".join(shape) or "()" for shape in plan.flat) for plan in plans}, why
 
 
@@ -51,11 +51,11 @@ def test_a_square_is_a_case_of_a_rectangle():
     assert is_case_of(plan("ab", "ba"), plan("ab", "bn"))
     assert not is_case_of(plan("ab", "bn"), plan("ab", "ba"))
     assert not is_case_of(plan("ab", "1b"), plan("ab", "nb"))
-    assert fits(plan("ab", "b"), Rule.read("S(1), S(0) -> R"))
-    assert not fits(plan("ab", "b"), Rule.read("S(1), S(1) -> R"))
-    assert cuts_one(plan("ab", "b"), Rule.read("S(1), S(0) -> R"))
-    assert not cuts_one(plan("ab", "b"), Rule.read("S(0), S(0) -> R"))
-    assert not cuts_one(plan("ab", "1b"), Rule.read("R, S(0) -> R"))  # that dim is broadcast
+    assert fits(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
+    assert not fits(plan("ab", "b"), AssertedRule.read("S(1), S(1) -> R"))
+    assert cuts_one(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
+    assert not cuts_one(plan("ab", "b"), AssertedRule.read("S(0), S(0) -> R"))
+    assert not cuts_one(plan("ab", "1b"), AssertedRule.read("R, S(0) -> R"))  # that dim is broadcast
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_a_square_is_a_case_of_a_rectangle():
 def test_what_is_drawn_is_taken_for_the_most_part(op):
     overload = Op.of(op)
     count = {"aten.mm.default": 2, "aten.cumsum.default": 1}.get(op, 3)
-    drawn, why = schema_calls(overload, Rule.read(f"{', '.join('R' * count)} -> R"), torch.float64)
+    drawn, why = schema_calls(overload, AssertedRule.read(f"{', '.join('R' * count)} -> R"), torch.float64)
     assert drawn is not None, why

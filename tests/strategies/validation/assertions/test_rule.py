@@ -4,21 +4,21 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement
-from strategies.validation.assertions.rule import NotARule, Rule, layouts, shard_dim
+from strategies.validation.assertions.rule import AssertedRule, NotARule, layouts, shard_dim
 
 TEXTS = ["S(0), R -> S(0)", "P(sum) -> P(max), -", "SS(0,2), R -> SS(1,3)", "R -> -", "R ->"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_rule_prints_as_it_is_read(text):
-    rule = Rule.read(text)
+    rule = AssertedRule.read(text)
     assert str(rule) == text
     assert eval(repr(rule)) == rule
 
 
 def test_it_is_made_of_torchs_placements():
-    assert Rule.read("S(1), P(avg)->R,-") == Rule((Shard(1), Partial("avg")), (Replicate(), None))
-    assert Rule.read(((Shard(1), "P(avg)"), (Replicate(), "-"))) == Rule.read("S(1), P(avg) -> R, -")
+    assert AssertedRule.read("S(1), P(avg)->R,-") == AssertedRule((Shard(1), Partial("avg")), (Replicate(), None))
+    assert AssertedRule.read(((Shard(1), "P(avg)"), (Replicate(), "-"))) == AssertedRule.read("S(1), P(avg) -> R, -")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_it_is_made_of_torchs_placements():
 )
 def test_what_has_no_two_sides_is_refused(rule):
     with pytest.raises((NotARule, BadPlacement)):
-        Rule.read(rule)
+        AssertedRule.read(rule)
 
 
 def test_several_tensors_on_one_axis_or_on_several():
@@ -42,4 +42,4 @@ def test_tensors_on_different_numbers_of_axes_are_refused(side):
 
 
 def test_only_shards_cut():
-    assert [shard_dim(p) for p in Rule.read("S(1), SS(0,2), R, P(sum) -> -").inputs] == [1, 0, None, None]
+    assert [shard_dim(p) for p in AssertedRule.read("S(1), SS(0,2), R, P(sum) -> -").inputs] == [1, 0, None, None]
