@@ -1,12 +1,12 @@
-"""Collectives on LocalTensors: each is a function of what all ranks bring, in every group of ranks at once.
+"""Collectives on LocalTensors: each is a function of all ranks' tensors, in every group of ranks at once.
 
-`group` says which ranks meet: None are all of them; a process group or a DeviceMesh of one axis; (mesh, axis); a list
-of ranks; or a list of such lists, disjoint ones, in which each rank meets those of its own list.  A `root` is a
-position in its group.  A plain tensor is the same on every rank.  Results are fresh.  Where groups leave ranks out,
-these keep what they had, if the result has the shape of the input, and hold nothing else.
+`group` names the ranks: None for all of them; a process group or a DeviceMesh of one axis; (mesh, axis); a list of
+ranks; or a list of disjoint lists, where each rank is in its own.  A `root` is a position in its group.  A plain tensor
+is the same on every rank.  Results share no memory with inputs.  A rank outside of all groups keeps its tensor if the
+result has the shape of the input, and else holds nothing.
 
-Meaning and refusals are those of localtensor.collectives.reference, to the bit; so are gradients: each rank's backward is the
-true adjoint, which exchanges gradients in turn.  All raise `BadGroup`, `NotHeld`, `NoMode` outside of any mode.
+Results and errors equal those of localtensor.collectives.reference, to the bit.  Gradients are the true adjoint: each
+rank's backward exchanges gradients in turn.  All raise `BadGroup`, `NotHeld`, and `NoMode` outside of any mode.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINEAR = ("sum", "avg")
 
 
 def all_reduce(x: Tensor, op: Any = "sum", group: Any = None) -> LocalTensor:
-    """Every rank holds what its group's tensors fold into; `op` as in localtensor.collectives.reference, or a ReduceOp.
+    """The reduction of each group's tensors, on every rank; `op` is a name, a `PremulSum` or a ReduceOp.
 
     >>> from localtensor import LocalTensorMode, rank_map
     >>> import torch
@@ -46,55 +46,52 @@ def all_reduce(x: Tensor, op: Any = "sum", group: Any = None) -> LocalTensor:
     meeting = _meeting("all_reduce", group, [x], op)
     whole, op = meeting.whole, meeting.op
     if _is_linear(op) or not meeting.wants_gradient(x):
-        done = lambda value: collectives.all_reduced(value, whole, op)  # noqa: E731
+        done = lambda value: collectives.all_reduce(value, whole, op)  # noqa: E731
         return linear(meeting, x, done, done)
-    number = np.full(whole.world, len(one_size(whole)))  # who is in no group keeps what it had
-    found = []
-    for index, part in enumerate(one_size(whole)):
-        number[part.members] = index
-        found.append(fold(_gathered(meeting.over(part), x).unbind(0), op))
-    return choose(meeting, [*found, x], number)
+    found = [fold(_gathered(meeting.over(part), x).unbind(0), op) for part in one_size(whole)]
+    number = _part_numbers(whole)
+    return choose(meeting, [*found, x], np.where(number < 0, len(found), number))  # ranks in no group keep theirs
 
 
 def reduce(x: Tensor, root: int, op: Any = "sum", group: Any = None) -> LocalTensor:
-    """The root of each group holds what its tensors fold into; the others hold what they brought."""
+    """The reduction of each group's tensors, on its root; other ranks hold their own tensors."""
     meeting = _meeting("reduce", group, [x], op, root)
     number = np.where(meeting.whole.position == root, 0, 1)
     return choose(meeting, [all_reduce(x, meeting.op, meeting.whole), x], number)
 
 
 def broadcast(x: Tensor, root: int, group: Any = None) -> LocalTensor:
-    """Every rank holds the tensor of its group's root."""
+    """The tensor of each group's root, on every rank."""
     meeting = _meeting("broadcast", group, [x], root=root)
     whole = meeting.whole
 
     def to_root(value: Value) -> Value:
-        total = collectives.all_reduced(value, whole, "sum")
+        total = collectives.all_reduce(value, whole, "sum")
         others = whole.members & (whole.position != root)
-        return collectives.combined([total, meeting.zeros(total)], _where_held(total, others.astype(int)))
+        return collectives.combined([total, collectives.zeros_like(total)], np.where(total.held.row_of >= 0, others, -1))
 
-    return linear(meeting, x, lambda value: collectives.broadcasted(value, whole, root), to_root)
+    return linear(meeting, x, lambda value: collectives.broadcast(value, whole, root), to_root)
 
 
 def all_gather(x: Tensor, group: Any = None) -> list[Any]:
-    """Every rank holds the tensors of its group's ranks: one LocalTensor for each position."""
+    """The tensors of each group, on every rank: one LocalTensor for each position."""
     return _apart(_gathered(_meeting("all_gather", group, [x]), x))
 
 
 def all_gather_into_tensor(x: Tensor, group: Any = None, dim: int = 0) -> LocalTensor:
-    """Every rank holds its group's tensors, joined along `dim`."""
+    """The tensors of each group, concatenated along `dim`, on every rank."""
     call = "all_gather_into_tensor"
     meeting = _meeting(call, group, [x])
     checks.check_dim(call, dim, x.shape, for_scalars="Pass x.reshape(1).")
     whole = meeting.whole
     return linear(
-        meeting, x, lambda value: collectives.contiguous(collectives.joined_rows(collectives.gathered(value, whole), dim)),
+        meeting, x, lambda value: collectives.contiguous(collectives.joined_rows(collectives.all_gather(value, whole), dim)),
         lambda value: _dealt(value, whole, "sum", dim),
     )  # fmt: skip
 
 
 def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
-    """The tensors of each group's ranks, which its root alone holds: one LocalTensor for each position."""
+    """The tensors of each group, on its root alone: one LocalTensor for each position."""
     meeting = _meeting("gather", group, [x], root=root)
     whole = meeting.whole
     if x.is_complex():
@@ -103,11 +100,11 @@ def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
     def from_root(value: Value) -> Value:
         return collectives.of_roots(collectives.pieces(value, len(whole.groups[0])), whole, root)
 
-    return _apart(linear(meeting, x, lambda value: collectives.gathered_at(value, whole, root), from_root))
+    return _apart(linear(meeting, x, lambda value: collectives.gather(value, whole, root), from_root))
 
 
 def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> LocalTensor:
-    """Each rank holds the tensor at its own position in its root's list; no other rank needs to hold the list."""
+    """The tensor at each rank's position in its root's list; other ranks need not hold the list."""
     pieces = list(pieces or ())
     meeting = _meeting("scatter", group, pieces, root=root)
     with plainly():
@@ -120,7 +117,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> Lo
 
 
 def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None) -> LocalTensor:
-    """Each rank holds what the tensors at its own position in all lists of its group fold into."""
+    """The reduction of the tensors at each rank's position in all lists of its group."""
     meeting = _meeting("reduce_scatter", group, pieces, op)
     with plainly():
         if not c10d_kernels.fit_to_deal([meeting.value(x) for x in pieces], meeting.whole):
@@ -129,7 +126,7 @@ def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None)
 
 
 def reduce_scatter_tensor(x: Tensor, op: Any = "sum", group: Any = None, dim: int = 0) -> LocalTensor:
-    """Each rank holds its piece, of equal ones along `dim`, of what its group's tensors fold into."""
+    """Each rank's piece, of equal ones along `dim`, of the reduction of its group's tensors."""
     call = "reduce_scatter_tensor"
     meeting = _meeting(call, group, [x], op)
     whole, op = meeting.whole, meeting.op
@@ -137,19 +134,18 @@ def reduce_scatter_tensor(x: Tensor, op: Any = "sum", group: Any = None, dim: in
     if _is_linear(op) or not meeting.wants_gradient(x):
         return linear(
             meeting, x, lambda value: _dealt(value, whole, op, dim),
-            lambda value: collectives.joined_rows(collectives.gathered(_weighed(value, whole, op), whole), dim),
+            lambda value: collectives.joined_rows(collectives.all_gather(_weighed(value, whole, op), whole), dim),
         )  # fmt: skip
-    x, number, found = x.movedim(dim, 0).contiguous(), np.full(whole.world, -1), []
-    for index, part in enumerate(one_size(whole)):
-        number[part.members] = index
+    x, found = x.movedim(dim, 0).contiguous(), []
+    for part in one_size(whole):
         mine = _exchanged(meeting.over(part), x, None, None)
         found.append(fold(mine.unflatten(0, (len(part.groups[0]), -1)).unbind(0), op))
-    done: LocalTensor = choose(meeting, found, number).movedim(0, dim).contiguous()  # type: ignore[assignment]
+    done: LocalTensor = choose(meeting, found, _part_numbers(whole)).movedim(0, dim).contiguous()  # type: ignore[assignment]
     return done
 
 
 def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]:
-    """The j-th tensor that position i brings is the i-th that position j holds."""
+    """Position j gets as its i-th tensor the j-th of position i."""
     meeting = _meeting("all_to_all", group, pieces)
 
     def crossed(values: list[Value]) -> list[Value]:
@@ -162,10 +158,10 @@ def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]
 def all_to_all_single(
     x: Tensor, group: Any = None, input_splits: Sequence[Any] | None = None, output_splits: Sequence[Any] | None = None
 ) -> LocalTensor:
-    """Each rank holds the pieces, along dim 0, that its group's ranks have for it, joined in their order.
+    """The pieces along dim 0 that each rank's group has for it, concatenated in group order.
 
-    `input_splits` are the rows that a rank sends to each position, ints that may differ by rank, or a list of such
-    for each position; None means equal pieces.  `output_splits` say what is expected; None means whatever is sent.
+    `input_splits` are the rows that a rank sends to each position: ints that may differ by rank, or a list of such for
+    each position; None means equal pieces.  `output_splits` are the rows expected; None accepts what is sent.
     """
     meeting = _meeting("all_to_all_single", group, [x])
     sent, got = _splits(meeting, input_splits), _splits(meeting, output_splits)
@@ -186,23 +182,23 @@ def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalT
         if wrong or stacked_collectives.spots(value.held, whole) is None:
             collectives.rank_by_rank(value, whole, lambda held: reference.permute(held, order), keep=True)
     return linear(
-        meeting, x, lambda value: collectives.permuted(value, whole, order),
-        lambda value: collectives.permuted(value, whole, back),
+        meeting, x, lambda value: collectives.permute(value, whole, order),
+        lambda value: collectives.permute(value, whole, back),
     )  # fmt: skip
 
 
 def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = None) -> LocalTensor:
-    """Shards of `gather_dim` have become shards of `shard_dim`: cut along the one, joined along the other."""
+    """Shards of `gather_dim` become shards of `shard_dim`."""
     meeting = _meeting("shard_dim_alltoall", group, [x])
     whole = meeting.whole
     return linear(
-        meeting, x, lambda value: collectives.moved_shards(value, whole, gather_dim, shard_dim),
-        lambda value: collectives.moved_shards(value, whole, shard_dim, gather_dim),
+        meeting, x, lambda value: collectives.shard_dim_alltoall(value, whole, gather_dim, shard_dim),
+        lambda value: collectives.shard_dim_alltoall(value, whole, shard_dim, gather_dim),
     )  # fmt: skip
 
 
 def barrier(group: Any = None) -> None:
-    """All ranks of each group are here: in one control flow, they always are."""
+    """Check the group and return: in one control flow all ranks have arrived."""
     Meeting(current("barrier"), "barrier", group)
 
 
@@ -221,55 +217,56 @@ def _is_linear(op: Op) -> bool:
 
 
 def _gathered(meeting: Meeting, x: Tensor) -> LocalTensor:
-    """All members' tensors along a new dim 0; its adjoint adds up what each one's copies get."""
+    """All members' tensors along a new dim 0; the adjoint adds up the gradients of each one's copies."""
     whole = meeting.whole
 
     def added(value: Value) -> Value:
-        pieces = collectives.reduce_scattered(value, whole, "sum")
+        pieces = collectives.reduce_scatter(value, whole, "sum")
         return collectives.pieces(pieces, 1)[0]
 
-    return linear(meeting, x, lambda value: collectives.gathered(value, whole), added)
+    return linear(meeting, x, lambda value: collectives.all_gather(value, whole), added)
 
 
 def _dealt(value: Value, whole: Family, op: Op, dim: int) -> Value:
     """A reduce-scatter along this dim."""
-    found = collectives.reduce_scattered(collectives.moved_dim(value, dim, 0), whole, op)
+    found = collectives.reduce_scatter(collectives.moved_dim(value, dim, 0), whole, op)
     return collectives.contiguous(collectives.moved_dim(found, 0, dim))
 
 
 def _exchanged(meeting: Meeting, x: Tensor, sent: Any, got: Any) -> LocalTensor:
     whole = meeting.whole
     return linear(
-        meeting, x, lambda value: collectives.exchanged(value, whole, sent, got),
-        lambda value: collectives.exchanged(collectives.contiguous(value), whole, got, sent),
+        meeting, x, lambda value: collectives.all_to_all_single(value, whole, sent, got),
+        lambda value: collectives.all_to_all_single(collectives.contiguous(value), whole, got, sent),
     )  # fmt: skip
 
 
 def _apart(x: LocalTensor) -> list[Any]:
-    """Its rows, each a tensor of its own."""
+    """The slices along dim 0, each a tensor of its own."""
     return [row.clone() for row in x.unbind(0)]
 
 
-def _where_held(value: Value, number: Any) -> Any:
-    return np.where(value.held.row_of >= 0, number, -1)
+def _part_numbers(whole: Family) -> Any:
+    """For each rank, the number of its part in `one_size(whole)`: int64 of shape [world], -1 in no group."""
+    number = np.full(whole.world, -1)
+    for index, part in enumerate(one_size(whole)):
+        number[part.members] = index
+    return number
 
 
 def _weighed(value: Value, whole: Family, op: Op) -> Value:
-    """What the adjoint of a reduction weighs gradients with."""
+    """The gradient times the weights of a linear reduction."""
     if isinstance(op, PremulSum):
         return Value(tuple(op.times(cell) for cell in value.cells), value.held)
     if op == "sum":
         return value
     parts = one_size(whole)
     each = [Value(tuple(divided(cell, len(part.groups[0])) for cell in value.cells), value.held) for part in parts]
-    number = np.full(whole.world, -1)
-    for index, part in enumerate(parts):
-        number[part.members] = index
-    return each[0] if len(each) == 1 else collectives.combined(each, number)
+    return each[0] if len(each) == 1 else collectives.combined(each, _part_numbers(whole))
 
 
 def _check_even(call: str, meeting: Meeting, x: Tensor, dim: int, op: Op) -> None:
-    """Refused as collectives/reference.py does, in terms of this dim."""
+    """Raises the errors of collectives/reference.py unless each group's shapes are equal and divide along `dim`."""
     with plainly():
         value = meeting.value(x)
         collectives.check_held(call, value.held, meeting.whole)
@@ -292,16 +289,15 @@ def _splits(meeting: Meeting, splits: Sequence[Any] | None) -> list[Any] | None:
 
 def _by_rank(meeting: Meeting, table: Any) -> list[Any]:
     whole = meeting.whole
-    held = None if whole.everybody else whole.members
-    return [rank_int(table[np.maximum(whole.position, 0), place], held) for place in range(table.shape[1])]
+    rows = table[np.maximum(whole.position, 0)]
+    return [rank_int(rows[:, place], whole.member_mask) for place in range(table.shape[1])]
 
 
 def _turned(meeting: Meeting, sent: list[Any]) -> list[Any]:
-    """What each rank gets, if the others send this."""
+    """The rows that each rank gets from each position if all send `sent`."""
     whole = meeting.whole
     got = np.zeros((whole.world, len(sent)), np.int64)
     for group in whole.groups:
         for place, rank in enumerate(group[: len(sent)]):
             got[rank] = [on_rank(sent[place], sender) for sender in group[: len(sent)]] + [0] * (len(sent) - len(group))
-    held = None if whole.everybody else whole.members
-    return [rank_int(got[:, place], held) for place in range(len(sent))]
+    return [rank_int(got[:, place], whole.member_mask) for place in range(len(sent))]

@@ -1,4 +1,4 @@
-"""What autograd sees of a collective in lockstep: one linear function of all ranks' tensors, and its adjoint."""
+"""Autograd of collectives in lockstep: a linear function of all ranks' tensors, and its adjoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Done = Callable[[Value], Value]
 
 
 class Meeting:
-    """One call of a collective: which ranks meet, and what they agree on."""
+    """One call of a collective: its groups, reduction and root."""
 
     def __init__(self, mode: Any, call: str, group: Any, op: Any = None, root: int | None = None) -> None:
         self.mode, self.call, self.root = mode, call, root
@@ -33,11 +33,11 @@ class Meeting:
         self.op: Any = named_reduction(op)
 
     def over(self, whole: Family) -> Meeting:
-        """The same in other groups."""
+        """The same call in other groups."""
         return Meeting(self.mode, self.call, whole, self.op, self.root)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """What is brought is fit by itself, and of this mode; nothing of it is in flight."""
+        """Check each tensor by itself: its shape, that it is of this mode (`AnotherMode`) and is not being written."""
         for x in tensors:
             if isinstance(x, LocalTensor) and x._mode is not self.mode:
                 raise AnotherMode(self.call, origin(sys._getframe(1)).place)
@@ -47,7 +47,7 @@ class Meeting:
         c10d_dispatch.check_offers(self.call if self.call in _OFFERED else "", brought, self.whole)
 
     def value(self, x: Tensor) -> Value:
-        """What every rank brings."""
+        """The stacked value of a tensor."""
         return collectives.value_of(self.mode, x)
 
     def wrapped(self, value: Value) -> LocalTensor:
@@ -55,15 +55,11 @@ class Meeting:
         return wrap(value.cells, value.held, self.mode)
 
     def wants_gradient(self, x: Tensor) -> bool:
-        """Whether autograd follows what is done with it."""
+        """Whether autograd records what is done with a tensor."""
         return torch.is_grad_enabled() and x.requires_grad
 
-    def zeros(self, like: Value) -> Value:
-        """Zeros of the same shapes."""
-        return Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in like.cells), like.held)
-
     def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[Value]:
-        """By the function that serves rank threads, which can do it, or says why not."""
+        """The result by the function that serves rank threads, which also raises the errors."""
         brought = Brought(list(tensors), list(tensors), op=self.op, root=self.root)
         return c10d_kernels.by_ranks(self.mode, SERVED[name], brought, self.whole)
 
@@ -72,7 +68,7 @@ _OFFERED = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_sc
 
 
 def linear(meeting: Meeting, x: Tensor, done: Done, undone: Done) -> LocalTensor:
-    """What `done` makes of all ranks' tensors; `undone` is its adjoint."""
+    """The linear function `done` of all ranks' tensors; `undone` is its adjoint."""
     if not meeting.wants_gradient(x):
         with plainly():
             return meeting.wrapped(done(meeting.value(x)))
@@ -80,13 +76,8 @@ def linear(meeting: Meeting, x: Tensor, done: Done, undone: Done) -> LocalTensor
     return found
 
 
-def _like(meeting: Meeting, x: Tensor) -> Value:
-    """Its shapes and who holds it, without its numbers."""
-    return meeting.zeros(meeting.value(x))
-
-
 def _filled(value: Value, like: Value) -> Value:
-    """Zeros for those ranks that hold an input, and get no gradient for it."""
+    """A gradient with zeros for the ranks that hold an input and get no gradient for it."""
     number = np.where(like.held.row_of < 0, -1, np.where(value.held.row_of < 0, 1, 0))
     return collectives.combined([value, like], number) if (number != 0).any() else value
 
@@ -96,7 +87,7 @@ class _Linear(Function):
     def forward(ctx: Any, meeting: Meeting, done: Done, undone: Done, x: Tensor) -> LocalTensor:
         ctx.described = meeting, done, undone
         with plainly():
-            ctx.like = _like(meeting, x)
+            ctx.like = collectives.zeros_like(meeting.value(x))
             return meeting.wrapped(done(meeting.value(x)))
 
     @staticmethod
@@ -108,8 +99,7 @@ class _Linear(Function):
 
 
 def choose(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any = None) -> LocalTensor:
-    """Each rank holds the tensor of its number, as it has it or as the rank `source` does; nothing if negative."""
-    number = np.where(number >= 0, number, -1)
+    """Rank r holds what rank `source[r]` (r itself if None) has of `tensors[number[r]]`; nothing if that is negative."""
     if not any(meeting.wants_gradient(x) for x in tensors):
         return _chosen(meeting, tensors, number, source)
     found: LocalTensor = _Choose.apply(meeting, number, source, *tensors)
@@ -126,12 +116,12 @@ class _Choose(Function):
     def forward(ctx: Any, meeting: Meeting, number: Any, source: Any, *tensors: Tensor) -> LocalTensor:
         ctx.described = meeting, number, source
         with plainly():
-            ctx.likes = [_like(meeting, x) for x in tensors]
+            ctx.likes = [collectives.zeros_like(meeting.value(x)) for x in tensors]
         return _chosen(meeting, tensors, number, source)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Each tensor gets the gradient of those ranks that have chosen it, at the rank that they had it from."""
+        """Each tensor gets the gradients of the ranks that selected it, at their source ranks."""
         meeting, number, source = ctx.described
         ranks = np.arange(len(number))
         back = []
@@ -146,7 +136,7 @@ class _Choose(Function):
 
 
 def linear_lists(meeting: Meeting, tensors: Sequence[Tensor], done: Any) -> list[LocalTensor]:
-    """What `done` makes of lists of tensors, and which is its own adjoint."""
+    """The function `done` of lists of tensors, which is its own adjoint."""
     if not any(meeting.wants_gradient(x) for x in tensors):
         with plainly():
             return [meeting.wrapped(value) for value in done([meeting.value(x) for x in tensors])]
@@ -158,7 +148,7 @@ class _LinearLists(Function):
     def forward(ctx: Any, meeting: Meeting, done: Any, *tensors: Tensor) -> Any:
         ctx.described = meeting, done
         with plainly():
-            ctx.likes = [_like(meeting, x) for x in tensors]
+            ctx.likes = [collectives.zeros_like(meeting.value(x)) for x in tensors]
             return tuple(meeting.wrapped(value) for value in done([meeting.value(x) for x in tensors]))
 
     @staticmethod

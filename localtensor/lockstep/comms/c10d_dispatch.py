@@ -1,6 +1,6 @@
-"""Collectives of torch.distributed on LocalTensors: c10d's ops, functional collectives, and DTensor's own one.
+"""Collectives of torch.distributed on LocalTensors: c10d ops, functional collectives, and DTensor's own op.
 
-c10d's ops are read by the table that serves rank threads (collectives/c10d_table.py), so that a call means the same in either way.
+The arguments of c10d ops are read by collectives/c10d_table.py, as for rank threads, so that a call means the same.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from localtensor.lockstep.dispatch.dispatcher import brief, check_write, plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.storage import overwrite
 
-_NO_PAIRS = "who sends to whom differs from rank to rank"
+POINT_TO_POINT = "who sends to whom differs from rank to rank"
 
 
 def serve(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One of c10d's ops, for all groups of the family that its process group stands for."""
+    """Run a c10d op for all groups of its process group's family."""
     name = func._schema.name.removeprefix("c10d::")
     if name == "check_for_nan":
         return None
     if name not in SERVED:
-        raise NotInLockstep(f"torch.distributed ({name})", _NO_PAIRS)
+        raise NotInLockstep(f"torch.distributed ({name})", POINT_TO_POINT)
     at, when, count = _positions(func)
     rest = [plain(a) for a in (*args[:at], *args[at + 1 :])][:count]
     later = when is not None and (len(args) <= when or bool(args[when]))
@@ -54,7 +54,7 @@ def _positions(func: Any) -> tuple[int, int | None, int]:
 
 
 def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
-    """What c10d's op of this name says is done; a Work if it is to be waited for."""
+    """Run the c10d op of this name; returns a Work if the caller has to wait for it."""
     group = group_of(mode, group)
     whole, served = group.family, SERVED[name]
     meant, brought = served.brings(arguments)
@@ -71,11 +71,11 @@ def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, la
     return LockstepWork(mode, meant.kind, brought, whole) if later else None
 
 
-# -- before and after
+# -- checks and writes
 
 
 def check_offers(kind: str, brought: Brought, whole: Family) -> None:
-    """Each shape of what the ranks offer is fit by itself; see collectives/argument_checks.py."""
+    """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
     for each in _seen_by_ranks(brought):
         for part in one_size(whole):
             group, root = part.groups[0], brought.root or 0
@@ -83,7 +83,7 @@ def check_offers(kind: str, brought: Brought, whole: Family) -> None:
 
 
 def _seen_by_ranks(brought: Brought) -> Iterator[Brought]:
-    """The same with plain tensors: as some rank of each cell has them."""
+    """The same with plain tensors: as one rank of each cell has them."""
     cells = max(
         [len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1
     )
@@ -101,13 +101,13 @@ def _seen(x: Any, cell: int) -> Any:
 
 
 def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, whole: Family) -> None:
-    """The buffer holds the value; one from outside the mode can, if all ranks agree on it."""
+    """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
     old = value_of(mode, buffer)
     if value.held is not old.held:
         has, gets = old.held.row_of >= 0, value.held.row_of >= 0
         if (gets & ~has).any():
             raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())
-        if (has & ~gets).any():  # who is in no group keeps what it had
+        if (has & ~gets).any():  # ranks in no group keep their tensors
             _check_fits(old, value, kind, brought, whole)
             value = collectives.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
     _check_fits(old, value, kind, brought, whole)
@@ -123,7 +123,7 @@ def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, 
 
 
 def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Family) -> None:
-    """Each rank's buffer takes what it gets: as many elements, of the same dtype."""
+    """Raises `CollectiveFailed` unless each rank's buffer has as many elements as its result, of the same dtype."""
     if old.cells[0].dtype == value.cells[0].dtype:
         if len(old.cells) == len(value.cells) == 1:
             if old.cells[0].numel() * value.held.rows == value.cells[0].numel() * old.held.rows:
@@ -140,57 +140,45 @@ def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Fa
 
 
 def _numels(value: Value) -> Any:
-    """The elements that each rank holds."""
+    """The number of elements that each rank holds."""
     sizes = [cell.numel() // rows for cell, rows in zip(value.cells, value.held.sizes, strict=True)]
     return np.repeat(sizes, value.held.sizes)[value.held.row_of]
 
 
-# -- functional collectives: what comes back is a tensor of its own
+# -- functional collectives: they return a new tensor
 
 
-def _reduced(mode: Any, value: Value, whole: Family, op: Any) -> Value:
-    return collectives.all_reduced(value, whole, op)
+def _all_gather(value: Value, whole: Family, size: int) -> Value:
+    return collectives.joined_rows(collectives.all_gather(value, whole))
 
 
-def _broadcast(mode: Any, value: Value, whole: Family, root: int) -> Value:
-    return collectives.broadcasted(value, whole, root)
+def _reduce_scatter(value: Value, whole: Family, op: Any, size: int) -> Value:
+    return collectives.reduce_scatter(value, whole, op)
 
 
-def _gathered(mode: Any, value: Value, whole: Family, size: Any) -> Value:
-    return collectives.joined_rows(collectives.gathered(value, whole))
+def _all_to_all(value: Value, whole: Family, got: Any, sent: Any) -> Value:
+    return collectives.all_to_all_single(collectives.contiguous(value), whole, list(sent), list(got))
 
 
-def _scattered(mode: Any, value: Value, whole: Family, op: Any, size: Any) -> Value:
-    return collectives.reduce_scattered(value, whole, op)
-
-
-def _exchanged(mode: Any, value: Value, whole: Family, got: Any, sent: Any) -> Value:
-    return collectives.exchanged(collectives.contiguous(value), whole, list(sent), list(got))
-
-
-def _moved(mode: Any, value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
-    return collectives.moved_shards(value, whole, gather_dim, shard_dim)
-
-
-# By the name of the op without its endings; the last argument is the group, which comes third here.
-_FUNCTIONAL: dict[str, tuple[str, Callable[..., Value]]] = {
-    "all_reduce": ("all_reduce", _reduced),
-    "broadcast": ("broadcast", _broadcast),
-    "all_gather_into_tensor": ("all_gather_into_tensor", _gathered),
-    "reduce_scatter_tensor": ("reduce_scatter_tensor", _scattered),
-    "all_to_all_single": ("all_to_all_single", _exchanged),
-    "shard_dim_alltoall": ("shard_dim_alltoall", _moved),
+# By the name of the op without its suffixes; the arguments behind the value and the family are the op's own.
+_FUNCTIONAL: dict[str, Callable[..., Value]] = {
+    "all_reduce": collectives.all_reduce,
+    "broadcast": collectives.broadcast,
+    "all_gather_into_tensor": _all_gather,
+    "reduce_scatter_tensor": _reduce_scatter,
+    "all_to_all_single": _all_to_all,
+    "shard_dim_alltoall": collectives.shard_dim_alltoall,
 }
 
 
 def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One of torch's functional collectives."""
+    """Run one of torch's functional collectives."""
     name = func._schema.name.split("::")[1]
     if name in ("wait_tensor", "_wrap_tensor_autograd"):
         return args[0]
     base = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
     if base not in _FUNCTIONAL:
-        raise NotInLockstep(f"torch.ops.{func}", _NO_PAIRS)
+        raise NotInLockstep(f"torch.ops.{func}", POINT_TO_POINT)
     many = isinstance(args[0], list | tuple)
     sources = list(args[0]) if many else [args[0]]
     targets = [kwargs["out"]] if "out" in kwargs else sources if name.endswith("_") else []
@@ -204,28 +192,28 @@ def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def _functional_values(
     mode: Any, base: str, sources: list[Tensor], targets: list[Tensor], args: tuple[Any, ...]
 ) -> list[Value]:
-    group, (kind, do) = group_of(mode, args[-1]), _FUNCTIONAL[base]
+    group = group_of(mode, args[-1])
     rest, op, root = list(args[1:-1]), None, None
-    if do in (_reduced, _scattered):
+    if "reduce" in base:
         op = rest[0] = rest[0].lower()
-    elif do is _broadcast:
+    elif base == "broadcast":
         root = rest[0] = group.place(rest[0])
     brought = Brought(sources, targets, op=op, root=root)
-    check_offers(kind, brought, group.family)
+    check_offers(base, brought, group.family)
     for x in sources if mode.in_flight else ():
-        mode.check_read(x, kind)
+        mode.check_read(x, base)
     for target in targets:
-        check_write(mode, target, kind)
+        check_write(mode, target, base)
     with plainly():
-        values = [do(mode, value_of(mode, x), group.family, *rest) for x in sources]
+        values = [_FUNCTIONAL[base](value_of(mode, x), group.family, *rest) for x in sources]
         for target, value in zip(targets, values):
-            write(mode, target, value, kind, brought, group.family)
+            write(mode, target, value, base, brought, group.family)
     return values
 
 
 @lru_cache(256)
 def handler(namespace: str) -> Any:
-    """Who serves the ops of a namespace; None for those of torch itself."""
+    """The function that runs the ops of a namespace; None for namespaces without collectives."""
     if namespace == "c10d":
         return serve
     if namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):

@@ -1,7 +1,7 @@
-"""Each kind of collectives/c10d_table.py in lockstep: quickly for all groups at once, or as rank threads do it.
+"""Kernels for each kind of collectives/c10d_table.py: all groups at once, or rank by rank as for rank threads.
 
-A quick way that cannot, or must not, says None: then each rank's own tensors go to the function that serves rank
-threads, which does it or refuses it in its own words.
+A kernel of `_QUICK` returns None for a call that it does not cover: then each rank's own tensors go to the function
+that serves rank threads, which computes the result or raises its error.
 """
 
 from __future__ import annotations
@@ -22,61 +22,65 @@ from localtensor.lockstep.comms.stacked_collectives import Family
 
 
 def results(mode: Any, served: Served, brought: Brought, whole: Family) -> Sequence[Value]:
-    """What each written buffer holds afterwards."""
+    """The new value of each written buffer."""
     quick = _QUICK.get(served.kind)
     found = None if quick is None else quick(mode, brought, whole)
     return found if found is not None else by_ranks(mode, served, brought, whole)
 
 
-# -- the quick ways, by kind
+# -- kernels on stacks, by kind
 
 
 def _all_reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.all_reduced(value_of(mode, brought.reads), whole, brought.op)]
+    return [collectives.all_reduce(value_of(mode, brought.reads), whole, brought.op)]
 
 
 def _all_reduce_coalesced(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
     if len({x.dtype for x in brought.reads}) != 1:
         return None
-    return [collectives.all_reduced(value_of(mode, x), whole, brought.op) for x in brought.reads]
+    return [collectives.all_reduce(value_of(mode, x), whole, brought.op) for x in brought.reads]
 
 
 def _reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.reduced(value_of(mode, brought.reads), whole, brought.op, brought.root or 0)]
+    return [collectives.reduce(value_of(mode, brought.reads), whole, brought.op, brought.root or 0)]
 
 
 def _broadcast(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.broadcasted(value_of(mode, brought.reads), whole, brought.root or 0)]
+    return [collectives.broadcast(value_of(mode, brought.reads), whole, brought.root or 0)]
 
 
 def _all_gather(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return collectives.pieces(collectives.gathered(value_of(mode, brought.reads), whole), len(brought.writes))
+    return collectives.pieces(collectives.all_gather(value_of(mode, brought.reads), whole), len(brought.writes))
 
 
 def _all_gather_coalesced(mode: Any, brought: Brought, whole: Family) -> list[Value]:
     many = len(brought.writes) // len(brought.reads)
-    columns = [collectives.pieces(collectives.gathered(value_of(mode, x), whole), many) for x in brought.reads]
+    columns = [collectives.pieces(collectives.all_gather(value_of(mode, x), whole), many) for x in brought.reads]
     return [column[source] for source in range(many) for column in columns]
 
 
 def _all_gather_into_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.joined_rows(collectives.gathered(value_of(mode, brought.reads), whole))]
+    return [collectives.joined_rows(collectives.all_gather(value_of(mode, brought.reads), whole))]
 
 
 def _gather(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
     if brought.reads.is_complex():
         return None
     return collectives.pieces(
-        collectives.gathered_at(value_of(mode, brought.reads), whole, brought.root or 0), len(brought.writes)
+        collectives.gather(value_of(mode, brought.reads), whole, brought.root or 0), len(brought.writes)
     )
 
 
 def _scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-    return [found] if (found := from_roots(_values(mode, brought.reads), whole, brought.root or 0)) else None
+    found = from_roots(_values(mode, brought.reads), whole, brought.root or 0)
+    return None if found is None else [found]
 
 
 def from_roots(values: Sequence[Value], whole: Family, root: int) -> Value | None:
-    """The i-th member holds the i-th value of its root; None if they are not alike, or not one for each member."""
+    """The i-th member holds its root's tensor of the i-th value.
+
+    None if shapes or dtypes differ, a tensor is not contiguous, or there is not one value for each member.
+    """
     roots = [group[root] for group in whole.groups]
     alike = len({(_shape(value), value.cells[0].dtype) for value in values}) == 1 and all(
         map(collectives.is_dense, values)
@@ -87,10 +91,9 @@ def from_roots(values: Sequence[Value], whole: Family, root: int) -> Value | Non
 
 
 def _shape(value: Value) -> Any:
-    """The shape that all ranks have, or one that nobody has."""
-    shapes = {
-        tuple(cell.shape[rows > 1 :]) for cell, rows in zip(value.cells, value.held.sizes, strict=True)
-    }  # fmt: skip
+    """The shape that all ranks have; an id that equals no shape where they differ."""
+    pairs = zip(value.cells, value.held.sizes, strict=True)
+    shapes = {tuple(cell.shape[rows > 1 :]) for cell, rows in pairs}
     return shapes.pop() if len(shapes) == 1 else id(value)
 
 
@@ -106,19 +109,18 @@ def _reduce_scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] |
     values = _values(mode, brought.reads)
     if not fit_to_deal(values, whole):
         return None
-    return [
-        collectives.combined([collectives.all_reduced(value, whole, brought.op) for value in values], whole.position)
-    ]
+    reduced = [collectives.all_reduce(value, whole, brought.op) for value in values]
+    return [collectives.combined(reduced, whole.position)]
 
 
 def fit_to_deal(values: Sequence[Value], whole: Family) -> bool:
-    """Whether there is one for each member, contiguous, all of one dtype."""
+    """Whether there is one value for each member, all contiguous and of one dtype."""
     one_dtype = len({value.cells[0].dtype for value in values}) == 1
     return _one_each(values, whole) and one_dtype and all(map(collectives.is_dense, values))
 
 
 def _reduce_scatter_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.reduce_scattered(value_of(mode, brought.reads), whole, brought.op)]
+    return [collectives.reduce_scatter(value_of(mode, brought.reads), whole, brought.op)]
 
 
 def _all_to_all(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
@@ -126,7 +128,7 @@ def _all_to_all(mode: Any, brought: Brought, whole: Family) -> list[Value] | Non
 
 
 def crosswise(values: Sequence[Value], whole: Family) -> list[Value] | None:
-    """The j-th tensor of member i is the i-th that member j gets; None if there is not one for each member."""
+    """Member j gets as its i-th tensor the j-th of member i; None if there is not one tensor for each member."""
     if not _one_each(values, whole) or len({value.cells[0].dtype for value in values}) > 1:
         return None
     for value in values:
@@ -136,14 +138,14 @@ def crosswise(values: Sequence[Value], whole: Family) -> list[Value] | None:
 
 
 def _all_to_all_single(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.exchanged(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)]
+    return [collectives.all_to_all_single(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)]
 
 
 _Quick = Callable[[Any, Brought, Family], "list[Value] | None"]
 
 
 def _each(one: _Quick) -> _Quick:
-    """The coalesced form: the same for each tensor."""
+    """The coalesced kernel: the kernel `one` for each tensor."""
 
     def quick(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
         found = [one(mode, replace(brought, reads=x), whole) for x in brought.reads]
@@ -171,17 +173,17 @@ _QUICK: dict[str, _Quick] = {
 }
 
 
-# -- as rank threads do it
+# -- rank by rank, as for rank threads
 
 
 def by_ranks(mode: Any, served: Served, brought: Brought, whole: Family) -> list[Value]:
-    """Each rank's own tensors, group by group."""
+    """The function that serves rank threads, on each rank's own tensors, group by group."""
     outputs: list[dict[int, Tensor]] = [{} for _ in brought.writes]
     for number, ranks in enumerate(whole.groups):
         group = Group(str(number), ranks)
         parts = [_part(mode, served, brought, rank, group) for rank in ranks]
         for rank, mine in zip(ranks, served.compute(parts), strict=True):
-            for output, x in zip(outputs, mine, strict=False):  # the root alone gets a gathered list
+            for output, x in zip(outputs, mine, strict=False):  # only the root gets a gathered list
                 output[rank] = x
     return [collectives.of_ranks(output, mode.world) for output in outputs]
 

@@ -1,8 +1,8 @@
 """Collectives on stacks: all groups at once, each different value once.
 
-The arithmetic is that of layout/reductions.py and the meaning that of collectives/reference.py, to the bit; what is new is that equal
-operands are met once.  The operands are a stack of rows and `ids`, the row of each member of each group, int64 of
-shape [groups, members].  What is to be done with the rows depends on `ids` alone: a plan says it, and can be kept.
+Results equal those of layout/reductions.py and collectives/reference.py to the bit, but equal operands are computed
+once.  The operands are a stack of rows and `ids`, the row of each member of each group, int64 of shape [groups,
+members].  An index plan depends on `ids` alone: it is computed once for a partition and a family, and cached.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from localtensor.errors import NotInLockstep
 from localtensor.layout.reductions import IN_A_ROW, Op, divided, fold, premultiplied
 from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
 
-# The groups of one collective, all of them: while one rank is in one of them, lockstep serves them at once.
-
-
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Family:
-    """Disjoint groups of ranks, each in group order: any groups, not only those along an axis of a mesh.
+    """All groups of one collective: disjoint groups of ranks, each in group order, whether along a mesh axis or not.
 
-    `index` is the group of each rank and `position` its place there, both int64 of shape [world], -1 for ranks that
-    are in none; `members` says which ranks are in one, `everybody` whether all are.  `matrix` has a row for each
-    group if they are of one size, else it is None.
+    `index` is the group of each rank and `position` its place there, both int64 of shape [world], -1 for ranks in no
+    group.  `members` (bools of shape [world]) marks the ranks in some group, `everybody` whether all are.  `matrix` has
+    a row of ranks for each group if all groups have one size, else it is None.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -41,11 +38,16 @@ class Family:
     everybody: bool
 
     def group_of(self, rank: int) -> tuple[int, ...]:
-        """The group that a rank is in; empty if it is in none."""
+        """The group of a rank; empty if it is in none."""
         return self.groups[int(self.index[rank])] if self.index[rank] >= 0 else ()
 
+    @property
+    def member_mask(self) -> Any:
+        """The ranks in some group: bools of shape [world]; None if all are."""
+        return None if self.everybody else self.members
+
     def sizes(self) -> Any:
-        """How many ranks the group of each rank has: int64 of shape [world], -1 for ranks that are in none."""
+        """The size of each rank's group: int64 of shape [world], -1 for ranks in no group."""
         sizes = np.array([len(group) for group in self.groups])
         return np.where(self.members, sizes[self.index], -1)
 
@@ -55,7 +57,7 @@ class Family:
 
 @lru_cache(1024)
 def family(groups: tuple[tuple[int, ...], ...], world: int) -> Family:
-    """The family of these groups.
+    """The family of these groups; one object for equal arguments while it is cached.
 
     >>> family(((0, 2), (1, 3)), 4).position.tolist()
     [0, 0, 1, 1]
@@ -82,7 +84,7 @@ def of_lists(groups: Sequence[Sequence[int]], world: int) -> Family:
 
 @lru_cache(1024)
 def one_size(whole: Family) -> tuple[Family, ...]:
-    """The same groups, those of one size together, so that each part has a matrix."""
+    """The same groups as one family for each group size, so that each has a matrix."""
     if whole.matrix is not None:
         return (whole,)
     sizes: dict[int, list[tuple[int, ...]]] = {}
@@ -93,7 +95,7 @@ def one_size(whole: Family) -> tuple[Family, ...]:
 
 @lru_cache(1024)
 def within(whole: Family, kind: Partition) -> Family:
-    """Those of the groups whose ranks hold something in a partition.  Raises `NotInLockstep` if a group is cut in two."""
+    """The groups whose ranks hold something in a partition.  Raises `NotInLockstep` if only a part of a group does."""
     inside = kind.row_of >= 0
     some = [group for group in whole.groups if inside[list(group)].any()]
     if not some or not all(inside[list(group)].all() for group in some):
@@ -102,11 +104,11 @@ def within(whole: Family, kind: Partition) -> Family:
 
 
 Ids = np.ndarray[Any, Any]
-Pick = slice | Tensor  # which rows of a stack; a slice where it can be, for that is a view
+Pick = slice | Tensor  # rows of a stack: a slice where possible, which makes a view
 
 
 class Level(NamedTuple):
-    """One step of a fold: neighbours, left and right, and those that have no neighbour yet."""
+    """One step of a fold: left and right neighbours, and the rows without a neighbour."""
 
     left: Pick
     right: Pick
@@ -115,7 +117,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexPlan:
-    """Which rows are taken, after the levels of a fold; `places` is the resulting row of each group."""
+    """The levels of a fold, then the rows that are taken; `places` is the resulting row of each group."""
 
     rows: int
     places: Ids
@@ -125,7 +127,7 @@ class IndexPlan:
 
 
 def pick(ids: Any) -> Pick:
-    """The rows of these numbers.
+    """The index of these rows: a slice if they are evenly spaced and ascend, else a tensor.
 
     >>> pick([1, 3, 5]), pick([1, 3, 4])
     (slice(1, 6, 2), tensor([1, 3, 4]))
@@ -140,15 +142,12 @@ def pick(ids: Any) -> Pick:
 
 
 def taken(x: Tensor, rows: Pick) -> Tensor:
-    """Those rows of a stack."""
+    """The rows of a stack at this index."""
     return x[rows] if isinstance(rows, slice) else x.index_select(0, rows.to(x.device))
 
 
 def fold_plan(ids: Ids) -> IndexPlan:
-    """In the order of `fold_order.by_pairs`; a pair that occurs twice is folded once.
-
-    So ranks with equal values cost next to nothing.
-    """
+    """A fold in the order of `by_pairs`, in which a pair that occurs twice is folded once."""
     members, levels = ids.shape[1], []
     while ids.shape[1] > 1:
         even = ids.shape[1] // 2 * 2 if ids.shape[1] > IN_A_ROW else 2
@@ -167,13 +166,13 @@ def fold_plan(ids: Ids) -> IndexPlan:
 
 
 def table_plan(ids: Ids) -> IndexPlan:
-    """All members' rows for each group; groups with the same have them once.  `rows` are different groups here."""
+    """All members' rows for each group; groups with equal rows share one.  `rows` counts different groups."""
     found, places = np.unique(ids, axis=0, return_inverse=True)
     return IndexPlan(len(found), places.reshape(-1), pick(found), (), ids.shape[1])
 
 
 def reduced(x: Tensor, plan: IndexPlan, op: Op) -> Tensor:
-    """What the groups fold into, a row for each different result."""
+    """The reduction of each group, a row for each different result."""
     op, x = premultiplied(op, x)
     pair = "sum" if op == "avg" else op
     for left, right, rest in plan.levels:
@@ -184,39 +183,35 @@ def reduced(x: Tensor, plan: IndexPlan, op: Op) -> Tensor:
 
 
 def gathered(x: Tensor, plan: IndexPlan) -> Tensor:
-    """All members' tensors one behind the other, along a new dim 1; a row for each different group."""
+    """All members' tensors along a new dim 1; a row for each different group."""
     return taken(x, plan.last).reshape(plan.rows, plan.members, *x.shape[1:])
 
 
 def exchanged(x: Tensor, plan: IndexPlan) -> Tensor:
-    """Each member's piece for each other, dim 1 of x being the pieces: rows [groups * members, members, ...]."""
+    """The pieces (dim 1 of x) that each member gets from all others: shape [groups * members, members, ...]."""
     members, shape = plan.members, x.shape[2:]
     pieces = taken(x, plan.last).reshape(plan.rows, members, members, *shape).transpose(1, 2)
     return pieces.reshape(plan.rows * members, members, *shape)
 
 
 def of_members(plan: IndexPlan) -> Ids:
-    """The row of each member, where each different group has a row for each of its members."""
+    """The row of each member where every different group has a row for each of its members."""
     return plan.places[:, None] * plan.members + np.arange(plan.members)
 
-
-# Who does what in a collective, as integers: which rows meet, and which rank reads which row of the result.
-#
-# Worked out once for a partition and a family, and kept.
 
 _MOST_KEPT = 4096
 
 
 class Spot(NamedTuple):
-    """Groups of one size whose members bring rows of one cell."""
+    """Groups of one size whose members read rows of one cell."""
 
     cell: int
-    ids: Any  # the row of each member in that cell: int64 of shape [groups, members]
-    ranks: Any  # of the same shape
+    ids: Ids  # the row of each member in that cell: int64 of shape [groups, members]
+    ranks: Ids  # the members, of the same shape
 
 
 class Recipe(NamedTuple):
-    """The plans, each with its cell; what ranks in no group keep; and who reads which row of the results."""
+    """Index plans with their cells; the rows that ranks in no group keep; the partition of the results."""
 
     steps: tuple[tuple[int, IndexPlan], ...]
     kept: tuple[tuple[int, Pick], ...]
@@ -225,7 +220,7 @@ class Recipe(NamedTuple):
 
 @lru_cache(_MOST_KEPT)
 def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
-    """What the members of all groups bring, who all hold something; None if shapes differ within a group."""
+    """The members' rows by group size and cell; None if a group's members read several cells.  All members hold a row."""
     found = []
     for part in one_size(whole):
         rows = held.row_of[part.matrix]
@@ -238,50 +233,56 @@ def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
     return tuple(found)
 
 
-def by_fold(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
-    """All members read what their group folds into."""
-    plan = fold_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks
-
-
-def to_root(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
-    """The root alone reads what its group folds into."""
-    plan = fold_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
-
-
-def dealt(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
-    """Each member reads its piece of what its group folds into."""
-    plan = fold_plan(spot.ids)
-    return plan, plan.rows * plan.members, of_members(plan), spot.ranks
-
-
-def together(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
-    """All members read the table of their group's rows."""
-    plan = table_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks
-
-
-def at_root(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
-    """The root alone reads the table of its group's rows."""
-    plan = table_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
-
-
-def crosswise(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
-    """Each member reads the pieces that its group's members have for it."""
-    plan = table_plan(spot.ids)
-    return plan, plan.rows * plan.members, of_members(plan), spot.ranks
-
-
 Planned = Callable[[Spot, int], tuple[IndexPlan, int, Any, Any]]
-"""One of the functions above: from a spot and the root's place to the plan, how many rows it makes, and which of them
-is read by which ranks (int64 of one shape, [groups, members] or what spreads to that)."""
+"""From groups in a cell and the root's position to the plan, the number of rows it makes, and the rows that ranks read:
+int64 of one shape, [groups, members] or one that broadcasts to it."""
+
+
+def _all_read(plan: IndexPlan, spot: Spot) -> tuple[IndexPlan, int, Any, Any]:
+    return plan, plan.rows, plan.places[:, None], spot.ranks
+
+
+def _root_reads(plan: IndexPlan, spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
+
+
+def _each_reads_its_own(plan: IndexPlan, spot: Spot) -> tuple[IndexPlan, int, Any, Any]:
+    return plan, plan.rows * plan.members, of_members(plan), spot.ranks
+
+
+def fold_to_all(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    """All members read their group's reduction."""
+    return _all_read(fold_plan(spot.ids), spot)
+
+
+def fold_to_root(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    """The root alone reads its group's reduction."""
+    return _root_reads(fold_plan(spot.ids), spot, root)
+
+
+def fold_scattered(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    """Each member reads its piece of its group's reduction."""
+    return _each_reads_its_own(fold_plan(spot.ids), spot)
+
+
+def gather_to_all(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    """All members read the table of their group's rows."""
+    return _all_read(table_plan(spot.ids), spot)
+
+
+def gather_to_root(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    """The root alone reads the table of its group's rows."""
+    return _root_reads(table_plan(spot.ids), spot, root)
+
+
+def exchange(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
+    """Each member reads the pieces that its group's members have for it."""
+    return _each_reads_its_own(table_plan(spot.ids), spot)
 
 
 @lru_cache(_MOST_KEPT)
 def recipe(planned: Planned, root: int, held: Partition, whole: Family, keep: bool) -> Recipe | None:
-    """How a collective is done; None if shapes differ within a group."""
+    """The plan of a collective; None if shapes differ within a group.  With `keep`, ranks in no group keep their rows."""
     found = spots(held, whole)
     if found is None:
         return None
@@ -296,8 +297,12 @@ def recipe(planned: Planned, root: int, held: Partition, whole: Family, keep: bo
     if rest.any():
         used, inverse = np.unique(held.row_of[rest], return_inverse=True)
         row_of[rest] = start + inverse
-        for cell in np.unique(held.cell_of[used]):
-            rows = used[held.cell_of[used] == cell] - held.starts[cell]
-            kept.append((int(cell), pick(rows)))
-            sizes.append(len(rows))
+        kept += rows_by_cell(held, used)
+        sizes += np.unique(held.cell_of[used], return_counts=True)[1].tolist()
     return Recipe(tuple(steps), tuple(kept), partition(row_of, sizes))
+
+
+def rows_by_cell(held: Partition, rows: Ids) -> list[tuple[int, Pick]]:
+    """For each cell with some of these rows of a partition, sorted and different: the cell, and their index in it."""
+    cells = held.cell_of[rows]
+    return [(int(cell), pick(rows[cells == cell] - held.starts[cell])) for cell in np.unique(cells)]

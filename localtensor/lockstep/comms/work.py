@@ -1,4 +1,4 @@
-"""What an asynchronous collective hands back in lockstep: it is done at once, and still has to be waited for."""
+"""The Work of an asynchronous collective in lockstep: complete at once, but its buffers stay in use until wait()."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from localtensor.lockstep.values.local_tensor import LocalTensor
 
 @functools.cache
 def over() -> Any:
-    """A Work that is over, as the dispatcher carries it."""
+    """A completed Work, boxed for the dispatcher."""
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
     cpp: Any = torch._C._distributed_c10d
@@ -31,9 +31,9 @@ def over() -> Any:
 
 
 class LockstepWork(Work):
-    """The Work of all ranks' parts in one collective; until it is waited for, its tensors are not to be touched.
+    """The Work of all ranks in one collective.
 
-    What it reads must not be written, and what it writes neither read nor written.
+    Until it is waited for, the tensors that it reads must not be written, and its outputs neither read nor written.
     """
 
     def __init__(self, mode: Any, kind: str, brought: Brought, whole: Family) -> None:
@@ -45,7 +45,7 @@ class LockstepWork(Work):
         mode.in_flight.append(self)
 
     def calls(self) -> list[Call]:
-        """The part of each rank, for an error."""
+        """The call of each rank, for errors."""
         kind, brought, whole, place = self._described
         return calls_of(kind, brought, whole, place, [rank for group in whole.groups for rank in group])
 
@@ -62,7 +62,7 @@ class LockstepWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Once it says so, the outputs can be used: torch's documentation asks for no wait() after that."""
+        """True, and the outputs can be used: torch's documentation asks for no wait() after that."""
         return self.wait()
 
     def is_success(self) -> bool:
@@ -82,7 +82,7 @@ class LockstepWork(Work):
 
 
 def touches(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are one, or views of one memory."""
+    """Whether two tensors are one object, or views of one memory."""
     if x is y:
         return True
     mine, theirs = _outside(x), _outside(y)
@@ -93,7 +93,7 @@ def touches(x: Tensor, y: Tensor) -> bool:
 
 
 def _outside(x: Tensor) -> int | None:
-    """Where the memory begins of a tensor that was made outside of the mode; None if it was made inside."""
+    """The address of the memory of a tensor made outside of the mode; None if it was made inside."""
     if isinstance(x, LocalTensor):
         if x._memory is None or not x._memory.outside:
             return None
@@ -102,7 +102,7 @@ def _outside(x: Tensor) -> int | None:
 
 
 def calls_of(kind: str, brought: Brought, whole: Family, place: Place | None, ranks: Sequence[int]) -> list[Call]:
-    """The parts that these ranks have in a collective, in words."""
+    """The calls of these ranks in a collective, for errors."""
     op = None if brought.op is None else name_of(brought.op)
     found = []
     for rank in ranks:

@@ -1,11 +1,12 @@
-"""Ops on a whole stack: the arguments that make an op on stacks do, row by row, what the op does on each row.
+"""Batching rules: one call on whole stacks that gives, row by row, what the op gives on each row.
 
-Each form takes the op, which of its positional arguments are stacked, and its arguments, with stacks in the place of
-rows; it answers with a stack of results, a view where the op gives a view, or `NotImplemented` where only vmap knows.
-In `stacked`, a list is the tuple of what is said of its items, or False if none of them is a stack; an argument that
-is no tensor is not stacked.
+A rule takes the op, flags that say which positional arguments are stacked, and the arguments, with stacks in the place
+of rows.  It returns a stack of results, a view where the op gives a view, or `NotImplemented` for a call that it does
+not cover, which vmap then runs.  The flag of a list is the tuple of its items' flags, or False if none is a stack; the
+flag of an argument that is no tensor is False.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ FORMS: dict[str, Form] = {}
 
 
 def form(*names: str) -> Callable[[Form], Form]:
-    """The function below is the form of these overloads."""
+    """Register the decorated function as the batching rule of these overloads."""
 
     def keep(form: Form) -> Form:
         for name in names:
@@ -30,7 +31,7 @@ def form(*names: str) -> Callable[[Form], Form]:
 
 
 def behind_rows(x: Tensor, dims: int) -> Tensor:
-    """A stack, with so many dims of size 1 more, behind the dim of rows."""
+    """A stack with `dims` more dims of size 1, behind the dim of rows."""
     for _ in range(dims):
         x = x.unsqueeze(1)
     return x
@@ -42,13 +43,10 @@ def _view(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int]) -> Any:
 
 
 def _without_guess(size: Sequence[int], x: Tensor) -> Sequence[int]:
-    """The size with a number for -1: with a row more, torch could not tell for empty tensors."""
+    """The size with -1 replaced: on a stack, torch cannot infer it for empty tensors."""
     if -1 not in size:
         return size
-    known = 1
-    for number in size:
-        if number != -1:
-            known *= number
+    known = math.prod(number for number in size if number != -1)
     whole = x.numel() // x.shape[0]
     return [whole // known if number == -1 else number for number in size] if known else size
 
@@ -65,7 +63,7 @@ def _transpose(op: Any, stacked: Stacked, x: Tensor, one: int, other: int) -> An
 
 
 def inside(n: int, *dims: int) -> bool:
-    """Whether all of them are dims of a row; if not, the op says so itself, elsewhere."""
+    """Whether all are dims of a row of `n` dims; if not, the op itself raises when it runs on the rows."""
     return n > 0 and all(-n <= dim < n for dim in dims)
 
 
@@ -104,22 +102,17 @@ def _expand(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], *, implic
     return behind_rows(x, new - n).expand(x.shape[0], *size)
 
 
-@form("slice.Tensor")
-def _slice(op: Any, stacked: Stacked, x: Tensor, dim: int = 0, *bounds: Any, **named: Any) -> Any:
+@form("slice.Tensor", "unbind.int")
+def _dim_second(op: Any, stacked: Stacked, x: Tensor, dim: int = 0, *rest: Any, **named: Any) -> Any:
+    """Ops whose second argument is the dim, 0 by default."""
     n = x.dim() - 1
-    return op(x, dim % n + 1, *bounds, **named) if inside(n, dim) else NotImplemented
+    return op(x, dim % n + 1, *rest, **named) if inside(n, dim) else NotImplemented
 
 
 @form("select.int")
 def _select(op: Any, stacked: Stacked, x: Tensor, dim: int, index: int) -> Any:
     n = x.dim() - 1
     return x.select(dim % n + 1, index) if inside(n, dim) else NotImplemented
-
-
-@form("unbind.int")
-def _unbind(op: Any, stacked: Stacked, x: Tensor, dim: int = 0) -> Any:
-    n = x.dim() - 1
-    return op(x, dim % n + 1) if inside(n, dim) else NotImplemented
 
 
 @form("split.Tensor", "split_with_sizes")
@@ -130,7 +123,7 @@ def _split(op: Any, stacked: Stacked, x: Tensor, sizes: Any, dim: int = 0) -> An
 
 @form("squeeze")
 def _squeeze_all(op: Any, stacked: Stacked, x: Tensor) -> Any:
-    return x.squeeze()  # a stack has more rows than one
+    return x.squeeze()  # the dim of rows stays: a stack has several
 
 
 @form("as_strided")
@@ -143,7 +136,7 @@ def _as_strided(
 
 @form("mm")
 def _mm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
-    """A product of matrices for each row.  With a factor that all share it is one product of larger matrices."""
+    """A product of matrices for each row.  With a shared second factor it is one product of larger matrices."""
     if stacked[0] and stacked[1]:
         return torch.bmm(a, b)
     if stacked[0]:
@@ -160,7 +153,7 @@ _NARROW = 8  # columns; torch.bmm takes half a microsecond for each product, how
 
 
 def each_row_of(rows: int, x: Tensor, is_stacked: bool) -> Tensor:
-    """A stack of so many rows; of what has one value, views of it."""
+    """A stack of `rows` rows: a tensor that is not stacked is expanded."""
     return x if is_stacked else x.expand(rows, *x.shape)
 
 
@@ -171,12 +164,21 @@ def _addmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scal
     return torch.baddbmm(lifted, each_row_of(rows, a, stacked[1]), each_row_of(rows, b, stacked[2]), **scales)
 
 
-@form("sum.dim_IntList", "mean.dim", "amax", "amin")
-def _reduce(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = (), *rest: Any, **named: Any) -> Any:
+@form(
+    "sum.dim_IntList", "mean.dim", "amax", "amin",
+    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
+)  # fmt: skip
+def _reduce(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = None, *rest: Any, **named: Any) -> Any:
+    over = reduced_dims(x, dims)
+    return op(x, over, *rest, **named) if over else NotImplemented
+
+
+def reduced_dims(x: Tensor, dims: Sequence[int] | None) -> list[int]:
+    """The dims of a stack for these dims of a row, all if there are none; empty if a row has no such dim."""
     n = x.dim() - 1
-    if not n or (dims and not inside(n, *dims)):
-        return NotImplemented
-    return op(x, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), *rest, **named)
+    if not dims:
+        return list(range(1, n + 1))
+    return [dim % n + 1 for dim in dims] if inside(n, *dims) else []
 
 
 @form("sum")
@@ -189,13 +191,13 @@ def _mean(op: Any, stacked: Stacked, x: Tensor, **named: Any) -> Any:
     return aten.mean.dim(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented
 
 
-# Ops on lists of tensors, on whole stacks: the foreach ops and the fused optimizers, element by element as they are.
+# Ops on lists of tensors: foreach ops and fused optimizers, which work element by element.
 
 _REDUCING = ("_foreach_norm", "_foreach_powsum", "_foreach_max.", "_foreach_mm")
 
 
 def _pointwise(op: Any, stacked: Stacked, *args: Any, **named: Any) -> Any:
-    """What stands at one place of the lists broadcasts, with the dim of rows before all others."""
+    """The tensors at one place of the lists broadcast, with the dim of rows before all others."""
     length = len(args[0])
     lists = [isinstance(value, list) and len(value) == length and isinstance(value[0], Tensor) for value in args]
     if any(has_rows and not own for has_rows, own in zip(stacked, lists, strict=True)):
@@ -209,7 +211,7 @@ def _pointwise(op: Any, stacked: Stacked, *args: Any, **named: Any) -> Any:
         ]
         dims = [x.dim() - has_rows for _, x, has_rows in here]
         if len({x.dtype for _, x, _ in here}) > 1 and len({dim == 0 for dim in dims}) > 1:
-            return NotImplemented  # a scalar in a stack is no scalar: it would count when dtypes are promoted
+            return NotImplemented  # a scalar in a stack is no scalar: it would take part in type promotion
         for (number, x, has_rows), dim in zip(here, dims, strict=True):
             if has_rows and dim < max(dims):
                 given[number][place] = behind_rows(x, max(dims) - dim)
@@ -239,7 +241,7 @@ def _max(op: Any, stacked: Stacked, xs: Sequence[Tensor]) -> Any:
 
 
 def _fused(op: Any, stacked: Stacked, *lists: Any, **named: Any) -> Any:
-    """A step of an optimizer, element by element, on tensors that lie without gaps; the numbers of steps are shared."""
+    """An optimizer step, element by element, on contiguous tensors; `state_steps` must be shared by all ranks."""
     for argument, values, flags in zip(op._schema.arguments, lists, stacked, strict=False):
         is_step = argument.name == "state_steps"
         if bool(flags) is is_step and values:
@@ -261,5 +263,3 @@ for _name in torch._C._dispatch_get_all_op_names():
         FORMS[_name] = _fused
 FORMS["aten::_foreach_norm.Scalar"] = _norm
 FORMS["aten::_foreach_max"] = _max
-
-__all__ = ["FORMS"]

@@ -1,4 +1,4 @@
-"""Ops with a dim, and products, on whole stacks: the dim of rows comes before the others."""
+"""Batching rules of ops with a dim, of products, and of layers: the dim of rows comes before the others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.lockstep.dispatch.batching import FORMS, Stacked, behind_rows, each_row_of, form, inside
+from localtensor.lockstep.dispatch.batching import Stacked, behind_rows, each_row_of, form, inside, reduced_dims
 from localtensor.lockstep.values.stacks import in_blocks
 
 aten = torch.ops.aten
@@ -16,7 +16,7 @@ aten = torch.ops.aten
       "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
       "sort", "topk", "argsort")  # fmt: skip
 def _dim_first(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
-    """The dim, or dims, where the schema has it."""
+    """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
     if not stacked[0] or any(stacked[1:]):
         return NotImplemented
@@ -58,22 +58,12 @@ def _truth(op: Any, stacked: Stacked, x: Tensor) -> Any:
     return (aten.any if op is aten.any.default else aten.all).dim(x.flatten(1), 1) if x.dim() > 1 else NotImplemented
 
 
-@form("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
-def _spread(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = None, **named: Any) -> Any:
-    n = x.dim() - 1
-    if not n or (dims and not inside(n, *dims)):
-        return NotImplemented
-    return op(x, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), **named)
-
-
 @form("linalg_vector_norm")
 def _norm(
     op: Any, stacked: Stacked, x: Tensor, order: Any = 2, dims: Sequence[int] | None = None, *rest: Any, **named: Any
 ) -> Any:
-    n = x.dim() - 1
-    if not n or (dims and not inside(n, *dims)):
-        return NotImplemented
-    return op(x, order, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), *rest, **named)
+    over = reduced_dims(x, dims)
+    return op(x, order, over, *rest, **named) if over else NotImplemented
 
 
 @form("_softmax_backward_data", "_log_softmax_backward_data")
@@ -116,7 +106,7 @@ def _along(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest:
 
 @form("index.Tensor")
 def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Where the indices stand side by side, what they make stands where they stood."""
+    """Indexing with adjacent index tensors, whose result dims take their place."""
     places = [place for place, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in indices if index is not None):
         return NotImplemented
@@ -133,7 +123,7 @@ def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None
 
 
 def _lifted(indices: Sequence[Tensor | None], stacked: Stacked) -> list[Tensor | None]:
-    """Indices that broadcast row by row."""
+    """The indices with dims added so that they broadcast row by row."""
     dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked, strict=True) if index is not None]
     return [
         behind_rows(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
@@ -159,14 +149,9 @@ def _triangle(op: Any, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
 
 @form("as_strided_scatter")
 def _as_strided_scatter(
-    op: Any,
-    stacked: Stacked,
-    x: Tensor,
-    source: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
+    op: Any, stacked: Stacked, x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
     offset: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     if not stacked[0]:
         return NotImplemented
     x = in_blocks(x, x.shape[0])
@@ -210,10 +195,7 @@ def _dot(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
     return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(rows) if a.shape == b.shape else NotImplemented
 
 
-__all__ = ["FORMS"]
-
-
-# Layers on whole stacks: normalisation and embedding.
+# -- layers
 
 
 @form("native_layer_norm")
@@ -232,7 +214,7 @@ def _layer_norm(op: Any, stacked: Stacked, x: Tensor, shape: Sequence[int], weig
 
 
 def _mixed(x: Tensor, *others: Tensor | None) -> bool:
-    """Half-precision data with single-precision weights: the op computes in the latter, its parts would promote."""
+    """Whether dtypes differ, as of half-precision data with float32 weights: the op computes in float32, its parts promote."""
     return any(other is not None and other.dtype is not x.dtype for other in others)
 
 
@@ -243,7 +225,7 @@ def _layer_norm_back(
 ) -> Any:  # fmt: skip
     if not (stacked[0] and stacked[1] and stacked[3] and stacked[4]) or _mixed(x, grad, mean, rstd, weight):
         return NotImplemented
-    scaled, mean, rstd = grad, mean.contiguous(), rstd.contiguous()  # the kernel takes them as dense
+    scaled, mean, rstd = grad, mean.contiguous(), rstd.contiguous()  # the kernel reads them as dense
     if stacked[5]:
         scaled, weight = grad * behind_rows(weight, x.dim() - weight.dim()), None
     by_x = op(scaled, x, shape, mean, rstd, weight, None, [True, False, False])[0] if wanted[0] else None
@@ -257,7 +239,7 @@ def _layer_norm_back(
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
-    """A copy: the sum over no dims is the tensor itself."""
+    """A dense copy: the sum over no dims would be the tensor itself."""
     return None if x is None else x.clone(memory_format=torch.contiguous_format)
 
 
@@ -272,7 +254,7 @@ def _embedding(op: Any, stacked: Stacked, weight: Tensor, index: Tensor, *rest: 
 
 
 def _offset(index: Tensor, size: int) -> Tensor:
-    """The places in a table of all rows' tables.  Raises IndexError for one that is in no table of its own row."""
+    """Indices into all rows' tables stacked as one.  Raises IndexError for an index outside of its own row's table."""
     if index.numel() and (int(index.max()) >= size or int(index.min()) < 0):
         raise IndexError("index out of range in self")
     first = torch.arange(index.shape[0], device=index.device) * size

@@ -1,4 +1,4 @@
-"""Calls that are done as other calls: out= is the op itself and a copy; lists of tensors go in groups of one partition."""
+"""Calls rewritten as other calls: out= as the op and a copy; lists of tensors in groups of one partition."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,14 @@ from torch import Tensor
 from localtensor.lockstep.values.partition import Partition, common
 
 aten = torch.ops.aten
-# Ops on lists of tensors, which do at each place of the lists the same and nothing else.
+# Ops on lists of tensors that treat each place of the lists alike and by itself.
 LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 
 
 def rewrite_of(op: Any) -> Any:
-    """The function that does a call of this overload as other calls; None if it is done as it is.
+    """The function that rewrites calls of this overload; None if there is none.
 
-    That function answers `NotImplemented` for a call that has to be done as it is after all.
+    It returns `NotImplemented` for a call that has to run as it is.
     """
     functional = functional_of(op)
     if functional is not None:
@@ -27,7 +27,7 @@ def rewrite_of(op: Any) -> Any:
 
 
 def functional_of(op: Any) -> Any:
-    """The overload that does the same as this one with out=, and makes its results itself.
+    """The overload that computes the same without out=; None if there is none.
 
     >>> functional_of(torch.ops.aten.add.out)
     <OpOverload(op='aten.add', overload='Tensor')>
@@ -52,7 +52,7 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
     outs = list(_tensors([kwargs[name] for name in given]))
     try:
         values = list(_tensors(mode.run(functional, args, {k: v for k, v in kwargs.items() if k not in given})))
-    except RuntimeError:  # the op itself will say so, or can do what the other cannot
+    except RuntimeError:  # the op itself raises, or runs what the other cannot
         return NotImplemented
     if len(values) != len(outs) or not all(
         torch.can_cast(v.dtype, out.dtype) for v, out in zip(values, outs, strict=True)
@@ -62,7 +62,7 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
         if _differ(value.shape, out.shape):
             mode.run(aten.resize_.default, (out, value.shape), {})
     if any(value.dtype != out.dtype for value, out in zip(values, outs, strict=True)):
-        return NotImplemented  # the op converts by itself: a sum adds up in the dtype of its out
+        return NotImplemented  # the op converts by itself: a sum accumulates in the dtype of its out
     for value, out in zip(values, outs, strict=True):
         mode.run(aten.copy_.default, (out, value), {})
     if not func._schema.returns:
@@ -71,7 +71,7 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether two shapes are not the same on each rank."""
+    """Whether two shapes differ on some rank."""
     return len(one) != len(other) or any(
         type(a) is not type(b) or (a != b if type(a) is int else (a.node.values != b.node.values).any())
         for a, b in zip(one, other, strict=True)
@@ -87,7 +87,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Places whose tensors refine to the same partition are done together: one that ranks share stays shared."""
+    """Places whose tensors refine to one partition run together, so that a tensor that ranks share stays shared."""
     length = len(args[0])
     parallel = [isinstance(value, list | tuple) and len(value) == length for value in args]
     groups: dict[Partition | None, list[int]] = {}

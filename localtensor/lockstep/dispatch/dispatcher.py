@@ -1,4 +1,4 @@
-"""One op on LocalTensors: on each cell of the common refinement of its operands, and never once more."""
+"""One op on LocalTensors: it runs once on each cell of the common refinement of its operands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from localtensor.lockstep.values.partition import Partition, by_value, common, o
 from localtensor.lockstep.values.rank_int import is_rank_int
 from localtensor.lockstep.values.storage import Memory, RowsApart, make_finer, memory_of, overlaps
 
-# Inside an op, its parts are dispatched as for plain tensors outside of any mode: below autograd and autocast, whose
-# work is done above us, and with functorch and conjugate views in place.
+# Within an op, its parts are dispatched as for plain tensors outside of any mode: below autograd and autocast, which
+# have run already, and with functorch and conjugate views in place.
 _KEYS = torch._C.DispatchKeySet
 _OFF = [
     name
@@ -37,25 +37,20 @@ def _set_of(names: Sequence[str]) -> Any:
     return found
 
 
-INCLUDED, EXCLUDED = (
-    torch._C._dispatch_tls_local_include_set(),
-    _set_of(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_OFF]),
-)
+EXCLUDED = _set_of(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_OFF])
+_INCLUDED = _set_of(["BackendSelect"])
 
 
 def plainly() -> Any:
-    """While inside, tensors are plain: no mode, no subclass, no autograd sees what is done."""
-    return torch._C._ForceDispatchKeyGuard(_SERVING, EXCLUDED)
+    """While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
+    return torch._C._ForceDispatchKeyGuard(_INCLUDED, EXCLUDED)
 
 
-_SERVING = _set_of(["BackendSelect"])
-
-
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # what `torch.tensor` has just made, as a "view" of it
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # the result of `torch.tensor`, as a "view" of it
 
 
 class Operands:
-    """The arguments of one call: which LocalTensors and ints per rank are among them, and what they refine to."""
+    """The LocalTensors and ints of each rank among the arguments of a call, and their common refinement `final`."""
 
     __slots__ = ("final", "found", "mode")
 
@@ -81,7 +76,7 @@ class Operands:
                 self.add(by_value(value.node.values, value.node.held))
 
     def add(self, other: Partition) -> None:
-        """One more operand is held so."""
+        """Refine by the partition of one more operand."""
         final = self.final
         if final is None or final is other:
             self.final = other
@@ -90,7 +85,7 @@ class Operands:
 
 
 def run(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op on every rank, as LocalTensors."""
+    """Run the op on every rank; results are LocalTensors."""
     known = facts(func)
     if known.way is Way.PARTS:
         return func.decompose(*args, **kwargs)
@@ -102,7 +97,7 @@ def run(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return done
     if final is None:
         if known.views and func is not _LIFT_FRESH:
-            return func(*args, **kwargs)  # a tensor from outside stays one, and numpy() reads it as it lies
+            return func(*args, **kwargs)  # a tensor from outside stays plain, and numpy() reads it in place
         final = mode.everyone
     elif final.rows == 0:
         raise NotHeld(str(func), [], [])
@@ -124,7 +119,7 @@ def _run(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list
     if known.writes:
         prepare_writes(mode, func, known, args, kwargs, final)
     if known.writes and len(found) > 1 and overlaps(_written(known, args, kwargs), found):
-        known = replace(known, way=Way.RANKS, vmap=False)  # the op looks at the memory of a row, and may refuse
+        known = replace(known, way=Way.RANKS, vmap=False)  # the op checks the memory of a row, and may raise
     memory = _memory(func, found, final) if known.views else None
     with plainly():
         results = [on_cell(func, known, args, kwargs, final, cell) for cell in range(len(final.sizes))]
@@ -134,7 +129,7 @@ def _run(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list
 
 
 def _memory(func: Any, found: list[LocalTensor], final: Partition) -> Memory | None:
-    """The memory in which the views lie that an op takes of its first tensor."""
+    """The memory of the views that an op takes of its first tensor."""
     if not found:
         return None if func is _LIFT_FRESH else Memory(outside=True)  # a view of it that differs between ranks
     first = found[0]
@@ -160,13 +155,13 @@ def _written(known: Facts, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def argument(place: tuple[int, str], args: Any, kwargs: dict[str, Any]) -> Any:
-    """The argument of this position and name."""
+    """The argument at this position or of this name; None if it is not given."""
     index, name = place
     return args[index] if index < len(args) else kwargs.get(name)
 
 
 def prepare_writes(mode: Any, func: Any, known: Facts, args: Any, kwargs: dict[str, Any], final: Partition) -> None:
-    """What is written can hold what will be written; what a collective still reads is not written."""
+    """Refine what the op writes, so that it can hold the results.  Raises `OutsideWrite`, `BufferReused`."""
     for x in _written(known, args, kwargs):
         check_write(mode, x, str(func))
         if type(x) is LocalTensor and (x._memory is None or not x._memory.outside):
@@ -177,7 +172,7 @@ def prepare_writes(mode: Any, func: Any, known: Facts, args: Any, kwargs: dict[s
 
 
 def _refit_outs(func: Any, known: Facts, args: Any, kwargs: dict[str, Any], results: Sequence[Any]) -> None:
-    """What was given as out= looks as the op has left it."""
+    """Update the sizes of tensors given as out= to those of their cells."""
     for index, written in enumerate(known.returns):
         if written is not None and written >= len(args):
             x = kwargs.get(func._schema.arguments[written].name)
@@ -186,13 +181,13 @@ def _refit_outs(func: Any, known: Facts, args: Any, kwargs: dict[str, Any], resu
 
 
 def check_write(mode: Any, x: Tensor, op: str) -> None:
-    """Raises `BufferReused` if a collective that was not waited for still reads or writes it."""
+    """Raises `BufferReused` if an unfinished collective reads or writes the tensor."""
     if mode.in_flight:
         mode.check_not_in_flight(x, op)
 
 
 def check_reads(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list[LocalTensor]) -> None:
-    """Raises `ReadBeforeWait` if a collective that was not waited for still writes what is read here."""
+    """Raises `ReadBeforeWait` if an unfinished collective writes what the op reads."""
     written = {id(x) for x in _written(known, args, kwargs)}
     for x in (*found, *(x for x in (*args, *kwargs.values()) if type(x) is Tensor)):
         if id(x) not in written:
@@ -200,7 +195,7 @@ def check_reads(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, foun
 
 
 def brief(x: Tensor) -> str:
-    """A tensor in short form: f32[4,2]."""
+    """The dtype and shape of a tensor, as float32[4,2]."""
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(map(str, x.shape))}]"
 
 
@@ -208,7 +203,7 @@ def brief(x: Tensor) -> str:
 
 
 def drawn(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Partition) -> Any:
-    """A random op: once for each different stream and value; ranks whose streams agree draw the same."""
+    """A random op, once for each different stream and value; ranks with equal streams draw the same."""
     stream = mode.streams.of_call(args, kwargs)
     if known.writes and func.name() in DRAWS_INTO and type(args[0]) is LocalTensor:
         return _drawn_into(stream, func, args[0], args[1:], kwargs)
@@ -229,7 +224,7 @@ def drawn(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Par
 
 
 def _drawn_into(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: Any) -> LocalTensor:
-    """A tensor is overwritten with random numbers: drawn once for each stream and shape, then dealt to all ranks."""
+    """A tensor overwritten with random numbers: drawn once for each stream and shape, then copied to all ranks."""
     others = Operands(x._mode, func, rest, kwargs).final
     wanted = common(one_row_a_cell(x._partition), stream.partition)
     wanted = wanted if others is None else common(wanted, others)
@@ -240,14 +235,9 @@ def _drawn_into(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: Any) 
         for cell in range(len(wanted.sizes)):
             for row, (each, named) in enumerate(each_row(Reader(wanted, cell), rest, kwargs), wanted.starts[cell]):
                 like = x.__localtensor_on__(wanted.ranks(row)[0])
-                at(row)  # numbers are drawn in the order in which they lie, so this lies as the tensor does
-                fresh.append(
-                    func(
-                        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device),
-                        *each,
-                        **named,
-                    )
-                )
+                at(row)  # numbers are drawn in memory order, so the strides must be the tensor's
+                target = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+                fresh.append(func(target, *each, **named))
     with plainly():
         for row, take in enumerate(takes(rows_apart(final), rows_apart(wanted))):
             place = int(final.cell_of[row])

@@ -1,4 +1,5 @@
-"""One op on one cell: on its stacks as they are, under vmap, or row after row."""
+"""One op on one cell: on its stacks, under vmap, or row by row; then its results as LocalTensors, ints of each rank, or
+plain values."""
 
 from __future__ import annotations
 
@@ -22,15 +23,12 @@ from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
 from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks, joined, of_rows, row_by_row
 from localtensor.lockstep.values.storage import Memory, RowsApart
 
-# From the results of an op on each cell to what the op returns: LocalTensors, ints per rank, or one plain value.
-
-
 class Rowwise(list[Any]):
-    """The results of the rows of one cell, not stacked yet."""
+    """The results of the rows of one cell, not yet stacked."""
 
 
 class Answers:
-    """What a call returns."""
+    """Builds the return value of a call from the results of its cells."""
 
     def __init__(
         self, mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, memory: Memory | None
@@ -39,7 +37,7 @@ class Answers:
         self.final, self.memory = final, memory
 
     def of(self, results: list[Any]) -> Any:
-        """The results of all cells, in the structure that the op returns."""
+        """The return value of the op."""
         returns = self.known.returns
         if len(returns) == 1:
             return self.one(0, results)
@@ -49,7 +47,7 @@ class Answers:
         return tuple(self.one(index, each) for index, each in enumerate(columns))
 
     def one(self, index: int, results: list[Any]) -> Any:
-        """The result of this number: the argument that was written, or what the cells have."""
+        """The result at this position: the argument that was written, or the value of the cells' results."""
         written = self.known.returns[index]
         if written is None:
             return self.value(results)
@@ -58,7 +56,7 @@ class Answers:
         return self.kwargs[self.func._schema.arguments[written].name]
 
     def value(self, results: list[Any]) -> Any:
-        """One result, of which each cell has its own."""
+        """One result of the op, from that of each cell."""
         first = results[0][0] if type(results[0]) is Rowwise else results[0]
         if isinstance(first, Tensor):
             return self.tensor(results)
@@ -73,7 +71,7 @@ class Answers:
         return self.plain(results)
 
     def tensor(self, results: list[Any]) -> LocalTensor:
-        """The LocalTensor of these cells, those of one shape in one stack."""
+        """The LocalTensor of these cells; cells of one shape are stacked."""
         final = self.final
         if any(type(one) is Rowwise for one in results):
             rows = [row for one in results for row in (one if type(one) is Rowwise else [one])]
@@ -89,7 +87,7 @@ class Answers:
         return wrap(*joined(tuple(results), final), self.mode)
 
     def plain(self, results: list[Any]) -> Any:
-        """A number or the like: the same on all ranks, or an int for each."""
+        """A plain value: the same on all ranks, or an int of each rank."""
         final = self.final
         rows: list[Any] = []
         for cell, one in enumerate(results):
@@ -105,7 +103,7 @@ class Answers:
 
 
 def seen_alike(x: LocalTensor) -> LocalTensor:
-    """A lazy conjugate or negative is one from outside, too, but where sizes differ, which torch cannot resolve."""
+    """Copy the lazy conjugate and negative flags of the cells, unless sizes differ, where torch cannot resolve them."""
     first = x._cells[0]
     if (first.is_conj() or first.is_neg()) and all(type(size) is int for size in x.shape):
         torch._C._set_conj(x, first.is_conj())
@@ -114,7 +112,7 @@ def seen_alike(x: LocalTensor) -> LocalTensor:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, or both not a number."""
+    """Whether two values are equal, or both NaN."""
     both_floats = isinstance(one, float) and isinstance(other, float)
     return bool(one == other) or (both_floats and math.isnan(one) and math.isnan(other))
 
@@ -125,26 +123,23 @@ def _asked(func: Any) -> str:
 
 def _each(results: Sequence[Any]) -> Any:
     for one in results:
-        if type(one) is Rowwise:
-            yield from one
-        else:
-            yield one
+        yield from one if type(one) is Rowwise else (one,)
 
 
 def column(results: Sequence[Any], index: int) -> list[Any]:
-    """One of the several results of each cell."""
+    """The result at this position of each cell."""
     return [Rowwise([row[index] for row in one]) if type(one) is Rowwise else one[index] for one in results]
 
 
 def tidy(cell: Tensor) -> Tensor:
-    """A stack whose rows lie as the op alone would have left them: each dense."""
+    """A stack with each row dense, as the op would lay it out alone."""
     if cell.layout is not torch.strided or cell.is_contiguous() or is_in_blocks(cell):
         return cell
     return row_by_row(cell)
 
 
 def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, cell: int) -> Any:
-    """What the op gives on one cell: a stack of results if the cell has several rows."""
+    """The result of the op on one cell: a stack of results if the cell has several rows."""
     rows = final.sizes[cell]
     reader = Reader(final, cell)
     if rows == 1:
@@ -154,13 +149,13 @@ def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, c
             done = _on_stack(func, known, reader, args, kwargs)
             if done is not NotImplemented:
                 return done
-        except (RuntimeError, IndexError):  # the rows will say in their own words what is wrong, if it is not our form
-            if known.lists and known.writes:  # some of them may be written already
+        except (RuntimeError, IndexError):  # the op on a row raises the error, unless our rule was wrong
+            if known.lists and known.writes:  # some tensors may be written already
                 raise
     if known.vmap and not _of_mixed_precision(args):
         try:
             return _under_vmap(func, known, reader, args, kwargs)
-        except (RuntimeError, IndexError):  # vmap cannot, for whatever reason
+        except (RuntimeError, IndexError):  # vmap does not cover the call; a wrong call raises again row by row
             pass
     if known.views:
         raise RowsApart
@@ -168,12 +163,12 @@ def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, c
 
 
 def _of_mixed_precision(args: Any) -> bool:
-    """Floats of several dtypes: a batching rule promotes where the op does not, as layer_norm's does under autocast."""
+    """Whether float dtypes differ: batching rules promote where ops do not, as layer_norm's under autocast."""
     return len({x.dtype for x in args if isinstance(x, Tensor) and x.dtype.is_floating_point}) > 1
 
 
 class Reader:
-    """What of each argument one cell reads."""
+    """The part of each argument that one cell reads."""
 
     __slots__ = ("cell", "final", "rank", "rows", "stacked")
 
@@ -201,7 +196,7 @@ class Reader:
         return value
 
     def map(self, values: Any) -> Any:
-        """Each of several arguments; `stacked` says whether any of them has a row for each value."""
+        """The part of each of several arguments; `stacked` is set if any has a row for each value."""
         any_stacked, found = False, []
         for value in values:
             found.append(self(value))
@@ -239,7 +234,7 @@ def _on_stack(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -
 
 
 def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> Any:
-    """A pointwise op broadcasts: a row with fewer dims gets new ones behind the dim of rows, not before it."""
+    """A pointwise op, with dims added behind the dim of rows so that rows broadcast."""
     dims, most, alike = [], 0, True
     for value, is_stacked in zip(args, stacked, strict=True):
         if isinstance(value, Tensor):
@@ -255,7 +250,7 @@ def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[
             continue
         if dim < most and stacked[index]:
             if dim == 0:
-                alike = False  # a scalar in a stack is no scalar: it would count when dtypes are promoted
+                alike = False  # a scalar in a stack is no scalar: it would take part in type promotion
             args[index] = behind_rows(args[index], most - dim)
     if not alike and len({x.dtype for x, dim in zip(args, dims, strict=True) if dim >= 0}) > 1:
         return NotImplemented
@@ -266,8 +261,8 @@ def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[
 
 
 def _under_vmap(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -> Any:
-    """The op under vmap.  What it writes is a copy, until it is done: a batching rule may write to a copy of its own,
-    or fail when half of it is written."""
+    """The op under vmap.  It writes to copies, which are copied back at the end: a batching rule may write to a copy of
+    its own, or fail half-way."""
     level = _functorch._vmap_increment_nesting(reader.rows, "error")
     written = {index for index, _ in known.writes}
     names = {name for _, name in known.writes}
@@ -313,18 +308,16 @@ def _lowered(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _as_alone(func: Any, reader: Reader, args: Any, kwargs: Any, done: Any) -> Any:
-    """The results, with the rows laid out as the op lays out the first: its operands have their dims in some order."""
+    """The results, with rows laid out in memory as the op lays out the first."""
     first, named = next(each_row(reader, args, kwargs))
     return _relaid(done, func(*first, **named))
 
 
 def _relaid(done: Any, alone: Any) -> Any:
+    if isinstance(done, list | tuple):
+        return type(done)([_relaid(*each) for each in zip(done, alone, strict=True)])
     if not isinstance(done, Tensor):
-        return (
-            type(done)([_relaid(*each) for each in zip(done, alone, strict=True)])
-            if isinstance(done, list | tuple)
-            else done
-        )
+        return done
     strides, step = dense_strides(alone.shape, alone.stride())
     if done.stride()[1:] == strides:
         return done
@@ -335,7 +328,7 @@ def _relaid(done: Any, alone: Any) -> Any:
 
 
 def row_after_row(func: Any, reader: Reader, args: Any, kwargs: Any) -> Rowwise:
-    """The result of each row, in order."""
+    """The op on each row, in order."""
     return Rowwise([func(*each, **named) for each, named in each_row(reader, args, kwargs)])
 
 

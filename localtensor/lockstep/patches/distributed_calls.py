@@ -1,7 +1,10 @@
-"""Functions of torch.distributed that ask which rank they are, for all ranks at once.
+"""Functions of torch.distributed that depend on the rank, for all ranks at once.
 
-Most need nothing.  Where torch's own code is right if it is the root, it runs as the root (`standing_at`); the others
-are written anew.  Messages between two ranks cannot be: in one control flow, all ranks would send.
+Most run unchanged.  Where torch's own code is right for the root, it runs as the root (`standing_at`); others are
+replaced.  Point-to-point messages are refused: in one control flow, all ranks would send.
+
+An object collective sends one object for all ranks.  Its tensors and ints of each rank are taken from the sender; the
+rest must be the same on all ranks, and is copied by pickle, as torch.distributed does.
 """
 
 from __future__ import annotations
@@ -30,21 +33,15 @@ from localtensor.lockstep.patches.rank_queries import Door, route, route_call
 from localtensor.lockstep.values.local_tensor import wrap
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
-# Python objects that travel between ranks in lockstep: one object for all ranks, whose parts may differ by rank.
-#
-# Tensors in it, and ints that differ by rank, are taken from the sender's rank; the rest is the same on all ranks, and
-# is copied by pickle as torch.distributed does it.
-
-
 def as_sent(mode: Any, thing: Any, source: Any) -> Any:
-    """What each rank gets of an object from the rank `source[rank]`; nothing where that is negative."""
+    """The object that each rank gets from rank `source[rank]`; nothing where that is negative."""
     return picked(mode, [thing], np.where(source >= 0, 0, -1), source)
 
 
 def picked(mode: Any, things: Sequence[Any], number: Any, source: Any) -> Any:
-    """Each rank gets the object of this number, as its source has it.
+    """The object `things[number[rank]]` for each rank, as rank `source[rank]` has it.
 
-    Raises `NotInLockstep` if that is not one object for all ranks, apart from tensors and ints.
+    Raises `NotInLockstep` if it differs between ranks, apart from tensors and ints.
     """
     flat = [_pytree.tree_flatten(thing, is_leaf=is_rank_int) for thing in things]
     used = [int(one) for one in np.unique(number[number >= 0])]
@@ -71,24 +68,13 @@ def _leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int
     return pickle.loads(copies[0])
 
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
-PRIVATE = {
-    "torch.distributed.distributed_c10d._canonicalize_group_rank": "a root that differs within groups is told so",
-    "torch.distributed.distributed_c10d._check_p2p_op_list": "batch_isend_irecv is refused, whoever has imported it",
-    "torch.distributed.distributed_c10d._find_pg_by_ranks_and_tag": "functional collectives take lists of ranks",
-    "torch.distributed.nn.functional._Broadcast": "its backward asks whether it is the root",
-    "torch.distributed.nn.functional._Gather": "its forward asks whether it is the root",
-    "torch.distributed.nn.functional._Scatter": "its forward asks whether it is the root",
-    "torch.distributed.nn.functional._AlltoAll": "its forward scatters from one rank after the other",
-    "torch.utils._pytree": "the tensors and ints within an object",
-}
 
 
 _installed: list[bool] = []
 
 
 def install() -> None:
-    """These functions ask the thread's mode, from now on."""
+    """Patch the functions of this module, once per process."""
     if _installed:
         return
     _installed.append(True)
@@ -105,7 +91,7 @@ def _of(group: Any) -> LockstepGroup:
 
 
 def _root(asked: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
-    """The position of the root that a call names by global or by group rank."""
+    """The position of the root of a call, given by global or by group rank."""
     group = _of(asked.get("group"))
     given, by_group = asked.get(name), asked.get(f"group_{name}")
     if given is None and by_group is None:
@@ -120,7 +106,7 @@ def _as_root(mode: Any, whole: Family, root: int) -> Any:
 
 
 def _from_the_root(name: str) -> Door:
-    """The list that is given is the root's; torch's own code sends it as the root."""
+    """A patch that runs torch's own code as the root, whose list the call's argument is."""
 
     def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         asked = named(original, args, kwargs)
@@ -138,13 +124,13 @@ def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _no_message(call: str) -> Door:
     def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotInLockstep(f"torch.distributed.{call}", "who sends to whom differs from rank to rank")
+        raise NotInLockstep(f"torch.distributed.{call}", c10d_dispatch.POINT_TO_POINT)
 
     return ours
 
 
 def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """c10d's op takes no ints that differ by rank, so what has them goes past it."""
+    """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
     asked = named(original, args, kwargs)
     splits = [list(asked.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
     if not any(map(is_rank_int, [*splits[0], *splits[1]])):
@@ -154,20 +140,19 @@ def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> A
     return c10d_dispatch.collective(mode, "alltoall_base_", _of(asked.get("group")), arguments, later=later)
 
 
-# -- objects
+# -- object collectives
 
 
 def _sources(whole: Family, place: int) -> Any:
-    """The member of each rank's group at this place; -1 for ranks that are in none."""
+    """The member of each rank's group at this position; -1 for ranks in no group."""
     return np.where(whole.members, whole.matrix[whole.index, place], -1)  # type: ignore[index]
 
 
 def _whole_of(mode: Any, call: str, asked: dict[str, Any]) -> Family:
     whole = group_of(mode, _of(asked.get("group"))).family
     if whole.matrix is None:
-        raise NotInLockstep(
-            f"torch.distributed.{call}", "its groups are of different sizes, and so would be their lists"
-        )
+        problem = "its groups are of different sizes, and so would be their lists"
+        raise NotInLockstep(f"torch.distributed.{call}", problem)
     return whole
 
 
@@ -183,7 +168,7 @@ def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
     whole, root, found = _whole_of(mode, "gather_object", asked), _root(asked, "dst"), asked.get("object_gather_list")
     if found is None:
         with _as_root(mode, whole, root):
-            original(*args, **kwargs)  # says so in its own words
+            original(*args, **kwargs)  # raises
     for place in range(len(whole.groups[0])):
         source = np.where(whole.position == root, _sources(whole, place), -1)
         found[place] = as_sent(mode, asked["obj"], source)  # type: ignore[index]
@@ -222,7 +207,7 @@ CALLS: dict[str, Door] = {
 
 
 def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each rank sends all its elements to one other: the sizes differ by rank."""
+    """Each rank sends all its elements to one other, as an all-to-all with splits that differ by rank."""
     asked = named(original, args, kwargs)
     x, order, group = asked["self"], list(asked["src_dst"]), asked["group"]
     position, held = group_of(mode, group).family.position, mode.everyone.held
@@ -248,7 +233,7 @@ def _root_runs(mode: Any, original: Any, ctx: Any, root: int, group: Any, *tenso
 
 
 def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
-    """What is reduced to the root, and zeros on the others."""
+    """The gradient reduced to the root, and zeros on the others."""
     group = _of(ctx.group)
     total = with_gradients._Reduce.apply(ctx.src, c10d.ReduceOp.SUM, ctx.group, grad)
     root = group.place(c10d._canonicalize_group_rank(group, ctx.src))
@@ -256,8 +241,7 @@ def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
     others = (position >= 0) & (position != root)
     with plainly():
         mine = value_of(mode, total)
-        zeros = collectives.Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in mine.cells), mine.held)
-        kept = collectives.combined([mine, zeros], np.where(mine.held.row_of >= 0, others.astype(int), -1))
+        kept = collectives.combined([mine, collectives.zeros_like(mine)], np.where(mine.held.row_of >= 0, others.astype(int), -1))
     return None, None, wrap(*kept, mode)
 
 
@@ -269,7 +253,7 @@ def _all_to_all_forward(mode: Any, original: Any, ctx: Any, group: Any, out: Any
 
 
 def _canonical(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """A rank within its group: the same on all ranks, or they name different peers."""
+    """torch's group rank as an int.  Raises `RanksDiverge` if it differs between ranks."""
     found = original(*args, **kwargs)
     return found if kwargs.get("return_global") else int(found)
 

@@ -1,8 +1,8 @@
-"""DTensor in lockstep: the few functions of DTensor in which ranks differ, for all ranks at once.
+"""DTensor in lockstep: replacements for the few functions of DTensor that branch on the rank.
 
-Most of DTensor needs nothing: coordinates, offsets and sizes that differ are ints for each rank, with which its own
-arithmetic works.  `FORMS` are the functions for which that is not enough; each is installed once and asks the
-thread's mode, and the test of this room compares each with torch's own, run for every rank.
+Most of DTensor runs unchanged: coordinates, offsets and sizes that differ are ints of each rank, on which its own
+arithmetic works.  `FORMS` are the other functions; tests compare each replacement with torch's own function, run for
+every rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _differs(*values: Any) -> bool:
 
 
 def kinds_of(place: int, name: str) -> Door:
-    """Torch's own, for each kind of ranks by one of its arguments: ints, or a tensor's sizes."""
+    """A patch that runs torch's own function for each rank group by one argument: ints, or a tensor's sizes."""
 
     def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         asked = args[place] if place < len(args) else kwargs[name]
@@ -51,7 +51,7 @@ def kinds_of(place: int, name: str) -> Door:
 def _select_split(
     mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any
 ) -> Any:
-    """Each rank's own chunk: torch cuts all of them on each rank."""
+    """Each rank's own chunk; torch cuts all chunks on each rank."""
     if not is_rank_int(index):
         return for_each_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
     if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
@@ -66,7 +66,7 @@ def _select_split(
 
 
 def _sizes(x: Any) -> Any:
-    """The sizes of a tensor, if they may differ between ranks."""
+    """The sizes of a tensor if they may differ between ranks, else ()."""
     return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
 
 
@@ -81,7 +81,7 @@ def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any, *, keep
 
 
 def _picked(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
-    """Each rank's own of these tensors, a copy."""
+    """A copy of the tensor at each rank's index."""
     if not is_rank_int(index):
         return listed[index].clone()
     with plainly():
@@ -95,7 +95,7 @@ def _select_shard(mode: Any, original: Any, shards: Sequence[Tensor], shard_inde
 def _unpad_with_sizes(
     mode: Any, original: Any, dim: int, local_tensor: Tensor, pad_sizes: Sequence[int], rank: Any, contiguous: bool
 ) -> Any:
-    """Each rank drops its own padding: the list of paddings is indexed by rank."""
+    """Remove each rank's own padding, `pad_sizes[rank]`."""
     places = values_of(rank, mode.world)
     if places is None:
         return original(dim, local_tensor, pad_sizes, rank, contiguous)
@@ -123,7 +123,7 @@ def _unpad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any
 
 
 def _of_holders(mode: Any, x: Tensor, number: Any) -> Any:
-    """What those ranks hold of it that hold this int: on a mesh of some ranks, the others have none."""
+    """The tensor on the ranks that hold this int: on a mesh of some ranks, the others hold none."""
     held = number.node.held
     return x if held is None else only(mode, x, partition(np.where(held, 0, NOWHERE), [1]))
 
@@ -135,33 +135,31 @@ def _scatter(
     mode: Any, original: Any, output: Any, scatter_list: Any, mesh: Any, mesh_dim: int = 0, async_op: bool = False,
     *, group_src: int = 0,
 ) -> Any:  # fmt: skip
-    """The roots of all groups scatter at once: they all have a list, as every rank has here."""
+    """Scatter from the roots of all groups at once; in lockstep every rank has the list."""
     if output.is_meta:
         return None
     group = mesh.get_group(mesh_dim)
     members = group.family.groups[0]
     if not 0 <= group_src < len(members):
         with mode.standing_at(members[0]):
-            return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # which says so
+            return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # raises
     with mode.standing_at(members[group_src]):
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 
 def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
-    """As DTensor does it on this device: on the CPU, gather all, then keep a chunk."""
+    """DTensor's algorithm for this device: on the CPU, gather all, then keep a chunk."""
     index = mesh.get_local_rank(mesh_dim)
     if mesh.device_type != "cpu" or not is_rank_int(index):
         return original(local, gather_dim, shard_dim, mesh, mesh_dim)
-    functional: Any = torch.distributed._functional_collectives
-    gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    whole = arrived(gather(local, gather_dim, (mesh, mesh_dim)))
+    whole = arrived(shard_offsets.all_gather(local, gather_dim, (mesh, mesh_dim)))
     return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
 
 
 def _to_replicate(
     mode: Any, original: Any, shard: Any, local: Any, mesh: Any, mesh_dim: int, current_logical_shape: Any
 ) -> Any:
-    """Uneven shards in three steps; what is even, or uneven on several axes, as torch does it."""
+    """Gather uneven shards in three steps; shards that are even, or uneven on several axes, as torch does."""
     size = current_logical_shape[shard.dim]
     quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
     if quick and not (local.requires_grad and torch.is_grad_enabled()):
@@ -173,7 +171,7 @@ _to_replicate_by_kind = kinds_of(4, "current_logical_shape")
 
 
 def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
-    """Chunks along one dim, joined along another: what a gather or scatter does on dims other than 0."""
+    """Chunks along one dim concatenated along another, as for gathers and scatters on dims other than 0."""
 
     def of_kind(of: Any) -> Any:
         x, size = of(tensor), of(tensor.shape[narrow_dim])
@@ -189,7 +187,7 @@ def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow
 
 
 def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
-    """Which rows a rank does not have, and the others' places in its own shard."""
+    """The mask of rows that a rank does not have, and the indices of the others in its shard."""
     if not _differs(offset, size):
         return original(tensor, offset, size)
     start, length = _as_tensor(mode, offset), _as_tensor(mode, size)
@@ -198,7 +196,7 @@ def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
 
 
 def _as_tensor(mode: Any, number: Any) -> Any:
-    """The int of each rank as a tensor without dims."""
+    """The int of each rank as a tensor without dims; a plain int as it is."""
     values = values_of(number, mode.world)
     if values is None:
         return number
@@ -212,12 +210,12 @@ def _as_tensor(mode: Any, number: Any) -> Any:
 
 
 def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: Any) -> Any:
-    """The sum of all ranks' sizes on the sharded dim: torch gathers them."""
+    """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
     if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
     dim, whole = placements[0].dim, list(shape)
     if any(is_rank_int(size) for place, size in enumerate(shape) if place != dim % len(whole)):
-        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # as torch says it
+        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # torch's own message
     sizes, total = values_of(shape[dim], mode.world), np.zeros(mode.world, np.int64)
     with mode.disable():
         ranks = device_mesh.ranks_of(mesh)
@@ -228,15 +226,10 @@ def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: A
 
 
 def _shapes_and_offsets(
-    mode: Any,
-    original: Any,
-    global_shape: Any,
-    mesh_shape: Any,
-    my_coordinate: Any,
-    placements: Any,
+    mode: Any, original: Any, global_shape: Any, mesh_shape: Any, my_coordinate: Any, placements: Any,
     skip_offset: bool = False,
-) -> Any:
-    """The shape of each rank's shard, and where it begins in the whole tensor."""
+) -> Any:  # fmt: skip
+    """The shape of each rank's shard, and its offset in the whole tensor."""
     if my_coordinate is None or _differs(*global_shape):
         return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
     listed = isinstance(my_coordinate, list | tuple)
@@ -274,7 +267,7 @@ def _at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
 
 
 def _size(mode: Any, original: Any, curr_local_size: Any, num_chunks: Any, rank: Any) -> Any:
-    """The size of each rank's shard, and its first index; 2.11 asks of each rank whether it has any."""
+    """The size of each rank's shard, and its first index; torch 2.11 also branches on the rank."""
     by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
     return for_each_kind(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
 
@@ -282,10 +275,7 @@ def _size(mode: Any, original: Any, curr_local_size: Any, num_chunks: Any, rank:
 def _strided_size(
     mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, *offsets: Any, **named: Any
 ) -> Any:
-    """The size of each rank's strided shard, and its first index, or what `offset_mode` asks for.
-
-    Before 2.13 that is `return_first_offset`, a bool.
-    """
+    """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
     asked = next(iter((*offsets, *named.values())), None)
     wants_all = asked is False or getattr(asked, "name", "") == "ALL"
 
@@ -327,7 +317,7 @@ def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *a
     return original(ctx, only(mode, local, device_mesh.members(mode, mesh)), mesh, *args, **kwargs)
 
 
-# Where a function stands, and what serves it.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
+# The owner of each function, its name, and its replacement.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_select_split_tensor", _select_split),
     (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
@@ -358,7 +348,7 @@ _installed: list[bool] = []
 
 
 def install() -> None:
-    """DTensor asks the thread's mode, from now on; also where one of its modules has imported a function by name."""
+    """Patch DTensor, also where one of its modules has imported a function by name."""
     if _installed:
         return
     _installed.append(True)
@@ -366,7 +356,7 @@ def install() -> None:
     nn_modules.install()
     for owner, name, ours in FORMS:
         if not hasattr(owner, name):
-            continue  # this version of torch does it elsewhere
+            continue  # this version of torch lacks it
         before = getattr(owner, name)
         route(owner, name, _of_arrived(ours))
         for module in (placement_types, _redistribute, _utils, torch.distributed._functional_collectives):
@@ -375,7 +365,7 @@ def install() -> None:
 
 
 def _of_arrived(ours: Door) -> Door:
-    """The same, whose tensors are waited for: one that a collective brings is wrapped."""
+    """The patch with all arguments waited for: a functional collective returns a wrapper."""
 
     def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         return ours(mode, original, *map(arrived, args), **{name: arrived(value) for name, value in kwargs.items()})

@@ -1,5 +1,7 @@
-"""torch.nn and the libraries above it in lockstep, where they hold tensors in a way that LocalTensors do not bear:
-`FORMS` are functions of torch's and what serves them, `REFUSED` those that cannot be served, and why."""
+"""torch.nn, torch.load and FSDP2 in lockstep, where their handling of tensors does not suit LocalTensors.
+
+`FORMS` are functions of torch and their replacements; `REFUSED` are classes that cannot be supported, and why.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from localtensor.lockstep.values.rank_int import is_rank_int
 
 
 def _swap(original: Any, one: Tensor, other: Tensor) -> None:
-    """Two tensors are each other, as `Module.to` makes them: torch takes none that others refer to weakly.
+    """Swap two tensors, as `Module.to` does.
 
-    A memory does, to know its views.
+    torch refuses tensors with weak references, which a memory has to its views: they leave it meanwhile.
     """
     ours = [x for x in (one, other) if isinstance(x, LocalTensor) and x._memory is not None]
     for x in ours:
@@ -51,13 +53,13 @@ def _hash_of(original: Any) -> Any:
 
 
 def _waiting() -> list[Any]:
-    """What `torch.load` has read and is still to be looked at: since 2.15 one list a thread."""
+    """The tensors that `torch.load` has read and not yet validated; since 2.15 a list per thread."""
     found = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)
     return found() if found else getattr(torch._utils, "_sparse_tensors_to_validate", [])
 
 
 def _validated(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    """What `torch.load` has read is looked at in memory, below any mode: the sparse tensors of each rank."""
+    """Validate the sparse tensors of each rank, below any mode, since torch reads their memory."""
     waiting = _waiting()
     waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
     with plainly():
@@ -68,7 +70,7 @@ def _validated(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class Chunks(list[Any]):
-    """The chunks of a tensor, of which each rank takes its own."""
+    """The chunks of a tensor, indexed by an int of each rank."""
 
     def __init__(self, mode: Any, chunks: Sequence[Tensor]) -> None:
         super().__init__(chunks)
@@ -82,7 +84,7 @@ class Chunks(list[Any]):
 
 
 def _chunk_with_empty(mode: Any, original: Any, tensor: Tensor, num_chunks: int, dim: int) -> Any:
-    """Those that get nothing get none of the rows: torch gives them a tensor of one dim."""
+    """Chunks where ranks beyond the last get zero rows, while torch gives them an empty tensor of one dim."""
     found = list(torch.chunk(tensor, num_chunks, dim=dim))
     return Chunks(mode, found + [tensor.narrow(dim, 0, 0)] * (num_chunks - len(found)))
 
@@ -97,13 +99,13 @@ def _padded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _storage(mode: Any, original: Any, tensor: Tensor) -> None:
-    """A LocalTensor keeps its memory: FSDP2 fills it anew before it reads it."""
+    """Keep the memory of a LocalTensor: FSDP2 refills it before it reads it."""
     if not isinstance(tensor, LocalTensor):
         original(tensor)
 
 
 def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a rank brings to the gather; FSDP2 writes it to the rank's place in the output, which the gather does too."""
+    """The input of FSDP2's gather; it need not be written to the output, since the gather does so."""
     inputs, output, *_ = args
     return torch.cat([x.reshape(-1) for x in inputs]).to(output.dtype), output
 
@@ -111,7 +113,8 @@ def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 OPS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
-# Module, class or nothing, name, and what serves it.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
+# Module, class (or ""), name, and replacement.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12
+# and 2.14.
 FORMS: list[tuple[str, str, str, Door]] = [
     ("torch._utils", "", "_validate_loaded_sparse_tensors", _validated),
     (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
@@ -123,7 +126,7 @@ FORMS: list[tuple[str, str, str, Door]] = [
     (f"{_FSDP}._fsdp_param", "FSDPParam", "reset_sharded_param", _padded),
 ]
 
-# What cannot be served: module, class, and why.
+# Unsupported: module, class, and why.
 REFUSED: list[tuple[str, str, str]] = [
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "its reducer, in C++, reads the bytes of gradients"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel",
@@ -133,7 +136,7 @@ _installed: list[bool] = []
 
 
 def install() -> None:
-    """They treat LocalTensors as they have to be treated, from now on; any other tensor as before."""
+    """Patch torch.nn, torch.load and FSDP; tensors other than LocalTensors are treated as before."""
     if _installed:
         return
     _installed.append(True)

@@ -1,4 +1,4 @@
-"""The size of each shard of one dim, and where it begins, for every coordinate at once.
+"""The sizes and offsets of all shards of one dim, each rank's chunk of a tensor, and gathers of uneven shards.
 
 A dim can be cut by several axes of a mesh, from left to right.  A cut is (chunks, stride): plain cuts follow
 torch.chunk and have stride 0; a strided one cuts the dim into `stride` pieces first, and a shard is a chunk of each.
@@ -48,7 +48,7 @@ def _plain(size: int, cuts: Sequence[Cut]) -> tuple[Counts, Counts]:
 
 
 def _strided(size: int, cuts: Sequence[Cut]) -> tuple[Counts, Counts]:
-    """By the indices of each shard themselves."""
+    """Sizes and first indices by the list of each shard's indices."""
     held = [np.arange(size)]
     for chunks, stride in cuts:
         held = [shard for whole in held for shard in _cut(whole, chunks, max(stride, 1))]
@@ -68,14 +68,11 @@ def _chunks(whole: Counts, chunks: int) -> list[Counts]:
     return [whole[step * place : step * (place + 1)] for place in range(chunks)]
 
 
-# Each rank takes its own chunk of what it holds: one pass for all of them, where a split for each would be quadratic.
-
-
 def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: bool = False) -> Value:
-    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; fresh, and contiguous.
+    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; a contiguous copy.
 
     `index` is int64 of shape [world]; a rank whose index is negative takes nothing.  With `keep_order`, the dims of a
-    chunk lie in memory in the order that those of the whole have, as in a clone.
+    chunk keep their order in memory, as in a clone.  One pass for all ranks: a split for each would be quadratic.
     """
     held = value.held
     row_of, cells, sizes, start = np.full(held.world, NOWHERE), [], [], 0
@@ -101,12 +98,12 @@ def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: b
 
 
 def _order(stack: Tensor) -> list[int]:
-    """The dims of the rows, the one with the largest step in memory first; behind the dim of rows."""
+    """The dim of rows, then the others by descending stride."""
     return [0, *sorted(range(1, stack.dim()), key=lambda dim: -int(stack.stride()[dim]))]
 
 
 def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:
-    """Chunks of one size as rows of one stack, the row of it that each rank takes, and which ranks do."""
+    """For each chunk size: a stack of chunks, the rows that ranks take, and those ranks."""
     size = stack.shape[dim]
     lengths = [length for _, length in bounds(size, chunks)]
     full = lengths[0]
@@ -127,16 +124,21 @@ def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: An
             break
 
 
-# Uneven shards put together: padded, gathered and cut back in three steps, where torch takes a dozen ops.
+def all_gather(x: Tensor, dim: int, group: Any) -> Any:
+    """torch's functional all_gather, under its name in this version."""
+    one: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
+    return one(x, dim, group)
 
 
 def gather(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int) -> LocalTensor:
-    """The whole of which each rank holds a shard along `dim`, `size` long; shards may be short or empty."""
+    """The whole tensor, `size` long along `dim`, of each rank's shard, which may be short or empty.
+
+    Shards are padded, gathered and cut back in three steps, where torch takes a dozen ops.
+    """
     chunks = mesh.size(mesh_dim)
     with plainly():
         fitting = wrap(*_padded(Value(local._cells, local._partition), dim, -(-size // chunks)), mode)
-    one = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    found: Any = one(fitting, 0, (mesh, mesh_dim))
+    found = all_gather(fitting, 0, (mesh, mesh_dim))
     found = found.wait() if hasattr(found, "wait") else found
     with plainly():
         pairs = zip(found._cells, found._partition.sizes, strict=True)
@@ -144,7 +146,7 @@ def gather(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int)
 
 
 def _padded(value: Value, dim: int, length: int) -> Value:
-    """Every rank's tensor with zeros behind it along `dim`, so that all have this length there."""
+    """Every rank's tensor padded with zeros to this length along `dim`."""
     cells = []
     for cell, rows in zip(value.cells, value.held.sizes, strict=True):
         along = dim + (rows > 1)
@@ -154,7 +156,7 @@ def _padded(value: Value, dim: int, length: int) -> Value:
 
 
 def _whole(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int) -> Tensor:
-    """Chunks that lie one behind the other along dim 0 stand along `dim`, and what is over `size` is cut off."""
+    """The chunks along dim 0 concatenated along `dim`, and cut to `size`."""
     first = int(stacked)
     apart: Tensor = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
     whole: Tensor = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)

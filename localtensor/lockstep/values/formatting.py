@@ -1,4 +1,4 @@
-"""A LocalTensor in print: each different value once, with the ranks that hold it."""
+"""Printed forms of LocalTensors and of values that differ by rank, and the answers to torch's questions about them."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ from localtensor.errors.base import rank_names
 from localtensor.lockstep.values.partition import Partition
 from localtensor.lockstep.values.stacks import equal_once
 
-MOST = 12  # values that are printed; a thousand are not for reading
+MOST = 12  # values that are printed
 
 
 def shown(values: Sequence[tuple[list[int], Tensor]], held: Partition, requires_grad: bool) -> str:
     """The printed form of a LocalTensor: a line for each value, or the one value of all ranks.
 
-    Values that have come to be equal have one line, though they are held apart.
+    Equal values share a line, also where they are stored apart.
 
     >>> from localtensor.lockstep.values.partition import by_value
     >>> print(shown([([0, 1], torch.tensor(1)), ([2], torch.tensor(5))], by_value([1, 1, 5]), False))
@@ -58,8 +58,6 @@ def _indented(value: Tensor, by: int) -> str:
     return repr(value).replace("\n", "\n" + " " * by)
 
 
-# Values that differ by rank, in the words of a message.
-
 LONGEST = 100  # characters
 MOST_SHOWN = 8  # of more values, the first three and the last
 
@@ -87,7 +85,7 @@ def short(values: Any, held: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """A text that is not too long.
+    """A text cut to `LONGEST` characters.
 
     >>> len(cut("x" * 200))
     100
@@ -96,7 +94,7 @@ def cut(text: str) -> str:
 
 
 def place_here() -> Place | None:
-    """The user's line that is being run."""
+    """The line of user code that is running."""
     return place_of(sys._getframe(1))
 
 
@@ -105,9 +103,9 @@ _padding: ContextVar[bool] = ContextVar("padding", default=False)
 
 @contextmanager
 def as_if_padded() -> Iterator[None]:
-    """While inside, a size counts as more than 0 if it is on any rank, and sizes as equal only if they are on all.
+    """While inside, a size is > 0 if it is on any rank, and sizes are equal only if they are on all ranks.
 
-    For code that pads what is shorter: what it does for the ranks that need it changes nothing on the others.
+    For code that pads shorter tensors: padding changes nothing on ranks that need none.
     """
     before = _padding.set(True)
     try:
@@ -117,13 +115,13 @@ def as_if_padded() -> Iterator[None]:
 
 
 def accumulates(words: str) -> bool:
-    """Whether it is the question of autograd whether a gradient may be kept as it is, or is copied: of no importance."""
+    """Whether autograd asks if it may keep a gradient without a copy; either answer is correct."""
     node = torch._C._current_autograd_node() if words.endswith(" != 1") else None
     return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
 
 def one_answer(words: str, values: Any, held: Any) -> bool:
-    """What all ranks answer to a question.  Raises `RanksDiverge`: that is asked where they differ."""
+    """The answer of all ranks to a question on which they differ.  Raises `RanksDiverge` unless within `as_if_padded`."""
     if _padding.get() and (words.endswith(" > 0") or " == " in words):
         return words.endswith(" > 0")
     raise RanksDiverge("bool", words, by_rank(values, held), place_here())

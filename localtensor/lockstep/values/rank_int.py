@@ -1,6 +1,6 @@
-"""An int of each rank, where torch takes an int: a size or a coordinate that differs, in one control flow.
+"""Ints of each rank, where torch takes an int: sizes and coordinates that differ, in one control flow.
 
-It is a SymInt: arithmetic and comparison work, for all ranks at once.  `rank_nodes` says what it can and cannot do.
+They are SymInts: arithmetic and comparison work on all ranks at once, see lockstep/values/sym_nodes.py.
 """
 
 from functools import lru_cache
@@ -17,10 +17,10 @@ _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 
 
 def rank_int(values: Any, held: Any = None) -> int | torch.SymInt:
-    """The int of each rank: a plain int if all ranks share it, else a SymInt, one object for the same values.
+    """The int of each rank: a plain int if all ranks share it, else a SymInt, one object for equal values.
 
-    `values` are ints of shape [world] that fit int64; `held` says, in bools of that shape, which ranks have one (None:
-    all).  Raises `NotHeld` if none has, and TypeError for anything but ints.
+    `values` are ints of shape [world] that fit int64; `held` are bools of that shape that mark the ranks that have one
+    (None: all).  Raises `NotHeld` if no rank has one, and TypeError for anything but ints.
 
     >>> rank_int([4, 4, 4]), rank_int([4, 4, 3]), 2 * rank_int([4, 4, 3]) + 1
     (4, RankInts(4, 4, 3), RankInts(9, 9, 7))
@@ -45,7 +45,7 @@ def _known(values: bytes, held: bytes | None) -> int | torch.SymInt:
 
 
 def is_rank_int(x: object) -> bool:
-    """Whether it is a SymInt that differs between ranks.
+    """Whether x is a SymInt that differs between ranks.
 
     >>> is_rank_int(rank_int([0, 1])), is_rank_int(3)
     (True, False)
@@ -56,8 +56,8 @@ def is_rank_int(x: object) -> bool:
 def values_of(x: object, world: int) -> Array | None:
     """The int of each rank, read-only int64 of shape [world]; None for anything that does not differ between ranks.
 
-    Where a rank holds none (see `held` of its node) the number means nothing.  Raises `AnotherMode` if it is of
-    another number of ranks.
+    The number of a rank that holds none (see `held` of the node) has no meaning.  Raises `AnotherMode` for another
+    number of ranks.
 
     >>> values_of(rank_int([0, 1]), 2), values_of(3, 2)
     (array([0, 1]), None)
@@ -71,7 +71,7 @@ def values_of(x: object, world: int) -> Array | None:
 
 
 def on_rank(x: Any, rank: int) -> int:
-    """The int of one rank.  Raises `NotHeld` if the rank holds none, or there is no such rank.
+    """The int of one rank.  Raises `NotHeld` if the rank holds none or does not exist.
 
     >>> on_rank(rank_int([5, 7]), 1), on_rank(3, 1)
     (7, 3)

@@ -1,7 +1,7 @@
-"""What views share: a write of finer values splits the memory under all views of it at once.
+"""Memory that views share: a write of finer values splits it for all its views at once.
 
-A cell with k rows lies in one storage as k blocks of equal size, one behind the other, so that every view of a row
-has the same place in its block.  Splitting copies blocks, and puts each view at its old place in its new block.
+A cell with k rows is k consecutive blocks of equal size in one storage, so that every view of a row has the same offset
+in its block.  Splitting copies blocks and puts each view at its old offset in the new block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localtensor.lockstep.values.stacks import in_blocks, joined
 
 
 class Member(Protocol):
-    """A tensor that lives in a memory: a LocalTensor."""
+    """A LocalTensor, as a view of a memory."""
 
     _cells: tuple[Tensor, ...]
     _partition: Partition
@@ -29,7 +29,7 @@ class Member(Protocol):
 class Memory:
     """The blocks behind a tensor and its views.
 
-    `outside` says that the first tensor is none of ours: it was made outside of the mode, and is one for all ranks.
+    `outside` marks the memory of a tensor that was made outside of the mode, and is the same on all ranks.
     """
 
     __slots__ = ("__weakref__", "_members", "_most", "outside")
@@ -40,7 +40,7 @@ class Memory:
         self.outside = outside
 
     def join(self, member: Member) -> None:
-        """The member lies here from now on, and nowhere else."""
+        """Move a tensor to this memory from its former one."""
         if member._memory is not None:
             member._memory.leave(member)
         self._members.append(weakref.ref(member))
@@ -50,15 +50,15 @@ class Memory:
             self._most = max(64, 2 * len(self._members))
 
     def leave(self, member: Member) -> None:
-        """Nothing here refers to the member."""
+        """Remove a tensor from this memory."""
         self._members = [one for one in self._members if one() is not member]
 
     def members(self) -> list[Member]:
-        """Those that still live."""
+        """The tensors that are still alive."""
         return [member for one in self._members if (member := one()) is not None]
 
     def split(self, finer: Partition) -> None:
-        """All members are held by this finer partition."""
+        """Refine all members to this partition."""
         members = self.members()
         wanted = takes(finer, members[0]._partition)
         once = _used_once(wanted, finer)
@@ -76,11 +76,11 @@ class Memory:
 
 
 class RowsApart(Exception):
-    """The op has to be done with a cell for each row: no stack can hold them, or no view of a stack is what is asked."""
+    """The op has to run with a cell for each row: no stack can hold them, or its result is no view of a stack."""
 
 
 def memory_of(x: Member) -> Memory:
-    """The memory that a tensor lives in; from now on, it has one."""
+    """The memory of a tensor, made if it has none."""
     if x._memory is None:
         x._cells = _in_blocks(x)
         x._memory = Memory(x)
@@ -88,9 +88,9 @@ def memory_of(x: Member) -> Memory:
 
 
 def make_finer(x: Member, finer: Partition) -> None:
-    """The tensor, and whatever shares memory with it, is held by this finer partition.
+    """Refine a tensor, and all that share memory with it, to this partition.
 
-    Ranks that hold nothing in the finer one keep what they have, in cells behind those of the others.
+    Ranks that hold nothing in the finer partition keep their values, in cells behind the others.
     """
     if x._partition is finer:
         return
@@ -113,7 +113,7 @@ def _in_blocks(x: Member) -> tuple[Tensor, ...]:
 
 
 def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
-    """The old cells that one new cell takes as they are: nothing has to be copied."""
+    """The old cells that a single new cell takes unchanged, so that nothing is copied."""
     users = Counter(take.cell for take in wanted)
     return {
         take.cell
@@ -123,12 +123,12 @@ def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
 
 
 def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> torch.UntypedStorage:
-    """The blocks of a new cell's rows, in a storage of their own.  A view of the largest items starts no block askew."""
+    """The storage of a new cell's rows; blocks are padded to the item size `unit`, so that all views stay aligned."""
     storage = cell.untyped_storage()
     if keep:
         return storage
     if storage.nbytes() == 0:
-        return torch.UntypedStorage(0, device=cell.device)  # of its own: an op may give it another size
+        return torch.UntypedStorage(0, device=cell.device)  # a new one: an op may resize it
     flat = torch.empty(0, dtype=torch.uint8, device=cell.device).set_(storage)
     if take.rows is not None or take.stacked:
         blocks = flat.view(cell.shape[0], storage.nbytes() // cell.shape[0])
@@ -141,7 +141,7 @@ def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> tor
 
 
 def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: int) -> Tensor:
-    """The same view of each row as before, in the new blocks."""
+    """The view of each row at its old offset in the new blocks."""
     size, stride = tuple(old.shape), old.stride()
     if rows_before > 1:
         size, stride = size[1:], stride[1:]
@@ -158,7 +158,7 @@ def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: 
 
 
 def overlaps(written: Sequence[object], read: Sequence[Member]) -> bool:
-    """Whether one that is written and another lie in part in the same places."""
+    """Whether a tensor that is written and another one overlap in memory."""
     for x in written:
         memory = getattr(x, "_memory", None)
         for y in read if memory is not None else ():
@@ -168,7 +168,7 @@ def overlaps(written: Sequence[object], read: Sequence[Member]) -> bool:
 
 
 def _reaches(x: Member, y: Member) -> bool:
-    """Whether, on some rank, both lie in part in one stretch of memory."""
+    """Whether both overlap in memory on some rank."""
     for mine, theirs, rows in zip(x._cells, y._cells, x._partition.sizes, strict=False):
         (a, b), (c, d) = (_stretch(cell[0] if rows > 1 else cell) for cell in (mine, theirs))
         if a < d and c < b:
@@ -177,17 +177,17 @@ def _reaches(x: Member, y: Member) -> bool:
 
 
 def _stretch(row: Tensor) -> tuple[int, int]:
-    """Where a row begins in its block and where it ends, in bytes."""
+    """The first byte of a row in its block, and the byte behind its last."""
     start = int(row.storage_offset()) * row.element_size()
     far = sum((size - 1) * step for size, step in zip(row.shape, row.stride(), strict=True))
     return start, start + (int(far) + 1) * row.element_size() if row.numel() else start
 
 
 def overwrite(x: Member, cells: tuple[Tensor, ...], held: Partition) -> None:
-    """The tensor holds these fresh values, and all its views see them.
+    """Write these values, which share no memory with others, to a tensor and its views.
 
-    Where the tensor is all that lies in its memory, the values are held as they come, however coarse; else they are
-    copied to where it lies.  Each rank's value has as many elements as its tensor.
+    A tensor that fills its memory takes the cells and their partition, however coarse; else values are copied in place.
+    Each rank's value has as many elements as its tensor.
     """
     if _is_whole(x):
         shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
@@ -206,7 +206,7 @@ def _shaped(cell: Tensor, rows: int, shape: torch.Size) -> Tensor:
 
 
 def _is_whole(x: Member) -> bool:
-    """Whether the tensor is dense, of one shape on all ranks, and alone fills its memory."""
+    """Whether the tensor is dense, has one shape on all ranks, and fills its memory."""
     if len(x._cells) != 1 or (x._memory is not None and x._memory.outside):
         return False
     cell = x._cells[0]
@@ -214,7 +214,7 @@ def _is_whole(x: Member) -> bool:
 
 
 def _alone(cell: Tensor) -> Tensor:
-    """The dense cell in a storage that holds nothing else."""
+    """The dense cell, in a storage that holds nothing else."""
     return cell if cell.untyped_storage().nbytes() == cell.numel() * cell.element_size() else cell.clone()
 
 

@@ -1,7 +1,7 @@
-"""What torch's SymInt and SymBool ask, and its C++: nodes that compute for all ranks at once.
+"""Nodes of torch's SymInt and SymBool that compute for all ranks at once.
 
-What comes out the same for all ranks is a plain int or bool again; what does not cannot steer the one control flow,
-and says so.  `rank_ints` makes them.
+A result that is the same on all ranks becomes a plain int or bool; one that differs cannot decide a branch, and raises.
+lockstep/values/rank_int.py makes the SymInts.
 """
 
 import operator
@@ -17,22 +17,22 @@ from localtensor.lockstep.values.formatting import accumulates, by_rank, cut, on
 
 Array = np.ndarray[Any, Any]
 _MOST = 2**63 - 1  # of torch's ints and of numpy's
-# These of torch's files, where they guess that no, go on to what is right for each rank, or raise.
+# In these files of torch the guess "false" leads to code that is right for each rank, or raises.
 _UNHURT = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
 _FLOATS = "it would be a float of its own on each rank, and only ints can be that"
 
 
 class _Node:
-    """What torch asks of any node.
+    """The methods that torch calls on any node.
 
-    It asks for its own SymNode by isinstance, which is all that we share with that: it holds an expression of sympy's.
+    `__class__` passes torch's isinstance checks for SymNode, which itself holds a sympy expression.
     """
 
     __slots__ = ()
     __class__ = property(lambda self: SymNode)
     constant: Any = None
     held: Array | None = None
-    expr = shape_env = _hint = None  # torch's `statically_known_true` and its like find that nothing is known
+    expr = shape_env = _hint = None  # for torch's `statically_known_true`: nothing is known
     words: Any = property(repr)
     pytype: type
     values: Any
@@ -51,7 +51,7 @@ class _Node:
         return False
 
     is_nested_int = is_symbolic = is_constant
-    has_hint = is_constant  # with a hint, torch would ask for the sizes one by one, and not for the answer of each rank
+    has_hint = is_constant  # with a hint, torch would ask for each size, not for the answer of each rank
 
     def maybe_as_int(self) -> int | None:
         return None
@@ -79,7 +79,7 @@ Method = Callable[[_Node, Any], _Node]
 def _arithmetic(
     sign: str, fn: Callable[[int, int], int], quick: Any = None, bound: Callable[[int, int], int] | None = None
 ) -> Method:
-    """The method for one operator: numpy's `quick` where `bound` says that the result fits, else Python's own."""
+    """The method for one operator: numpy's `quick` where the result's `bound` fits int64, else Python's arithmetic."""
 
     def method(self: _Node, other: Any) -> _Node:
         other = _operand(sign, other)
@@ -94,7 +94,7 @@ def _arithmetic(
 
 
 def _division(sign: str, fn: Callable[[int, int], int], quick: Any) -> Method:
-    """The same, for an operator that refuses zero."""
+    """The method for an operator that raises for zero divisors."""
     plainly = _arithmetic(sign, fn, quick, max)
 
     def method(self: _Node, other: Any) -> _Node:
@@ -104,11 +104,11 @@ def _division(sign: str, fn: Callable[[int, int], int], quick: Any) -> Method:
 
 
 def _divisor(sign: str, fn: Callable[[int, int], Any], one: _Node, other: Any) -> Any:
-    """The other operand, with no zero left in it."""
+    """The divisor as a node without zeros.  Raises `RanksDiverge` if it is zero on some ranks that hold it."""
     other = _operand(sign, other)
     zero = other.values == 0
     if zero is True:
-        fn(1, 0)  # raises what it does on each rank
+        fn(1, 0)  # raises ZeroDivisionError, as on each rank
     if type(other) is not Same and zero.any():
         held = _held(sign, one, other)
         if (zero if held is None else zero & held).any():
@@ -131,7 +131,7 @@ def _comparison(sign: str, fn: Callable[[Any, Any], Any], kind: type | None = No
 
 
 class _Ints(_Node):
-    """The operators of ints, on a number of each rank or one for all."""
+    """The operators of ints."""
 
     __slots__ = ()
     add = _arithmetic("+", operator.add, np.add, operator.add)
@@ -175,7 +175,7 @@ class _Ints(_Node):
     ceil = trunc = pos = round = floor
 
     def is_non_overlapping_and_dense(self, sizes: Sequence[Any], strides: Sequence[Any]) -> _Node:
-        """Torch answers it for each different tensor."""
+        """The answer of torch for each different tensor."""
         nodes = [_operand("layout", node) for node in (*sizes, *strides)]
         held, world = _held("layout", self, *nodes), len(self.values)
         ranks = np.arange(world) if held is None else np.flatnonzero(held)
@@ -192,7 +192,7 @@ class _Ints(_Node):
 
 
 class Same(_Ints):
-    """A number that all ranks share, as an operand or a result; torch takes `constant` out of it."""
+    """A number or bool that all ranks share, as an operand or a result; torch reads `constant`."""
 
     __slots__ = ("constant", "most", "pytype", "values")
 
@@ -235,7 +235,7 @@ class Same(_Ints):
 class RankInts(_Ints):
     """The node of an int that differs between ranks: `values` int64 of shape [world], `held` bool of that shape or None.
 
-    None stands for all ranks; where `held` is False, the value means nothing.  The values are read-only from now on.
+    `held` None marks all ranks; the value of a rank that holds none has no meaning.  The values become read-only.
 
     >>> RankInts(np.array([0, 1, 2])).add(2)
     RankInts(2, 3, 4)
@@ -250,7 +250,7 @@ class RankInts(_Ints):
 
     @property
     def most(self) -> int:  # type: ignore[override]
-        """No value is further from zero; exact where it may be so large that a product no longer fits."""
+        """A bound of the absolute values; exact where a product might not fit int64."""
         if self._most >= 2**31:
             self._most = max(int(self.values.max()), -int(self.values.min()))
         return self._most
@@ -271,7 +271,7 @@ class RankInts(_Ints):
 class RankBools(_Node):
     """The node of a bool that differs between ranks: `values` bool of shape [world], `held` as for `RankInts`.
 
-    `words` say what was asked.  Where torch must know one answer, it raises `RanksDiverge`.
+    `words` describe the question.  Where torch needs one answer, it raises `RanksDiverge`.
     """
 
     __slots__ = ("held", "values", "words")
@@ -297,7 +297,7 @@ class RankBools(_Node):
         raise RanksDiverge("torch._check", self.words, by_rank(self.values, self.held), place_here())
 
     def guard_or_false(self, file: str, line: int) -> bool:
-        """Torch goes on with either answer, and not always to what eager computes: so it is refused."""
+        """Raises outside of `_UNHURT`: elsewhere torch does not always go on to what eager mode computes."""
         if not file.endswith(_UNHURT):
             self.bool_()
         return False
@@ -324,7 +324,7 @@ class RankBools(_Node):
 
 
 def _operand(sign: str, x: Any, kind: type | None = None) -> Any:
-    """A node of ours; of this kind, if one is given."""
+    """The operand as a node of this module, with `pytype` kind if one is given.  Raises `NotInLockstep`."""
     if type(x) not in (RankInts, Same, RankBools):
         constant = x if type(x) is int else getattr(x, "maybe_as_int", lambda: None)()
         if constant is None:
@@ -336,7 +336,7 @@ def _operand(sign: str, x: Any, kind: type | None = None) -> Any:
 
 
 def _held(sign: str, *nodes: _Node) -> Array | None:
-    """Who holds all of them."""
+    """The ranks that hold all operands; None if all do.  Raises `AnotherMode`, and `NotHeld` if no rank does."""
     found, world = None, 0
     for node in nodes:
         if type(node) is Same:
@@ -356,7 +356,7 @@ def _held(sign: str, *nodes: _Node) -> Array | None:
 
 
 def ints(values: Array, held: Array | None, most: int = _MOST) -> _Node:
-    """The node for int64 of shape [world]: one number if all that hold one have the same."""
+    """The node for int64 of shape [world]: one number if all ranks that hold one have the same."""
     if held is not None:
         values = np.where(held, values, 0)
         first = values.item(int(held.argmax()))
@@ -382,7 +382,7 @@ def _dense(sizes_strides: tuple[int, ...]) -> bool:
 
 
 def _exactly(fn: Callable[[int, int], Any], one: _Node, other: _Node, held: Array | None) -> list[Any]:
-    """The results of those ranks that hold both, by Python's own arithmetic."""
+    """The results of the ranks that hold both operands, by Python's arithmetic."""
     a, b = np.broadcast_arrays(np.asarray(one.values, object), np.asarray(other.values, object))
     pairs = zip(a if held is None else a[held], b if held is None else b[held], strict=True)
     return [fn(x, y) for x, y in pairs]

@@ -103,23 +103,6 @@ def test_a_function_that_is_no_longer_decorated_is_told():
         rank_queries._within(decorated, lambda *args: None)
 
 
-@pytest.mark.parametrize("name", distributed_calls.PRIVATE)
-def test_private_parts_are_there(name):
-    import importlib
-
-    parts, owner = name.split("."), None
-    for cut in range(len(parts), 0, -1):
-        try:
-            owner = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        rest = parts[cut:]
-        break
-    for part in rest:
-        owner = getattr(owner, part)
-    assert owner is not None
-
-
 def test_rank_threads_still_have_their_own_world():
     with LocalTensorMode(2):
         pass
