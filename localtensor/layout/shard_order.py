@@ -1,13 +1,13 @@
-"""Strided shards as a shard order and back, and whether two specs mean the same.
+"""Conversion of strided shards to shard orders and back, and equivalence of specs.
 
-| from                                | to                      | by        | is the same where                       |
+| from                                | to                      | by        | equivalent if                           |
 |-------------------------------------|-------------------------|-----------|-----------------------------------------|
-| strided shards that encode an order | plain, a shard order    | `ordered` | the pieces are even; or happen to agree |
-| a strided shard that stands alone   | plain                   | `ordered` | its blocks do not matter: one rank, say |
-| a shard order                       | strided shards          | `strided` | the pieces are even; or happen to agree |
-| a shard order of strided shards     | strided, in more blocks | `strided` | likewise                                |
+| strided shards that encode an order | plain, a shard order    | `ordered` | pieces are even, or agree by chance     |
+| a single strided shard              | plain                   | `ordered` | its blocks do not matter, as of 1 rank  |
+| a shard order                       | strided shards          | `strided` | pieces are even, or agree by chance     |
+| a shard order of strided shards     | strided, in more blocks | `strided` | pieces are even, or agree by chance     |
 
-The rows of all ranks are compared, for this shape on this mesh: nothing is converted that would move one row.
+The rows of all ranks are compared for the spec's shape and mesh: a conversion that would move a row is refused.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from localtensor.layout.shards import order_of
 from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, is_plain, short
 
 _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
-"""Placements of these types are equal if they mean the same; torch holds others equal to these."""
+"""Placement types whose equality is equivalence; for other types torch's equality ignores differences."""
 
 
 def ordered(spec: Spec) -> Spec:
-    """The spec with plain shards and a shard order instead of strided shards; every rank holds what it held.
+    """The spec with plain shards and a shard order instead of strided shards, with the same rows on every rank.
 
-    Raises `OtherRows` where no order of plain shards gives every rank its rows, and for sizes that are symbols.
+    Raises `OtherRows` if no order of plain shards has those rows, and for symbolic sizes.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -66,10 +66,9 @@ def ordered(spec: Spec) -> Spec:
 
 
 def strided(spec: Spec) -> Spec:
-    """The spec with strided shards instead of a shard order; every rank holds what it held.
+    """The spec with strided shards instead of a shard order, with the same rows on every rank.
 
-    Raises `OtherRows` where strided shards, read from left to right, do not give every rank its rows, and for sizes that
-    are symbols.
+    Raises `OtherRows` if strided shards, read from left to right, have other rows, and for symbolic sizes.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -93,10 +92,10 @@ def strided(spec: Spec) -> Spec:
 
 
 def lies_alike(one: Spec, other: Spec) -> bool:
-    """Whether every rank holds the same rows of the same tensor, and waits for the same sums, under both specs.
+    """Whether two specs are equivalent: the same rows on every rank, and the same pending reductions.
 
-    An axis of one rank cuts nothing, and a Partial on it is the value.  The names of axes do not matter.  Raises
-    `OtherRows` where rows must be compared and sizes are symbols.
+    An axis of one rank cuts nothing, and a Partial on it is the value.  Names of axes do not matter.  Raises
+    `OtherRows` where rows must be compared and sizes are symbolic.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -129,32 +128,31 @@ def lies_alike(one: Spec, other: Spec) -> bool:
 
 
 def check_sizes(call: str, spec: Spec) -> None:
-    """Raises `OtherRows` if some size is a symbol: its rows cannot be compared."""
+    """Raises `OtherRows` if a size is symbolic: its rows cannot be compared."""
     if any(isinstance(size, torch.SymInt) for size in spec.shape):
-        raise OtherRows(
-            call, repr(spec), "a size is a symbol, and its rows cannot be compared", "Give sizes in numbers."
-        )
+        problem = "a size is a symbol, and its rows cannot be compared"
+        raise OtherRows(call, repr(spec), problem, "Give sizes in numbers.")
 
 
 def _wait_alike(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bool:
-    """Whether an axis of so many ranks waits for the same reduction under both, or for none."""
+    """Whether an axis of `size` ranks has the same pending reduction under both placements, or none."""
     if all(_at_rest(size, placement, spec) for placement in (mine, theirs)):
         return True
     if mine is theirs or type(mine) is not type(theirs):
         return mine is theirs
-    # An equality that a class inherits may know nothing of what the class adds.
+    # An inherited equality may ignore fields that the class adds.
     return (is_plain(mine) or "__eq__" in vars(type(mine))) and bool(mine == theirs)
 
 
 def _at_rest(size: int, placement: Placement, spec: Spec) -> bool:
-    """Whether the ranks of an axis hold values, and no parts of any."""
+    """Whether the ranks of an axis hold values, without a pending reduction."""
     if isinstance(placement, Partial):
         return size == 1 and is_plain(placement) and reducible(placement.reduce_op, spec.dtype)
     return is_defined(placement)
 
 
 def _plain_on(spec: Spec, dim: int) -> Spec:
-    """The spec with plain shards on that dim, in the order that gives every rank its rows."""
+    """The spec with plain shards on that dim, in an order with the same rows.  Raises `OtherRows`."""
     sizes, cut = spec.mesh.sizes, cuts_of(spec)[dim]
     places = order_of([factor for _, factor in cut], [sizes[axis] for axis, _ in cut])
     encoded = None if places is None else tuple(cut[place][0] for place in places)
@@ -176,7 +174,7 @@ def _plain_on(spec: Spec, dim: int) -> Spec:
 
 
 def _plainly(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
-    """The spec with plain shards on that dim, cut in this order, which leaves out axes of one rank."""
+    """The spec with plain shards on that dim in this order, which omits axes of one rank."""
     axes = spec.cut_by(dim)
     every = sorted(axes) if list(order) == sorted(order) else (*order, *(axis for axis in axes if axis not in order))
     placements = tuple(Shard(dim) if axis in axes else held for axis, held in enumerate(spec.placements))
@@ -199,21 +197,21 @@ def _other_rows(spec: Spec, dim: int, was: Cuts, now: Cuts, how: str) -> str:
 
 
 def remedy_of(spec: Spec, made: Spec, dim: int, keep: str) -> str:
-    """What to do where rows of a dim differ: pad it, if that helps, or keep what there was."""
+    """The advice of the error for rows of a dim that differ: pad it, if that helps, or `keep`."""
     even = math.prod(spec.mesh.sizes[axis] * (cuts(spec.placements[axis]) or (0, 1))[1] for axis in spec.cut_by(dim))
-    rows = -(-spec.shape[dim] // even) * even  # however it is cut, into whatever blocks, no piece is shorter then
+    rows = -(-spec.shape[dim] // even) * even  # a multiple of all pieces and blocks: all are even
     one, other = (held_by(rows, cuts_of(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
     return f"Pad dim {dim} to {rows} rows, or {keep}." if one == other else f"{keep[0].upper()}{keep[1:]}."
 
 
 def first_unlike_rank(one: Spec, other: Spec) -> int | None:
-    """The first rank that holds other rows under the other spec, on a mesh of as many ranks."""
+    """The first rank whose rows differ between two specs, on meshes of one size; None if there is none."""
     every = zip(zip(*rows_by_dim(one), strict=True), zip(*rows_by_dim(other), strict=True), strict=True)
     return next((rank for rank, (mine, theirs) in enumerate(every) if _unlike(mine, theirs)), None)
 
 
 def _unlike(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
-    """Whether two pieces, by the rows of each dim, differ: in their shape, or, if they are not empty, in what they hold."""
+    """Whether two pieces, by the rows of each dim, differ in shape or, if not empty, in rows."""
     if mine == theirs:
         return False
     shapes = [[sum(length for _, length in runs) for runs in held] for held in (mine, theirs)]
@@ -225,6 +223,6 @@ def _rows_at(shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], pl
 
 
 def rows_by_dim(spec: Spec) -> list[tuple[Runs, ...]]:
-    """For each dim, the rows of every rank, by rank number."""
+    """The rows of every rank, by rank number, for each dim."""
     sizes = spec.mesh.sizes
     return [held_by(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]

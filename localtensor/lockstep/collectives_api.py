@@ -68,7 +68,9 @@ def broadcast(x: Tensor, root: int, group: Any = None) -> LocalTensor:
     def to_root(value: Value) -> Value:
         total = collectives.all_reduce(value, whole, "sum")
         others = whole.members & (whole.position != root)
-        return collectives.combined([total, collectives.zeros_like(total)], np.where(total.held.row_of >= 0, others, -1))
+        return collectives.combined(
+            [total, collectives.zeros_like(total)], np.where(total.held.row_of >= 0, others, -1)
+        )
 
     return linear(meeting, x, lambda value: collectives.broadcast(value, whole, root), to_root)
 

@@ -138,7 +138,9 @@ def crosswise(values: Sequence[Value], whole: Family) -> list[Value] | None:
 
 
 def _all_to_all_single(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.all_to_all_single(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)]
+    return [
+        collectives.all_to_all_single(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)
+    ]
 
 
 _Quick = Callable[[Any, Brought, Family], "list[Value] | None"]

@@ -20,6 +20,7 @@ from localtensor.errors import NotInLockstep
 from localtensor.layout.reductions import IN_A_ROW, Op, divided, fold, premultiplied
 from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
 
+
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Family:
     """All groups of one collective: disjoint groups of ranks, each in group order, whether along a mesh axis or not.

@@ -23,6 +23,7 @@ from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
 from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks, joined, of_rows, row_by_row
 from localtensor.lockstep.values.storage import Memory, RowsApart
 
+
 class Rowwise(list[Any]):
     """The results of the rows of one cell, not yet stacked."""
 

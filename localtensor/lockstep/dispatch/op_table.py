@@ -30,7 +30,6 @@ from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 from localtensor.lockstep.values.storage import Memory, make_finer, memory_of
 
 
-
 def _aten(*names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in names)
 
@@ -297,7 +296,8 @@ def refit(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
 
     Raises `NotInLockstep` if the rows of a stack need another shape: a stack has no space for it.
     """
-    for cell, rows, done in zip(x._cells, x._partition.sizes, results, strict=False):  # cells that were not written come last
+    # Cells that were not written come last.
+    for cell, rows, done in zip(x._cells, x._partition.sizes, results, strict=False):
         shapes = {done.shape[rows > 1 :]} if isinstance(done, Tensor) else {row.shape for row in done}
         if rows > 1 and shapes != {cell.shape[1:]}:
             why = "its out= holds values that differ by rank, and has another shape than is written: pass one of that shape"

@@ -146,14 +146,9 @@ def install() -> None:
             route(DeviceMesh, name, ours)
 
 
-# One kind of ranks at a time: for functions that branch on an int which differs between ranks.
-#
-# Ranks that have the same ints are of one kind, and there are few kinds: of the chunks of a dim, all but the last ones
-# are of one size.  For each kind the function runs once, in the mode narrowed to its ranks, with plain ints; stacks
-# stay stacks.  It may communicate, in groups that lie within a kind.
+# -- functions by rank group
 
-
-Narrow = Callable[[Any], Any]  # from what all ranks have to what a kind has
+Narrow = Callable[[Any], Any]  # from a value of all ranks to that of a rank group
 
 
 def arrived(value: Any) -> Any:

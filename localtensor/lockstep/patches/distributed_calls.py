@@ -33,6 +33,7 @@ from localtensor.lockstep.patches.rank_queries import Door, route, route_call
 from localtensor.lockstep.values.local_tensor import wrap
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
+
 def as_sent(mode: Any, thing: Any, source: Any) -> Any:
     """The object that each rank gets from rank `source[rank]`; nothing where that is negative."""
     return picked(mode, [thing], np.where(source >= 0, 0, -1), source)
@@ -66,8 +67,6 @@ def _leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int
     if len(set(copies)) > 1:
         raise NotInLockstep("an object collective", f"ranks get different objects: {first!r} and others")
     return pickle.loads(copies[0])
-
-
 
 
 _installed: list[bool] = []
@@ -241,7 +240,9 @@ def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
     others = (position >= 0) & (position != root)
     with plainly():
         mine = value_of(mode, total)
-        kept = collectives.combined([mine, collectives.zeros_like(mine)], np.where(mine.held.row_of >= 0, others.astype(int), -1))
+        kept = collectives.combined(
+            [mine, collectives.zeros_like(mine)], np.where(mine.held.row_of >= 0, others.astype(int), -1)
+        )
     return None, None, wrap(*kept, mode)
 
 
