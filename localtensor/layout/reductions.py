@@ -196,7 +196,7 @@ def reducible(kind: str, dtype: torch.dtype) -> bool:
 
 def agreed(kind: str, dtype: torch.dtype) -> bool:
     """Whether all backends agree on the reduction: as `reducible`, without averages of integers, whose rounding differs."""
-    return reducible(kind, dtype) and (kind != "avg" or _divides(dtype))
+    return reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
 
 
 def fold_partials(held: Tensor, kind: str) -> Tensor:
@@ -208,13 +208,13 @@ def fold_partials(held: Tensor, kind: str) -> Tensor:
     if not reducible(kind, held.dtype):
         raise NotReducible("partials.fold", kind, held.dtype)
     if held.dtype == torch.bool:
-        return held.all(0) if kind in _ALL else held.any(0)
+        return held.all(0) if kind in _AND_KINDS else held.any(0)
     if kind in ("min", "max"):
         return held.amin(0) if kind == "min" else held.amax(0)
     if kind == "product":
         return held.prod(0, dtype=held.dtype)
     total = held.sum(0, dtype=held.dtype)
-    return total if kind == "sum" else divided(total if _divides(held.dtype) else total.double(), held.shape[0])
+    return total if kind == "sum" else divided(total if _is_inexact(held.dtype) else total.double(), held.shape[0])
 
 
 def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False) -> Tensor:
@@ -228,30 +228,30 @@ def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: boo
         raise NotReducible("partials.parts", kind, x.dtype)
     make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:
-        return _deal(_truths(x, kind, ranks, rng), rng)
-    return _deal(make(x, kind, ranks, rng, sparse, FAR if far and _has_room(x.dtype) else 1), rng)
+        return _shuffle_ranks(_bool_parts(x, kind, ranks, rng), rng)
+    return _shuffle_ranks(make(x, kind, ranks, rng, sparse, FAR if far and _has_range_for_far(x.dtype) else 1), rng)
 
 
 FAR = 1024
 """The scale of `far` parts; a power of two, which loses no digits."""
 
 
-def _has_room(dtype: torch.dtype) -> bool:
-    return torch.iinfo(dtype).bits >= 32 if not _divides(dtype) else torch.finfo(dtype).max > 1e6
+def _has_range_for_far(dtype: torch.dtype) -> bool:
+    return torch.iinfo(dtype).bits >= 32 if not _is_inexact(dtype) else torch.finfo(dtype).max > 1e6
 
 
-_ALL = ("min", "product")
+_AND_KINDS = ("min", "product")
 """The reductions of bools that are "and"; the others are "or"."""
 
 
-def _divides(dtype: torch.dtype) -> bool:
+def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _noise(x: Tensor, count: int, rng: torch.Generator, far: int) -> Tensor:
     """Random non-zero values, about `far` times as large as x, of both signs where the dtype has signs."""
     shape = (count, *x.shape)
-    if not _divides(x.dtype):
+    if not _is_inexact(x.dtype):
         size = torch.randint(1, 10, shape, generator=rng, device=rng.device).to(x.device) * far
         sign = torch.randint(0, 2, shape, generator=rng, device=rng.device).to(x.device) * 2 - 1
         return (size * sign).to(x.dtype) if x.dtype.is_signed else size.to(x.dtype)
@@ -282,16 +282,16 @@ def _averages(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
 def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
     shape = (ranks - 1, *x.shape)
     sign = torch.where(_coin(shape, rng, x.device, 0.5), 1, -1 if x.dtype.is_signed else 1)
-    if not _divides(x.dtype) or sparse:
+    if not _is_inexact(x.dtype) or sparse:
         others = sign.to(x.dtype)
         return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
     others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
     return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
 
 
-def _truths(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
+def _bool_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
     apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
-    return torch.cat([x | apart if kind in _ALL else x & apart, x[None]])
+    return torch.cat([x | apart if kind in _AND_KINDS else x & apart, x[None]])
 
 
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
@@ -301,16 +301,16 @@ def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
     distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
     if sparse:
         distance = distance.masked_fill(_coin(tuple(distance.shape), rng, x.device, 0.4), 0)  # inf * 0 would be NaN
-    others = _moved(x, distance, noise, down=kind == "max")
+    others = _shift(x, distance, noise, down=kind == "max")
     return torch.cat([others, x[None]])
 
 
-def _moved(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
+def _shift(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
     """x shifted by a distance, never past the ends of an integer dtype.
 
     Where x is NaN, or infinite on the other side, the result is the noise, of both signs: any number is valid there.
     """
-    if _divides(x.dtype):
+    if _is_inexact(x.dtype):
         free = x.isnan() | (x == (torch.inf if down else -torch.inf))
         return torch.where(free, noise, x - distance if down else x + distance)
     ends = torch.iinfo(x.dtype)
@@ -319,7 +319,7 @@ def _moved(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
     return torch.where(x > ends.max - distance, x, x + distance)
 
 
-def _deal(stack: Tensor, rng: torch.Generator) -> Tensor:
+def _shuffle_ranks(stack: Tensor, rng: torch.Generator) -> Tensor:
     """The parts with the ranks in a random order at each element, so that no rank is special."""
     order = torch.rand(stack.shape, generator=rng, device=rng.device).argsort(0)
     return stack.gather(0, order.to(stack.device))

@@ -91,10 +91,10 @@ def held_at(size: int, cut: Cuts, sizes: Sequence[int], place: Sequence[int]) ->
 
 
 @functools.lru_cache(maxsize=1024)
-def held_by(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
+def rows_by_rank(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
     """The rows of every rank, by rank number.
 
-    >>> held_by(5, ((1, 1), (0, 1)), (2, 2))
+    >>> rows_by_rank(5, ((1, 1), (0, 1)), (2, 2))
     (((0, 2),), ((3, 1),), ((2, 1),), ((4, 1),))
     """
     held: list[Runs] = [((0, size),) if size else ()] * math.prod(sizes)
@@ -109,39 +109,39 @@ def held_by(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
     return tuple(held)
 
 
-def first_unlike(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> int | None:
+def first_differing(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> int | None:
     """The first rank whose rows differ between two cuts; None if there is none.
 
-    >>> first_unlike(5, ((0, 1), (1, 1)), ((1, 1), (0, 1)), (2, 2))
+    >>> first_differing(5, ((0, 1), (1, 1)), ((1, 1), (0, 1)), (2, 2))
     1
     """
-    both = zip(held_by(size, one, sizes), held_by(size, other, sizes), strict=True)
+    both = zip(rows_by_rank(size, one, sizes), rows_by_rank(size, other, sizes), strict=True)
     return next((rank for rank, (mine, theirs) in enumerate(both) if mine != theirs), None)
 
 
 @functools.lru_cache(maxsize=4096)
-def cut_alike(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool:
+def same_rows(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool:
     """Whether all ranks hold the same rows by both cuts.
 
-    >>> [cut_alike(size, ((0, 2), (1, 1)), ((1, 1), (0, 1)), (3, 2)) for size in (10**9, 10**9 + 3)]
+    >>> [same_rows(size, ((0, 2), (1, 1)), ((1, 1), (0, 1)), (3, 2)) for size in (10**9, 10**9 + 3)]
     [True, False]
     """
     if one == other:
         return True
-    for place in beside(sizes):
+    for place in probe_coordinates(sizes):
         if held_at(size, one, sizes, place) != held_at(size, other, sizes, place):
             return False
-    return first_unlike(size, one, other, sizes) is None
+    return first_differing(size, one, other, sizes) is None
 
 
-def beside(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def probe_coordinates(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The coordinates that are 1 on one axis and 0 on all others, where most different layouts differ."""
     for axis, size in enumerate(sizes):
         if size > 1:
             yield tuple(int(axis == other) for other in range(len(sizes)))
 
 
-def never_empty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
+def surely_nonempty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
     """Whether these cuts certainly leave rows to every rank; false does not mean that some rank has none.
 
     One cut of n rows leaves the last rank at least n / (factor * ranks) - ranks of them.
@@ -150,10 +150,10 @@ def never_empty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
     return size > blocks * ranks * ranks
 
 
-def runs_text(runs: Runs, most: int = 3) -> str:
+def format_rows(runs: Runs, most: int = 3) -> str:
     """Rows as text, at most the first `most` runs.
 
-    >>> runs_text(((0, 2), (4, 1))), runs_text(()), runs_text(tuple((2 * i, 1) for i in range(9)))
+    >>> format_rows(((0, 2), (4, 1))), format_rows(()), format_rows(tuple((2 * i, 1) for i in range(9)))
     ('rows 0 to 1, 4', 'no rows', 'rows 0, 2, 4 and more')
     """
     shown = [str(start) if length == 1 else f"{start} to {start + length - 1}" for start, length in runs[:most]]

@@ -26,14 +26,14 @@ from localtensor.layout.reductions import reducible
 from localtensor.layout.row_intervals import (
     Cuts,
     Runs,
-    beside,
-    cut_alike,
     cuts_of,
-    first_unlike,
+    first_differing,
+    format_rows,
     held_at,
-    held_by,
-    never_empty,
-    runs_text,
+    probe_coordinates,
+    rows_by_rank,
+    same_rows,
+    surely_nonempty,
 )
 from localtensor.layout.shards import order_of
 from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, is_plain, short
@@ -58,10 +58,10 @@ def ordered(spec: Spec) -> Spec:
             break
     else:
         return spec
-    check_sizes("orders.ordered", spec)
+    check_concrete_sizes("orders.ordered", spec)
     made = spec
     for dim in dict.fromkeys(p.dim for p in spec.placements if isinstance(p, StridedShard)):
-        made = _plain_on(made, dim)
+        made = _plain_shards_on(made, dim)
     return made
 
 
@@ -77,7 +77,7 @@ def strided(spec: Spec) -> Spec:
     """
     if not spec.shard_order:
         return spec
-    check_sizes("orders.strided", spec)
+    check_concrete_sizes("orders.strided", spec)
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
         for place, axis in enumerate(axes):
@@ -111,32 +111,32 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     if sizes != other.mesh.sizes or tuple(one.shape) != tuple(other.shape) or one.dtype != other.dtype:
         return False
     for size, mine, theirs in zip(sizes, one.placements, other.placements, strict=True):
-        if not _wait_alike(size, mine, theirs, one):
+        if not _same_pending_reduction(size, mine, theirs, one):
             return False
     one_cut, other_cut = cuts_of(one), cuts_of(other)
     if one_cut == other_cut:
         return True
-    check_sizes("orders.lies_alike", one)
-    if all(cut_alike(*case, sizes) for case in zip(one.shape, one_cut, other_cut, strict=True)):
+    check_concrete_sizes("orders.lies_alike", one)
+    if all(same_rows(*case, sizes) for case in zip(one.shape, one_cut, other_cut, strict=True)):
         return True
-    for place in beside(sizes):
-        if _unlike(*(_rows_at(one.shape, cut, sizes, place) for cut in (one_cut, other_cut))):
+    for place in probe_coordinates(sizes):
+        if _pieces_differ(*(_rows_of_rank(one.shape, cut, sizes, place) for cut in (one_cut, other_cut))):
             return False
-    if all(never_empty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
+    if all(surely_nonempty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
         return False
-    return first_unlike_rank(one, other) is None
+    return first_differing_rank(one, other) is None
 
 
-def check_sizes(call: str, spec: Spec) -> None:
+def check_concrete_sizes(call: str, spec: Spec) -> None:
     """Raises `OtherRows` if a size is symbolic: its rows cannot be compared."""
     if any(isinstance(size, torch.SymInt) for size in spec.shape):
         problem = "a size is a symbol, and its rows cannot be compared"
         raise OtherRows(call, repr(spec), problem, "Give sizes in numbers.")
 
 
-def _wait_alike(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bool:
+def _same_pending_reduction(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bool:
     """Whether an axis of `size` ranks has the same pending reduction under both placements, or none."""
-    if all(_at_rest(size, placement, spec) for placement in (mine, theirs)):
+    if all(_is_not_pending(size, placement, spec) for placement in (mine, theirs)):
         return True
     if mine is theirs or type(mine) is not type(theirs):
         return mine is theirs
@@ -144,36 +144,36 @@ def _wait_alike(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bo
     return (is_plain(mine) or "__eq__" in vars(type(mine))) and bool(mine == theirs)
 
 
-def _at_rest(size: int, placement: Placement, spec: Spec) -> bool:
+def _is_not_pending(size: int, placement: Placement, spec: Spec) -> bool:
     """Whether the ranks of an axis hold values, without a pending reduction."""
     if isinstance(placement, Partial):
         return size == 1 and is_plain(placement) and reducible(placement.reduce_op, spec.dtype)
     return is_defined(placement)
 
 
-def _plain_on(spec: Spec, dim: int) -> Spec:
+def _plain_shards_on(spec: Spec, dim: int) -> Spec:
     """The spec with plain shards on that dim, in an order with the same rows.  Raises `OtherRows`."""
     sizes, cut = spec.mesh.sizes, cuts_of(spec)[dim]
     places = order_of([factor for _, factor in cut], [sizes[axis] for axis, _ in cut])
     encoded = None if places is None else tuple(cut[place][0] for place in places)
     for order in (encoded, tuple(axis for axis, _ in cut)):
-        if order is not None and cut_alike(spec.shape[dim], cut, tuple((axis, 1) for axis in order), sizes):
-            return _plainly(spec, dim, order)
+        if order is not None and same_rows(spec.shape[dim], cut, tuple((axis, 1) for axis in order), sizes):
+            return _with_plain_shards(spec, dim, order)
     for order in itertools.permutations(axis for axis, _ in cut):  # rows may be too few for the factors to matter
-        made = _plainly(spec, dim, order)
+        made = _with_plain_shards(spec, dim, order)
         if lies_alike(spec, made):
             return made
     shown = ", ".join(f"{spec.mesh.names[axis]}:{short(spec.placements[axis])}" for axis, _ in cut)
     if encoded is not None and len(cut) > 1:
         how = f"cut by {', '.join(spec.mesh.names[axis] for axis in encoded)} in this order"
-        _check_rows("ordered", spec, _plainly(spec, dim, encoded), dim, how, "keep the strided shards")
+        _check_rows("ordered", spec, _with_plain_shards(spec, dim, encoded), dim, how, "keep the strided shards")
     problem = f"{shown} stands alone on dim {dim}, and no order of one axis makes blocks"
     if len(cut) > 1:
         problem = f"no order of the axes makes the blocks of {shown} on dim {dim}"
     raise OtherRows("orders.ordered", repr(spec), problem, "Keep the strided shards.")
 
 
-def _plainly(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
+def _with_plain_shards(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
     """The spec with plain shards on that dim in this order, which omits axes of one rank."""
     axes = spec.cut_by(dim)
     every = sorted(axes) if list(order) == sorted(order) else (*order, *(axis for axis in axes if axis not in order))
@@ -184,33 +184,33 @@ def _plainly(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
 
 def _check_rows(call: str, spec: Spec, made: Spec, dim: int, how: str, keep: str) -> None:
     was, now = cuts_of(spec)[dim], cuts_of(made)[dim]
-    if not cut_alike(spec.shape[dim], was, now, spec.mesh.sizes):
+    if not same_rows(spec.shape[dim], was, now, spec.mesh.sizes):
         problem = _other_rows(spec, dim, was, now, how)
-        raise OtherRows(f"orders.{call}", repr(spec), problem, remedy_of(spec, made, dim, keep))
+        raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
 
 
 def _other_rows(spec: Spec, dim: int, was: Cuts, now: Cuts, how: str) -> str:
     size, sizes = spec.shape[dim], spec.mesh.sizes
-    rank = first_unlike(size, was, now, sizes) or 0
-    mine, theirs = held_by(size, was, sizes)[rank], held_by(size, now, sizes)[rank]
-    return f"rank {rank} holds {runs_text(mine)} of dim {dim}, and {how} it would hold {runs_text(theirs)}"
+    rank = first_differing(size, was, now, sizes) or 0
+    mine, theirs = rows_by_rank(size, was, sizes)[rank], rows_by_rank(size, now, sizes)[rank]
+    return f"rank {rank} holds {format_rows(mine)} of dim {dim}, and {how} it would hold {format_rows(theirs)}"
 
 
-def remedy_of(spec: Spec, made: Spec, dim: int, keep: str) -> str:
+def rows_remedy(spec: Spec, made: Spec, dim: int, keep: str) -> str:
     """The advice of the error for rows of a dim that differ: pad it, if that helps, or `keep`."""
     even = math.prod(spec.mesh.sizes[axis] * (cuts(spec.placements[axis]) or (0, 1))[1] for axis in spec.cut_by(dim))
     rows = -(-spec.shape[dim] // even) * even  # a multiple of all pieces and blocks: all are even
-    one, other = (held_by(rows, cuts_of(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
+    one, other = (rows_by_rank(rows, cuts_of(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
     return f"Pad dim {dim} to {rows} rows, or {keep}." if one == other else f"{keep[0].upper()}{keep[1:]}."
 
 
-def first_unlike_rank(one: Spec, other: Spec) -> int | None:
+def first_differing_rank(one: Spec, other: Spec) -> int | None:
     """The first rank whose rows differ between two specs, on meshes of one size; None if there is none."""
     every = zip(zip(*rows_by_dim(one), strict=True), zip(*rows_by_dim(other), strict=True), strict=True)
-    return next((rank for rank, (mine, theirs) in enumerate(every) if _unlike(mine, theirs)), None)
+    return next((rank for rank, (mine, theirs) in enumerate(every) if _pieces_differ(mine, theirs)), None)
 
 
-def _unlike(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
+def _pieces_differ(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
     """Whether two pieces, by the rows of each dim, differ in shape or, if not empty, in rows."""
     if mine == theirs:
         return False
@@ -218,11 +218,13 @@ def _unlike(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
     return shapes[0] != shapes[1] or 0 not in shapes[0]
 
 
-def _rows_at(shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], place: Sequence[int]) -> tuple[Runs, ...]:
+def _rows_of_rank(
+    shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], place: Sequence[int]
+) -> tuple[Runs, ...]:
     return tuple(held_at(size, by, sizes, place) for size, by in zip(shape, cut, strict=True))
 
 
 def rows_by_dim(spec: Spec) -> list[tuple[Runs, ...]]:
     """The rows of every rank, by rank number, for each dim."""
     sizes = spec.mesh.sizes
-    return [held_by(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]
+    return [rows_by_rank(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]

@@ -27,7 +27,7 @@ from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.reductions import parts, reducible
-from localtensor.layout.row_intervals import cut_alike
+from localtensor.layout.row_intervals import same_rows
 from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, short
 
 T = TypeVar("T")
@@ -63,13 +63,13 @@ def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: in
         return tuple(shape)
     dim, factor = cut
     _check_dim("shards.local_shape", dim, shape)
-    return (*shape[:dim], length_of(shape[dim], factor, ranks, rank), *shape[dim + 1 :])
+    return (*shape[:dim], local_length(shape[dim], factor, ranks, rank), *shape[dim + 1 :])
 
 
-def length_of(size: int, factor: int, ranks: int, rank: int) -> int:
+def local_length(size: int, factor: int, ranks: int, rank: int) -> int:
     """The number of rows of one dim on a rank, its chunks of all `factor` blocks: the sum of `strided_bounds`.
 
-    >>> [length_of(5, 2, 2, rank) for rank in range(2)]
+    >>> [local_length(5, 2, 2, rank) for rank in range(2)]
     [3, 2]
     """
     block = -(-size // factor)
@@ -152,10 +152,10 @@ def in_sequence(spec: Spec) -> tuple[Sequence[Placement], Sequence[int]]:
 
 def by_rank(held: list[T], spec: Spec) -> list[T]:
     """Items by rank number, from items in the order of the axes as they apply, the last one fastest."""
-    return [held[place] for place in _places(spec)] if spec.shard_order else held
+    return [held[place] for place in _positions_in_sequence(spec)] if spec.shard_order else held
 
 
-def _places(spec: Spec) -> list[int]:
+def _positions_in_sequence(spec: Spec) -> list[int]:
     """For each rank its position if the axes are in the order in which they apply."""
     applied = Mesh(tuple(in_sequence(spec)[1]), tuple(map(str, spec.sequence)))
     at = map(spec.mesh.coordinate, range(spec.mesh.ranks))
@@ -195,7 +195,7 @@ def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
         raise WrongPieces("shards.assemble", got, want)
     level = list(held)
     if spec.shard_order:
-        for rank, place in enumerate(_places(spec)):
+        for rank, place in enumerate(_positions_in_sequence(spec)):
             level[place] = held[rank]
     for placement, size in reversed(list(zip(*in_sequence(spec), strict=True))):
         level = [assemble_axis(level[i : i + size], placement) for i in range(0, len(level), size)]
@@ -233,7 +233,7 @@ def has_meaning(layout: Sequence[Placement], shape: Sequence[int], dtype: torch.
     if any(not 0 <= dim < len(shape) for dim, _ in cut):
         return False
     strided = sorted({dim for dim, factor in cut if factor > 1})
-    return all(_read_alike(shape[dim], factors_of(layout, dim), tuple(mesh)) for dim in strided)
+    return all(_have_one_reading(shape[dim], factors_of(layout, dim), tuple(mesh)) for dim in strided)
 
 
 def factors_of(layout: Sequence[Placement], dim: int) -> tuple[int, ...]:
@@ -276,9 +276,9 @@ def in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, P
     return found
 
 
-def _read_alike(size: int, factors: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
+def _have_one_reading(size: int, factors: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
     order = order_of(factors, mesh)
     if order is None:  # made by views: torch does not define how several such cuts nest
         return sum(map(bool, factors)) == 1
     from_the_left = tuple((axis, factor) for axis, factor in enumerate(factors) if factor)
-    return cut_alike(size, from_the_left, tuple((axis, 1) for axis in order), mesh)
+    return same_rows(size, from_the_left, tuple((axis, 1) for axis in order), mesh)

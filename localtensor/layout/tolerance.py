@@ -50,14 +50,14 @@ def slack_of(value: Any, others: Sequence[Any]) -> Tensor | None:
     floor = GENEROUS * eps * scale
     if not others or not value.numel():
         return floor
-    moved = torch.stack([_moved(o, value) for o in others]).amax(0)
+    moved = torch.stack([_distance(o, value) for o in others]).amax(0)
     stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
     if bool(stable.all()):
         return GENEROUS * moved.amax() + floor
     return torch.where(stable, GENEROUS * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
 
 
-def _moved(other: Tensor, value: Tensor) -> Tensor:
+def _distance(other: Tensor, value: Tensor) -> Tensor:
     alike = (other == value) | (other.isnan() & value.isnan())
     return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
 

@@ -28,11 +28,11 @@ from localtensor.errors import (
 )
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.process_groups import LockstepWorld
-from localtensor.lockstep.comms.work import touches
+from localtensor.lockstep.comms.work import share_memory
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
-from localtensor.lockstep.values.local_tensor import by_rank, size_of
+from localtensor.lockstep.values.local_tensor import from_ranks, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
@@ -77,7 +77,7 @@ class LocalTensorMode(TorchDispatchMode):
 
     def __init__(self, ranks: int | Iterable[int]) -> None:
         super().__init__()
-        self.ranks = _ranks(ranks)
+        self.ranks = _validated_ranks(ranks)
         self.world = self.ranks[-1] + 1
         rows = np.full(self.world, -1)
         rows[list(self.ranks)] = 0
@@ -188,7 +188,7 @@ class LocalTensorMode(TorchDispatchMode):
         values = {rank: value.on(rank) if isinstance(value, LocalTensor) else value for rank, value in values.items()}
         _check_alike(values, call)
         with torch._C._DisableTorchDispatch():
-            return by_rank(values, self)
+            return from_ranks(values, self)
 
     # -- scoped state
 
@@ -217,17 +217,17 @@ class LocalTensorMode(TorchDispatchMode):
     def check_not_in_flight(self, x: Tensor, op: str) -> None:
         """Raises `BufferReused` if an unfinished collective reads or writes this tensor's memory."""
         for work in self.in_flight:
-            if any(touches(x, y) for y in (*work.reads, *work.outputs)):
+            if any(share_memory(x, y) for y in (*work.reads, *work.outputs)):
                 raise BufferReused(work.calls()[0], op, origin(sys._getframe(1)).place)
 
     def check_read(self, x: Tensor, op: str) -> None:
         """Raises `ReadBeforeWait` if an unfinished collective writes this tensor's memory."""
         for work in self.in_flight:
-            if any(touches(x, y) for y in work.outputs):
+            if any(share_memory(x, y) for y in work.outputs):
                 raise ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
 
 
-def _ranks(ranks: Any) -> tuple[int, ...]:
+def _validated_ranks(ranks: Any) -> tuple[int, ...]:
     if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0:
         return tuple(range(ranks))
     found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
@@ -247,11 +247,11 @@ def _check_alike(values: Mapping[int, Any], call: str) -> None:
                 raise ValuesDiffer(call, name, mine, rank, theirs, first)
 
 
-def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return size_of(func._schema.name.removeprefix("aten::"), *args)
+def _run_size_query(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return size_query(func._schema.name.removeprefix("aten::"), *args)
 
 
-def _as_it_is(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _run_plainly(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
@@ -260,10 +260,10 @@ _routes: dict[Any, Any] = {}
 
 def _route(func: Any) -> Any:
     if func.namespace in ("profiler", "prim"):
-        return _as_it_is
+        return _run_plainly
     if func.name() in _SIZES:
-        return _metadata
-    return nn_modules.OPS.get(func.name()) or c10d_dispatch.handler(func.namespace) or dispatcher.run
+        return _run_size_query
+    return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
 
 
 def current(call: str) -> LocalTensorMode:

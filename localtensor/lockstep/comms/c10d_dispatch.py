@@ -19,18 +19,18 @@ from localtensor.collectives.argument_checks import check_offer, flat
 from localtensor.collectives.c10d_table import SERVED, Brought, plain, positions
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
 from localtensor.lockstep.comms import c10d_kernels, collectives
-from localtensor.lockstep.comms.collectives import Value, value_of
-from localtensor.lockstep.comms.process_groups import group_of
-from localtensor.lockstep.comms.stacked_collectives import Family, one_size
-from localtensor.lockstep.comms.work import LockstepWork, calls_of, over
-from localtensor.lockstep.dispatch.dispatcher import brief, check_write, plainly
+from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
+from localtensor.lockstep.comms.process_groups import resolve_group
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
+from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks, completed_work
+from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.storage import overwrite
 
 POINT_TO_POINT = "who sends to whom differs from rank to rank"
 
 
-def serve(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a c10d op for all groups of its process group's family."""
     name = func._schema.name.removeprefix("c10d::")
     if name == "check_for_nan":
@@ -40,11 +40,11 @@ def serve(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     at, when, count = _positions(func)
     rest = [plain(a) for a in (*args[:at], *args[at + 1 :])][:count]
     later = when is not None and (len(args) <= when or bool(args[when]))
-    work = collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
+    work = run_collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
     served = SERVED[name]
     if served.kind == "monitored_barrier":
         return None
-    boxed = over() if work is None else work.boxed()
+    boxed = completed_work() if work is None else work.boxed()
     return boxed if served.returns is None else (rest[served.returns], boxed)
 
 
@@ -53,64 +53,66 @@ def _positions(func: Any) -> tuple[int, int | None, int]:
     return positions(func._schema.name.removeprefix("c10d::"), func._schema)
 
 
-def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
+def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
     """Run the c10d op of this name; returns a Work if the caller has to wait for it."""
-    group = group_of(mode, group)
-    whole, served = group.family, SERVED[name]
+    group = resolve_group(mode, group)
+    family, served = group.family, SERVED[name]
     meant, brought = served.brings(arguments)
     if brought.root is not None:
         brought = replace(brought, root=group.place(brought.root))
-    check_offers(meant.kind, brought, whole)
+    check_arguments(meant.kind, brought, family)
     for x in flat(brought.reads) if mode.in_flight else ():
         mode.check_read(x, meant.kind)
     for buffer in brought.writes:
         check_write(mode, buffer, meant.kind)
     with plainly():
-        for buffer, value in zip(brought.writes, c10d_kernels.results(mode, meant, brought, whole), strict=True):
-            write(mode, buffer, value, meant.kind, brought, whole)
-    return LockstepWork(mode, meant.kind, brought, whole) if later else None
+        for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
+            write_result(mode, buffer, value, meant.kind, brought, family)
+    return LockstepWork(mode, meant.kind, brought, family) if later else None
 
 
 # -- checks and writes
 
 
-def check_offers(kind: str, brought: Brought, whole: Family) -> None:
+def check_arguments(kind: str, brought: Brought, family: GroupFamily) -> None:
     """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
-    for each in _seen_by_ranks(brought):
-        for part in one_size(whole):
+    for each in _arguments_by_cell(brought):
+        for part in split_by_size(family):
             group, root = part.groups[0], brought.root or 0
             check_offer(kind, each, group[root] if 0 <= root < len(group) else -1, group)
 
 
-def _seen_by_ranks(brought: Brought) -> Iterator[Brought]:
+def _arguments_by_cell(brought: Brought) -> Iterator[Brought]:
     """The same with plain tensors: as one rank of each cell has them."""
     cells = max(
         [len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1
     )
     with plainly():
         for cell in range(cells):
-            writes = [_seen(x, cell) for x in brought.writes]
-            yield replace(brought, reads=_seen(brought.reads, cell), writes=writes)
+            writes = [_arguments_of_cell(x, cell) for x in brought.writes]
+            yield replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
 
 
-def _seen(x: Any, cell: int) -> Any:
+def _arguments_of_cell(x: Any, cell: int) -> Any:
     if isinstance(x, LocalTensor):
         cell = min(cell, len(x._cells) - 1)
         return x._cells[cell][0] if x._partition.sizes[cell] > 1 else x._cells[cell]
-    return x if isinstance(x, Tensor) else [_seen(each, cell) for each in x]
+    return x if isinstance(x, Tensor) else [_arguments_of_cell(each, cell) for each in x]
 
 
-def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, whole: Family) -> None:
+def write_result(
+    mode: Any, buffer: Tensor, value: StackedValue, kind: str, brought: Brought, family: GroupFamily
+) -> None:
     """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
-    old = value_of(mode, buffer)
+    old = stacked_value(mode, buffer)
     if value.held is not old.held:
         has, gets = old.held.row_of >= 0, value.held.row_of >= 0
         if (gets & ~has).any():
             raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())
         if (has & ~gets).any():  # ranks in no group keep their tensors
-            _check_fits(old, value, kind, brought, whole)
-            value = collectives.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
-    _check_fits(old, value, kind, brought, whole)
+            _check_fits(old, value, kind, brought, family)
+            value = collectives.select([value, old], np.where(has, np.where(gets, 0, 1), -1))
+    _check_fits(old, value, kind, brought, family)
     if isinstance(buffer, LocalTensor):
         outside = buffer._memory is not None and buffer._memory.outside
         if not outside or value.held.rows * buffer._partition.rows == 1:
@@ -119,10 +121,10 @@ def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, 
     elif value.held is mode.everyone or value.held.row_of.tobytes() == mode.everyone.row_of.tobytes():
         buffer.detach().copy_(value.cells[0].reshape(buffer.shape))
         return
-    raise OutsideWrite(kind, origin(sys._getframe(2)).place, brief(buffer))
+    raise OutsideWrite(kind, origin(sys._getframe(2)).place, dtype_and_shape(buffer))
 
 
-def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Family) -> None:
+def _check_fits(old: StackedValue, value: StackedValue, kind: str, brought: Brought, family: GroupFamily) -> None:
     """Raises `CollectiveFailed` unless each rank's buffer has as many elements as its result, of the same dtype."""
     if old.cells[0].dtype == value.cells[0].dtype:
         if len(old.cells) == len(value.cells) == 1:
@@ -136,10 +138,10 @@ def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Fa
     mine, result = old.on(rank), value.on(rank)
     got, want = f"{tuple(mine.shape)} of {mine.dtype}", f"{tuple(result.shape)} of {result.dtype}"
     detail = f"rank {rank} offers a buffer of shape {got} for a result of shape {want}"
-    raise CollectiveFailed([calls_of(kind, brought, whole, origin(sys._getframe(3)).place, [rank])[0]], detail)
+    raise CollectiveFailed([calls_of_ranks(kind, brought, family, origin(sys._getframe(3)).place, [rank])[0]], detail)
 
 
-def _numels(value: Value) -> Any:
+def _numels(value: StackedValue) -> Any:
     """The number of elements that each rank holds."""
     sizes = [cell.numel() // rows for cell, rows in zip(value.cells, value.held.sizes, strict=True)]
     return np.repeat(sizes, value.held.sizes)[value.held.row_of]
@@ -148,20 +150,20 @@ def _numels(value: Value) -> Any:
 # -- functional collectives: they return a new tensor
 
 
-def _all_gather(value: Value, whole: Family, size: int) -> Value:
-    return collectives.joined_rows(collectives.all_gather(value, whole))
+def _all_gather(value: StackedValue, family: GroupFamily, size: int) -> StackedValue:
+    return collectives.merge_rows(collectives.all_gather(value, family))
 
 
-def _reduce_scatter(value: Value, whole: Family, op: Any, size: int) -> Value:
-    return collectives.reduce_scatter(value, whole, op)
+def _reduce_scatter(value: StackedValue, family: GroupFamily, op: Any, size: int) -> StackedValue:
+    return collectives.reduce_scatter(value, family, op)
 
 
-def _all_to_all(value: Value, whole: Family, got: Any, sent: Any) -> Value:
-    return collectives.all_to_all_single(collectives.contiguous(value), whole, list(sent), list(got))
+def _all_to_all(value: StackedValue, family: GroupFamily, got: Any, sent: Any) -> StackedValue:
+    return collectives.all_to_all_single(collectives.make_contiguous(value), family, list(sent), list(got))
 
 
 # By the name of the op without its suffixes; the arguments behind the value and the family are the op's own.
-_FUNCTIONAL: dict[str, Callable[..., Value]] = {
+_FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
     "all_reduce": collectives.all_reduce,
     "broadcast": collectives.broadcast,
     "all_gather_into_tensor": _all_gather,
@@ -171,7 +173,7 @@ _FUNCTIONAL: dict[str, Callable[..., Value]] = {
 }
 
 
-def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_functional_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one of torch's functional collectives."""
     name = func._schema.name.split("::")[1]
     if name in ("wait_tensor", "_wrap_tensor_autograd"):
@@ -191,31 +193,31 @@ def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 def _functional_values(
     mode: Any, base: str, sources: list[Tensor], targets: list[Tensor], args: tuple[Any, ...]
-) -> list[Value]:
-    group = group_of(mode, args[-1])
+) -> list[StackedValue]:
+    group = resolve_group(mode, args[-1])
     rest, op, root = list(args[1:-1]), None, None
     if "reduce" in base:
         op = rest[0] = rest[0].lower()
     elif base == "broadcast":
         root = rest[0] = group.place(rest[0])
     brought = Brought(sources, targets, op=op, root=root)
-    check_offers(base, brought, group.family)
+    check_arguments(base, brought, group.family)
     for x in sources if mode.in_flight else ():
         mode.check_read(x, base)
     for target in targets:
         check_write(mode, target, base)
     with plainly():
-        values = [_FUNCTIONAL[base](value_of(mode, x), group.family, *rest) for x in sources]
+        values = [_FUNCTIONAL[base](stacked_value(mode, x), group.family, *rest) for x in sources]
         for target, value in zip(targets, values):
-            write(mode, target, value, base, brought, group.family)
+            write_result(mode, target, value, base, brought, group.family)
     return values
 
 
 @lru_cache(256)
-def handler(namespace: str) -> Any:
+def op_handler(namespace: str) -> Any:
     """The function that runs the ops of a namespace; None for namespaces without collectives."""
     if namespace == "c10d":
-        return serve
+        return run_c10d_op
     if namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
-        return serve_functional
+        return run_functional_op
     return None

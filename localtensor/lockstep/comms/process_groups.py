@@ -1,4 +1,4 @@
-"""Process groups in lockstep: each mode has its own world, and each process group stands for a family of groups."""
+"""Process groups in lockstep: each mode has its own world, and each process group represents a family of groups."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from localtensor._util import ambient
 from localtensor._util.patching import OwnWorld
 from localtensor.errors import BadGroup
 from localtensor.errors.base import rank_names
-from localtensor.lockstep.comms.stacked_collectives import Family, of_lists, within
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily, family_of_lists, restrict_family
 from localtensor.lockstep.values.partition import Partition
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, values_of
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, rank_values
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 
@@ -33,7 +33,7 @@ class LockstepGroup(dist.ProcessGroup):
         super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs lack this signature
         self.mode, self.name_in_mode, self.by_number = mode, name, by_number
         self._groups = list(groups)
-        self._family: Family | None = None
+        self._family: GroupFamily | None = None
         backend = cpp.FakeProcessGroup._create_internal(0, len(groups[0]))
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
@@ -41,12 +41,12 @@ class LockstepGroup(dist.ProcessGroup):
         self._set_group_name(name)  # type: ignore[arg-type]
 
     @property
-    def family(self) -> Family:
+    def family(self) -> GroupFamily:
         """All its groups; while a function runs for some ranks only, the groups of those."""
         if self._family is None:
-            self._family = of_lists(self._groups, self.mode.world)
+            self._family = family_of_lists(self._groups, self.mode.world)
         only = self.mode.groups.only
-        return self._family if only is None else within(self._family, only)
+        return self._family if only is None else restrict_family(self._family, only)
 
     def add(self, members: Sequence[int]) -> None:
         """Add a group of other ranks."""
@@ -77,7 +77,7 @@ class LockstepGroup(dist.ProcessGroup):
         return rank_int(self.family.sizes(), self.mode.everyone.held)
 
 
-class Places(Mapping[Any, Any]):
+class GroupRankMap(Mapping[Any, Any]):
     """Map from a global rank, or an int of each rank, to the position in its group; iterates over the group's ranks.
 
     A rank in no group maps itself to -1.
@@ -89,32 +89,34 @@ class Places(Mapping[Any, Any]):
     def __getitem__(self, rank: Any) -> Any:
         if rank not in self:
             raise KeyError(rank)
-        places, asked = self.group.places(), values_of(rank, self.group.mode.world)
-        return int(places[int(rank)]) if asked is None else rank_int(places[asked], _holders(rank))
+        places, queried = self.group.places(), rank_values(rank, self.group.mode.world)
+        return int(places[int(rank)]) if queried is None else rank_int(places[queried], _holders(rank))
 
     def __contains__(self, rank: Any) -> bool:
-        group, asked = self.group, values_of(rank, self.group.mode.world)
-        if asked is None:
+        group, queried = self.group, rank_values(rank, self.group.mode.world)
+        if queried is None:
             inside = 0 <= int(rank) < group.mode.world and bool(group.places()[int(rank)] >= 0)
             return inside or int(rank) == group.mode.standing
         held = _holders(rank)
-        mine, asked = (np.arange(group.mode.world), asked) if held is None else (np.flatnonzero(held), asked[held])
-        within = ((asked >= 0) & (asked < group.mode.world)).all()
-        return bool((asked == mine).all() or (within and (group.places()[asked] >= 0).all()))
+        mine, queried = (
+            (np.arange(group.mode.world), queried) if held is None else (np.flatnonzero(held), queried[held])
+        )
+        within = ((queried >= 0) & (queried < group.mode.world)).all()
+        return bool((queried == mine).all() or (within and (group.places()[queried] >= 0).all()))
 
     def __iter__(self) -> Iterator[Any]:
-        whole = self.group.family
-        if len(whole.groups) == 1:
-            return iter(whole.groups[0])
+        family = self.group.family
+        if len(family.groups) == 1:
+            return iter(family.groups[0])
         if self.group.mode.standing is not None:
-            return iter(whole.group_of(self.group.mode.standing))
-        if whole.matrix is None:
+            return iter(family.group_of(self.group.mode.standing))
+        if family.matrix is None:
             raise BadGroup(
-                "get_process_group_ranks", "group", repr(whole), "its groups are of different sizes",
+                "get_process_group_ranks", "group", repr(family), "its groups are of different sizes",
                 "Ask for the ranks of one group at a time, inside localtensor.run.",
             )  # fmt: skip
-        columns = whole.matrix[whole.index].T
-        return iter([rank_int(column, whole.member_mask) for column in columns])
+        columns = family.matrix[family.index].T
+        return iter([rank_int(column, family.member_mask) for column in columns])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -125,16 +127,16 @@ def _holders(x: Any) -> Any:
     return x.node.held
 
 
-class _Known(dict[Any, Any]):
+class _GroupTable(dict[Any, Any]):
     """torch's table of groups, which refuses a group of another mode or of a real backend."""
 
     def get(self, group: Any, otherwise: Any = None) -> Any:
         if group not in self:
-            raise _foreign(group)
+            raise _foreign_group_error(group)
         return self[group]
 
 
-def _foreign(group: Any) -> BadGroup:
+def _foreign_group_error(group: Any) -> BadGroup:
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     return BadGroup(
         "collective", "group", f"group={name or group!r}", "it is not of this LocalTensorMode",
@@ -149,7 +151,7 @@ class LockstepWorld(OwnWorld):
         super().__init__()
         self.mode, self.serial = mode, serial
         self.numbers = itertools.count()
-        self._own_pg_map = _Known()  # as _util/patching.py keeps it
+        self._own_pg_map = _GroupTable()  # as _util/patching.py keeps it
         self.by_name: dict[str, LockstepGroup] = {}
         self.implicit = False  # the default group was made by the mode, not by the program
         self.only: Partition | None = None  # the ranks for which a function runs, see patches/device_mesh.py
@@ -187,7 +189,7 @@ class LockstepWorld(OwnWorld):
         tables: Any = self  # torch types a store, and lists of ranks, which are not needed here
         tables.pg_map[group] = ("gloo", None)
         tables.pg_names[group] = name
-        tables.pg_group_ranks[group] = Places(group)
+        tables.pg_group_ranks[group] = GroupRankMap(group)
         self.pg_backend_config[group] = "cpu:gloo,cuda:nccl"
         self.pg_to_tag[group] = f"ptd:{name}"
         self.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
@@ -248,17 +250,17 @@ class RoutedWorld(c10d._World):
         setattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name, value)
 
 
-class Lists:
+class RankLists:
     """Groups given as lists of ranks; a root is a position in its list."""
 
-    def __init__(self, whole: Family) -> None:
-        self.family = whole
+    def __init__(self, family: GroupFamily) -> None:
+        self.family = family
 
     def place(self, root: int) -> int:
         return root
 
 
-def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
+def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
     """The groups of a collective, given as a process group, its name, a mesh of one axis, (mesh, axis), or lists.
 
     None is all ranks.  Raises `BadGroup` for a group of another mode, and for a mesh without that axis or with several.
@@ -267,23 +269,23 @@ def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
     if kind is torch.ScriptObject:
         group = dist.ProcessGroup.unbox(group)
     elif group is None:
-        return mode.groups.default_pg or Lists(of_lists([mode.ranks], mode.world))
+        return mode.groups.default_pg or RankLists(family_of_lists([mode.ranks], mode.world))
     elif kind is tuple and len(group) == 2 and hasattr(group[0], "get_group"):
-        group = _of_mesh(*group)
+        group = _group_of_mesh_axis(*group)
     elif kind is list or kind is tuple:
         lists = group if group and isinstance(group[0], list | tuple | range) else [group]
         mode.groups.check("collective", lists)
-        return Lists(of_lists(lists, mode.world))
+        return RankLists(family_of_lists(lists, mode.world))
     elif hasattr(group, "get_group"):
-        group = _of_mesh(group, None)
+        group = _group_of_mesh_axis(group, None)
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     found: LockstepGroup | None = mode.groups.by_name.get(name)
     if found is None:
-        raise _foreign(group)
+        raise _foreign_group_error(group)
     return found
 
 
-def _of_mesh(mesh: Any, axis: Any) -> Any:
+def _group_of_mesh_axis(mesh: Any, axis: Any) -> Any:
     """The group of a mesh axis; None is the only axis."""
     names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
     if axis is None and mesh.ndim > 1:

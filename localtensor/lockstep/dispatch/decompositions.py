@@ -6,48 +6,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.lockstep.values.partition import Partition, common
+from localtensor.lockstep.values.partition import Partition, refinement
 
 aten = torch.ops.aten
 # Ops on lists of tensors that treat each place of the lists alike and by itself.
-LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
+LIST_OP_PREFIXES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 
 
-def rewrite_of(op: Any) -> Any:
+def rewrite_function(op: Any) -> Any:
     """The function that rewrites calls of this overload; None if there is none.
 
     It returns `NotImplemented` for a call that has to run as it is.
     """
-    functional = functional_of(op)
+    functional = functional_overload(op)
     if functional is not None:
-        return lambda mode, func, known, args, kwargs: _with_out(mode, func, functional, args, kwargs)
-    if op.overloadpacket.__name__.startswith(LISTS) and len(op._schema.returns) < 2:
-        return _in_groups
+        return lambda mode, func, traits, args, kwargs: _run_functional(mode, func, functional, args, kwargs)
+    if op.overloadpacket.__name__.startswith(LIST_OP_PREFIXES) and len(op._schema.returns) < 2:
+        return _run_by_partition
     return None
 
 
-def functional_of(op: Any) -> Any:
+def functional_overload(op: Any) -> Any:
     """The overload that computes the same without out=; None if there is none.
 
-    >>> functional_of(torch.ops.aten.add.out)
+    >>> functional_overload(torch.ops.aten.add.out)
     <OpOverload(op='aten.add', overload='Tensor')>
     """
     if not any(argument.is_out for argument in op._schema.arguments):
         return None
-    wanted = _takes(op)
+    wanted = _input_types(op)
     packet = op.overloadpacket
     for name in packet.overloads():
         other = getattr(packet, name)
-        if not any(argument.is_out for argument in other._schema.arguments) and _takes(other) == wanted:
+        if not any(argument.is_out for argument in other._schema.arguments) and _input_types(other) == wanted:
             return other
     return None
 
 
-def _takes(op: Any) -> list[tuple[str, str]]:
+def _input_types(op: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
 
-def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _run_functional(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = [argument.name for argument in func._schema.arguments if argument.is_out]
     outs = list(_tensors([kwargs[name] for name in given]))
     try:
@@ -59,7 +59,7 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
     ):
         return NotImplemented
     for value, out in zip(values, outs, strict=True):
-        if _differ(value.shape, out.shape):
+        if _shapes_differ(value.shape, out.shape):
             mode.run(aten.resize_.default, (out, value.shape), {})
     if any(value.dtype != out.dtype for value, out in zip(values, outs, strict=True)):
         return NotImplemented  # the op converts by itself: a sum accumulates in the dtype of its out
@@ -70,7 +70,7 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
     return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _shapes_differ(one: Any, other: Any) -> bool:
     """Whether two shapes differ on some rank."""
     return len(one) != len(other) or any(
         type(a) is not type(b) or (a != b if type(a) is int else (a.node.values != b.node.values).any())
@@ -86,7 +86,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _run_by_partition(mode: Any, func: Any, traits: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Places whose tensors refine to one partition run together, so that a tensor that ranks share stays shared."""
     length = len(args[0])
     parallel = [isinstance(value, list | tuple) and len(value) == length for value in args]
@@ -96,7 +96,7 @@ def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, An
         for value, is_parallel in zip(args, parallel, strict=True):
             held = getattr(value[place], "_partition", None) if is_parallel else None
             if held is not None:
-                key = held if key is None else common(key, held)
+                key = held if key is None else refinement(key, held)
         groups.setdefault(key, []).append(place)
     if len(groups) < 2:
         return NotImplemented
@@ -107,4 +107,4 @@ def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, An
         if done is not None:
             for place, result in zip(places, done, strict=True):
                 results[place] = result
-    return results if known.returns else None
+    return results if traits.returns else None

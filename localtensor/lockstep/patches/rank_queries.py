@@ -19,14 +19,14 @@ from localtensor._util import ambient
 from localtensor._util.call_sites import innermost, named
 from localtensor.collectives.argument_checks import must_fit
 from localtensor.errors import BadGroup, TorchChanged
-from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, group_of
+from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
 from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.rank_int import values_of
-from localtensor.lockstep.values.stacks import stacked
+from localtensor.lockstep.values.rank_int import rank_values
+from localtensor.lockstep.values.stacks import stack_nested
 
 _installed: list[bool] = []
 
-Door = Callable[..., Any]  # (mode, original, *args, **kwargs)
+Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
 
 
 def install() -> None:
@@ -36,36 +36,36 @@ def install() -> None:
     _installed.append(True)
     torch.utils._device._device_constructors()  # cached by torch before the patch, which a default device needs
     c10d._world = RoutedWorld(c10d._world)
-    for name, ours in _GROUPS.items():
-        route_call(name, ours)
-    for owner, name, ours in _RANDOM:
+    for name, ours in _GROUP_PATCHES.items():
+        patch_distributed(name, ours)
+    for owner, name, ours in _TORCH_PATCHES:
         if hasattr(owner, name):
-            route(owner, name, ours)
+            patch_attribute(owner, name, ours)
 
 
-def route_call(name: str, ours: Door) -> None:
+def patch_distributed(name: str, ours: Patch) -> None:
     """Patch a function of torch.distributed, also where it was imported by name."""
     found = getattr(c10d, name, None)
     if found is None:
         return
     if hasattr(found, "__wrapped__"):
-        _within(found, ours)
+        _patch_within_decorators(found, ours)
         return
-    made = router(found, ours)
+    made = dispatch_by_mode(found, ours)
     for owner in (c10d, torch.distributed):
         if getattr(owner, name, None) is found:
             setattr(owner, name, made)
 
 
-def route(owner: Any, name: str, ours: Door) -> None:
+def patch_attribute(owner: Any, name: str, ours: Patch) -> None:
     """Patch `owner.name`, a function, method, staticmethod or classmethod."""
     raw = vars(owner).get(name, getattr(owner, name)) if isinstance(owner, type) else getattr(owner, name)
     kind = type(raw) if isinstance(raw, staticmethod | classmethod) else None
-    made = router(raw if kind is None else raw.__func__, ours)
+    made = dispatch_by_mode(raw if kind is None else raw.__func__, ours)
     setattr(owner, name, made if kind is None else kind(made))
 
 
-def router(original: Any, ours: Door) -> Any:
+def dispatch_by_mode(original: Any, ours: Patch) -> Any:
     """A function that calls `ours` in a thread with a mode, else the original."""
 
     def routed(*args: Any, **kwargs: Any) -> Any:
@@ -80,13 +80,13 @@ def router(original: Any, ours: Door) -> Any:
     return routed
 
 
-def _within(decorated: Any, ours: Door) -> None:
+def _patch_within_decorators(decorated: Any, ours: Patch) -> None:
     """Patch within torch's logging decorators, so that names imported from torch call `ours` too."""
     original = innermost(decorated)
     while decorated is not original:
         for cell in decorated.__closure__ or ():
             if cell.cell_contents is original:
-                cell.cell_contents = router(original, ours)
+                cell.cell_contents = dispatch_by_mode(original, ours)
                 decorated.__wrapped__ = cell.cell_contents
                 return
         decorated = decorated.__wrapped__
@@ -96,16 +96,16 @@ def _within(decorated: Any, ours: Door) -> None:
 
 
 def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    asked = named(original, args, kwargs)
-    rank = asked.pop("rank", -1)
-    by_rank = values_of(rank, mode.world)
+    options = named(original, args, kwargs)
+    rank = options.pop("rank", -1)
+    by_rank = rank_values(rank, mode.world)
     if by_rank is not None or rank != -1:
         numbers = np.full(mode.world, rank) if by_rank is None else by_rank
         if (numbers != np.arange(mode.world))[list(mode.ranks)].any():
             problem = "in one control flow each rank has a number of its own"
             remedy = "Leave it out, or pass torch.distributed.get_rank()."
             raise BadGroup("init_process_group", "rank", f"rank={rank}", problem, remedy)
-    must_fit(asked, -1, len(mode.ranks))
+    must_fit(options, -1, len(mode.ranks))
     world = mode.groups
     if world.default_pg is None:
         world.open()
@@ -129,8 +129,8 @@ def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
     """The group of each rank's part; each group of the parent is split alike."""
-    asked = named(original, args, kwargs)
-    parent, splits = asked.get("parent_pg") or mode.groups.default_pg, asked.get("split_ranks")
+    options = named(original, args, kwargs)
+    parent, splits = options.get("parent_pg") or mode.groups.default_pg, options.get("split_ranks")
     members = parent.family.groups
     flat = [place for split in splits or () for place in split]
     if not splits or not all(splits) or len(set(flat)) != len(flat) or not set(flat) <= set(range(len(members[0]))):
@@ -147,11 +147,11 @@ def _destroy(mode: Any, original: Any, group: Any = None) -> None:
             original(group)  # raises
         mode.groups.close()
     else:
-        group_of(mode, group)
+        resolve_group(mode, group)
         mode.groups.forget(group.group_name)
 
 
-_GROUPS: dict[str, Door] = {
+_GROUP_PATCHES: dict[str, Patch] = {
     "init_process_group": _init_process_group,
     "new_group": _new_group,
     "split_group": _split_group,
@@ -161,7 +161,7 @@ _GROUPS: dict[str, Door] = {
 
 
 def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
-    by_rank = values_of(seed, mode.world)
+    by_rank = rank_values(seed, mode.world)
     if by_rank is None:
         made = original(seed)
         mode.streams.agree()
@@ -189,7 +189,7 @@ def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
 
 def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
     """A tensor of nested lists that hold LocalTensors, made without reading their numbers, which may differ."""
-    found = stacked(data, LocalTensor, original)
+    found = stack_nested(data, LocalTensor, original)
     if found is None:
         return original(data, **options)
     found = found.to(dtype=options.get("dtype"), device=options.get("device"), copy=True)
@@ -200,7 +200,7 @@ def _as_tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
     return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
 
 
-_RANDOM: list[tuple[Any, str, Door]] = [
+_TORCH_PATCHES: list[tuple[Any, str, Patch]] = [
     (torch, "tensor", _tensor),
     (torch, "as_tensor", _as_tensor),
     (torch.random, "_manual_seed_impl", _manual_seed),

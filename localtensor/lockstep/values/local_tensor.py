@@ -17,10 +17,10 @@ from localtensor._util import ambient
 from localtensor._util.call_sites import origin
 from localtensor.collectives.compare import how_far, said, same_bits
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
-from localtensor.lockstep.values.formatting import shown
-from localtensor.lockstep.values.partition import Partition, by_value, of_ranks, partition
+from localtensor.lockstep.values.formatting import format_tensor
+from localtensor.lockstep.values.partition import Partition, by_value, one_row_per_rank, partition
 from localtensor.lockstep.values.rank_int import rank_int
-from localtensor.lockstep.values.stacks import differs, equal_once, of_rows, picked
+from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank
 from localtensor.lockstep.values.storage import Memory
 
 _make = torch.Tensor._make_wrapper_subclass
@@ -62,7 +62,7 @@ class LocalTensor(Tensor):
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
     ) -> LocalTensor:
         """A LocalTensor of {rank: tensor}, or of a list with a tensor for each rank, as torch's own class takes."""
-        mode = ambient.lockstep() or ambient.idle_mode(_world_of(local_tensors))
+        mode = ambient.lockstep() or ambient.idle_mode(_world_size(local_tensors))
         given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
         made: LocalTensor = mode.gather(given)
         if requires_grad:
@@ -147,7 +147,7 @@ class LocalTensor(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C._DisableTorchDispatch():
-            return shown(self.values(), self._partition, self.requires_grad)
+            return format_tensor(self.values(), self._partition, self.requires_grad)
 
     def numpy(self, *, force: bool = False) -> Any:
         """The one value of all ranks.  Raises `RanksDisagree`."""
@@ -174,11 +174,11 @@ class LocalTensor(Tensor):
             return value.__dlpack__(**options)
 
     def __getitem__(self, index: Any) -> Any:
-        return picked(self, index) if differs(index) else super().__getitem__(index)
+        return index_by_rank(self, index) if has_sym_ints(index) else super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if differs(index):
-            picked(self, index)[...] = value
+        if has_sym_ints(index):
+            index_by_rank(self, index)[...] = value
         else:
             super().__setitem__(index, value)
 
@@ -203,7 +203,7 @@ class LocalTensor(Tensor):
 
     def _extra(self) -> dict[str, Any]:
         """Attributes set by a program; such a mark makes a tensor a parameter."""
-        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN_ATTRIBUTES}
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """The cells are the inner tensors; the context is the partition and the mode."""
@@ -234,7 +234,7 @@ class LocalTensor(Tensor):
             self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
 
 
-_OWN = ("_cells", "_partition", "_memory", "_mode")
+_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode")
 
 
 def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Memory | None = None) -> LocalTensor:
@@ -292,7 +292,7 @@ def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], 
     return by_rank(shapes), by_rank(strides) if strides else None
 
 
-def size_of(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
+def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
     """The size, stride or contiguity (by the op's name) of a tensor whose shape differs between ranks."""
     shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
     if name == "dim":
@@ -327,20 +327,20 @@ torch.serialization.add_safe_globals([  # for `torch.load`; the names are those 
 ])  # fmt: skip
 
 
-def by_rank(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
+def from_ranks(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
     """A LocalTensor of one plain tensor for each rank; equal ones are stored once."""
     ranks = sorted(values)
-    rows = equal_once([values[rank].detach() for rank in ranks])
+    rows = deduplicate([values[rank].detach() for rank in ranks])
     if all(row is rows[0] for row in rows):
-        held = np.isin(np.arange(mode.world), ranks)
-        return wrap((rows[0].clone(),), by_value(np.zeros(mode.world), None if held.all() else held), mode)
-    cells, held = of_rows(rows, of_ranks(ranks, mode.world))
+        same = by_value(np.zeros(mode.world), np.isin(np.arange(mode.world), ranks))
+        return wrap((rows[0].clone(),), same, mode)
+    cells, held = cells_of_rows(rows, one_row_per_rank(ranks, mode.world))
     # A stack is a copy; a single row of a cell would still be the caller's own tensor.
     own = tuple(cell if size > 1 else cell.clone() for cell, size in zip(cells, held.sizes, strict=True))
     return wrap(own, held, mode)
 
 
-def _world_of(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
+def _world_size(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
     return max(values) + 1 if isinstance(values, Mapping) else len(values)
 
 

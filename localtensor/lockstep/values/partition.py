@@ -102,16 +102,16 @@ def everyone(world: int) -> Partition:
 
 
 @lru_cache(256)
-def each_alone(world: int) -> Partition:
+def every_rank_alone(world: int) -> Partition:
     """The partition in which each rank has its own row, in one stack.
 
-    >>> each_alone(4)
+    >>> every_rank_alone(4)
     Partition(4 ranks, rows 4)
     """
     return partition(np.arange(world), [world])
 
 
-def of_ranks(held: Sequence[int], world: int) -> Partition:
+def one_row_per_rank(held: Sequence[int], world: int) -> Partition:
     """The partition in which each of these ranks has its own row, in one stack; the others hold nothing."""
     rows = np.full(world, NOWHERE)
     rows[list(held)] = np.arange(len(held))
@@ -138,12 +138,12 @@ def _by_value(values: bytes, dtype: str, held: bytes | None) -> Partition:
 
 
 @lru_cache(_MOST_KEPT)
-def common(one: Partition, other: Partition) -> Partition:
+def refinement(one: Partition, other: Partition) -> Partition:
     """The common refinement: the coarsest partition whose every cell lies within one cell of each.
 
     A rank that holds nothing in one of them holds nothing.
 
-    >>> common(partition([0, 0, 1, 1], [2]), partition([0, 1, 0, 1], [2])).row_of.tolist()
+    >>> refinement(partition([0, 0, 1, 1], [2]), partition([0, 1, 0, 1], [2])).row_of.tolist()
     [0, 1, 2, 3]
     """
     if one is other or other.uniform:
@@ -161,7 +161,7 @@ def common(one: Partition, other: Partition) -> Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class RowSelection:
     """The rows of a coarser value that a cell of a finer partition reads: all rows of a cell, one, or several.
 
     `rows` is None for the whole cell, a number for one row of a stack, else int64 of shape [rows].  `stacked` is whether
@@ -177,10 +177,10 @@ class Take:
         cell = cells[self.cell]
         if self.rows is None:
             return cell
-        return cell[self.rows] if isinstance(self.rows, int) else _picked(cell, self.rows.to(cell.device))
+        return cell[self.rows] if isinstance(self.rows, int) else _select_rows(cell, self.rows.to(cell.device))
 
 
-def _picked(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _select_rows(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """These rows of a stack; dims keep their order in memory."""
     if cell.layout is not torch.strided or cell.is_contiguous():
         return cell.index_select(0, rows)
@@ -191,7 +191,7 @@ def _picked(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(_MOST_KEPT)
-def takes(fine: Partition, coarse: Partition) -> tuple[Take, ...]:
+def selections(fine: Partition, coarse: Partition) -> tuple[RowSelection, ...]:
     """For each cell of the finer partition, the rows of the coarser one that it reads."""
     first = np.zeros(fine.rows, np.int64)  # the first rank that reads this row
     ranks = np.flatnonzero(fine.row_of >= 0)[::-1]
@@ -201,25 +201,25 @@ def takes(fine: Partition, coarse: Partition) -> tuple[Take, ...]:
     for start, size in zip(fine.starts, fine.sizes, strict=True):
         rows = wanted[start : start + size]
         cell = int(coarse.cell_of[rows[0]])
-        found.append(_take(cell, rows - coarse.starts[cell], coarse.sizes[cell]))
+        found.append(_row_selection(cell, rows - coarse.starts[cell], coarse.sizes[cell]))
     return tuple(found)
 
 
-def _take(cell: int, rows: Any, size: int) -> Take:
+def _row_selection(cell: int, rows: Any, size: int) -> RowSelection:
     if size == 1:
-        return Take(cell, None, stacked=False)
+        return RowSelection(cell, None, stacked=False)
     if (rows == rows[0]).all():
-        return Take(cell, int(rows[0]), stacked=False)
+        return RowSelection(cell, int(rows[0]), stacked=False)
     if len(rows) == size and (rows == np.arange(size)).all():
-        return Take(cell, None, stacked=True)
-    return Take(cell, torch.from_numpy(np.ascontiguousarray(rows)), stacked=True)
+        return RowSelection(cell, None, stacked=True)
+    return RowSelection(cell, torch.from_numpy(np.ascontiguousarray(rows)), stacked=True)
 
 
 @lru_cache(_MOST_KEPT)
-def merged(old: Partition, kinds: tuple[Hashable, ...]) -> tuple[Partition, tuple[tuple[int, ...], ...]]:
+def merge_cells(old: Partition, kinds: tuple[Hashable, ...]) -> tuple[Partition, tuple[tuple[int, ...], ...]]:
     """The partition with cells of one kind merged, and for each new cell the old cells that it consists of, in order.
 
-    >>> merged(by_value([0, 1, 2]), ("a", "b", "a"))
+    >>> merge_cells(by_value([0, 1, 2]), ("a", "b", "a"))
     (Partition(3 ranks, rows 2 + 1), ((0, 2), (1,)))
     """
     groups: dict[Hashable, list[int]] = {}
@@ -236,7 +236,7 @@ def merged(old: Partition, kinds: tuple[Hashable, ...]) -> tuple[Partition, tupl
 
 
 @lru_cache(_MOST_KEPT)
-def one_row_a_cell(held: Partition) -> Partition:
+def one_row_per_cell(held: Partition) -> Partition:
     """The partition in which ranks that read one cell share a row."""
     if held.rows == len(held.sizes):
         return held
@@ -244,16 +244,16 @@ def one_row_a_cell(held: Partition) -> Partition:
 
 
 @lru_cache(_MOST_KEPT)
-def rows_apart(held: Partition) -> Partition:
+def one_cell_per_row(held: Partition) -> Partition:
     """The partition with the same rows, each a cell of its own."""
     return held if held.rows == len(held.sizes) else partition(held.row_of, [1] * held.rows)
 
 
 @lru_cache(_MOST_KEPT)
-def with_rest(fine: Partition, coarse: Partition) -> Partition:
+def with_remaining_ranks(fine: Partition, coarse: Partition) -> Partition:
     """The finer partition, followed by cells of the ranks that hold something only in the coarser one.
 
-    >>> with_rest(of_ranks([0], 3), everyone(3)).row_of.tolist()
+    >>> with_remaining_ranks(one_row_per_rank([0], 3), everyone(3)).row_of.tolist()
     [0, 1, 1]
     """
     rest = (fine.row_of < 0) & (coarse.row_of >= 0)

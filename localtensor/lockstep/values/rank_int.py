@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from localtensor.errors import AnotherMode, NotHeld
-from localtensor.lockstep.values.formatting import place_here
-from localtensor.lockstep.values.sym_nodes import Array, RankInts, Same, ints
+from localtensor.lockstep.values.formatting import user_place
+from localtensor.lockstep.values.sym_nodes import Array, Constant, RankInts, int_node
 
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 
@@ -40,8 +40,8 @@ def _known(values: bytes, held: bytes | None) -> int | torch.SymInt:
     mask = None if held is None else np.frombuffer(held, bool)
     if mask is not None and not mask.any():
         raise NotHeld("rank_int", range(len(array)), ())
-    node = ints(array, mask)
-    return node.constant if type(node) is Same else torch.SymInt(node)
+    node = int_node(array, mask)
+    return node.constant if type(node) is Constant else torch.SymInt(node)
 
 
 def is_rank_int(x: object) -> bool:
@@ -53,19 +53,19 @@ def is_rank_int(x: object) -> bool:
     return isinstance(x, torch.SymInt) and type(x.node) is RankInts
 
 
-def values_of(x: object, world: int) -> Array | None:
+def rank_values(x: object, world: int) -> Array | None:
     """The int of each rank, read-only int64 of shape [world]; None for anything that does not differ between ranks.
 
     The number of a rank that holds none (see `held` of the node) has no meaning.  Raises `AnotherMode` for another
     number of ranks.
 
-    >>> values_of(rank_int([0, 1]), 2), values_of(3, 2)
+    >>> rank_values(rank_int([0, 1]), 2), rank_values(3, 2)
     (array([0, 1]), None)
     """
     if not isinstance(x, torch.SymInt) or type(x.node) is not RankInts:
         return None
     if len(x.node.values) != world:
-        raise AnotherMode("values_of", place_here())
+        raise AnotherMode("values_of", user_place())
     found: Array = x.node.values
     return found
 

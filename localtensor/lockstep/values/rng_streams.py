@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from localtensor.lockstep.values.partition import Partition, by_value, each_alone, everyone
+from localtensor.lockstep.values.partition import Partition, by_value, every_rank_alone, everyone
 
 
 class Stream:
@@ -32,7 +32,7 @@ class Stream:
         have their old states.
         """
         if wanted.rows == 1 and not self.states and (wanted.complete or wanted is self.whole):
-            yield _stay
+            yield _load_nothing
             return
         before = self.states or [self.generator.get_state()]
         after: dict[int, torch.Tensor] = {}
@@ -61,7 +61,7 @@ class Stream:
         numbers = np.where(numbers >= 0, numbers, -1 - self.partition.row_of)
         states = {-1 - row: state for row, state in enumerate(before)} | dict(states)
         first: dict[bytes, int] = {}
-        same = {number: first.setdefault(_bits(state), number) for number, state in states.items()}
+        same = {number: first.setdefault(_state_bytes(state), number) for number, state in states.items()}
         self._set(np.array([same[int(number)] for number in numbers]), states)
 
     def _set(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
@@ -72,11 +72,11 @@ class Stream:
         self._leave()
 
     def _leave(self) -> None:
-        self._left = _bits(self.generator.get_state()) if self.states else b""
+        self._left = _state_bytes(self.generator.get_state()) if self.states else b""
 
     def look(self) -> None:
         """Detect that the generator was seeded outside of the mode's functions: then it was on all ranks."""
-        if self.states and _bits(self.generator.get_state()) != self._left:
+        if self.states and _state_bytes(self.generator.get_state()) != self._left:
             self.agree()
 
     def agree(self) -> None:
@@ -89,11 +89,11 @@ class Stream:
         return found
 
 
-def _stay(row: int) -> None:
+def _load_nothing(row: int) -> None:
     """Nothing to load: all ranks agree with the generator."""
 
 
-def _bits(state: torch.Tensor) -> bytes:
+def _state_bytes(state: torch.Tensor) -> bytes:
     with torch._C._DisableTorchDispatch():  # under the mode, NumPy would get a tensor without memory
         return state.numpy().tobytes()
 
@@ -156,5 +156,5 @@ class Streams:
     @contextmanager
     def by_rank(self) -> Iterator[Callable[[int], None]]:
         """While inside, a call with a rank loads that rank's state into the default generator."""
-        with self.of().drawing(each_alone(self._whole.world)) as at:
+        with self.of().drawing(every_rank_alone(self._whole.world)) as at:
             yield at

@@ -7,16 +7,16 @@ import torch
 from localtensor.collectives import reference
 from localtensor.errors import NotHeld, ShapesDiffer
 from localtensor.lockstep.comms import collectives, stacked_collectives
-from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.stacked_collectives import of_lists
-from localtensor.lockstep.values.partition import by_value, each_alone, everyone, partition
+from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.stacked_collectives import family_of_lists
+from localtensor.lockstep.values.partition import by_value, every_rank_alone, everyone, partition
 
-PAIRS = of_lists([[0, 2], [1, 3]], 4)
-SOME = of_lists([[3, 1]], 4)
+PAIRS = family_of_lists([[0, 2], [1, 3]], 4)
+SOME = family_of_lists([[3, 1]], 4)
 
 
 def alone(*shape):
-    return Value((torch.randn(4, *shape),), each_alone(4))
+    return StackedValue((torch.randn(4, *shape),), every_rank_alone(4))
 
 
 def test_each_group_has_its_sum_once():
@@ -27,8 +27,8 @@ def test_each_group_has_its_sum_once():
 
 
 def test_equal_operands_give_one_row_for_all_groups(monkeypatch):
-    monkeypatch.setattr(collectives, "rank_by_rank", None)
-    x = Value((torch.randn(2, 3),), partition([0, 0, 1, 1], [2]))
+    monkeypatch.setattr(collectives, "group_by_group", None)
+    x = StackedValue((torch.randn(2, 3),), partition([0, 0, 1, 1], [2]))
     assert collectives.all_reduce(x, PAIRS, "sum").held is everyone(4)
     assert collectives.all_gather(x, PAIRS).held is everyone(4)
     assert collectives.broadcast(x, PAIRS, 1).held is everyone(4)
@@ -42,13 +42,13 @@ def test_who_is_in_no_group_keeps_its_rows_and_others_go():
     assert collectives.gather(x, SOME, 1).held.row_of.tolist() == [-1, 0, -1, -1]
 
 
-@pytest.mark.parametrize("whole", [PAIRS, SOME, of_lists([[2]], 4)])
-@pytest.mark.parametrize("held", [everyone(4), each_alone(4), by_value([1, 2, 1, 2])])
+@pytest.mark.parametrize("whole", [PAIRS, SOME, family_of_lists([[2]], 4)])
+@pytest.mark.parametrize("held", [everyone(4), every_rank_alone(4), by_value([1, 2, 1, 2])])
 def test_results_share_memory_with_nothing(whole, held, monkeypatch):
-    monkeypatch.setattr(collectives, "rank_by_rank", None)  # all of them are computed on stacks
+    monkeypatch.setattr(collectives, "group_by_group", None)  # all of them are computed on stacks
     shape = (held.rows, 4, 4)
     cells = (torch.randn(shape),) if len(held.sizes) == 1 and held.rows > 1 else tuple(torch.randn(shape).unbind())
-    x = Value(cells, held)
+    x = StackedValue(cells, held)
     found = [
         collectives.all_reduce(x, whole, "max"), collectives.reduce(x, whole, "sum", 0),
         collectives.broadcast(x, whole, 0), collectives.all_gather(x, whole),
@@ -61,24 +61,24 @@ def test_results_share_memory_with_nothing(whole, held, monkeypatch):
 
 
 def test_two_shapes_in_two_groups_and_within_one():
-    x = Value((torch.ones(2, 3), torch.ones(2, 5)), partition([0, 2, 1, 3], [2, 2]))
+    x = StackedValue((torch.ones(2, 3), torch.ones(2, 5)), partition([0, 2, 1, 3], [2, 2]))
     y = collectives.all_reduce(x, PAIRS, "sum")
     assert y.on(0).tolist() == [2] * 3 and y.on(3).tolist() == [2] * 5
     with pytest.raises(ShapesDiffer):
-        collectives.all_reduce(x, of_lists([[0, 1]], 4), "sum")
+        collectives.all_reduce(x, family_of_lists([[0, 1]], 4), "sum")
 
 
 def test_groups_of_two_sizes_are_served_together():
     x = alone(2)
-    y = collectives.all_gather(x, of_lists([[0, 1, 2], [3]], 4))
+    y = collectives.all_gather(x, family_of_lists([[0, 1, 2], [3]], 4))
     assert y.on(1).shape == (3, 2) and torch.equal(y.on(3), x.on(3)[None])
 
 
 def test_a_member_without_a_value_is_named():
-    x = Value((torch.ones(2),), by_value([0] * 4, [True, True, True, False]))
+    x = StackedValue((torch.ones(2),), by_value([0] * 4, [True, True, True, False]))
     with pytest.raises(NotHeld, match=r"^all_reduce: ranks: rank 3: no value is held there, only on ranks 0, 1, 2\. "):
         collectives.all_reduce(x, PAIRS, "sum")
-    assert collectives.all_reduce(x, of_lists([[0, 2]], 4), "sum").on(0).tolist() == [2, 2]
+    assert collectives.all_reduce(x, family_of_lists([[0, 2]], 4), "sum").on(0).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
@@ -93,26 +93,26 @@ def test_what_does_not_divide_is_left_to_the_plain_function(shape, monkeypatch):
 
 
 def test_combined_takes_only_rows_that_are_read():
-    x, y = alone(2), Value((torch.zeros(2),), everyone(4))
-    z = collectives.combined([x, y], np.array([0, 1, -1, 1]), np.array([3, 0, 0, 0]))
+    x, y = alone(2), StackedValue((torch.zeros(2),), everyone(4))
+    z = collectives.select([x, y], np.array([0, 1, -1, 1]), np.array([3, 0, 0, 0]))
     assert z.held.rows == 2 and torch.equal(z.on(0), x.on(3)) and z.held.row_of[2] == -1
-    assert torch.equal(collectives.of_roots([x, y], PAIRS, 1).on(0), x.on(2))
+    assert torch.equal(collectives.scatter_from_roots([x, y], PAIRS, 1).on(0), x.on(2))
 
 
 def test_a_recipe_is_worked_out_once():
     x = alone(2)
     collectives.all_reduce(x, PAIRS, "sum")
-    before = stacked_collectives.recipe.cache_info().misses
+    before = stacked_collectives.collective_plan.cache_info().misses
     collectives.all_reduce(x, PAIRS, "max")
-    assert stacked_collectives.recipe.cache_info().misses == before
+    assert stacked_collectives.collective_plan.cache_info().misses == before
 
 
 def test_strides_that_differ_do_not_make_it_slow(monkeypatch):
     """Short shards that were padded have other strides on dims of size one: still one stack, and one pass."""
-    monkeypatch.setattr(collectives, "rank_by_rank", None)
+    monkeypatch.setattr(collectives, "group_by_group", None)
     whole = partition([0, 1, 2, 2], [2, 1])
     cells = (torch.arange(4.0).reshape(2, 1, 2), torch.empty_strided((1, 2), (7, 1)).copy_(torch.tensor([[4.0, 5.0]])))
-    one = of_lists([[0, 1, 2, 3]], 4)
-    gathered = collectives.all_gather(Value(cells, whole), one)
+    one = family_of_lists([[0, 1, 2, 3]], 4)
+    gathered = collectives.all_gather(StackedValue(cells, whole), one)
     assert gathered.held.rows == 1
     assert gathered.cells[0].flatten().tolist() == [0, 1, 2, 3, 4, 5, 4, 5]

@@ -73,7 +73,7 @@ def test_functions_imported_by_name_before_are_reached():
 def test_names_and_signatures_are_kept():
     with LocalTensorMode(2):
         pass
-    for name in (*rank_queries._GROUPS, *distributed_calls.CALLS):
+    for name in (*rank_queries._GROUP_PATCHES, *distributed_calls.DISTRIBUTED_PATCHES):
         function = getattr(dist, name)
         assert function.__name__ == name and function.__doc__
 
@@ -100,7 +100,7 @@ def test_a_function_that_is_no_longer_decorated_is_told():
 
     decorated.__wrapped__ = lambda: 2
     with pytest.raises(TorchChanged):
-        rank_queries._within(decorated, lambda *args: None)
+        rank_queries._patch_within_decorators(decorated, lambda *args: None)
 
 
 def test_rank_threads_still_have_their_own_world():
