@@ -32,8 +32,7 @@ IN_A_ROW = 8  # at most so many ranks are folded one after the other, as in gloo
 
 
 def by_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
-    """The fold of all items by `pair`: in repeated passes over pairs of neighbours while there are more than eight, then
-    one after the other.
+    """The fold of all items by `pair`: passes over pairs of neighbours while there are more than eight, then in sequence.
 
     The order matters for floats.  gloo's ring or tree depends on sizes; in this order many groups can be folded
     together (lockstep/comms/stacked_collectives.py).
@@ -195,7 +194,7 @@ def reducible(kind: str, dtype: torch.dtype) -> bool:
 
 
 def agreed(kind: str, dtype: torch.dtype) -> bool:
-    """Whether all backends agree on the reduction: as `reducible`, without averages of integers, whose rounding differs."""
+    """Whether all backends agree on the reduction: `reducible`, and no average of integers, whose rounding differs."""
     return reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
 
 

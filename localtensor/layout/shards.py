@@ -181,7 +181,7 @@ def spread(
 
 
 def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
-    """Every rank's piece, by rank number.  Raises `WrongShape` if x has not the spec's, and the errors of `split_axis`."""
+    """Every rank's piece, by rank number.  Raises `WrongShape` for another shape, and the errors of `split_axis`."""
     if tuple(x.shape) != tuple(spec.shape):
         raise WrongShape("shards.split", x.shape, spec.shape)
     held = spread(x, *in_sequence(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))

@@ -36,21 +36,22 @@ def scale_of(x: Tensor) -> Tensor:
     return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
 
 
-def slack_of(value: Any, others: Sequence[Any]) -> Tensor | None:
+def slack_of(value: object, others: Sequence[object]) -> Tensor | None:
     """The slack of a result, from the results for moved inputs; None if it is no tensor."""
     if not isinstance(value, Tensor):
         return None
-    others = [o for o in others if isinstance(o, Tensor) and o.shape == value.shape and o.dtype == value.dtype]
+    tensors = [o for o in others if isinstance(o, Tensor)]
+    alike = [o for o in tensors if o.shape == value.shape and o.dtype == value.dtype]
     if not rounds(value):
-        jumped = [jump for jump in (o != value for o in others) if bool(jump.any())]
+        jumped = [jump for jump in (o != value for o in alike) if bool(jump.any())]
         if not jumped:
             return torch.zeros((), device=value.device)
         return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
     scale, eps = scale_of(value), torch.finfo(value.dtype).eps
     floor = GENEROUS * eps * scale
-    if not others or not value.numel():
+    if not alike or not value.numel():
         return floor
-    moved = torch.stack([_distance(o, value) for o in others]).amax(0)
+    moved = torch.stack([_distance(o, value) for o in alike]).amax(0)
     stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
     if bool(stable.all()):
         return GENEROUS * moved.amax() + floor
@@ -62,7 +63,7 @@ def _distance(other: Tensor, value: Tensor) -> Tensor:
     return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
 
 
-def widened(slack: Tensor | None, value: Any, best: Any) -> Tensor | None:
+def widened(slack: Tensor | None, value: Any, best: object) -> Tensor | None:
     """The slack plus single precision's own distance from `best`, the result in double precision."""
     if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
         return slack

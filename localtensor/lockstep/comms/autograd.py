@@ -99,7 +99,7 @@ class _Linear(Function):
 
 
 def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any = None) -> LocalTensor:
-    """Rank r holds what rank `source[r]` (r itself if None) has of `tensors[number[r]]`; nothing if that is negative."""
+    """Rank r gets the `tensors[number[r]]` of rank `source[r]` (r itself if None); nothing for a negative number."""
     if not any(call.wants_gradient(x) for x in tensors):
         return _select_without_gradient(call, tensors, number, source)
     found: LocalTensor = _SelectTensors.apply(call, number, source, *tensors)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from localtensor.errors import NotInLockstep
 from localtensor.layout.reductions import IN_A_ROW, Op, divided, fold, premultiplied
-from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
+from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -33,10 +33,10 @@ class GroupFamily:
 
     groups: tuple[tuple[int, ...], ...]
     world: int
-    index: np.ndarray[Any, Any]
-    position: np.ndarray[Any, Any]
-    matrix: np.ndarray[Any, Any] | None
-    members: np.ndarray[Any, Any]
+    index: Array
+    position: Array
+    matrix: Array | None
+    members: Array
     everybody: bool
 
     def group_of(self, rank: int) -> tuple[int, ...]:
@@ -105,7 +105,6 @@ def restrict_family(family: GroupFamily, kind: Partition) -> GroupFamily:
     return family_of(tuple(some), family.world)
 
 
-IntArray = np.ndarray[Any, Any]
 RowIndex = slice | Tensor  # rows of a stack: a slice where possible, which makes a view
 
 
@@ -122,7 +121,7 @@ class IndexPlan:
     """The levels of a fold, then the rows that are taken; `places` is the resulting row of each group."""
 
     rows: int
-    places: IntArray
+    places: Array
     last: RowIndex
     levels: tuple[FoldLevel, ...]
     members: int
@@ -148,7 +147,7 @@ def take_rows(x: Tensor, rows: RowIndex) -> Tensor:
     return x[rows] if isinstance(rows, slice) else x.index_select(0, rows.to(x.device))
 
 
-def fold_plan(ids: IntArray) -> IndexPlan:
+def fold_plan(ids: Array) -> IndexPlan:
     """A fold in the order of `by_pairs`, in which a pair that occurs twice is folded once."""
     members, levels = ids.shape[1], []
     while ids.shape[1] > 1:
@@ -167,7 +166,7 @@ def fold_plan(ids: IntArray) -> IndexPlan:
     return IndexPlan(len(rows), places.reshape(-1), row_index(rows), tuple(levels), members)
 
 
-def gather_plan(ids: IntArray) -> IndexPlan:
+def gather_plan(ids: Array) -> IndexPlan:
     """All members' rows for each group; groups with equal rows share one.  `rows` counts different groups."""
     found, places = np.unique(ids, axis=0, return_inverse=True)
     return IndexPlan(len(found), places.reshape(-1), row_index(found), (), ids.shape[1])
@@ -196,7 +195,7 @@ def exchange_rows(x: Tensor, plan: IndexPlan) -> Tensor:
     return pieces.reshape(plan.rows * members, members, *shape)
 
 
-def member_rows(plan: IndexPlan) -> IntArray:
+def member_rows(plan: IndexPlan) -> Array:
     """The row of each member where every different group has a row for each of its members."""
     return plan.places[:, None] * plan.members + np.arange(plan.members)
 
@@ -208,8 +207,8 @@ class CellGroups(NamedTuple):
     """Groups of one size whose members read rows of one cell."""
 
     cell: int
-    ids: IntArray  # the row of each member in that cell: int64 of shape [groups, members]
-    ranks: IntArray  # the members, of the same shape
+    ids: Array  # the row of each member in that cell: int64 of shape [groups, members]
+    ranks: Array  # the members, of the same shape
 
 
 class CollectivePlan(NamedTuple):
@@ -235,7 +234,7 @@ def groups_by_cell(held: Partition, family: GroupFamily) -> tuple[CellGroups, ..
     return tuple(found)
 
 
-PlanFunction = Callable[[IntArray], IndexPlan]  # fold_plan or gather_plan
+PlanFunction = Callable[[Array], IndexPlan]  # fold_plan or gather_plan
 
 
 class Readers(Enum):
@@ -272,7 +271,7 @@ def collective_plan(
     return CollectivePlan(tuple(steps), tuple(kept), partition(row_of, sizes))
 
 
-def rows_by_cell(held: Partition, rows: IntArray) -> list[tuple[int, RowIndex]]:
+def rows_by_cell(held: Partition, rows: Array) -> list[tuple[int, RowIndex]]:
     """For each cell with some of these rows of a partition, sorted and different: the cell, and their index in it."""
     cells = held.cell_of[rows]
     return [(int(cell), row_index(rows[cells == cell] - held.starts[cell])) for cell in np.unique(cells)]

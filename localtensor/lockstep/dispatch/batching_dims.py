@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload as Op
 
 from localtensor.lockstep.dispatch.batching import (
     Stacked,
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 @batching_rule("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
       "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
       "sort", "topk", "argsort")  # fmt: skip
-def _dim_by_schema(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
+def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
     if not stacked[0] or any(stacked[1:]):
@@ -40,14 +41,14 @@ def _dim_by_schema(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: An
 
 @batching_rule("sort.stable")
 def _sorted(
-    op: Any, stacked: Stacked, x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+    op: Op, stacked: Stacked, x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> Any:
     n = x.dim() - 1
     return op(x, stable=stable, dim=dim % n + 1, descending=descending) if are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("argmax", "argmin")
-def _argmax(op: Any, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+def _argmax(op: Op, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     n = x.dim() - 1
     if dim is None:
         return NotImplemented if keepdim or not n or not x.numel() else op(x.flatten(1), 1)
@@ -55,13 +56,13 @@ def _argmax(op: Any, stacked: Stacked, x: Tensor, dim: int | None = None, keepdi
 
 
 @batching_rule("max", "min")
-def _max(op: Any, stacked: Stacked, x: Tensor) -> Any:
+def _max(op: Op, stacked: Stacked, x: Tensor) -> Any:
     whole = aten.amax if op is aten.max.default else aten.amin
     return whole(x.flatten(1), [1]) if x.dim() > 1 and x.numel() else NotImplemented
 
 
 @batching_rule("any", "all")
-def _any(op: Any, stacked: Stacked, x: Tensor) -> Any:
+def _any(op: Op, stacked: Stacked, x: Tensor) -> Any:
     return (aten.any if op is aten.any.default else aten.all).dim(x.flatten(1), 1) if x.dim() > 1 else NotImplemented
 
 
@@ -80,13 +81,13 @@ def _norm(
 
 
 @batching_rule("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_back(op: Any, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Any:
+def _softmax_back(op: Op, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Any:
     n = out.dim() - 1
     return op(grad, out, dim % n + 1, dtype) if all(stacked[:2]) and are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("cat", "stack")
-def _cat(op: Any, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
+def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
     dims = {x.dim() - has_rows for x, has_rows in zip(xs, stacked[0], strict=True)}
     n = dims.pop() + (op is aten.stack.default)
     if dims or not are_row_dims(n, dim) or not all(x.is_contiguous() for x in xs):
@@ -96,14 +97,14 @@ def _cat(op: Any, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 @batching_rule("index_select")
-def _index_select(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
+def _index_select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
     n = x.dim() - 1
     return op(x, dim % n + 1, index) if not stacked[2] and are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value",
                "scatter_add_")  # fmt: skip
-def _gather_or_scatter(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
+def _gather_or_scatter(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
     rows = x.shape[0] if stacked[0] else index.shape[0] if stacked[2] else 0
     if not rows:
         return NotImplemented
@@ -119,7 +120,7 @@ def _gather_or_scatter(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Te
 
 
 @batching_rule("index.Tensor")
-def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """Indexing with adjacent index tensors, whose result dims take their place."""
     places = [place for place, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in indices if index is not None):
@@ -146,24 +147,24 @@ def _broadcast_indices(indices: Sequence[Tensor | None], stacked: Stacked) -> li
 
 
 @batching_rule("constant_pad_nd")
-def _pad(op: Any, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: Any) -> Any:
+def _pad(op: Op, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: Any) -> Any:
     return op(x, pad, *value) if len(pad) // 2 < x.dim() else NotImplemented
 
 
 @batching_rule("repeat")
-def _repeat(op: Any, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Any:
+def _repeat(op: Op, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Any:
     new = len(times) - (x.dim() - 1)
     return op(add_dims(x, new), [1, *times]) if new >= 0 else NotImplemented
 
 
 @batching_rule("tril", "triu")
-def _triangle(op: Any, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
+def _triangle(op: Op, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
     return op(x, *diagonal) if x.dim() > 2 else NotImplemented
 
 
 @batching_rule("as_strided_scatter")
 def _as_strided_scatter(
-    op: Any, stacked: Stacked, x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
+    op: Op, stacked: Stacked, x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
     offset: int | None = None,
 ) -> Any:  # fmt: skip
     if not stacked[0]:
@@ -179,7 +180,7 @@ def _as_strided_scatter(
 
 
 @batching_rule("bmm")
-def _bmm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+def _bmm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
     rows = a.shape[0] if stacked[0] else b.shape[0]
     a, b = expand_rows(rows, a, stacked[0]), expand_rows(rows, b, stacked[1])
     if a.dim() != 4 or b.dim() != 4:
@@ -188,7 +189,7 @@ def _bmm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
 
 
 @batching_rule("baddbmm")
-def _baddbmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
+def _baddbmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
     if not (stacked[1] and stacked[2]) or a.dim() != 4 or b.dim() != 4 or bias.dim() != 3 + stacked[0]:
         return NotImplemented
     shape = (*a.shape[:3], b.shape[3])
@@ -197,13 +198,13 @@ def _baddbmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **sc
 
 
 @batching_rule("mv")
-def _mv(op: Any, stacked: Stacked, a: Tensor, x: Tensor) -> Any:
+def _mv(op: Op, stacked: Stacked, a: Tensor, x: Tensor) -> Any:
     rows = a.shape[0] if stacked[0] else x.shape[0]
     return torch.bmm(expand_rows(rows, a, stacked[0]), expand_rows(rows, x, stacked[1]).unsqueeze(2)).squeeze(2)
 
 
 @batching_rule("dot")
-def _dot(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+def _dot(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
     rows = a.shape[0] if stacked[0] else b.shape[0]
     a, b = expand_rows(rows, a, stacked[0]), expand_rows(rows, b, stacked[1])
     return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(rows) if a.shape == b.shape else NotImplemented
@@ -213,7 +214,7 @@ def _dot(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
 
 
 @batching_rule("native_layer_norm")
-def _layer_norm(op: Any, stacked: Stacked, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm(op: Op, stacked: Stacked, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     if not stacked[0]:
         return NotImplemented
     if not stacked[2] and not stacked[3]:
@@ -234,7 +235,7 @@ def _mixed(x: Tensor, *others: Tensor | None) -> bool:
 
 @batching_rule("native_layer_norm_backward")
 def _layer_norm_back(
-    op: Any, stacked: Stacked, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
+    op: Op, stacked: Stacked, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
     weight: Any, bias: Any, wanted: Sequence[bool],
 ) -> Any:  # fmt: skip
     if not (stacked[0] and stacked[1] and stacked[3] and stacked[4]) or _mixed(x, grad, mean, rstd, weight):
@@ -258,7 +259,7 @@ def _dense_copy(x: Tensor | None) -> Tensor | None:
 
 
 @batching_rule("embedding")
-def _embedding(op: Any, stacked: Stacked, weight: Tensor, index: Tensor, *rest: Any) -> Any:
+def _embedding(op: Op, stacked: Stacked, weight: Tensor, index: Tensor, *rest: Any) -> Any:
     if not stacked[0]:
         return op(weight, index, *rest)
     if not stacked[1]:
@@ -277,7 +278,7 @@ def _offset(index: Tensor, size: int) -> Tensor:
 
 @batching_rule("embedding_dense_backward")
 def _embedding_back(
-    op: Any, stacked: Stacked, grad: Tensor, index: Tensor, size: int, padding: int, by_count: bool
+    op: Op, stacked: Stacked, grad: Tensor, index: Tensor, size: int, padding: int, by_count: bool
 ) -> Any:
     if by_count:
         return NotImplemented

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from localtensor.lockstep.values.partition import Partition, refinement
 
@@ -13,7 +14,7 @@ aten = torch.ops.aten
 LIST_OP_PREFIXES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 
 
-def rewrite_function(op: Any) -> Any:
+def rewrite_function(op: OpOverload) -> Any:
     """The function that rewrites calls of this overload; None if there is none.
 
     It returns `NotImplemented` for a call that has to run as it is.
@@ -26,7 +27,7 @@ def rewrite_function(op: Any) -> Any:
     return None
 
 
-def functional_overload(op: Any) -> Any:
+def functional_overload(op: OpOverload) -> OpOverload | None:
     """The overload that computes the same without out=; None if there is none.
 
     >>> functional_overload(torch.ops.aten.add.out)
@@ -37,13 +38,13 @@ def functional_overload(op: Any) -> Any:
     wanted = _input_types(op)
     packet = op.overloadpacket
     for name in packet.overloads():
-        other = getattr(packet, name)
+        other: OpOverload = getattr(packet, name)
         if not any(argument.is_out for argument in other._schema.arguments) and _input_types(other) == wanted:
             return other
     return None
 
 
-def _input_types(op: Any) -> list[tuple[str, str]]:
+def _input_types(op: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
 

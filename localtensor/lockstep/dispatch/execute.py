@@ -160,7 +160,7 @@ def run_on_cell(func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Part
             pass
     if traits.views:
         raise SeparateRows
-    return run_row_by_row(func, reader, args, kwargs)
+    return row_after_row(func, reader, args, kwargs)
 
 
 def _is_mixed_precision(args: Any) -> bool:
@@ -328,7 +328,7 @@ def _with_layout(done: Any, alone: Any) -> Any:
 # -- row after row
 
 
-def run_row_by_row(func: Any, reader: CellReader, args: Any, kwargs: Any) -> PerRow:
+def row_after_row(func: Any, reader: CellReader, args: Any, kwargs: Any) -> PerRow:
     """The op on each row, in order."""
     return PerRow([func(*each, **named) for each, named in row_args(reader, args, kwargs)])
 

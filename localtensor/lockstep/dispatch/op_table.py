@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.dispatch import batching_dims as batching_dims  # noqa: PLC0414  # registers its rules
@@ -112,10 +113,10 @@ class OpTraits:
     value_free: bool
 
 
-_properties: dict[Any, OpTraits] = {}
+_properties: dict[OpOverload, OpTraits] = {}
 
 
-def facts(op: Any) -> OpTraits:
+def facts(op: OpOverload) -> OpTraits:
     """The properties of an overload, cached."""
     found = _properties.get(op)
     if found is None:
@@ -123,7 +124,7 @@ def facts(op: Any) -> OpTraits:
     return found
 
 
-def _read_schema(op: Any) -> OpTraits:
+def _read_schema(op: OpOverload) -> OpTraits:
     schema = op._schema
     writes: list[tuple[int, str]] = []
     aliases: dict[str, int] = {}
@@ -166,7 +167,7 @@ def _if_training(schema: Any, writes: list[tuple[int, str]]) -> tuple[int, str] 
     return None
 
 
-def execution_of(op: Any) -> Execution:
+def execution_of(op: OpOverload) -> Execution:
     """How an overload runs where ranks differ.
 
     >>> execution_of(torch.ops.aten.mul.Tensor), execution_of(torch.ops.aten.nonzero.default)
@@ -186,7 +187,7 @@ def execution_of(op: Any) -> Execution:
     return Execution.VMAP if has_batching_rule(op) else Execution.RANKS
 
 
-def has_batching_rule(op: Any) -> bool:
+def has_batching_rule(op: OpOverload) -> bool:
     """Whether torch has a batching rule that is correct, and present in every process."""
     name = op.name()
     if name in WRONG_BATCHING_RULES or name in LATE_BATCHING_RULES or torch.Tag.data_dependent_output in op.tags:
@@ -207,7 +208,7 @@ def table() -> Iterator[tuple[str, Execution]]:
             yield name, execution_of(op)
 
 
-def overload(name: str) -> Any:
+def overload(name: str) -> OpOverload | None:
     """The overload of that name, as `aten::add.Tensor`; None if Python cannot call it.
 
     >>> overload("aten::add.Tensor")
@@ -215,9 +216,10 @@ def overload(name: str) -> Any:
     """
     packet, _, variant = name.removeprefix("aten::").partition(".")
     try:
-        return getattr(getattr(torch.ops.aten, packet), variant or "default")
+        found: OpOverload = getattr(getattr(torch.ops.aten, packet), variant or "default")
     except (AttributeError, RuntimeError):  # an overload of TorchScript only, or one without an implementation
         return None
+    return found
 
 
 aten = torch.ops.aten

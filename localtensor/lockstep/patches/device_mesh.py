@@ -141,9 +141,9 @@ MESH_PATCHES: dict[str, Patch] = {
 
 def install() -> None:
     """Patch DeviceMesh."""
-    for name, ours in MESH_PATCHES.items():
+    for name, replacement in MESH_PATCHES.items():
         if hasattr(DeviceMesh, name):
-            patch_attribute(DeviceMesh, name, ours)
+            patch_attribute(DeviceMesh, name, replacement)
 
 
 # -- functions by rank group

@@ -78,11 +78,11 @@ def install() -> None:
     if _installed:
         return
     _installed.append(True)
-    for name, ours in DISTRIBUTED_PATCHES.items():
-        patch_distributed(name, ours)
-    for owner, name, ours in OTHER_PATCHES:
+    for name, replacement in DISTRIBUTED_PATCHES.items():
+        patch_distributed(name, replacement)
+    for owner, name, replacement in OTHER_PATCHES:
         if hasattr(owner, name):
-            patch_attribute(owner, name, ours)
+            patch_attribute(owner, name, replacement)
 
 
 def _group_or_default(group: Any) -> LockstepGroup:
@@ -108,13 +108,13 @@ def _as_root(mode: Any, family: GroupFamily, root: int) -> Any:
 def _run_as_root(name: str) -> Patch:
     """A patch that runs torch's own code as the root, whose list the call's argument is."""
 
-    def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         options = named(original, args, kwargs)
         family = resolve_group(mode, _group_or_default(options.get("group"))).family
         with _as_root(mode, family, _root(options, name)):
             return original(*args, **kwargs)
 
-    return ours
+    return replacement
 
 
 def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,10 +123,10 @@ def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse(call: str) -> Patch:
-    def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotInLockstep(f"torch.distributed.{call}", c10d_dispatch.POINT_TO_POINT)
 
-    return ours
+    return replacement
 
 
 def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:

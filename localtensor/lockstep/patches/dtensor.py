@@ -359,20 +359,22 @@ def install() -> None:
     _installed.append(True)
     device_mesh.install()
     nn_modules.install()
-    for owner, name, ours in PATCHES:
+    for owner, name, replacement in PATCHES:
         if not hasattr(owner, name):
             continue  # this version of torch lacks it
         before = getattr(owner, name)
-        patch_attribute(owner, name, _waiting_first(ours))
+        patch_attribute(owner, name, _waiting_first(replacement))
         for module in (placement_types, _redistribute, _utils, torch.distributed._functional_collectives):
             if module is not owner and getattr(module, name, None) is before:
                 setattr(module, name, getattr(owner, name))
 
 
-def _waiting_first(ours: Patch) -> Patch:
+def _waiting_first(replacement: Patch) -> Patch:
     """The patch with all arguments waited for: a functional collective returns a wrapper."""
 
     def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return ours(mode, original, *map(wait_for, args), **{name: wait_for(value) for name, value in kwargs.items()})
+        return replacement(
+            mode, original, *map(wait_for, args), **{name: wait_for(value) for name, value in kwargs.items()}
+        )
 
     return patch

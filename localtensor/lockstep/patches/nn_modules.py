@@ -28,13 +28,13 @@ def _swap(original: Any, one: Tensor, other: Tensor) -> None:
 
     torch refuses tensors with weak references, which a memory has to its views: they leave it meanwhile.
     """
-    ours = [x for x in (one, other) if isinstance(x, LocalTensor) and x._memory is not None]
-    for x in ours:
+    replacement = [x for x in (one, other) if isinstance(x, LocalTensor) and x._memory is not None]
+    for x in replacement:
         x._memory.leave(x)  # type: ignore[union-attr]
     try:
         original(one, other)
     finally:
-        both: tuple[Any, ...] = (one, other) if ours else ()
+        both: tuple[Any, ...] = (one, other) if replacement else ()
         for each in both:
             memory = each.__dict__.get("_memory")
             if memory is not None:
@@ -148,11 +148,11 @@ def install() -> None:
     swap_tensors.__doc__ = original.__doc__
     torch.utils.swap_tensors = swap_tensors
     torch.SymInt.__hash__ = _hash_of(torch.SymInt.__hash__)  # type: ignore[method-assign]
-    for name, kind, function, ours in PATCHES:
+    for name, kind, function, replacement in PATCHES:
         module = importlib.import_module(name)
         owner = getattr(module, kind, None) if kind else module
         if owner is not None and hasattr(owner, function):
-            patch_attribute(owner, function, ours)
+            patch_attribute(owner, function, replacement)
     for name, kind, why in REFUSED:
         owner = getattr(importlib.import_module(name), kind, None)
         if owner is not None:

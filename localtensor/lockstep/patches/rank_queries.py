@@ -36,41 +36,41 @@ def install() -> None:
     _installed.append(True)
     torch.utils._device._device_constructors()  # cached by torch before the patch, which a default device needs
     c10d._world = RoutedWorld(c10d._world)
-    for name, ours in _GROUP_PATCHES.items():
-        patch_distributed(name, ours)
-    for owner, name, ours in _TORCH_PATCHES:
+    for name, replacement in _GROUP_PATCHES.items():
+        patch_distributed(name, replacement)
+    for owner, name, replacement in _TORCH_PATCHES:
         if hasattr(owner, name):
-            patch_attribute(owner, name, ours)
+            patch_attribute(owner, name, replacement)
 
 
-def patch_distributed(name: str, ours: Patch) -> None:
+def patch_distributed(name: str, replacement: Patch) -> None:
     """Patch a function of torch.distributed, also where it was imported by name."""
     found = getattr(c10d, name, None)
     if found is None:
         return
     if hasattr(found, "__wrapped__"):
-        _patch_within_decorators(found, ours)
+        _patch_within_decorators(found, replacement)
         return
-    made = dispatch_by_mode(found, ours)
+    made = dispatch_by_mode(found, replacement)
     for owner in (c10d, torch.distributed):
         if getattr(owner, name, None) is found:
             setattr(owner, name, made)
 
 
-def patch_attribute(owner: Any, name: str, ours: Patch) -> None:
+def patch_attribute(owner: Any, name: str, replacement: Patch) -> None:
     """Patch `owner.name`, a function, method, staticmethod or classmethod."""
     raw = vars(owner).get(name, getattr(owner, name)) if isinstance(owner, type) else getattr(owner, name)
     kind = type(raw) if isinstance(raw, staticmethod | classmethod) else None
-    made = dispatch_by_mode(raw if kind is None else raw.__func__, ours)
+    made = dispatch_by_mode(raw if kind is None else raw.__func__, replacement)
     setattr(owner, name, made if kind is None else kind(made))
 
 
-def dispatch_by_mode(original: Any, ours: Patch) -> Any:
-    """A function that calls `ours` in a thread with a mode, else the original."""
+def dispatch_by_mode(original: Any, replacement: Patch) -> Any:
+    """A function that calls `replacement` in a thread with a mode, else the original."""
 
     def routed(*args: Any, **kwargs: Any) -> Any:
         mode = ambient.lockstep()
-        return original(*args, **kwargs) if mode is None else ours(mode, original, *args, **kwargs)
+        return original(*args, **kwargs) if mode is None else replacement(mode, original, *args, **kwargs)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         if hasattr(original, name):
@@ -80,13 +80,13 @@ def dispatch_by_mode(original: Any, ours: Patch) -> Any:
     return routed
 
 
-def _patch_within_decorators(decorated: Any, ours: Patch) -> None:
-    """Patch within torch's logging decorators, so that names imported from torch call `ours` too."""
+def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:
+    """Patch within torch's logging decorators, so that names imported from torch call `replacement` too."""
     original = innermost(decorated)
     while decorated is not original:
         for cell in decorated.__closure__ or ():
             if cell.cell_contents is original:
-                cell.cell_contents = dispatch_by_mode(original, ours)
+                cell.cell_contents = dispatch_by_mode(original, replacement)
                 decorated.__wrapped__ = cell.cell_contents
                 return
         decorated = decorated.__wrapped__

@@ -17,15 +17,14 @@ from localtensor.layout.shards import bounds
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
+from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
 from localtensor.lockstep.values.stacks import Cells, merge_alike
 
 Cut = tuple[int, int]
-IntArray = np.ndarray[Any, Any]
 
 
 @lru_cache(1024)
-def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple[IntArray, IntArray]:
+def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple[Array, Array]:
     """The size and the first index of each shard, int64 with a dim for each cut; an empty one begins at `past`.
 
     >>> shard_sizes_and_starts(5, ((4, 0),), 5)
@@ -37,7 +36,7 @@ def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple
     return sizes, np.where(sizes > 0, starts, past)
 
 
-def _plain(size: int, cuts: Sequence[Cut]) -> tuple[IntArray, IntArray]:
+def _plain(size: int, cuts: Sequence[Cut]) -> tuple[Array, Array]:
     sizes, starts = np.array(size), np.array(0)
     for chunks, _ in cuts:
         sizes, starts = sizes[..., None], starts[..., None]
@@ -47,7 +46,7 @@ def _plain(size: int, cuts: Sequence[Cut]) -> tuple[IntArray, IntArray]:
     return sizes, starts
 
 
-def _strided(size: int, cuts: Sequence[Cut]) -> tuple[IntArray, IntArray]:
+def _strided(size: int, cuts: Sequence[Cut]) -> tuple[Array, Array]:
     """Sizes and first indices by the list of each shard's indices."""
     held = [np.arange(size)]
     for chunks, stride in cuts:
@@ -58,12 +57,12 @@ def _strided(size: int, cuts: Sequence[Cut]) -> tuple[IntArray, IntArray]:
     return sizes.reshape(shape), starts.reshape(shape)
 
 
-def _cut(whole: IntArray, chunks: int, stride: int) -> list[IntArray]:
+def _cut(whole: Array, chunks: int, stride: int) -> list[Array]:
     pieces = [_chunks(piece, chunks) for piece in _chunks(whole, stride)]
     return [np.concatenate([piece[place] for piece in pieces]) for place in range(chunks)]
 
 
-def _chunks(whole: IntArray, chunks: int) -> list[IntArray]:
+def _chunks(whole: Array, chunks: int) -> list[Array]:
     step = -(-len(whole) // chunks)
     return [whole[step * place : step * (place + 1)] for place in range(chunks)]
 

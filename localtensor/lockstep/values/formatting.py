@@ -14,7 +14,7 @@ from localtensor._util.call_sites import place_of
 from localtensor._util.events import Place
 from localtensor.errors import RanksDiverge
 from localtensor.errors.base import rank_names
-from localtensor.lockstep.values.partition import Partition
+from localtensor.lockstep.values.partition import Array, Partition
 from localtensor.lockstep.values.stacks import deduplicate
 
 MOST_VALUES = 12  # values that are printed
@@ -25,7 +25,7 @@ def format_tensor(values: Sequence[tuple[list[int], Tensor]], held: Partition, r
 
     Equal values share a line, also where they are stored apart.
 
-    >>> from localtensor.lockstep.values.partition import by_value
+    >>> from localtensor.lockstep.values.partition import Array, by_value
     >>> print(format_tensor([([0, 1], torch.tensor(1)), ([2], torch.tensor(5))], by_value([1, 1, 5]), False))
     LocalTensor(3 ranks, 2 different values,
       ranks 0, 1: tensor(1),
@@ -62,7 +62,7 @@ MAX_LENGTH = 100  # characters
 MOST_INTS = 8  # of more values, the first three and the last
 
 
-def values_by_rank(values: Any, held: Any) -> dict[int, Any]:
+def values_by_rank(values: Array, held: Array | None) -> dict[int, Any]:
     """The value of each rank that holds one.
 
     >>> values_by_rank(np.array([5, 0, 7]), np.array([True, False, True]))
@@ -72,7 +72,7 @@ def values_by_rank(values: Any, held: Any) -> dict[int, Any]:
     return dict(enumerate(listed)) if held is None else {int(rank): listed[rank] for rank in np.flatnonzero(held)}
 
 
-def format_ints(values: Any, held: Any) -> str:
+def format_ints(values: Array, held: Array | None) -> str:
     """The values in rank order, a dash for a rank that holds none.
 
     >>> format_ints(np.arange(4), np.arange(4) != 1), format_ints(np.arange(256), None)
@@ -114,19 +114,19 @@ def as_if_padded() -> Iterator[None]:
         _padding.reset(before)
 
 
-def asks_to_keep_gradient(words: str) -> bool:
+def keeps_grad(words: str) -> bool:
     """Whether autograd asks if it may keep a gradient without a copy; either answer is correct."""
     node = torch._C._current_autograd_node() if words.endswith(" != 1") else None
     return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
 
-def common_answer(words: str, values: Any, held: Any) -> bool:
+def one_answer(words: str, values: Array, held: Array | None) -> bool:
     """The answer of all ranks to a question on which they differ.  Raises `RanksDiverge` unless within `as_if_padded`."""
     if _padding.get() and (words.endswith(" > 0") or " == " in words):
         return words.endswith(" > 0")
     raise divergence("bool", words, values, held)
 
 
-def divergence(call: str, words: str, values: Any, held: Any) -> RanksDiverge:
+def divergence(call: str, words: str, values: Array, held: Array | None) -> RanksDiverge:
     """The error for a value that differs between ranks where torch needs one, at the line of user code that runs."""
     return RanksDiverge(call, words, values_by_rank(values, held), user_place())

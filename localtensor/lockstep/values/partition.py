@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+Array = np.ndarray[Any, Any]  # of int64 or bool
 NOWHERE = -1  # the row of a rank that holds nothing
 _MOST_KEPT = 4096
 
@@ -25,9 +26,9 @@ class Partition:
     Made by `partition` and the functions below it, which return one object for equal contents.
     """
 
-    row_of: np.ndarray[Any, Any]  # int64 of shape [world]; NOWHERE if the rank holds nothing
+    row_of: Array  # int64 of shape [world]; NOWHERE if the rank holds nothing
     sizes: tuple[int, ...]
-    cell_of: np.ndarray[Any, Any]  # the cell of each row
+    cell_of: Array  # the cell of each row
     starts: tuple[int, ...]  # the first row of each cell
     rows: int
     complete: bool  # every rank holds something
@@ -39,7 +40,7 @@ class Partition:
         return len(self.row_of)
 
     @property
-    def held(self) -> Any:
+    def held(self) -> Array | None:
         """The ranks that hold something: bools of shape [world]; None if all do."""
         return None if self.complete else self.row_of != NOWHERE
 

@@ -11,7 +11,8 @@ import torch
 
 from localtensor.errors import AnotherMode, NotHeld
 from localtensor.lockstep.values.formatting import user_place
-from localtensor.lockstep.values.sym_nodes import Array, Constant, RankInts, int_node
+from localtensor.lockstep.values.partition import Array
+from localtensor.lockstep.values.sym_nodes import Constant, RankInts, int_node
 
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 

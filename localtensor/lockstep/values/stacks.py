@@ -159,10 +159,11 @@ def _merge_group(group: tuple[int, ...], cells: Cells, held: Partition) -> Tenso
     return fresh
 
 
-def has_sym_ints(index: Any) -> bool:
+def has_sym_ints(index: object) -> bool:
     """Whether an index contains ints that may differ between ranks."""
-    kind = type(index)
-    return kind is torch.SymInt or (kind is tuple and any(type(one) is torch.SymInt for one in index))
+    if type(index) is tuple:
+        return any(type(one) is torch.SymInt for one in index)
+    return type(index) is torch.SymInt
 
 
 def index_by_rank(x: Tensor, index: Any) -> Tensor:

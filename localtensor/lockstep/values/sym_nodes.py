@@ -13,22 +13,12 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep
-from localtensor.lockstep.values.formatting import (
-    asks_to_keep_gradient,
-    common_answer,
-    divergence,
-    format_ints,
-    shorten,
-    user_place,
-)
+from localtensor.lockstep.values.formatting import divergence, format_ints, keeps_grad, one_answer, shorten, user_place
+from localtensor.lockstep.values.partition import Array
 
-Array = np.ndarray[Any, Any]
 _MAX_INT = 2**63 - 1  # of torch's ints and of numpy's
 # In these files of torch the guess "false" leads to code that is right for each rank, or raises.
-_SAFE_GUESSES = (
-    "c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp",
-    "/input_metadata.cpp",
-)  # fmt: skip
+_SAFE_IN = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
 _FLOATS = "it would be a float of its own on each rank, and only ints can be that"
 
 
@@ -296,10 +286,10 @@ class RankBools(_Node):
         return f"RankBools({format_ints(self.values, self.held)})"
 
     def bool_(self) -> bool:
-        return common_answer(self.words, self.values, self.held)
+        return one_answer(self.words, self.values, self.held)
 
     def guard_bool(self, file: str, line: int) -> bool:
-        return asks_to_keep_gradient(self.words) or self.bool_()
+        return keeps_grad(self.words) or self.bool_()
 
     guard_size_oblivious = guard_bool
 
@@ -307,8 +297,8 @@ class RankBools(_Node):
         raise divergence("torch._check", self.words, self.values, self.held)
 
     def guard_or_false(self, file: str, line: int) -> bool:
-        """Raises outside of `_SAFE_GUESSES`: elsewhere torch does not always go on to what eager mode computes."""
-        if not file.endswith(_SAFE_GUESSES):
+        """Raises outside of `_SAFE_IN`: elsewhere torch does not always go on to what eager mode computes."""
+        if not file.endswith(_SAFE_IN):
             self.bool_()
         return False
 
