@@ -84,10 +84,11 @@ def all_gather_into_tensor(x: Tensor, group: Any = None, dim: int = 0) -> LocalT
     call = _checked_call(name, group, [x])
     checks.check_dim(name, dim, x.shape, for_scalars="Pass x.reshape(1).")
     family = call.family
-    return apply_linear(
-        call, x, lambda value: collectives.make_contiguous(collectives.merge_rows(collectives.all_gather(value, family), dim)),
-        lambda value: _reduce_scatter_dim(value, family, "sum", dim),
-    )  # fmt: skip
+
+    def done(value: StackedValue) -> StackedValue:
+        return collectives.make_contiguous(collectives.merge_rows(collectives.all_gather(value, family), dim))
+
+    return apply_linear(call, x, done, lambda value: _reduce_scatter_dim(value, family, "sum", dim))
 
 
 def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
