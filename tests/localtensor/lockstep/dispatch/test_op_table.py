@@ -109,7 +109,7 @@ def test_batch_norm_writes_only_in_training(mode):
 ])  # fmt: skip
 def test_the_op_behind_out(op, functional):
     assert functional_overload(op) is functional
-    assert (facts(op).another is not None) == (functional is not None)
+    assert (facts(op).rewrite is not None) == (functional is not None)
 
 
 # -- how often an op is executed
