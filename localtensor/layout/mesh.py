@@ -1,4 +1,4 @@
-"""A mesh is integers: named axes and their sizes, ranks numbered row by row.  No process group."""
+"""Device meshes as integers: named axes and their sizes, ranks in row-major order, no process group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localtensor.errors import BadMesh
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes of ranks.  Rank numbers run row by row: the last axis varies fastest.
+    """A mesh of ranks with named axes, in row-major order: the last axis varies fastest.
 
     >>> Mesh.of(dp=2, tp=3)
     Mesh(dp=2, tp=3)
@@ -41,17 +41,17 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are, on all axes together."""
+        """The number of ranks."""
         return math.prod(self.sizes)
 
     def axis(self, name: str) -> int:
-        """The place of the axis of this name.  Raises `BadMesh` if there is none."""
+        """The index of the axis of this name.  Raises `BadMesh` if there is none."""
         if name not in self.names:
             raise BadMesh("Mesh.axis", repr(name), f"the axes are {', '.join(self.names)}", "name", "Name one of them.")
         return self.names.index(name)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where a rank stands on each axis.  Raises `BadMesh` for a rank that the mesh does not have."""
+        """The coordinate of a rank on each axis.  Raises `BadMesh` for a rank that is not in the mesh."""
         if not 0 <= rank < self.ranks:
             problem = f"the ranks are 0 to {self.ranks - 1}"
             raise BadMesh("Mesh.coordinate", f"rank {rank}", problem, "rank", "Name one of them.")
@@ -62,7 +62,7 @@ class Mesh:
         return tuple(reversed(place))
 
     def rank(self, coordinate: tuple[int, ...]) -> int:
-        """The rank that stands there; the inverse of `coordinate`.  Raises `BadMesh` for a place outside of the mesh."""
+        """The rank at a coordinate, the inverse of `coordinate`.  Raises `BadMesh` outside of the mesh."""
         number = 0
         for size, place in zip(self.sizes, coordinate, strict=True):
             if not 0 <= place < size:
@@ -72,17 +72,16 @@ class Mesh:
         return number
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """The groups along one axis: ranks that differ in that axis alone, in its order.  Raises `BadMesh`."""
+        """The groups along one axis: ranks that differ in that axis only, in its order.  Raises `BadMesh`."""
         axis = self.axis(name)
         others = [range(size) for i, size in enumerate(self.sizes) if i != axis]
-        found = []
-        for rest in itertools.product(*others):
-            line = [self.rank((*rest[:axis], i, *rest[axis:])) for i in range(self.sizes[axis])]
-            found.append(tuple(line))
-        return tuple(found)
+        return tuple(
+            tuple(self.rank((*rest[:axis], i, *rest[axis:])) for i in range(self.sizes[axis]))
+            for rest in itertools.product(*others)
+        )
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What Hypothesis prints in a failing example: a call that makes the same mesh."""
+        """Print a call that makes this mesh, for failing examples of Hypothesis."""
         printer.text(f"Mesh({self.sizes}, {self.names})")
 
     def __repr__(self) -> str:

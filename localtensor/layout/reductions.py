@@ -1,17 +1,25 @@
-"""Reductions as arithmetic: the tensor that many ranks' tensors fold into, in rank order, in their own dtype.
+"""Reductions of many ranks' tensors, in rank order and in their own dtype, and splits of a tensor into partial values.
 
-What may be reduced is what gloo reduces, tried on gloo processes of torch 2.13.0; the tests in tests/real
-hold it there.  In three places this room differs from gloo, on purpose:
+The dtypes of each reduction are those of gloo, tried on gloo processes of torch 2.13.0 and checked by tests/real.
+There are three differences from gloo, on purpose:
 
 * min and max let NaN through, whichever rank holds it.  In gloo it depends on the order of the ranks.
 * `PremulSum` exists, though gloo refuses it: NCCL has it (ReduceOp.PREMUL_SUM, ProcessGroupNCCL.cpp).
-* torch.complex32 is refused, though gloo adds it: torch itself calls it experimental and cannot divide it.
+* torch.complex32 is refused, though gloo adds it: torch calls it experimental and cannot divide it.
+
+Partial values satisfy `fold_partials(parts(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up
+to rounding for sums, averages and products of floats.  They are adversarial, since an honest split such as x/n on each
+rank lets wrong rules pass.  Addends cancel, change sign, and are non-zero where the total is zero; in `sparse` splits
+half of them are zero where the total is not.  Minima and maxima have another owner for each element and random
+distances, with ties in `sparse` splits.  Where the total is NaN or infinite, one part is, and the others are numbers,
+unless that makes another total.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -19,16 +27,14 @@ from torch import Tensor
 
 from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
 
-# In which order many ranks' tensors are folded into one: floating point can tell.
-
 T = TypeVar("T")
-IN_A_ROW = 8  # ranks that are folded one after the other, as gloo does it for few
+IN_A_ROW = 8  # at most so many ranks are folded one after the other, as in gloo
 
 
 def by_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
-    """More than eight are folded in pairs of neighbours, again and again; eight or fewer one after the other.
+    """The fold of all items by `pair`: passes over pairs of neighbours while there are more than eight, then in sequence.
 
-    As good an order as gloo's ring or tree, whose own depends on sizes; and one in which many groups can be folded
+    The order matters for floats.  gloo's ring or tree depends on sizes; in this order many groups can be folded
     together (lockstep/comms/stacked_collectives.py).
 
     >>> by_pairs(lambda a, b: f"({a}{b})", "abcde"), by_pairs(lambda a, b: a + b, range(10))
@@ -42,7 +48,7 @@ def by_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
 
 Fold: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
-# What gloo's collectives take ("Invalid scalar type" is its word for the rest); send and recv take anything.
+# The dtypes of gloo's collectives, which raise "Invalid scalar type" for others; send and recv take any.
 CARRIED = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
     torch.float64, torch.complex64, torch.complex128,
@@ -52,7 +58,7 @@ _WIDER = {torch.uint32: torch.int64, torch.uint64: torch.int64, torch.complex32:
 
 @dataclass(frozen=True, slots=True)
 class PremulSum:
-    """The sum of each rank's tensor times one factor, which is first rounded to the tensors' dtype.
+    """The sum of each rank's tensor times one factor, which is rounded to the tensors' dtype first.
 
     >>> PremulSum(0.5)([torch.tensor([2.0]), torch.tensor([4.0])])
     tensor([3.])
@@ -64,7 +70,7 @@ class PremulSum:
         return total([self.times(x) for x in held])
 
     def times(self, x: Tensor) -> Tensor:
-        """What one rank brings, times the factor."""
+        """One rank's tensor times the factor."""
         return x * torch.tensor(self.factor, dtype=x.dtype, device=x.device)
 
 
@@ -72,17 +78,17 @@ Op: TypeAlias = str | PremulSum
 
 
 def total(held: Sequence[Tensor]) -> Tensor:
-    """The sum.  Integers wrap around, a sum of bools is their 'or'; both as in gloo."""
+    """The sum.  Integers wrap around and a sum of bools is their "or", as in gloo."""
     return by_pairs(torch.add, held)
 
 
 def mean(held: Sequence[Tensor]) -> Tensor:
-    """The sum, then divided: so it overflows where the sum does, as in gloo."""
+    """The sum divided by the number of ranks: it overflows where the sum does, as in gloo."""
     return divided(total(held), len(held))
 
 
 def divided(x: Tensor, count: int) -> Tensor:
-    """x / count; of complex numbers each part by itself, as gloo does: torch divides 49 by 7 so that 7.000000477 is left.
+    """x / count, of complex numbers each part by itself as in gloo: torch's complex 49 / 7 is 7.000000477.
 
     >>> divided(torch.tensor([49 + 14j]), 7)
     tensor([7.+2.j])
@@ -90,19 +96,15 @@ def divided(x: Tensor, count: int) -> Tensor:
     return torch.view_as_complex(torch.view_as_real(x.resolve_conj()) / count) if x.is_complex() else x / count
 
 
-def _folding(pair: Callable[[Tensor, Tensor], Tensor]) -> Fold:
-    return lambda held: by_pairs(pair, held)
-
-
 FOLDS: dict[str, Fold] = {
     "sum": total,
     "avg": mean,
-    "product": _folding(torch.mul),
-    "min": _folding(torch.minimum),
-    "max": _folding(torch.maximum),
-    "band": _folding(torch.bitwise_and),
-    "bor": _folding(torch.bitwise_or),
-    "bxor": _folding(torch.bitwise_xor),
+    "product": partial(by_pairs, torch.mul),
+    "min": partial(by_pairs, torch.minimum),
+    "max": partial(by_pairs, torch.maximum),
+    "band": partial(by_pairs, torch.bitwise_and),
+    "bor": partial(by_pairs, torch.bitwise_or),
+    "bxor": partial(by_pairs, torch.bitwise_xor),
 }
 
 # The kinds of number that each reduction has in gloo; for premul_sum, in NCCL.
@@ -120,7 +122,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 
 
 def name_of(op: Op) -> str:
-    """The name by which tables and messages call a reduction."""
+    """The name of a reduction in tables and messages."""
     return "premul_sum" if isinstance(op, PremulSum) else op
 
 
@@ -147,10 +149,10 @@ def carrier(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_reducible(call: str, op: Op, dtype: torch.dtype) -> None:
-    """Nothing happens if a collective can reduce this dtype so.
+    """Check that a collective can reduce this dtype.
 
-    Raises `UnknownReduction` for a name that is not in `FOLDS`, `DtypeNotReducible` for a kind of
-    number that is not in `TAKES`.
+    Raises `UnknownReduction` for a name that is not in `FOLDS`, and `DtypeNotReducible` for a kind of number that is
+    not in `TAKES`.
     """
     if not isinstance(op, PremulSum) and (not isinstance(op, str) or op not in FOLDS):
         raise UnknownReduction(call, op, ", ".join(map(repr, FOLDS)))
@@ -159,7 +161,7 @@ def check_reducible(call: str, op: Op, dtype: torch.dtype) -> None:
 
 
 def fold(held: Sequence[Tensor], op: Op) -> Tensor:
-    """What the ranks' tensors fold into: equal shapes and dtypes in, one such tensor out.
+    """The reduction of the ranks' tensors, which have one shape and dtype, as does the result.
 
     With one rank, the result may be that rank's tensor itself.
 
@@ -170,96 +172,85 @@ def fold(held: Sequence[Tensor], op: Op) -> Tensor:
 
 
 def premultiplied(op: Op, x: Tensor) -> tuple[str, Tensor]:
-    """The reduction without its factor, which has gone into what the ranks bring."""
+    """The reduction without its factor, and x times the factor."""
     return ("sum", op.times(x)) if isinstance(op, PremulSum) else (op, x)
 
 
-# Partial values: tensors that only together make the truth, and what they make together.
-#
-# `fold(parts(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up to
-# rounding for sums, averages and products of floats.
-#
-# The parts are adversaries.  An honest split such as x/n on each rank lets wrong rules pass, so
-# sums cancel, change sign, and are non-zero where the total is zero; in every second split half of
-# them are zero where the total is not.  Minima and maxima have another owner for each element and
-# element-wise random distances, with ties in every second split.  Where the total is NaN or infinite,
-# one part is, and the others are numbers, unless that makes another total.
+# -- partial values
 
 
 def reducible(kind: str, dtype: torch.dtype) -> bool:
-    """Whether a partial value of this dtype means anything under this reduction.
+    """Whether partial values of this dtype are defined for this reduction.
 
     Booleans add and multiply as "or" and "and", as gloo and nccl reduce them.
     """
     if dtype == torch.bool:
         return kind != "avg"
     if dtype == torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1):
-        return False  # torch itself cannot add these on a CPU
+        return False  # torch cannot add these on a CPU
     if kind == "avg" and dtype in (torch.uint8, torch.int8, torch.int16):
         return False  # their sums wrap, and a wrapped sum divided is no average
     return not (dtype.is_complex and kind in ("min", "max"))
 
 
 def agreed(kind: str, dtype: torch.dtype) -> bool:
-    """Whether everybody means the same by it: as `reducible`, but for averages of integers, which round somehow."""
-    return reducible(kind, dtype) and (kind != "avg" or _divides(dtype))
+    """Whether all backends agree on the reduction: `reducible`, and no average of integers, whose rounding differs."""
+    return reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
 
 
 def fold_partials(held: Tensor, kind: str) -> Tensor:
-    """The value that ranks hold together: `held` is [ranks, *shape], the result has `shape`.
+    """The value of all ranks' partial values: `held` has shape [ranks, *shape], the result has `shape`.
 
-    min and max let NaN through, as torch.minimum and torch.maximum do.  An average of integers
-    comes back in float64, so that a sum that does not divide is not taken for one that does.
-    Raises `NotReducible` where the reduction has no meaning for the dtype.
+    min and max let NaN through, as torch.minimum and torch.maximum do.  An average of integers is float64, so that a
+    sum that does not divide differs from one that does.  Raises `NotReducible` unless `reducible`.
     """
     if not reducible(kind, held.dtype):
         raise NotReducible("partials.fold", kind, held.dtype)
     if held.dtype == torch.bool:
-        return held.all(0) if kind in _ALL else held.any(0)
+        return held.all(0) if kind in _AND_KINDS else held.any(0)
     if kind in ("min", "max"):
         return held.amin(0) if kind == "min" else held.amax(0)
     if kind == "product":
         return held.prod(0, dtype=held.dtype)
     total = held.sum(0, dtype=held.dtype)
-    return total if kind == "sum" else divided(total if _divides(held.dtype) else total.double(), held.shape[0])
+    return total if kind == "sum" else divided(total if _is_inexact(held.dtype) else total.double(), held.shape[0])
 
 
 def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False) -> Tensor:
     """`ranks` partial values of x, stacked as [ranks, *x.shape], of x's dtype.
 
-    `sparse` asks for the second form: zeros of the parts that are not zeros of the total (sum,
-    avg), ties (min, max), ones (product).  `far` asks for parts about a thousand times as large as the total,
-    or as far from it; integers of fewer than 32 bits have no room for that, and stay as they are without it.
-    Raises `NotReducible` as `fold` does.
+    `sparse` makes zeros among the parts where the total is not zero (sum, avg), ties (min, max), or ones (product).
+    `far` makes parts about a thousand times as large as the total, or as far from it; it has no effect on integers of
+    fewer than 32 bits.  Raises `NotReducible` unless `reducible`.
     """
     if not reducible(kind, x.dtype):
         raise NotReducible("partials.parts", kind, x.dtype)
     make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:
-        return _deal(_truths(x, kind, ranks, rng), rng)
-    return _deal(make(x, kind, ranks, rng, sparse, FAR if far and _has_room(x.dtype) else 1), rng)
+        return _shuffle_ranks(_bool_parts(x, kind, ranks, rng), rng)
+    return _shuffle_ranks(make(x, kind, ranks, rng, sparse, FAR if far and _has_range_for_far(x.dtype) else 1), rng)
 
 
 FAR = 1024
-"""How many times larger than usual the parts are that are asked to be far; a power of two costs no digits."""
+"""The scale of `far` parts; a power of two, which loses no digits."""
 
 
-def _has_room(dtype: torch.dtype) -> bool:
-    return torch.iinfo(dtype).bits >= 32 if not _divides(dtype) else torch.finfo(dtype).max > 1e6
+def _has_range_for_far(dtype: torch.dtype) -> bool:
+    return torch.iinfo(dtype).bits >= 32 if not _is_inexact(dtype) else torch.finfo(dtype).max > 1e6
 
 
-_ALL = ("min", "product")
-"""The reductions of booleans that are "and"; the others are "or"."""
+_AND_KINDS = ("min", "product")
+"""The reductions of bools that are "and"; the others are "or"."""
 
 
-def _divides(dtype: torch.dtype) -> bool:
+def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _noise(x: Tensor, count: int, rng: torch.Generator, far: int) -> Tensor:
-    """Random values of the size of x itself, or so many times that, of both signs where the dtype has signs, never zero."""
+    """Random non-zero values, about `far` times as large as x, of both signs where the dtype has signs."""
     shape = (count, *x.shape)
-    if not _divides(x.dtype):
+    if not _is_inexact(x.dtype):
         size = torch.randint(1, 10, shape, generator=rng, device=rng.device).to(x.device) * far
         sign = torch.randint(0, 2, shape, generator=rng, device=rng.device).to(x.device) * 2 - 1
         return (size * sign).to(x.dtype) if x.dtype.is_signed else size.to(x.dtype)
@@ -278,7 +269,7 @@ def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
     noise = _noise(x, ranks - 1, rng, far)
     if sparse:
         noise = noise * _coin(tuple(noise.shape), rng, x.device, 0.5)
-    # Where the total is infinite or NaN one rank alone holds that; inf - inf would make it NaN.
+    # Where the total is infinite or NaN, one rank holds that; inf - inf would make it NaN.
     last = x - noise.sum(0, dtype=x.dtype)
     return torch.cat([noise, last[None]])
 
@@ -290,16 +281,16 @@ def _averages(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
 def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
     shape = (ranks - 1, *x.shape)
     sign = torch.where(_coin(shape, rng, x.device, 0.5), 1, -1 if x.dtype.is_signed else 1)
-    if not _divides(x.dtype) or sparse:
+    if not _is_inexact(x.dtype) or sparse:
         others = sign.to(x.dtype)
         return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
     others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
     return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
 
 
-def _truths(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
+def _bool_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
     apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
-    return torch.cat([x | apart if kind in _ALL else x & apart, x[None]])
+    return torch.cat([x | apart if kind in _AND_KINDS else x & apart, x[None]])
 
 
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
@@ -309,17 +300,16 @@ def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
     distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
     if sparse:
         distance = distance.masked_fill(_coin(tuple(distance.shape), rng, x.device, 0.4), 0)  # inf * 0 would be NaN
-    others = _moved(x, distance, noise, down=kind == "max")
+    others = _shift(x, distance, noise, down=kind == "max")
     return torch.cat([others, x[None]])
 
 
-def _moved(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
+def _shift(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
     """x shifted by a distance, never past the ends of an integer dtype.
 
-    Where x is NaN, or infinite on the other side, any number will do: noise, some above zero and some below, since what
-    makes a number of NaN may make any.
+    Where x is NaN, or infinite on the other side, the result is the noise, of both signs: any number is valid there.
     """
-    if _divides(x.dtype):
+    if _is_inexact(x.dtype):
         free = x.isnan() | (x == (torch.inf if down else -torch.inf))
         return torch.where(free, noise, x - distance if down else x + distance)
     ends = torch.iinfo(x.dtype)
@@ -328,7 +318,7 @@ def _moved(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
     return torch.where(x > ends.max - distance, x, x + distance)
 
 
-def _deal(stack: Tensor, rng: torch.Generator) -> Tensor:
-    """The same parts with another order of the ranks at each element, so that no rank is special."""
+def _shuffle_ranks(stack: Tensor, rng: torch.Generator) -> Tensor:
+    """The parts with the ranks in a random order at each element, so that no rank is special."""
     order = torch.rand(stack.shape, generator=rng, device=rng.device).argsort(0)
     return stack.gather(0, order.to(stack.device))

@@ -1,7 +1,8 @@
-"""Which rows of one dim each rank holds, as runs: exact for uneven and empty pieces, and no slower for more rows.
+"""The rows of one dim that each rank holds, as intervals: exact for uneven and empty pieces, at a cost independent of
+the number of rows.
 
-A cut is an axis and its split factor, 1 but for a strided shard.  Every cut keeps rows in their order, so that equal
-runs are the same rows in the same places.
+A cut is an axis and its split factor, 1 unless the shard is strided.  Every cut keeps rows in order, so that equal
+intervals are the same rows at the same places.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from localtensor.layout.spec import Spec, cuts
 
 Runs = tuple[tuple[int, int], ...]
-"""(start, length) of rows that stand side by side: ascending, none empty, and no two that touch."""
+"""(start, length) of consecutive rows: ascending, none empty, and no two adjacent."""
 Cuts = tuple[tuple[int, int], ...]
-"""(axis, split factor) of all that cut one dim, in the order in which they do."""
+"""(axis, split factor) of all cuts of one dim, in their order."""
 
 
 def cuts_of(spec: Spec) -> tuple[Cuts, ...]:
-    """For each dim its cuts, without those by axes of one rank, which leave it as it is.
+    """The cuts of each dim, without those by axes of one rank, which have no effect.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -38,7 +39,7 @@ def cuts_of(spec: Spec) -> tuple[Cuts, ...]:
 
 
 def chunk(runs: Runs, factor: int, ranks: int, place: int) -> Runs:
-    """What the rank at that place keeps of these rows: its chunk of every one of `factor` blocks.
+    """The rows that the rank at coordinate `place` keeps: its chunk of each of `factor` blocks.
 
     >>> chunk(((0, 5),), 1, 4, 1), chunk(((0, 5),), 2, 2, 0), chunk(((0, 2), (6, 2)), 1, 2, 1)
     (((2, 2),), ((0, 2), (3, 1)), ((6, 2),))
@@ -57,7 +58,7 @@ def chunk(runs: Runs, factor: int, ranks: int, place: int) -> Runs:
 
 
 def _rows(runs: Runs, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The (first, last) rows at these (first, last) places among the rows of the runs; both ascend."""
+    """The (first, stop) rows at these (first, stop) positions within the runs; both ascend."""
     left, before = list(reversed(runs)), 0
     for first, last in wanted:
         at = first
@@ -82,7 +83,7 @@ def _joined(pieces: Iterator[tuple[int, int]]) -> Runs:
 
 
 def held_at(size: int, cut: Cuts, sizes: Sequence[int], place: Sequence[int]) -> Runs:
-    """The rows of the rank that stands there on the axes of a mesh of these sizes."""
+    """The rows of the rank at coordinate `place` of a mesh of these sizes."""
     runs: Runs = ((0, size),) if size else ()
     for axis, factor in cut:
         runs = chunk(runs, factor, sizes[axis], place[axis])
@@ -90,10 +91,10 @@ def held_at(size: int, cut: Cuts, sizes: Sequence[int], place: Sequence[int]) ->
 
 
 @functools.lru_cache(maxsize=1024)
-def held_by(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
+def rows_by_rank(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
     """The rows of every rank, by rank number.
 
-    >>> held_by(5, ((1, 1), (0, 1)), (2, 2))
+    >>> rows_by_rank(5, ((1, 1), (0, 1)), (2, 2))
     (((0, 2),), ((3, 1),), ((2, 1),), ((4, 1),))
     """
     held: list[Runs] = [((0, size),) if size else ()] * math.prod(sizes)
@@ -101,47 +102,47 @@ def held_by(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
         ranks, inner = sizes[axis], math.prod(sizes[axis + 1 :])
         known: dict[tuple[Runs, int], Runs] = {}
         for rank, runs in enumerate(held):
-            asked = runs, rank // inner % ranks
-            if asked not in known:
-                known[asked] = chunk(runs, factor, ranks, asked[1])
-            held[rank] = known[asked]
+            key = runs, rank // inner % ranks
+            if key not in known:
+                known[key] = chunk(runs, factor, ranks, key[1])
+            held[rank] = known[key]
     return tuple(held)
 
 
-def first_unlike(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> int | None:
-    """The first rank that holds other rows by the one than by the other cuts; None if there is none.
+def first_differing(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> int | None:
+    """The first rank whose rows differ between two cuts; None if there is none.
 
-    >>> first_unlike(5, ((0, 1), (1, 1)), ((1, 1), (0, 1)), (2, 2))
+    >>> first_differing(5, ((0, 1), (1, 1)), ((1, 1), (0, 1)), (2, 2))
     1
     """
-    both = zip(held_by(size, one, sizes), held_by(size, other, sizes), strict=True)
+    both = zip(rows_by_rank(size, one, sizes), rows_by_rank(size, other, sizes), strict=True)
     return next((rank for rank, (mine, theirs) in enumerate(both) if mine != theirs), None)
 
 
 @functools.lru_cache(maxsize=4096)
-def cut_alike(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool:
-    """Whether all ranks hold the same rows by both.
+def same_rows(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool:
+    """Whether all ranks hold the same rows by both cuts.
 
-    >>> [cut_alike(size, ((0, 2), (1, 1)), ((1, 1), (0, 1)), (3, 2)) for size in (10**9, 10**9 + 3)]
+    >>> [same_rows(size, ((0, 2), (1, 1)), ((1, 1), (0, 1)), (3, 2)) for size in (10**9, 10**9 + 3)]
     [True, False]
     """
     if one == other:
         return True
-    for place in beside(sizes):
+    for place in probe_coordinates(sizes):
         if held_at(size, one, sizes, place) != held_at(size, other, sizes, place):
             return False
-    return first_unlike(size, one, other, sizes) is None
+    return first_differing(size, one, other, sizes) is None
 
 
-def beside(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Where the ranks stand that are second on one axis and first on all others: most that differ differ there."""
+def probe_coordinates(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The coordinates that are 1 on one axis and 0 on all others, where most different layouts differ."""
     for axis, size in enumerate(sizes):
         if size > 1:
             yield tuple(int(axis == other) for other in range(len(sizes)))
 
 
-def never_empty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
-    """Whether there are so many rows that these cuts leave some to every rank; there may be enough where it is false.
+def surely_nonempty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
+    """Whether these cuts certainly leave rows to every rank; false does not mean that some rank has none.
 
     One cut of n rows leaves the last rank at least n / (factor * ranks) - ranks of them.
     """
@@ -149,10 +150,10 @@ def never_empty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
     return size > blocks * ranks * ranks
 
 
-def runs_text(runs: Runs, most: int = 3) -> str:
-    """Rows in words.
+def format_rows(runs: Runs, most: int = 3) -> str:
+    """Rows as text, at most the first `most` runs.
 
-    >>> runs_text(((0, 2), (4, 1))), runs_text(()), runs_text(tuple((2 * i, 1) for i in range(9)))
+    >>> format_rows(((0, 2), (4, 1))), format_rows(()), format_rows(tuple((2 * i, 1) for i in range(9)))
     ('rows 0 to 1, 4', 'no rows', 'rows 0, 2, 4 and more')
     """
     shown = [str(start) if length == 1 else f"{start} to {start + length - 1}" for start, length in runs[:most]]

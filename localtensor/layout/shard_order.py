@@ -1,13 +1,13 @@
-"""Strided shards as a shard order and back, and whether two specs mean the same.
+"""Conversion of strided shards to shard orders and back, and equivalence of specs.
 
-| from                                | to                      | by        | is the same where                       |
+| from                                | to                      | by        | equivalent if                           |
 |-------------------------------------|-------------------------|-----------|-----------------------------------------|
-| strided shards that encode an order | plain, a shard order    | `ordered` | the pieces are even; or happen to agree |
-| a strided shard that stands alone   | plain                   | `ordered` | its blocks do not matter: one rank, say |
-| a shard order                       | strided shards          | `strided` | the pieces are even; or happen to agree |
-| a shard order of strided shards     | strided, in more blocks | `strided` | likewise                                |
+| strided shards that encode an order | plain, a shard order    | `ordered` | pieces are even, or agree by chance     |
+| a single strided shard              | plain                   | `ordered` | its blocks do not matter, as of 1 rank  |
+| a shard order                       | strided shards          | `strided` | pieces are even, or agree by chance     |
+| a shard order of strided shards     | strided, in more blocks | `strided` | pieces are even, or agree by chance     |
 
-The rows of all ranks are compared, for this shape on this mesh: nothing is converted that would move one row.
+The rows of all ranks are compared for the spec's shape and mesh: a conversion that would move a row is refused.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from localtensor.layout.reductions import reducible
 from localtensor.layout.row_intervals import (
     Cuts,
     Runs,
-    beside,
-    cut_alike,
     cuts_of,
-    first_unlike,
+    first_differing,
+    format_rows,
     held_at,
-    held_by,
-    never_empty,
-    runs_text,
+    probe_coordinates,
+    rows_by_rank,
+    same_rows,
+    surely_nonempty,
 )
 from localtensor.layout.shards import order_of
 from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, is_plain, short
 
 _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
-"""Placements of these types are equal if they mean the same; torch holds others equal to these."""
+"""Placement types whose equality is equivalence; for other types torch's equality ignores differences."""
 
 
 def ordered(spec: Spec) -> Spec:
-    """The spec with plain shards and a shard order instead of strided shards; every rank holds what it held.
+    """The spec with plain shards and a shard order instead of strided shards, with the same rows on every rank.
 
-    Raises `OtherRows` where no order of plain shards gives every rank its rows, and for sizes that are symbols.
+    Raises `OtherRows` if no order of plain shards has those rows, and for symbolic sizes.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -58,18 +58,17 @@ def ordered(spec: Spec) -> Spec:
             break
     else:
         return spec
-    check_sizes("orders.ordered", spec)
+    check_concrete_sizes("orders.ordered", spec)
     made = spec
     for dim in dict.fromkeys(p.dim for p in spec.placements if isinstance(p, StridedShard)):
-        made = _plain_on(made, dim)
+        made = _plain_shards_on(made, dim)
     return made
 
 
 def strided(spec: Spec) -> Spec:
-    """The spec with strided shards instead of a shard order; every rank holds what it held.
+    """The spec with strided shards instead of a shard order, with the same rows on every rank.
 
-    Raises `OtherRows` where strided shards, read from left to right, do not give every rank its rows, and for sizes that
-    are symbols.
+    Raises `OtherRows` if strided shards, read from left to right, have other rows, and for symbolic sizes.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -78,7 +77,7 @@ def strided(spec: Spec) -> Spec:
     """
     if not spec.shard_order:
         return spec
-    check_sizes("orders.strided", spec)
+    check_concrete_sizes("orders.strided", spec)
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
         for place, axis in enumerate(axes):
@@ -93,10 +92,10 @@ def strided(spec: Spec) -> Spec:
 
 
 def lies_alike(one: Spec, other: Spec) -> bool:
-    """Whether every rank holds the same rows of the same tensor, and waits for the same sums, under both specs.
+    """Whether two specs are equivalent: the same rows on every rank, and the same pending reductions.
 
-    An axis of one rank cuts nothing, and a Partial on it is the value.  The names of axes do not matter.  Raises
-    `OtherRows` where rows must be compared and sizes are symbols.
+    An axis of one rank cuts nothing, and a Partial on it is the value.  Names of axes do not matter.  Raises
+    `OtherRows` where rows must be compared and sizes are symbolic.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -112,71 +111,70 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     if sizes != other.mesh.sizes or tuple(one.shape) != tuple(other.shape) or one.dtype != other.dtype:
         return False
     for size, mine, theirs in zip(sizes, one.placements, other.placements, strict=True):
-        if not _wait_alike(size, mine, theirs, one):
+        if not _same_pending_reduction(size, mine, theirs, one):
             return False
     one_cut, other_cut = cuts_of(one), cuts_of(other)
     if one_cut == other_cut:
         return True
-    check_sizes("orders.lies_alike", one)
-    if all(cut_alike(*case, sizes) for case in zip(one.shape, one_cut, other_cut, strict=True)):
+    check_concrete_sizes("orders.lies_alike", one)
+    if all(same_rows(*case, sizes) for case in zip(one.shape, one_cut, other_cut, strict=True)):
         return True
-    for place in beside(sizes):
-        if _unlike(*(_rows_at(one.shape, cut, sizes, place) for cut in (one_cut, other_cut))):
+    for place in probe_coordinates(sizes):
+        if _pieces_differ(*(_rows_of_rank(one.shape, cut, sizes, place) for cut in (one_cut, other_cut))):
             return False
-    if all(never_empty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
+    if all(surely_nonempty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
         return False
-    return first_unlike_rank(one, other) is None
+    return first_differing_rank(one, other) is None
 
 
-def check_sizes(call: str, spec: Spec) -> None:
-    """Raises `OtherRows` if some size is a symbol: its rows cannot be compared."""
+def check_concrete_sizes(call: str, spec: Spec) -> None:
+    """Raises `OtherRows` if a size is symbolic: its rows cannot be compared."""
     if any(isinstance(size, torch.SymInt) for size in spec.shape):
-        raise OtherRows(
-            call, repr(spec), "a size is a symbol, and its rows cannot be compared", "Give sizes in numbers."
-        )
+        problem = "a size is a symbol, and its rows cannot be compared"
+        raise OtherRows(call, repr(spec), problem, "Give sizes in numbers.")
 
 
-def _wait_alike(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bool:
-    """Whether an axis of so many ranks waits for the same reduction under both, or for none."""
-    if all(_at_rest(size, placement, spec) for placement in (mine, theirs)):
+def _same_pending_reduction(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bool:
+    """Whether an axis of `size` ranks has the same pending reduction under both placements, or none."""
+    if all(_is_not_pending(size, placement, spec) for placement in (mine, theirs)):
         return True
     if mine is theirs or type(mine) is not type(theirs):
         return mine is theirs
-    # An equality that a class inherits may know nothing of what the class adds.
+    # An inherited equality may ignore fields that the class adds.
     return (is_plain(mine) or "__eq__" in vars(type(mine))) and bool(mine == theirs)
 
 
-def _at_rest(size: int, placement: Placement, spec: Spec) -> bool:
-    """Whether the ranks of an axis hold values, and no parts of any."""
+def _is_not_pending(size: int, placement: Placement, spec: Spec) -> bool:
+    """Whether the ranks of an axis hold values, without a pending reduction."""
     if isinstance(placement, Partial):
         return size == 1 and is_plain(placement) and reducible(placement.reduce_op, spec.dtype)
     return is_defined(placement)
 
 
-def _plain_on(spec: Spec, dim: int) -> Spec:
-    """The spec with plain shards on that dim, in the order that gives every rank its rows."""
+def _plain_shards_on(spec: Spec, dim: int) -> Spec:
+    """The spec with plain shards on that dim, in an order with the same rows.  Raises `OtherRows`."""
     sizes, cut = spec.mesh.sizes, cuts_of(spec)[dim]
     places = order_of([factor for _, factor in cut], [sizes[axis] for axis, _ in cut])
     encoded = None if places is None else tuple(cut[place][0] for place in places)
     for order in (encoded, tuple(axis for axis, _ in cut)):
-        if order is not None and cut_alike(spec.shape[dim], cut, tuple((axis, 1) for axis in order), sizes):
-            return _plainly(spec, dim, order)
+        if order is not None and same_rows(spec.shape[dim], cut, tuple((axis, 1) for axis in order), sizes):
+            return _with_plain_shards(spec, dim, order)
     for order in itertools.permutations(axis for axis, _ in cut):  # rows may be too few for the factors to matter
-        made = _plainly(spec, dim, order)
+        made = _with_plain_shards(spec, dim, order)
         if lies_alike(spec, made):
             return made
     shown = ", ".join(f"{spec.mesh.names[axis]}:{short(spec.placements[axis])}" for axis, _ in cut)
     if encoded is not None and len(cut) > 1:
         how = f"cut by {', '.join(spec.mesh.names[axis] for axis in encoded)} in this order"
-        _check_rows("ordered", spec, _plainly(spec, dim, encoded), dim, how, "keep the strided shards")
+        _check_rows("ordered", spec, _with_plain_shards(spec, dim, encoded), dim, how, "keep the strided shards")
     problem = f"{shown} stands alone on dim {dim}, and no order of one axis makes blocks"
     if len(cut) > 1:
         problem = f"no order of the axes makes the blocks of {shown} on dim {dim}"
     raise OtherRows("orders.ordered", repr(spec), problem, "Keep the strided shards.")
 
 
-def _plainly(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
-    """The spec with plain shards on that dim, cut in this order, which leaves out axes of one rank."""
+def _with_plain_shards(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
+    """The spec with plain shards on that dim in this order, which omits axes of one rank."""
     axes = spec.cut_by(dim)
     every = sorted(axes) if list(order) == sorted(order) else (*order, *(axis for axis in axes if axis not in order))
     placements = tuple(Shard(dim) if axis in axes else held for axis, held in enumerate(spec.placements))
@@ -186,45 +184,47 @@ def _plainly(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
 
 def _check_rows(call: str, spec: Spec, made: Spec, dim: int, how: str, keep: str) -> None:
     was, now = cuts_of(spec)[dim], cuts_of(made)[dim]
-    if not cut_alike(spec.shape[dim], was, now, spec.mesh.sizes):
+    if not same_rows(spec.shape[dim], was, now, spec.mesh.sizes):
         problem = _other_rows(spec, dim, was, now, how)
-        raise OtherRows(f"orders.{call}", repr(spec), problem, remedy_of(spec, made, dim, keep))
+        raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
 
 
 def _other_rows(spec: Spec, dim: int, was: Cuts, now: Cuts, how: str) -> str:
     size, sizes = spec.shape[dim], spec.mesh.sizes
-    rank = first_unlike(size, was, now, sizes) or 0
-    mine, theirs = held_by(size, was, sizes)[rank], held_by(size, now, sizes)[rank]
-    return f"rank {rank} holds {runs_text(mine)} of dim {dim}, and {how} it would hold {runs_text(theirs)}"
+    rank = first_differing(size, was, now, sizes) or 0
+    mine, theirs = rows_by_rank(size, was, sizes)[rank], rows_by_rank(size, now, sizes)[rank]
+    return f"rank {rank} holds {format_rows(mine)} of dim {dim}, and {how} it would hold {format_rows(theirs)}"
 
 
-def remedy_of(spec: Spec, made: Spec, dim: int, keep: str) -> str:
-    """What to do where rows of a dim differ: pad it, if that helps, or keep what there was."""
+def rows_remedy(spec: Spec, made: Spec, dim: int, keep: str) -> str:
+    """The advice of the error for rows of a dim that differ: pad it, if that helps, or `keep`."""
     even = math.prod(spec.mesh.sizes[axis] * (cuts(spec.placements[axis]) or (0, 1))[1] for axis in spec.cut_by(dim))
-    rows = -(-spec.shape[dim] // even) * even  # however it is cut, into whatever blocks, no piece is shorter then
-    one, other = (held_by(rows, cuts_of(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
+    rows = -(-spec.shape[dim] // even) * even  # a multiple of all pieces and blocks: all are even
+    one, other = (rows_by_rank(rows, cuts_of(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
     return f"Pad dim {dim} to {rows} rows, or {keep}." if one == other else f"{keep[0].upper()}{keep[1:]}."
 
 
-def first_unlike_rank(one: Spec, other: Spec) -> int | None:
-    """The first rank that holds other rows under the other spec, on a mesh of as many ranks."""
+def first_differing_rank(one: Spec, other: Spec) -> int | None:
+    """The first rank whose rows differ between two specs, on meshes of one size; None if there is none."""
     every = zip(zip(*rows_by_dim(one), strict=True), zip(*rows_by_dim(other), strict=True), strict=True)
-    return next((rank for rank, (mine, theirs) in enumerate(every) if _unlike(mine, theirs)), None)
+    return next((rank for rank, (mine, theirs) in enumerate(every) if _pieces_differ(mine, theirs)), None)
 
 
-def _unlike(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
-    """Whether two pieces, by the rows of each dim, differ: in their shape, or, if they are not empty, in what they hold."""
+def _pieces_differ(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
+    """Whether two pieces, by the rows of each dim, differ in shape or, if not empty, in rows."""
     if mine == theirs:
         return False
     shapes = [[sum(length for _, length in runs) for runs in held] for held in (mine, theirs)]
     return shapes[0] != shapes[1] or 0 not in shapes[0]
 
 
-def _rows_at(shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], place: Sequence[int]) -> tuple[Runs, ...]:
+def _rows_of_rank(
+    shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], place: Sequence[int]
+) -> tuple[Runs, ...]:
     return tuple(held_at(size, by, sizes, place) for size, by in zip(shape, cut, strict=True))
 
 
 def rows_by_dim(spec: Spec) -> list[tuple[Runs, ...]]:
-    """For each dim, the rows of every rank, by rank number."""
+    """The rows of every rank, by rank number, for each dim."""
     sizes = spec.mesh.sizes
-    return [held_by(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]
+    return [rows_by_rank(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]

@@ -1,11 +1,15 @@
-"""Placements as arithmetic: what each rank holds of a tensor, and the tensor that they hold.
+"""Splitting a tensor into the pieces of all ranks by a spec, assembling it, and layouts with exactly one meaning.
 
-`assemble(split(x, spec, rng), spec) == x` is both the documentation and the law.  Pieces follow
-torch.chunk, as DTensor's Shard does: every rank gets ceil(size / ranks) rows until none are left,
-so the last pieces may be short or empty.  A strided shard cuts the dim into `split_factor` blocks
-in this way first, and each rank holds its chunk of every block.
+`assemble(split(x, spec, rng), spec) == x`.  Pieces follow torch.chunk, as DTensor's Shard does: every rank gets
+ceil(size / ranks) rows until none are left, so the last pieces may be short or empty.  A strided shard cuts the dim
+into `split_factor` blocks in this way first, and each rank holds its chunk of every block.  Axes apply from left to
+right, as in `distribute_tensor`, unless the spec has a shard order.
 
-Axes apply from left to right, as where DTensor distributes a tensor, unless the spec has a shard order.
+A layout, a placement for each mesh axis, has exactly one meaning for a tensor unless one of these holds:
+
+* Two kinds of Partial depend on the order in which axes are reduced: torch refuses all but "sum" with "avg".
+* Several axes shard a dim with strided shards and uneven pieces.  `distribute_tensor` cuts from left to right, into
+  strides; `redistribute` undoes the cuts in the order that the split factors encode, if they encode one.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.reductions import parts, reducible
-from localtensor.layout.row_intervals import cut_alike
+from localtensor.layout.row_intervals import same_rows
 from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, short
 
 T = TypeVar("T")
@@ -59,13 +63,13 @@ def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: in
         return tuple(shape)
     dim, factor = cut
     _check_dim("shards.local_shape", dim, shape)
-    return (*shape[:dim], length_of(shape[dim], factor, ranks, rank), *shape[dim + 1 :])
+    return (*shape[:dim], local_length(shape[dim], factor, ranks, rank), *shape[dim + 1 :])
 
 
-def length_of(size: int, factor: int, ranks: int, rank: int) -> int:
-    """How many of the rows of one dim that rank holds, of `factor` blocks its chunk each: the sum of `strided_bounds`.
+def local_length(size: int, factor: int, ranks: int, rank: int) -> int:
+    """The number of rows of one dim on a rank, its chunks of all `factor` blocks: the sum of `strided_bounds`.
 
-    >>> [length_of(5, 2, 2, rank) for rank in range(2)]
+    >>> [local_length(5, 2, 2, rank) for rank in range(2)]
     [3, 2]
     """
     block = -(-size // factor)
@@ -77,10 +81,10 @@ def length_of(size: int, factor: int, ranks: int, rank: int) -> int:
 
 
 def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator | None = None) -> list[Tensor]:
-    """What each rank of one axis holds, in rank order; shards and replicas are views of x, strided shards are not.
+    """The piece of each rank of one axis, in rank order; shards and replicas are views of x, strided shards are copies.
 
-    A Partial needs `rng`, a torch.Generator: there are many ways to split a sum.
-    Raises `BadPlacement` for a placement that is none of R, S, SS and the five P.
+    A Partial needs `rng`, a torch.Generator: a sum can be split in many ways.
+    Raises `BadPlacement` for a placement that is none of R, S, SS and the five P, and `NoSuchDim`.
 
     >>> from localtensor.layout.spec import parse
     >>> split_axis(torch.arange(5), parse("SS(0,2)"), 2)  # of the blocks 0, 1, 2 and 3, 4
@@ -102,7 +106,7 @@ def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator
 
 
 def assemble_axis(held: Sequence[Tensor], placement: Placement) -> Tensor:
-    """The tensor that the ranks of one axis hold together.  A replica is rank 0's."""
+    """The tensor of the pieces of one axis, in rank order.  Of replicas it is rank 0's.  Raises `BadPlacement`."""
     _check_defined("shards.assemble_axis", placement)
     if isinstance(placement, Partial):
         return fold(torch.stack(list(held)), placement.reduce_op)
@@ -147,26 +151,24 @@ def in_sequence(spec: Spec) -> tuple[Sequence[Placement], Sequence[int]]:
 
 
 def by_rank(held: list[T], spec: Spec) -> list[T]:
-    """What the ranks hold by rank number, given with the axes in the order in which they apply, the last one fastest."""
-    return [held[place] for place in _places(spec)] if spec.shard_order else held
+    """Items by rank number, from items in the order of the axes as they apply, the last one fastest."""
+    return [held[place] for place in _positions_in_sequence(spec)] if spec.shard_order else held
 
 
-def _places(spec: Spec) -> list[int]:
-    """For each rank its place where the axes stand in the order in which they apply."""
+def _positions_in_sequence(spec: Spec) -> list[int]:
+    """For each rank its position if the axes are in the order in which they apply."""
     applied = Mesh(tuple(in_sequence(spec)[1]), tuple(map(str, spec.sequence)))
     at = map(spec.mesh.coordinate, range(spec.mesh.ranks))
     return [applied.rank(tuple(where[axis] for axis in spec.sequence)) for where in at]
 
 
 def spread(
-    x: Tensor,
-    placements: Sequence[Placement],
-    mesh: Sequence[int],
+    x: Tensor, placements: Sequence[Placement], mesh: Sequence[int],
     cut: Callable[[Tensor, Placement, int], Sequence[Tensor]],
-) -> list[Tensor]:
-    """Every rank's piece, by rank number, where `cut(whole, placement, ranks)` deals along one axis of so many ranks.
+) -> list[Tensor]:  # fmt: skip
+    """Every rank's piece, by rank number; `cut(whole, placement, ranks)` returns the pieces along one axis.
 
-    Replicas are one object, and stay replicas where they are cut again: each object is cut once.
+    Replicas are one object, and stay so: each object is cut once.
     """
     held = [x]
     for ranks, placement in zip(mesh, placements, strict=True):
@@ -179,7 +181,7 @@ def spread(
 
 
 def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
-    """Every rank's piece, by rank number; raises `WrongShape` if x has not the spec's, and what `split_axis` raises."""
+    """Every rank's piece, by rank number.  Raises `WrongShape` for another shape, and the errors of `split_axis`."""
     if tuple(x.shape) != tuple(spec.shape):
         raise WrongShape("shards.split", x.shape, spec.shape)
     held = spread(x, *in_sequence(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
@@ -187,16 +189,13 @@ def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Ten
 
 
 def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
-    """The whole tensor from every rank's piece; raises `WrongPieces` if a local shape is not the spec's.
-
-    Of the spec, all but the dtype counts; the dtype is that of the pieces.
-    """
+    """The whole tensor from every rank's piece, of the pieces' dtype.  Raises `WrongPieces` if a local shape differs."""
     want, got = local_shapes(spec), [tuple(piece.shape) for piece in held]
     if got != want:
         raise WrongPieces("shards.assemble", got, want)
     level = list(held)
     if spec.shard_order:
-        for rank, place in enumerate(_places(spec)):
+        for rank, place in enumerate(_positions_in_sequence(spec)):
             level[place] = held[rank]
     for placement, size in reversed(list(zip(*in_sequence(spec), strict=True))):
         level = [assemble_axis(level[i : i + size], placement) for i in range(0, len(level), size)]
@@ -213,15 +212,6 @@ def _check_defined(call: str, placement: Placement) -> None:
         problem = "only R, S(dim), SS(dim,factor) and the five P have a definition here"
         raise BadPlacement(call, short(placement), problem)
 
-
-# What a layout means: a placement for each axis of a mesh, for one tensor, where torch gives that one meaning.
-#
-# * Two kinds of Partial on the axes of one tensor mean something only if the order in which the axes are reduced does
-# not matter: torch refuses every mixture but that of "sum" and "avg", and so do we.
-# * A dim that several axes shard is cut from left to right.  Any other order is written with strided shards, for which
-# torch has two readings: `distribute_tensor` cuts from left to right, into strides, and `redistribute` undoes the
-# cuts in the order that the split factors encode, if they encode one.  Where the pieces are uneven the two may
-# differ; then the layout has no meaning that a result could be held to.
 
 Layout = tuple[Placement, ...]
 """One placement for each axis of a mesh, for one tensor."""
@@ -243,7 +233,7 @@ def has_meaning(layout: Sequence[Placement], shape: Sequence[int], dtype: torch.
     if any(not 0 <= dim < len(shape) for dim, _ in cut):
         return False
     strided = sorted({dim for dim, factor in cut if factor > 1})
-    return all(_read_alike(shape[dim], factors_of(layout, dim), tuple(mesh)) for dim in strided)
+    return all(_have_one_reading(shape[dim], factors_of(layout, dim), tuple(mesh)) for dim in strided)
 
 
 def factors_of(layout: Sequence[Placement], dim: int) -> tuple[int, ...]:
@@ -272,9 +262,9 @@ def order_of(factors: Sequence[int], mesh: Sequence[int]) -> tuple[int, ...] | N
 
 
 def in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, Placement]:
-    """The placement of each axis where the axes cut a dim in this order.
+    """The placement of each axis if the axes cut a dim in this order.
 
-    The factor of a strided shard is the number of pieces that axes further to the right have made before it.
+    The factor of a strided shard is the number of pieces made before it by axes further to the right.
 
     >>> in_order(0, (1, 0), (2, 3))
     {1: Shard(dim=0), 0: _StridedShard(dim=0, sf=3)}
@@ -286,9 +276,9 @@ def in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, P
     return found
 
 
-def _read_alike(size: int, factors: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
+def _have_one_reading(size: int, factors: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
     order = order_of(factors, mesh)
-    if order is None:  # made by views: of several such cuts torch does not say how they nest
+    if order is None:  # made by views: torch does not define how several such cuts nest
         return sum(map(bool, factors)) == 1
     from_the_left = tuple((axis, factor) for axis, factor in enumerate(factors) if factor)
-    return cut_alike(size, from_the_left, tuple((axis, 1) for axis in order), mesh)
+    return same_rows(size, from_the_left, tuple((axis, 1) for axis in order), mesh)

@@ -1,4 +1,4 @@
-"""Placements are torch's own classes; here they get a short print that is also accepted as input.
+"""Specs, and a short notation of torch's placements that is also accepted as input.
 
 `R`, `S(0)`, `SS(0,2)` (strided shard: dim, split factor), `P(sum)`; a spec prints as
 `f32[8,4] @ dp:S(0), tp:R`.
@@ -23,13 +23,10 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from localtensor.errors import BadPlacement, BadShardOrder, NoSuchDim
 from localtensor.layout.mesh import Mesh
 
-# A mesh is integers: named axes and their sizes, ranks numbered row by row.  No process group.
-
-
 StridedShard = _StridedShard
-"""torch's own class, for the other rooms: its name there is private."""
+"""torch's `_StridedShard` under a public name."""
 KINDS = ("sum", "avg", "min", "max", "product")
-"""The reductions that a Partial may be pending on."""
+"""The reductions of a Partial."""
 
 _SHORT = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -40,9 +37,9 @@ _WRITTEN = re.compile(r"(R)|S\((\d+)\)|SS\((\d+), ?(\d+)\)|P\((\w+)\)")
 
 
 def parse(text: str) -> Placement:
-    """The placement that a short print stands for.
+    """The placement of a short notation, such as "S(0)".
 
-    Raises `BadPlacement` for anything else; a negative dim is refused, not repaired.
+    Raises `BadPlacement` for any other text, also for a negative dim.
 
     >>> [parse(p) for p in ("R", "S(1)", "P(max)")]
     [Replicate(), Shard(dim=1), Partial(max)]
@@ -63,19 +60,19 @@ def parse(text: str) -> Placement:
 
 
 def is_plain(placement: Placement | None) -> bool:
-    """Whether it is R, S(dim) or one of the five Partials, and no subclass that means more."""
+    """Whether it is R, S(dim) or one of the five Partials, and of no subclass."""
     if type(placement) is Partial:
         return placement.reduce_op in KINDS
     return type(placement) in (Replicate, Shard)
 
 
 def is_defined(placement: Placement | None) -> bool:
-    """Whether its arithmetic is known here: it is plain, or a strided shard that cuts into one block or more."""
+    """Whether this package defines it: it is plain, or a strided shard with a positive split factor."""
     return is_plain(placement) or (type(placement) is _StridedShard and placement.split_factor > 0)
 
 
 def cuts(placement: Placement | None) -> tuple[int, int] | None:
-    """The dim that a placement cuts and its split factor, which is 1 but for strided shards; None if it cuts none.
+    """The dim that a placement shards and its split factor, 1 unless strided; None if it shards none.
 
     >>> cuts(Shard(1)), cuts(parse("SS(0,3)")), cuts(Partial())
     ((1, 1), (0, 3), None)
@@ -86,7 +83,7 @@ def cuts(placement: Placement | None) -> tuple[int, int] | None:
 
 
 def short(placement: Placement | None) -> str:
-    """The short print.  A Partial subclass keeps its own name: a norm partial is not a sum.
+    """The short notation.  A Partial subclass is shown by its class name: a norm partial is not a sum.
 
     >>> short(Shard(0)), short(Partial("avg")), short(None)
     ('S(0)', 'P(avg)', '-')
@@ -104,29 +101,29 @@ def short(placement: Placement | None) -> str:
 
 
 def shorts(placements: Sequence[Placement | None]) -> str:
-    """Their short prints, in one line."""
+    """The short notations, separated by commas."""
     return ", ".join(map(short, placements))
 
 
 def shape_text(shape: Sequence[int], dtype: torch.dtype) -> str:
-    """`f32[8,4]`."""
+    """A dtype and a shape as `f32[8,4]`."""
     return f"{_SHORT.get(dtype, str(dtype).removeprefix('torch.'))}[{','.join(map(str, shape))}]"
 
 
 ShardOrder = tuple[tuple[int, tuple[int, ...]], ...]
-"""For a dim that several axes cut, the axes in the order in which they cut it, as torch's `DTensorSpec.shard_order`."""
+"""(dim, axes in the order in which they cut it) for dims that several axes cut, as torch's `DTensorSpec.shard_order`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How one tensor lies on a mesh: a placement for each axis, and the whole tensor's metadata.
+    """The layout of a tensor on a mesh: a placement for each axis, and the global shape and dtype.
 
-    Axes cut from left to right, unless `shard_order` says otherwise for a dim: it holds those dims alone whose order is
-    another one, sorted, however it was given.  Each cut is of what the cuts before it have left.  `localtensor.layout.shard_order`
-    turns shard orders into strided shards and back.
+    Axes cut a dim from left to right unless `shard_order` has another order for it; it is stored sorted, without dims
+    whose order is from left to right.  Each cut divides the pieces of the cuts before it.
+    `localtensor.layout.shard_order` converts shard orders to strided shards and back.
 
     Raises `BadPlacement` or `NoSuchDim` for placements that do not fit the mesh or the shape, and `BadShardOrder` for an
-    order of other axes than those that cut the dim, as of `dataclasses.replace` with other placements.
+    order of other axes than those that cut the dim.
 
     >>> Spec(Mesh.of(dp=2), (Shard(0),), (8, 4), torch.float32)
     f32[8,4] @ dp:S(0)
@@ -153,7 +150,7 @@ class Spec:
             object.__setattr__(self, "shard_order", self._reordered())
 
     def cut_by(self, dim: int) -> tuple[int, ...]:
-        """The axes that cut this dim, in the order in which they do.
+        """The axes that cut this dim, in their order.
 
         >>> Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32, ((0, (1, 0)),)).cut_by(0)
         (1, 0)
@@ -165,7 +162,7 @@ class Spec:
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """All axes in an order in which they may be applied: from left to right, but for the dims of `shard_order`."""
+        """All axes in an order in which they can be applied: from left to right except for the dims of `shard_order`."""
         order = list(range(len(self.placements)))
         for _, axes in self.shard_order:
             for place, axis in zip(sorted(axes), axes, strict=True):
@@ -199,7 +196,7 @@ class Spec:
         return BadShardOrder(f"{self.shard_order} of {shorts(self.placements)}", problem)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What Hypothesis prints in a failing example: a call that makes the same spec."""
+        """Print a call that makes this spec, for failing examples of Hypothesis."""
         mesh = f"Mesh({self.mesh.sizes}, {self.mesh.names})"
         placements = ", ".join(f"parse({short(placement)!r})" for placement in self.placements)
         order = f", {self.shard_order}" if self.shard_order else ""

@@ -1,8 +1,8 @@
-"""How far from the truth a right answer may be: measured, not guessed.
+"""Measured tolerances: the distance from the exact result that a correct result may have.
 
-A function is asked again with its inputs moved by one unit in the last place, and in double precision; by as much as its
-results differ then, so much noise there is in them.  What does not round is exact.  An element that jumps under such
-noise (a tie broken the other way) says nothing.
+A function runs again with its inputs moved by one ulp, and in double precision; the differences of its results are
+their rounding noise.  Dtypes that do not round are exact.  An element that jumps under such noise (a tie broken
+otherwise) is not evidence.
 
 A slack is float64: a scalar, or one number for each element of a result, infinite where it jumps.
 """
@@ -16,54 +16,55 @@ import torch
 from torch import Tensor
 
 GENEROUS = 1000.0
-"""How many times the measured noise a value may be off; what is wrong is off by far more."""
+"""The tolerance as a multiple of the measured noise; wrong values differ by far more."""
 JUMP = 1e-3
 """A response to one-ulp noise above this share of the scale is a jump, not rounding."""
 UNSTABLE = 0.5
-"""If more than this share of a result jumps, the call says nothing."""
+"""If more than this share of a result jumps, the call is not evidence."""
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-"""Single precision, and what its own distance from the truth is measured by."""
+"""Single precision dtypes, and the double precision dtypes that measure their errors."""
 
 
 def rounds(x: Tensor) -> bool:
-    """Whether its numbers round.  With floats of one byte torch does not compute: they are exact."""
+    """Whether its dtype rounds.  torch does not compute with floats of one byte: they are exact."""
     return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
 
 
 def scale_of(x: Tensor) -> Tensor:
-    """The size of the largest finite element, never quite zero; float64 of no dims."""
+    """The largest finite absolute value, at least 1e-30; float64 without dims."""
     size = x.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
     return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
 
 
-def slack_of(value: Any, others: Sequence[Any]) -> Tensor | None:
-    """The slack of a result, from what came out in its place for moved inputs; None for what is no tensor."""
+def slack_of(value: object, others: Sequence[object]) -> Tensor | None:
+    """The slack of a result, from the results for moved inputs; None if it is no tensor."""
     if not isinstance(value, Tensor):
         return None
-    others = [o for o in others if isinstance(o, Tensor) and o.shape == value.shape and o.dtype == value.dtype]
+    tensors = [o for o in others if isinstance(o, Tensor)]
+    alike = [o for o in tensors if o.shape == value.shape and o.dtype == value.dtype]
     if not rounds(value):
-        jumped = [jump for jump in (o != value for o in others) if bool(jump.any())]
+        jumped = [jump for jump in (o != value for o in alike) if bool(jump.any())]
         if not jumped:
             return torch.zeros((), device=value.device)
         return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
     scale, eps = scale_of(value), torch.finfo(value.dtype).eps
     floor = GENEROUS * eps * scale
-    if not others or not value.numel():
+    if not alike or not value.numel():
         return floor
-    moved = torch.stack([_moved(o, value) for o in others]).amax(0)
+    moved = torch.stack([_distance(o, value) for o in alike]).amax(0)
     stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
     if bool(stable.all()):
         return GENEROUS * moved.amax() + floor
     return torch.where(stable, GENEROUS * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
 
 
-def _moved(other: Tensor, value: Tensor) -> Tensor:
+def _distance(other: Tensor, value: Tensor) -> Tensor:
     alike = (other == value) | (other.isnan() & value.isnan())
     return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
 
 
-def widened(slack: Tensor | None, value: Any, best: Any) -> Tensor | None:
-    """The slack, with room for single precision's own distance from `best`, the result in double."""
+def widened(slack: Tensor | None, value: Any, best: object) -> Tensor | None:
+    """The slack plus single precision's own distance from `best`, the result in double precision."""
     if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
         return slack
     if not rounds(value):
@@ -73,7 +74,7 @@ def widened(slack: Tensor | None, value: Any, best: Any) -> Tensor | None:
 
 
 def close(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
-    """Element by element: equal, both NaN, or within the slack."""
+    """For each element, whether it is equal, both are NaN, or it is within the slack."""
     same = (got == want) | slack.isinf()
     if rounds(want):
         same = same | ((got - want).abs() <= slack) | (got.isnan() & want.isnan())

@@ -28,11 +28,11 @@ from localtensor.errors import (
 )
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.process_groups import LockstepWorld
-from localtensor.lockstep.comms.work import touches
+from localtensor.lockstep.comms.work import share_memory
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
-from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # offered to the door
-from localtensor.lockstep.values.local_tensor import by_rank, size_of
+from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
+from localtensor.lockstep.values.local_tensor import from_ranks, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
@@ -43,10 +43,10 @@ _SIZES = frozenset(
                                  "is_strides_like_format", "is_non_overlapping_and_dense", "sym_size.int", "sym_stride.int")
 )  # fmt: skip
 
-_PLAIN = Tensor.__torch_dispatch__  # of types that leave dispatch to torch: `p.data` brings that of any tensor
+_PLAIN = Tensor.__torch_dispatch__  # of types without their own dispatch, such as Parameter
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
-# torch keeps once per process whether a mode is on, and puts back what was before: wrong, if two threads take turns.
+# torch keeps these flags once per process and restores the former value, which is wrong where threads take turns.
 _FLAGS = [
     name
     for name in (
@@ -62,11 +62,11 @@ class LocalTensorMode(TorchDispatchMode):
     """All ranks at once, in one thread: under this mode every tensor holds each rank's value, equal ones once.
 
     `ranks` is their number, or the ranks themselves.  A default process group of all of them exists inside, and
-    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside may be
-    used: it is the same on every rank, and can be written only with what is.  Every rank's random stream starts where
-    the generator is when the mode is entered, and the generator is put back when it ends.
+    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside is the same
+    on every rank, and can be written only with such values.  Every rank's random stream starts with the generator's
+    state when the mode is entered; the generator is restored when it ends.
 
-    Raises `NoRanks`; `ModeBusy` on entering inside of a rank of `run`, or while another thread is in one.
+    Raises `NoRanks`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
 
     >>> with LocalTensorMode(1024):
     ...     x = rank_map(torch.tensor)
@@ -77,7 +77,7 @@ class LocalTensorMode(TorchDispatchMode):
 
     def __init__(self, ranks: int | Iterable[int]) -> None:
         super().__init__()
-        self.ranks = _ranks(ranks)
+        self.ranks = _validated_ranks(ranks)
         self.world = self.ranks[-1] + 1
         rows = np.full(self.world, -1)
         rows[list(self.ranks)] = 0
@@ -85,18 +85,18 @@ class LocalTensorMode(TorchDispatchMode):
         self.serial = ambient.next_serial()
         self.streams = Streams(self.everyone)
         self.in_flight: list[Any] = []
-        self.standing: int | None = None  # the rank as which torch's own code runs now
+        self.standing: int | None = None  # the rank as which torch's own code runs
         self._paused = False
-        self._outer: Any = None  # the mode within which this one is, and whether it was paused
+        self._outer: Any = None  # the enclosing mode, and whether it was paused
         self.groups = LockstepWorld(self, self.serial)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes longer than most programs
+        return False  # else torch imports its compiler, which takes seconds
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What torch's compiler does inside is no op of any rank."""
+        """True: ops of torch's compiler are not ops of a rank."""
         return True
 
     def __enter__(self) -> LocalTensorMode:
@@ -111,8 +111,8 @@ class LocalTensorMode(TorchDispatchMode):
             super().__enter__()
             self._outer = None if outer is None else (outer, outer._paused)
             if outer is not None:
-                outer._paused = True  # an op that this mode lets pass is not for that one either
-        except BaseException:  # why: whatever interrupts, this thread is not in the mode
+                outer._paused = True  # an op that this mode passes on is not for the enclosing one either
+        except BaseException:  # re-raised: after any interrupt this thread is not in the mode
             self.groups.close()
             ambient.close_mode(self)
             raise
@@ -138,14 +138,14 @@ class LocalTensorMode(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         for each in types:
             if each is not LocalTensor and each.__torch_dispatch__ is not _PLAIN:
-                # Under a fake mode shapes are worked out, and no rank is meant.
+                # Under a fake mode torch computes shapes only.
                 return func(*args, **(kwargs or {})) if _get_mode(_FAKE) is not None else NotImplemented
         if LocalTensor not in types and _get_mode(_FAKE) is not None:
             return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op on every rank."""
+        """Run the op on every rank."""
         route = _routes.get(func)
         if route is None:
             route = _routes[func] = _route(func)
@@ -154,14 +154,14 @@ class LocalTensorMode(TorchDispatchMode):
     # -- making LocalTensors
 
     def rank_map(self, make: Callable[[int], Tensor]) -> LocalTensor:
-        """The LocalTensor of what `make(rank)` gives for each rank, with that rank's random stream.
+        """The LocalTensor of `make(rank)` for each rank, called with that rank's random stream.
 
         Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims; `NotATensor`.
         """
         return self.gather(self._as_each(self.ranks, make, lambda rank: (rank,)), "rank_map")
 
     def tensor_map(self, x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
-        """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing.
+        """The LocalTensor of `change(rank, tensor)` for each rank; a rank for which that is None holds nothing.
 
         A plain tensor is the same on every rank.  Raises `ValuesDiffer` as `rank_map`; `NotHeld` if nothing is left.
         """
@@ -170,7 +170,7 @@ class LocalTensorMode(TorchDispatchMode):
         return self.gather({rank: value for rank, value in found.items() if value is not None}, "tensor_map")
 
     def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
-        """What a function gives for each rank, with that rank's random stream, and with no mode at work."""
+        """The results of `do(*args(rank))` by rank, with that rank's random stream and the mode paused."""
         found = {}
         with self.streams.by_rank() as at, self.disable():
             for rank in ranks:
@@ -188,13 +188,13 @@ class LocalTensorMode(TorchDispatchMode):
         values = {rank: value.on(rank) if isinstance(value, LocalTensor) else value for rank, value in values.items()}
         _check_alike(values, call)
         with torch._C._DisableTorchDispatch():
-            return by_rank(values, self)
+            return from_ranks(values, self)
 
-    # -- for a while
+    # -- scoped state
 
     @contextmanager
     def disable(self) -> Iterator[None]:
-        """While inside, plain tensors stay plain."""
+        """While inside, the mode is paused: plain tensors stay plain."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -203,7 +203,7 @@ class LocalTensorMode(TorchDispatchMode):
 
     @contextmanager
     def standing_at(self, rank: int | None) -> Iterator[None]:
-        """While inside, `get_rank()` is that rank: for code that has to be some rank, and means the same on all."""
+        """While inside, `get_rank()` is that rank: for code that runs as one rank with the same meaning on all."""
         before, self.standing = self.standing, rank
         try:
             yield
@@ -211,23 +211,23 @@ class LocalTensorMode(TorchDispatchMode):
             self.standing = before
 
     def rank(self) -> int | torch.SymInt:
-        """Each rank's own number."""
+        """The number of each rank; that of `standing_at` while inside it."""
         return rank_int(np.arange(self.world), self.everyone.held) if self.standing is None else self.standing
 
     def check_not_in_flight(self, x: Tensor, op: str) -> None:
-        """Raises `BufferReused` if a collective that was not waited for reads or writes this tensor's memory."""
+        """Raises `BufferReused` if an unfinished collective reads or writes this tensor's memory."""
         for work in self.in_flight:
-            if any(touches(x, y) for y in (*work.reads, *work.outputs)):
+            if any(share_memory(x, y) for y in (*work.reads, *work.outputs)):
                 raise BufferReused(work.calls()[0], op, origin(sys._getframe(1)).place)
 
     def check_read(self, x: Tensor, op: str) -> None:
-        """Raises `ReadBeforeWait` if a collective that was not waited for writes this tensor's memory."""
+        """Raises `ReadBeforeWait` if an unfinished collective writes this tensor's memory."""
         for work in self.in_flight:
-            if any(touches(x, y) for y in work.outputs):
+            if any(share_memory(x, y) for y in work.outputs):
                 raise ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
 
 
-def _ranks(ranks: Any) -> tuple[int, ...]:
+def _validated_ranks(ranks: Any) -> tuple[int, ...]:
     if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0:
         return tuple(range(ranks))
     found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
@@ -247,11 +247,11 @@ def _check_alike(values: Mapping[int, Any], call: str) -> None:
                 raise ValuesDiffer(call, name, mine, rank, theirs, first)
 
 
-def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return size_of(func._schema.name.removeprefix("aten::"), *args)
+def _run_size_query(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return size_query(func._schema.name.removeprefix("aten::"), *args)
 
 
-def _as_it_is(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _run_plainly(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
@@ -260,10 +260,10 @@ _routes: dict[Any, Any] = {}
 
 def _route(func: Any) -> Any:
     if func.namespace in ("profiler", "prim"):
-        return _as_it_is
+        return _run_plainly
     if func.name() in _SIZES:
-        return _metadata
-    return nn_modules.OPS.get(func.name()) or c10d_dispatch.handler(func.namespace) or dispatcher.run
+        return _run_size_query
+    return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
 
 
 def current(call: str) -> LocalTensorMode:
@@ -275,7 +275,7 @@ def current(call: str) -> LocalTensorMode:
 
 
 def rank_map(make: Callable[[int], Tensor]) -> LocalTensor:
-    """The LocalTensor of what `make(rank)` gives for each rank of the mode; see `LocalTensorMode.rank_map`.
+    """The LocalTensor of `make(rank)` for each rank of the mode; see `LocalTensorMode.rank_map`.
 
     >>> with LocalTensorMode(2):
     ...     rank_map(lambda rank: torch.full((2,), rank))
@@ -287,7 +287,7 @@ def rank_map(make: Callable[[int], Tensor]) -> LocalTensor:
 
 
 def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
-    """The LocalTensor of what `change(rank, its tensor)` gives; see `LocalTensorMode.tensor_map`.
+    """The LocalTensor of `change(rank, tensor)` for each rank; see `LocalTensorMode.tensor_map`.
 
     >>> with LocalTensorMode(2):
     ...     tensor_map(rank_map(torch.tensor), lambda rank, x: x + 10 if rank else None)

@@ -1,4 +1,4 @@
-"""What autograd sees of a collective in lockstep: one linear function of all ranks' tensors, and its adjoint."""
+"""Autograd of collectives in lockstep: a linear function of all ranks' tensors, and its adjoint."""
 
 from __future__ import annotations
 
@@ -15,158 +15,148 @@ from localtensor._util.call_sites import origin
 from localtensor.collectives.c10d_table import SERVED, Brought, named_reduction
 from localtensor.errors import AnotherMode
 from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
-from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.process_groups import group_of
-from localtensor.lockstep.comms.stacked_collectives import Family
+from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.process_groups import resolve_group
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 
-Done = Callable[[Value], Value]
+ValueFunction = Callable[[StackedValue], StackedValue]
 
 
-class Meeting:
-    """One call of a collective: which ranks meet, and what they agree on."""
+class CollectiveCall:
+    """One call of a collective: its groups, reduction and root."""
 
-    def __init__(self, mode: Any, call: str, group: Any, op: Any = None, root: int | None = None) -> None:
-        self.mode, self.call, self.root = mode, call, root
-        self.whole: Family = group if isinstance(group, Family) else group_of(mode, group).family
+    def __init__(self, mode: Any, name: str, group: Any, op: Any = None, root: int | None = None) -> None:
+        self.mode, self.name, self.root = mode, name, root
+        self.family: GroupFamily = group if isinstance(group, GroupFamily) else resolve_group(mode, group).family
         self.op: Any = named_reduction(op)
 
-    def over(self, whole: Family) -> Meeting:
-        """The same in other groups."""
-        return Meeting(self.mode, self.call, whole, self.op, self.root)
+    def over(self, family: GroupFamily) -> CollectiveCall:
+        """The same call in other groups."""
+        return CollectiveCall(self.mode, self.name, family, self.op, self.root)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """What is brought is fit by itself, and of this mode; nothing of it is in flight."""
+        """Check each tensor by itself: its shape, that it is of this mode (`AnotherMode`) and is not being written."""
         for x in tensors:
             if isinstance(x, LocalTensor) and x._mode is not self.mode:
-                raise AnotherMode(self.call, origin(sys._getframe(1)).place)
+                raise AnotherMode(self.name, origin(sys._getframe(1)).place)
             if self.mode.in_flight:
-                self.mode.check_read(x, self.call)
+                self.mode.check_read(x, self.name)
         brought = Brought(list(tensors), [], op=self.op, root=self.root)
-        c10d_dispatch.check_offers(self.call if self.call in _OFFERED else "", brought, self.whole)
+        c10d_dispatch.check_arguments(self.name if self.name in _CHECKED_CALLS else "", brought, self.family)
 
-    def value(self, x: Tensor) -> Value:
-        """What every rank brings."""
-        return collectives.value_of(self.mode, x)
+    def value(self, x: Tensor) -> StackedValue:
+        """The stacked value of a tensor."""
+        return collectives.stacked_value(self.mode, x)
 
-    def wrapped(self, value: Value) -> LocalTensor:
+    def wrapped(self, value: StackedValue) -> LocalTensor:
         """The LocalTensor of these cells."""
         return wrap(value.cells, value.held, self.mode)
 
     def wants_gradient(self, x: Tensor) -> bool:
-        """Whether autograd follows what is done with it."""
+        """Whether autograd records what is done with a tensor."""
         return torch.is_grad_enabled() and x.requires_grad
 
-    def zeros(self, like: Value) -> Value:
-        """Zeros of the same shapes."""
-        return Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in like.cells), like.held)
-
-    def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[Value]:
-        """By the function that serves rank threads, which can do it, or says why not."""
+    def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[StackedValue]:
+        """The result by the function that serves rank threads, which also raises the errors."""
         brought = Brought(list(tensors), list(tensors), op=self.op, root=self.root)
-        return c10d_kernels.by_ranks(self.mode, SERVED[name], brought, self.whole)
+        return c10d_kernels.run_rank_by_rank(self.mode, SERVED[name], brought, self.family)
 
 
-_OFFERED = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})
+_CHECKED_CALLS = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})
 
 
-def linear(meeting: Meeting, x: Tensor, done: Done, undone: Done) -> LocalTensor:
-    """What `done` makes of all ranks' tensors; `undone` is its adjoint."""
-    if not meeting.wants_gradient(x):
+def apply_linear(call: CollectiveCall, x: Tensor, done: ValueFunction, undone: ValueFunction) -> LocalTensor:
+    """The linear function `done` of all ranks' tensors; `undone` is its adjoint."""
+    if not call.wants_gradient(x):
         with plainly():
-            return meeting.wrapped(done(meeting.value(x)))
-    found: LocalTensor = _Linear.apply(meeting, done, undone, x)
+            return call.wrapped(done(call.value(x)))
+    found: LocalTensor = _Linear.apply(call, done, undone, x)
     return found
 
 
-def _like(meeting: Meeting, x: Tensor) -> Value:
-    """Its shapes and who holds it, without its numbers."""
-    return meeting.zeros(meeting.value(x))
-
-
-def _filled(value: Value, like: Value) -> Value:
-    """Zeros for those ranks that hold an input, and get no gradient for it."""
+def _fill_missing_gradients(value: StackedValue, like: StackedValue) -> StackedValue:
+    """A gradient with zeros for the ranks that hold an input and get no gradient for it."""
     number = np.where(like.held.row_of < 0, -1, np.where(value.held.row_of < 0, 1, 0))
-    return collectives.combined([value, like], number) if (number != 0).any() else value
+    return collectives.select([value, like], number) if (number != 0).any() else value
 
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, meeting: Meeting, done: Done, undone: Done, x: Tensor) -> LocalTensor:
-        ctx.described = meeting, done, undone
+    def forward(ctx: Any, call: CollectiveCall, done: ValueFunction, undone: ValueFunction, x: Tensor) -> LocalTensor:
+        ctx.described = call, done, undone
         with plainly():
-            ctx.like = _like(meeting, x)
-            return meeting.wrapped(done(meeting.value(x)))
+            ctx.like = collectives.zeros_like(call.value(x))
+            return call.wrapped(done(call.value(x)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        meeting, done, undone = ctx.described
+        call, done, undone = ctx.described
         like = ctx.like
-        back = linear(meeting, grad, lambda value: _filled(undone(value), like), done)
+        back = apply_linear(call, grad, lambda value: _fill_missing_gradients(undone(value), like), done)
         return None, None, None, back
 
 
-def choose(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any = None) -> LocalTensor:
-    """Each rank holds the tensor of its number, as it has it or as the rank `source` does; nothing if negative."""
-    number = np.where(number >= 0, number, -1)
-    if not any(meeting.wants_gradient(x) for x in tensors):
-        return _chosen(meeting, tensors, number, source)
-    found: LocalTensor = _Choose.apply(meeting, number, source, *tensors)
+def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any = None) -> LocalTensor:
+    """Rank r gets the `tensors[number[r]]` of rank `source[r]` (r itself if None); nothing for a negative number."""
+    if not any(call.wants_gradient(x) for x in tensors):
+        return _select_without_gradient(call, tensors, number, source)
+    found: LocalTensor = _SelectTensors.apply(call, number, source, *tensors)
     return found
 
 
-def _chosen(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
+def _select_without_gradient(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
     with plainly():
-        return meeting.wrapped(collectives.combined([meeting.value(x) for x in tensors], number, source))
+        return call.wrapped(collectives.select([call.value(x) for x in tensors], number, source))
 
 
-class _Choose(Function):
+class _SelectTensors(Function):
     @staticmethod
-    def forward(ctx: Any, meeting: Meeting, number: Any, source: Any, *tensors: Tensor) -> LocalTensor:
-        ctx.described = meeting, number, source
+    def forward(ctx: Any, call: CollectiveCall, number: Any, source: Any, *tensors: Tensor) -> LocalTensor:
+        ctx.described = call, number, source
         with plainly():
-            ctx.likes = [_like(meeting, x) for x in tensors]
-        return _chosen(meeting, tensors, number, source)
+            ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
+        return _select_without_gradient(call, tensors, number, source)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Each tensor gets the gradient of those ranks that have chosen it, at the rank that they had it from."""
-        meeting, number, source = ctx.described
+        """Each tensor gets the gradients of the ranks that selected it, at their source ranks."""
+        call, number, source = ctx.described
         ranks = np.arange(len(number))
         back = []
         for index, like in enumerate(ctx.likes):
             taken = number == index
             came = np.full(len(number), -1)
             came[ranks[taken] if source is None else source[taken]] = ranks[taken]
-            zeros = meeting.wrapped(like)
+            zeros = call.wrapped(like)
             which = np.where(like.held.row_of < 0, -1, np.where(came >= 0, 0, 1))
-            back.append(choose(meeting, [grad, zeros], which, np.where(came >= 0, came, ranks)))
+            back.append(select_tensors(call, [grad, zeros], which, np.where(came >= 0, came, ranks)))
         return None, None, None, *back
 
 
-def linear_lists(meeting: Meeting, tensors: Sequence[Tensor], done: Any) -> list[LocalTensor]:
-    """What `done` makes of lists of tensors, and which is its own adjoint."""
-    if not any(meeting.wants_gradient(x) for x in tensors):
+def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: Any) -> list[LocalTensor]:
+    """The function `done` of lists of tensors, which is its own adjoint."""
+    if not any(call.wants_gradient(x) for x in tensors):
         with plainly():
-            return [meeting.wrapped(value) for value in done([meeting.value(x) for x in tensors])]
-    return list(_LinearLists.apply(meeting, done, *tensors))
+            return [call.wrapped(value) for value in done([call.value(x) for x in tensors])]
+    return list(_LinearLists.apply(call, done, *tensors))
 
 
 class _LinearLists(Function):
     @staticmethod
-    def forward(ctx: Any, meeting: Meeting, done: Any, *tensors: Tensor) -> Any:
-        ctx.described = meeting, done
+    def forward(ctx: Any, call: CollectiveCall, done: Any, *tensors: Tensor) -> Any:
+        ctx.described = call, done
         with plainly():
-            ctx.likes = [_like(meeting, x) for x in tensors]
-            return tuple(meeting.wrapped(value) for value in done([meeting.value(x) for x in tensors]))
+            ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
+            return tuple(call.wrapped(value) for value in done([call.value(x) for x in tensors]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        meeting, done = ctx.described
+        call, done = ctx.described
         likes = ctx.likes
 
-        def filled(values: list[Value]) -> list[Value]:
-            return [_filled(value, like) for value, like in zip(done(values), likes, strict=True)]
+        def filled(values: list[StackedValue]) -> list[StackedValue]:
+            return [_fill_missing_gradients(value, like) for value, like in zip(done(values), likes, strict=True)]
 
-        return None, None, *linear_lists(meeting, grads, filled)
+        return None, None, *apply_linear_to_lists(call, grads, filled)

@@ -1,6 +1,6 @@
-"""Collectives of torch.distributed on LocalTensors: c10d's ops, functional collectives, and DTensor's own one.
+"""Collectives of torch.distributed on LocalTensors: c10d ops, functional collectives, and DTensor's own op.
 
-c10d's ops are read by the table that serves rank threads (collectives/c10d_table.py), so that a call means the same in either way.
+The arguments of c10d ops are read by collectives/c10d_table.py, as for rank threads, so that a call means the same.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from localtensor.collectives.argument_checks import check_offer, flat
 from localtensor.collectives.c10d_table import SERVED, Brought, plain, positions
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
 from localtensor.lockstep.comms import c10d_kernels, collectives
-from localtensor.lockstep.comms.collectives import Value, value_of
-from localtensor.lockstep.comms.process_groups import group_of
-from localtensor.lockstep.comms.stacked_collectives import Family, one_size
-from localtensor.lockstep.comms.work import LockstepWork, calls_of, over
-from localtensor.lockstep.dispatch.dispatcher import brief, check_write, plainly
+from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
+from localtensor.lockstep.comms.process_groups import resolve_group
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
+from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks, completed_work
+from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.storage import overwrite
 
-_NO_PAIRS = "who sends to whom differs from rank to rank"
+POINT_TO_POINT = "who sends to whom differs from rank to rank"
 
 
-def serve(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One of c10d's ops, for all groups of the family that its process group stands for."""
+def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a c10d op for all groups of its process group's family."""
     name = func._schema.name.removeprefix("c10d::")
     if name == "check_for_nan":
         return None
     if name not in SERVED:
-        raise NotInLockstep(f"torch.distributed ({name})", _NO_PAIRS)
+        raise NotInLockstep(f"torch.distributed ({name})", POINT_TO_POINT)
     at, when, count = _positions(func)
     rest = [plain(a) for a in (*args[:at], *args[at + 1 :])][:count]
     later = when is not None and (len(args) <= when or bool(args[when]))
-    work = collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
+    work = run_collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
     served = SERVED[name]
     if served.kind == "monitored_barrier":
         return None
-    boxed = over() if work is None else work.boxed()
+    boxed = completed_work() if work is None else work.boxed()
     return boxed if served.returns is None else (rest[served.returns], boxed)
 
 
@@ -53,64 +53,66 @@ def _positions(func: Any) -> tuple[int, int | None, int]:
     return positions(func._schema.name.removeprefix("c10d::"), func._schema)
 
 
-def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
-    """What c10d's op of this name says is done; a Work if it is to be waited for."""
-    group = group_of(mode, group)
-    whole, served = group.family, SERVED[name]
+def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
+    """Run the c10d op of this name; returns a Work if the caller has to wait for it."""
+    group = resolve_group(mode, group)
+    family, served = group.family, SERVED[name]
     meant, brought = served.brings(arguments)
     if brought.root is not None:
         brought = replace(brought, root=group.place(brought.root))
-    check_offers(meant.kind, brought, whole)
+    check_arguments(meant.kind, brought, family)
     for x in flat(brought.reads) if mode.in_flight else ():
         mode.check_read(x, meant.kind)
     for buffer in brought.writes:
         check_write(mode, buffer, meant.kind)
     with plainly():
-        for buffer, value in zip(brought.writes, c10d_kernels.results(mode, meant, brought, whole), strict=True):
-            write(mode, buffer, value, meant.kind, brought, whole)
-    return LockstepWork(mode, meant.kind, brought, whole) if later else None
+        for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
+            write_result(mode, buffer, value, meant.kind, brought, family)
+    return LockstepWork(mode, meant.kind, brought, family) if later else None
 
 
-# -- before and after
+# -- checks and writes
 
 
-def check_offers(kind: str, brought: Brought, whole: Family) -> None:
-    """Each shape of what the ranks offer is fit by itself; see collectives/argument_checks.py."""
-    for each in _seen_by_ranks(brought):
-        for part in one_size(whole):
+def check_arguments(kind: str, brought: Brought, family: GroupFamily) -> None:
+    """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
+    for each in _arguments_by_cell(brought):
+        for part in split_by_size(family):
             group, root = part.groups[0], brought.root or 0
             check_offer(kind, each, group[root] if 0 <= root < len(group) else -1, group)
 
 
-def _seen_by_ranks(brought: Brought) -> Iterator[Brought]:
-    """The same with plain tensors: as some rank of each cell has them."""
+def _arguments_by_cell(brought: Brought) -> Iterator[Brought]:
+    """The same with plain tensors: as one rank of each cell has them."""
     cells = max(
         [len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1
     )
     with plainly():
         for cell in range(cells):
-            writes = [_seen(x, cell) for x in brought.writes]
-            yield replace(brought, reads=_seen(brought.reads, cell), writes=writes)
+            writes = [_arguments_of_cell(x, cell) for x in brought.writes]
+            yield replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
 
 
-def _seen(x: Any, cell: int) -> Any:
+def _arguments_of_cell(x: Any, cell: int) -> Any:
     if isinstance(x, LocalTensor):
         cell = min(cell, len(x._cells) - 1)
         return x._cells[cell][0] if x._partition.sizes[cell] > 1 else x._cells[cell]
-    return x if isinstance(x, Tensor) else [_seen(each, cell) for each in x]
+    return x if isinstance(x, Tensor) else [_arguments_of_cell(each, cell) for each in x]
 
 
-def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, whole: Family) -> None:
-    """The buffer holds the value; one from outside the mode can, if all ranks agree on it."""
-    old = value_of(mode, buffer)
+def write_result(
+    mode: Any, buffer: Tensor, value: StackedValue, kind: str, brought: Brought, family: GroupFamily
+) -> None:
+    """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
+    old = stacked_value(mode, buffer)
     if value.held is not old.held:
         has, gets = old.held.row_of >= 0, value.held.row_of >= 0
         if (gets & ~has).any():
             raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())
-        if (has & ~gets).any():  # who is in no group keeps what it had
-            _check_fits(old, value, kind, brought, whole)
-            value = collectives.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
-    _check_fits(old, value, kind, brought, whole)
+        if (has & ~gets).any():  # ranks in no group keep their tensors
+            _check_fits(old, value, kind, brought, family)
+            value = collectives.select([value, old], np.where(has, np.where(gets, 0, 1), -1))
+    _check_fits(old, value, kind, brought, family)
     if isinstance(buffer, LocalTensor):
         outside = buffer._memory is not None and buffer._memory.outside
         if not outside or value.held.rows * buffer._partition.rows == 1:
@@ -119,11 +121,11 @@ def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, 
     elif value.held is mode.everyone or value.held.row_of.tobytes() == mode.everyone.row_of.tobytes():
         buffer.detach().copy_(value.cells[0].reshape(buffer.shape))
         return
-    raise OutsideWrite(kind, origin(sys._getframe(2)).place, brief(buffer))
+    raise OutsideWrite(kind, origin(sys._getframe(2)).place, dtype_and_shape(buffer))
 
 
-def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Family) -> None:
-    """Each rank's buffer takes what it gets: as many elements, of the same dtype."""
+def _check_fits(old: StackedValue, value: StackedValue, kind: str, brought: Brought, family: GroupFamily) -> None:
+    """Raises `CollectiveFailed` unless each rank's buffer has as many elements as its result, of the same dtype."""
     if old.cells[0].dtype == value.cells[0].dtype:
         if len(old.cells) == len(value.cells) == 1:
             if old.cells[0].numel() * value.held.rows == value.cells[0].numel() * old.held.rows:
@@ -136,61 +138,49 @@ def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Fa
     mine, result = old.on(rank), value.on(rank)
     got, want = f"{tuple(mine.shape)} of {mine.dtype}", f"{tuple(result.shape)} of {result.dtype}"
     detail = f"rank {rank} offers a buffer of shape {got} for a result of shape {want}"
-    raise CollectiveFailed([calls_of(kind, brought, whole, origin(sys._getframe(3)).place, [rank])[0]], detail)
+    raise CollectiveFailed([calls_of_ranks(kind, brought, family, origin(sys._getframe(3)).place, [rank])[0]], detail)
 
 
-def _numels(value: Value) -> Any:
-    """The elements that each rank holds."""
+def _numels(value: StackedValue) -> Any:
+    """The number of elements that each rank holds."""
     sizes = [cell.numel() // rows for cell, rows in zip(value.cells, value.held.sizes, strict=True)]
     return np.repeat(sizes, value.held.sizes)[value.held.row_of]
 
 
-# -- functional collectives: what comes back is a tensor of its own
+# -- functional collectives: they return a new tensor
 
 
-def _reduced(mode: Any, value: Value, whole: Family, op: Any) -> Value:
-    return collectives.all_reduced(value, whole, op)
+def _all_gather(value: StackedValue, family: GroupFamily, size: int) -> StackedValue:
+    return collectives.merge_rows(collectives.all_gather(value, family))
 
 
-def _broadcast(mode: Any, value: Value, whole: Family, root: int) -> Value:
-    return collectives.broadcasted(value, whole, root)
+def _reduce_scatter(value: StackedValue, family: GroupFamily, op: Any, size: int) -> StackedValue:
+    return collectives.reduce_scatter(value, family, op)
 
 
-def _gathered(mode: Any, value: Value, whole: Family, size: Any) -> Value:
-    return collectives.joined_rows(collectives.gathered(value, whole))
+def _all_to_all(value: StackedValue, family: GroupFamily, got: Any, sent: Any) -> StackedValue:
+    return collectives.all_to_all_single(collectives.make_contiguous(value), family, list(sent), list(got))
 
 
-def _scattered(mode: Any, value: Value, whole: Family, op: Any, size: Any) -> Value:
-    return collectives.reduce_scattered(value, whole, op)
-
-
-def _exchanged(mode: Any, value: Value, whole: Family, got: Any, sent: Any) -> Value:
-    return collectives.exchanged(collectives.contiguous(value), whole, list(sent), list(got))
-
-
-def _moved(mode: Any, value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
-    return collectives.moved_shards(value, whole, gather_dim, shard_dim)
-
-
-# By the name of the op without its endings; the last argument is the group, which comes third here.
-_FUNCTIONAL: dict[str, tuple[str, Callable[..., Value]]] = {
-    "all_reduce": ("all_reduce", _reduced),
-    "broadcast": ("broadcast", _broadcast),
-    "all_gather_into_tensor": ("all_gather_into_tensor", _gathered),
-    "reduce_scatter_tensor": ("reduce_scatter_tensor", _scattered),
-    "all_to_all_single": ("all_to_all_single", _exchanged),
-    "shard_dim_alltoall": ("shard_dim_alltoall", _moved),
+# By the name of the op without its suffixes; the arguments behind the value and the family are the op's own.
+_FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
+    "all_reduce": collectives.all_reduce,
+    "broadcast": collectives.broadcast,
+    "all_gather_into_tensor": _all_gather,
+    "reduce_scatter_tensor": _reduce_scatter,
+    "all_to_all_single": _all_to_all,
+    "shard_dim_alltoall": collectives.shard_dim_alltoall,
 }
 
 
-def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One of torch's functional collectives."""
+def run_functional_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one of torch's functional collectives."""
     name = func._schema.name.split("::")[1]
     if name in ("wait_tensor", "_wrap_tensor_autograd"):
         return args[0]
     base = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
     if base not in _FUNCTIONAL:
-        raise NotInLockstep(f"torch.ops.{func}", _NO_PAIRS)
+        raise NotInLockstep(f"torch.ops.{func}", POINT_TO_POINT)
     many = isinstance(args[0], list | tuple)
     sources = list(args[0]) if many else [args[0]]
     targets = [kwargs["out"]] if "out" in kwargs else sources if name.endswith("_") else []
@@ -203,31 +193,31 @@ def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 def _functional_values(
     mode: Any, base: str, sources: list[Tensor], targets: list[Tensor], args: tuple[Any, ...]
-) -> list[Value]:
-    group, (kind, do) = group_of(mode, args[-1]), _FUNCTIONAL[base]
+) -> list[StackedValue]:
+    group = resolve_group(mode, args[-1])
     rest, op, root = list(args[1:-1]), None, None
-    if do in (_reduced, _scattered):
+    if "reduce" in base:
         op = rest[0] = rest[0].lower()
-    elif do is _broadcast:
+    elif base == "broadcast":
         root = rest[0] = group.place(rest[0])
     brought = Brought(sources, targets, op=op, root=root)
-    check_offers(kind, brought, group.family)
+    check_arguments(base, brought, group.family)
     for x in sources if mode.in_flight else ():
-        mode.check_read(x, kind)
+        mode.check_read(x, base)
     for target in targets:
-        check_write(mode, target, kind)
+        check_write(mode, target, base)
     with plainly():
-        values = [do(mode, value_of(mode, x), group.family, *rest) for x in sources]
+        values = [_FUNCTIONAL[base](stacked_value(mode, x), group.family, *rest) for x in sources]
         for target, value in zip(targets, values):
-            write(mode, target, value, kind, brought, group.family)
+            write_result(mode, target, value, base, brought, group.family)
     return values
 
 
 @lru_cache(256)
-def handler(namespace: str) -> Any:
-    """Who serves the ops of a namespace; None for those of torch itself."""
+def op_handler(namespace: str) -> Any:
+    """The function that runs the ops of a namespace; None for namespaces without collectives."""
     if namespace == "c10d":
-        return serve
+        return run_c10d_op
     if namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
-        return serve_functional
+        return run_functional_op
     return None

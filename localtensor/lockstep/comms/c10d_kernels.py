@@ -1,13 +1,12 @@
-"""Each kind of collectives/c10d_table.py in lockstep: quickly for all groups at once, or as rank threads do it.
+"""Kernels for each kind of collectives/c10d_table.py: all groups at once, or rank by rank as for rank threads.
 
-A quick way that cannot, or must not, says None: then each rank's own tensors go to the function that serves rank
-threads, which does it or refuses it in its own words.
+A kernel of `_KERNELS` returns None for a call that it does not cover: then each rank's own tensors go to the function
+that serves rank threads, which computes the result or raises its error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,176 +16,157 @@ from localtensor.collectives.c10d_table import Brought, Served
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotHeld
 from localtensor.lockstep.comms import collectives
-from localtensor.lockstep.comms.collectives import Value, value_of
-from localtensor.lockstep.comms.stacked_collectives import Family
+from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 
 
-def results(mode: Any, served: Served, brought: Brought, whole: Family) -> Sequence[Value]:
-    """What each written buffer holds afterwards."""
-    quick = _QUICK.get(served.kind)
-    found = None if quick is None else quick(mode, brought, whole)
-    return found if found is not None else by_ranks(mode, served, brought, whole)
+def run_kernel(mode: Any, served: Served, brought: Brought, family: GroupFamily) -> Sequence[StackedValue]:
+    """The new value of each written buffer."""
+    quick = _KERNELS.get(served.kind)
+    found = None if quick is None else quick(mode, brought, family)
+    return found if found is not None else run_rank_by_rank(mode, served, brought, family)
 
 
-# -- the quick ways, by kind
+# -- kernels on stacks, by kind
 
 
-def _all_reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.all_reduced(value_of(mode, brought.reads), whole, brought.op)]
+def _all_reduce_coalesced(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
+    one_dtype = len({x.dtype for x in brought.reads}) == 1
+    return _KERNELS["all_reduce"](mode, brought, family) if one_dtype else None
 
 
-def _all_reduce_coalesced(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-    if len({x.dtype for x in brought.reads}) != 1:
-        return None
-    return [collectives.all_reduced(value_of(mode, x), whole, brought.op) for x in brought.reads]
+def _all_gather(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+    return collectives.unbind_value(
+        collectives.all_gather(stacked_value(mode, brought.reads), family), len(brought.writes)
+    )
 
 
-def _reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.reduced(value_of(mode, brought.reads), whole, brought.op, brought.root or 0)]
-
-
-def _broadcast(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.broadcasted(value_of(mode, brought.reads), whole, brought.root or 0)]
-
-
-def _all_gather(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return collectives.pieces(collectives.gathered(value_of(mode, brought.reads), whole), len(brought.writes))
-
-
-def _all_gather_coalesced(mode: Any, brought: Brought, whole: Family) -> list[Value]:
+def _all_gather_coalesced(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue]:
     many = len(brought.writes) // len(brought.reads)
-    columns = [collectives.pieces(collectives.gathered(value_of(mode, x), whole), many) for x in brought.reads]
+    columns = [
+        collectives.unbind_value(collectives.all_gather(stacked_value(mode, x), family), many) for x in brought.reads
+    ]
     return [column[source] for source in range(many) for column in columns]
 
 
-def _all_gather_into_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.joined_rows(collectives.gathered(value_of(mode, brought.reads), whole))]
-
-
-def _gather(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
+def _gather(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
     if brought.reads.is_complex():
         return None
-    return collectives.pieces(
-        collectives.gathered_at(value_of(mode, brought.reads), whole, brought.root or 0), len(brought.writes)
+    return collectives.unbind_value(
+        collectives.gather(stacked_value(mode, brought.reads), family, brought.root or 0), len(brought.writes)
     )
 
 
-def _scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-    return [found] if (found := from_roots(_values(mode, brought.reads), whole, brought.root or 0)) else None
+def _scatter(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
+    found = scatter_lists(_values(mode, brought.reads), family, brought.root or 0)
+    return None if found is None else [found]
 
 
-def from_roots(values: Sequence[Value], whole: Family, root: int) -> Value | None:
-    """The i-th member holds the i-th value of its root; None if they are not alike, or not one for each member."""
-    roots = [group[root] for group in whole.groups]
+def scatter_lists(values: Sequence[StackedValue], family: GroupFamily, root: int) -> StackedValue | None:
+    """The i-th member holds its root's tensor of the i-th value.
+
+    None if shapes or dtypes differ, a tensor is not contiguous, or there is not one value for each member.
+    """
+    roots = [group[root] for group in family.groups]
     alike = len({(_shape(value), value.cells[0].dtype) for value in values}) == 1 and all(
-        map(collectives.is_dense, values)
+        map(collectives.is_contiguous, values)
     )
-    if not alike or not _one_each(values, whole) or any((value.held.row_of[roots] < 0).any() for value in values):
+    if not alike or not _one_each(values, family) or any((value.held.row_of[roots] < 0).any() for value in values):
         return None
-    return collectives.of_roots(values, whole, root)
+    return collectives.scatter_from_roots(values, family, root)
 
 
-def _shape(value: Value) -> Any:
-    """The shape that all ranks have, or one that nobody has."""
-    shapes = {
-        tuple(cell.shape[rows > 1 :]) for cell, rows in zip(value.cells, value.held.sizes, strict=True)
-    }  # fmt: skip
+def _shape(value: StackedValue) -> Any:
+    """The shape that all ranks have; an id that equals no shape where they differ."""
+    pairs = zip(value.cells, value.held.sizes, strict=True)
+    shapes = {tuple(cell.shape[rows > 1 :]) for cell, rows in pairs}
     return shapes.pop() if len(shapes) == 1 else id(value)
 
 
-def _one_each(values: Sequence[Value], whole: Family) -> bool:
-    return whole.matrix is not None and whole.matrix.shape[1] == len(values)
+def _one_each(values: Sequence[StackedValue], family: GroupFamily) -> bool:
+    return family.matrix is not None and family.matrix.shape[1] == len(values)
 
 
-def _values(mode: Any, tensors: Sequence[Tensor]) -> list[Value]:
-    return [value_of(mode, x) for x in tensors]
+def _values(mode: Any, tensors: Sequence[Tensor]) -> list[StackedValue]:
+    return [stacked_value(mode, x) for x in tensors]
 
 
-def _reduce_scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
+def _reduce_scatter(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
     values = _values(mode, brought.reads)
-    if not fit_to_deal(values, whole):
+    if not can_reduce_scatter(values, family):
         return None
-    return [
-        collectives.combined([collectives.all_reduced(value, whole, brought.op) for value in values], whole.position)
-    ]
+    reduced = [collectives.all_reduce(value, family, brought.op) for value in values]
+    return [collectives.select(reduced, family.position)]
 
 
-def fit_to_deal(values: Sequence[Value], whole: Family) -> bool:
-    """Whether there is one for each member, contiguous, all of one dtype."""
+def can_reduce_scatter(values: Sequence[StackedValue], family: GroupFamily) -> bool:
+    """Whether there is one value for each member, all contiguous and of one dtype."""
     one_dtype = len({value.cells[0].dtype for value in values}) == 1
-    return _one_each(values, whole) and one_dtype and all(map(collectives.is_dense, values))
+    return _one_each(values, family) and one_dtype and all(map(collectives.is_contiguous, values))
 
 
-def _reduce_scatter_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.reduce_scattered(value_of(mode, brought.reads), whole, brought.op)]
-
-
-def _all_to_all(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-    return crosswise(_values(mode, brought.reads), whole)
-
-
-def crosswise(values: Sequence[Value], whole: Family) -> list[Value] | None:
-    """The j-th tensor of member i is the i-th that member j gets; None if there is not one for each member."""
-    if not _one_each(values, whole) or len({value.cells[0].dtype for value in values}) > 1:
+def exchange_lists(values: Sequence[StackedValue], family: GroupFamily) -> list[StackedValue] | None:
+    """Member j gets as its i-th tensor the j-th of member i; None if there is not one tensor for each member."""
+    if not _one_each(values, family) or len({value.cells[0].dtype for value in values}) > 1:
         return None
     for value in values:
-        collectives.check_held("all_to_all", value.held, whole)
-    columns = [np.where(whole.members, whole.matrix[whole.index, j], 0) for j in range(len(values))]  # type: ignore[index]
-    return [collectives.combined(values, whole.position, column) for column in columns]
+        collectives.check_all_hold("all_to_all", value.held, family)
+    columns = [np.where(family.members, family.matrix[family.index, j], 0) for j in range(len(values))]  # type: ignore[index]
+    return [collectives.select(values, family.position, column) for column in columns]
 
 
-def _all_to_all_single(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [collectives.exchanged(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)]
+_Kernel = Callable[[Any, Brought, GroupFamily], "list[StackedValue] | None"]
 
 
-_Quick = Callable[[Any, Brought, Family], "list[Value] | None"]
+def _each(one: Callable[[StackedValue, Brought, GroupFamily], StackedValue]) -> _Kernel:
+    """The kernel that computes `one` for a tensor, or for each tensor of a coalesced collective."""
+
+    def kernel(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+        reads = [brought.reads] if isinstance(brought.reads, Tensor) else brought.reads
+        return [one(stacked_value(mode, x), brought, family) for x in reads]
+
+    return kernel
 
 
-def _each(one: _Quick) -> _Quick:
-    """The coalesced form: the same for each tensor."""
-
-    def quick(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-        found = [one(mode, replace(brought, reads=x), whole) for x in brought.reads]
-        return [values[0] for values in found if values]
-
-    return quick
-
-
-_QUICK: dict[str, _Quick] = {
-    "all_reduce": _all_reduce,
+_all_gather_into_tensor = _each(lambda x, _, family: collectives.merge_rows(collectives.all_gather(x, family)))
+_reduce_scatter_tensor = _each(lambda x, brought, family: collectives.reduce_scatter(x, family, brought.op))
+_KERNELS: dict[str, _Kernel] = {
+    "all_reduce": _each(lambda x, brought, family: collectives.all_reduce(x, family, brought.op)),
     "all_reduce_coalesced": _all_reduce_coalesced,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
+    "reduce": _each(lambda x, brought, family: collectives.reduce(x, family, brought.op, brought.root or 0)),
+    "broadcast": _each(lambda x, brought, family: collectives.broadcast(x, family, brought.root or 0)),
     "all_gather": _all_gather,
     "all_gather_coalesced": _all_gather_coalesced,
     "all_gather_into_tensor": _all_gather_into_tensor,
-    "all_gather_into_tensor_coalesced": _each(_all_gather_into_tensor),
+    "all_gather_into_tensor_coalesced": _all_gather_into_tensor,
     "gather": _gather,
     "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
     "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "reduce_scatter_tensor_coalesced": _each(_reduce_scatter_tensor),
-    "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single,
+    "reduce_scatter_tensor_coalesced": _reduce_scatter_tensor,
+    "all_to_all": lambda mode, brought, family: exchange_lists(_values(mode, brought.reads), family),
+    "all_to_all_single": _each(
+        lambda x, brought, family: collectives.all_to_all_single(x, family, brought.input_splits, brought.output_splits)
+    ),
 }
 
 
-# -- as rank threads do it
+# -- rank by rank, as for rank threads
 
 
-def by_ranks(mode: Any, served: Served, brought: Brought, whole: Family) -> list[Value]:
-    """Each rank's own tensors, group by group."""
+def run_rank_by_rank(mode: Any, served: Served, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+    """The function that serves rank threads, on each rank's own tensors, group by group."""
     outputs: list[dict[int, Tensor]] = [{} for _ in brought.writes]
-    for number, ranks in enumerate(whole.groups):
+    for number, ranks in enumerate(family.groups):
         group = Group(str(number), ranks)
-        parts = [_part(mode, served, brought, rank, group) for rank in ranks]
+        parts = [_contribution(mode, served, brought, rank, group) for rank in ranks]
         for rank, mine in zip(ranks, served.compute(parts), strict=True):
-            for output, x in zip(outputs, mine, strict=False):  # the root alone gets a gathered list
+            for output, x in zip(outputs, mine, strict=False):  # only the root gets a gathered list
                 output[rank] = x
-    return [collectives.of_ranks(output, mode.world) for output in outputs]
+    return [collectives.value_of_ranks(output, mode.world) for output in outputs]
 
 
-def _part(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Contribution:
+def _contribution(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Contribution:
     reads = _held_on(mode, served.kind, brought.reads, rank)
     if served.kind == "scatter" and rank != group.ranks[brought.root or 0]:
         reads = []
@@ -198,7 +178,7 @@ def _part(mode: Any, served: Served, brought: Brought, rank: int, group: Group) 
 def _held_on(mode: Any, call: str, reads: Any, rank: int) -> Any:
     if not isinstance(reads, Tensor):
         return [_held_on(mode, call, each, rank) for each in reads]
-    value = value_of(mode, reads)
+    value = stacked_value(mode, reads)
     if value.held.row_of[rank] < 0:
         raise NotHeld(call, [rank], np.flatnonzero(value.held.row_of >= 0).tolist())
     return value.on(rank)

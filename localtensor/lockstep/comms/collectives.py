@@ -1,8 +1,8 @@
-"""Collectives on values with a partition: what every rank holds afterwards, for all groups of a family at once.
+"""Collectives on stacked values: what every rank holds afterwards, for all groups of a family at once.
 
-Cost follows the different values and the groups, not the ranks (lockstep/comms/stacked_collectives.py): who reads which row is worked out once
-for a partition and a family, and kept.  Whatever these do not cover is done by the plain functions of collectives/reference.py,
-on each rank's own tensors; so are refusals, which are then in the same words.
+Cost grows with the different values and the groups, not with the ranks.  The index plans of
+lockstep/comms/stacked_collectives.py are computed once for a partition and a family, and cached.  Calls that stacks do
+not cover, and errors, go to collectives/reference.py on each rank's own tensors, so that messages are the same.
 """
 
 from __future__ import annotations
@@ -19,87 +19,97 @@ from localtensor.collectives import reference
 from localtensor.errors import NotHeld
 from localtensor.layout.reductions import Op
 from localtensor.lockstep.comms import stacked_collectives
-from localtensor.lockstep.comms.stacked_collectives import Family, IndexPlan, pick, taken
+from localtensor.lockstep.comms.stacked_collectives import (
+    GroupFamily,
+    IndexPlan,
+    PlanFunction,
+    Readers,
+    fold_plan,
+    gather_plan,
+    take_rows,
+)
 from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.partition import NOWHERE, Partition, partition, rows_apart
+from localtensor.lockstep.values.partition import NOWHERE, Partition, one_cell_per_row, partition
 from localtensor.lockstep.values.rank_int import on_rank
-from localtensor.lockstep.values.stacks import Cells, joined, of_rows
+from localtensor.lockstep.values.stacks import Cells, cells_of_rows, merge_alike
 
-Plain = Callable[[list[Any]], Sequence[Any]]  # a function of collectives/reference.py, on the tensors of one group
+Reference = Callable[[list[Any]], Sequence[Any]]  # a function of collectives/reference.py on the tensors of one group
 _MOST_KEPT = 4096
 
 
-class Value(NamedTuple):
-    """Cells, and which rank reads what."""
+class StackedValue(NamedTuple):
+    """One tensor for each rank: stacked storage, and the partition that says which rank reads which row."""
 
     cells: Cells
     held: Partition
 
     def on(self, rank: int) -> Tensor:
-        """What a rank holds, not copied; it must hold something."""
+        """The tensor of a rank, not copied; the rank must hold one."""
         cell, row = self.held.place(rank)
         return self.cells[cell][row] if self.held.sizes[cell] > 1 else self.cells[cell]
 
     def stack(self, cell: int) -> Tensor:
-        """The rows of a cell, one or more."""
+        """A cell as a stack, also where it has one row."""
         return self.cells[cell] if self.held.sizes[cell] > 1 else self.cells[cell][None]
 
 
-class _Unlike(Exception):
-    """Members of one group bring different shapes, or such as do not divide: the plain function says so, or can do it."""
+class _ShapesDiffer(Exception):
+    """Shapes differ within a group, or do not divide: the plain function handles or refuses them."""
 
 
-def check_held(call: str, held: Partition, whole: Family) -> None:
-    """Raises `NotHeld` unless every member of a group holds something."""
-    if not held.complete and (held.row_of[whole.members] < 0).any():
-        missing = np.flatnonzero(whole.members & (held.row_of < 0))
+def check_all_hold(call: str, held: Partition, family: GroupFamily) -> None:
+    """Raises `NotHeld` unless every member of a group holds a tensor."""
+    if not held.complete and (held.row_of[family.members] < 0).any():
+        missing = np.flatnonzero(family.members & (held.row_of < 0))
         raise NotHeld(call, missing.tolist(), np.flatnonzero(held.row_of >= 0).tolist())
 
 
-def _over(
-    call: str, value: Value, whole: Family, planned: stacked_collectives.Planned, do: Callable[[Tensor, IndexPlan], Tensor], plain: Plain,
-    *, keep: bool = False, root: int = 0,
-) -> Value:  # fmt: skip
-    """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
-    check_held(call, value.held, whole)
-    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
-    how = stacked_collectives.recipe(planned, root, value.held, whole, keep)
+def _run_on_stacks(
+    call: str, value: StackedValue, family: GroupFamily, plan_of: PlanFunction, readers: Readers,
+    do: Callable[[Tensor, IndexPlan], Tensor], plain: Reference, *, keep: bool = False, root: int = 0,
+) -> StackedValue:  # fmt: skip
+    """The collective cell by cell, or group by group where shapes differ.  With `keep`, ranks outside of all groups keep
+    their tensors."""
+    check_all_hold(call, value.held, family)
+    value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
+    how = stacked_collectives.collective_plan(plan_of, readers, root, value.held, family, keep)
     if how is None:
-        return rank_by_rank(value, whole, plain, keep=keep)
+        return group_by_group(value, family, plain, keep=keep)
     try:
         stacks = [do(value.stack(cell), plan) for cell, plan in how.steps]
-    except _Unlike:
-        return rank_by_rank(value, whole, plain, keep=keep)
-    stacks += [taken(value.stack(cell), rows) for cell, rows in how.kept]
-    return _of_stacks(stacks, how.held, value.cells)
+    except _ShapesDiffer:
+        return group_by_group(value, family, plain, keep=keep)
+    stacks += [take_rows(value.stack(cell), rows) for cell, rows in how.kept]
+    return _value_of_stacks(stacks, how.held, value.cells)
 
 
-def _of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequence[Tensor]) -> Value:
-    """The value of these stacks, which shares no memory with what was brought."""
-    cells, held = joined(tuple(x if x.shape[0] > 1 else x[0] for x in stacks), held)
+def _value_of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequence[Tensor]) -> StackedValue:
+    """The value of these stacks, which shares no memory with the inputs `brought`."""
+    cells, held = merge_alike(tuple(x if x.shape[0] > 1 else x[0] for x in stacks), held)
     taken_up = {cell.untyped_storage().data_ptr() for cell in brought}
-    return Value(tuple(x.clone() if x.untyped_storage().data_ptr() in taken_up else x for x in cells), held)
+    return StackedValue(tuple(x.clone() if x.untyped_storage().data_ptr() in taken_up else x for x in cells), held)
 
 
-def rank_by_rank(value: Value, whole: Family, plain: Plain, *, keep: bool) -> Value:
-    """The plain function on the tensors of each group, one after the other."""
+def group_by_group(value: StackedValue, family: GroupFamily, plain: Reference, *, keep: bool) -> StackedValue:
+    """The plain function on the tensors of one group after the other."""
     found: dict[int, Tensor] = {}
-    for group in whole.groups:
+    for group in family.groups:
         found.update(zip(group, plain([value.on(rank) for rank in group]), strict=True))
-    done = of_ranks(found, whole.world)
-    rest = ~whole.members & (value.held.row_of >= 0)
-    return combined([done, value], np.where(rest, 1, 0)) if keep and rest.any() else done
+    done = value_of_ranks(found, family.world)
+    rest = ~family.members & (value.held.row_of >= 0)
+    return select([done, value], np.where(rest, 1, 0)) if keep and rest.any() else done
 
 
-def of_ranks(values: dict[int, Tensor], world: int) -> Value:
-    """The value of which these ranks hold these tensors."""
+def value_of_ranks(values: dict[int, Tensor], world: int) -> StackedValue:
+    """The value of one tensor for each of these ranks."""
     row_of = np.full(world, NOWHERE)
     row_of[list(values)] = np.arange(len(values))
-    return Value(*of_rows(list(values.values()), rows_apart(partition(row_of, [len(values)]))))
+    return StackedValue(*cells_of_rows(list(values.values()), one_cell_per_row(partition(row_of, [len(values)]))))
 
 
-def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:
-    """Each rank holds what it, or the rank `source` of it, has of the value of this number; nothing if negative."""
+def select(values: Sequence[StackedValue], number: Any, source: Any = None) -> StackedValue:
+    """A selection among values: rank r gets the tensor that rank `source[r]` (r itself if None) has in
+    `values[number[r]]`, or nothing if `number[r]` is negative."""
     row_of, stacks, sizes, start = np.full(len(number), NOWHERE), [], [], 0
     order = np.argsort(number, kind="stable")
     bounds = np.searchsorted(number[order], np.arange(len(values) + 1))
@@ -109,253 +119,219 @@ def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:
         ranks, rows = ranks[rows >= 0], rows[rows >= 0]
         used, inverse = np.unique(rows, return_inverse=True)
         row_of[ranks] = start + inverse
-        for cell in np.unique(value.held.cell_of[used]):
-            here = used[value.held.cell_of[used] == cell] - value.held.starts[cell]
-            stacks.append(taken(value.stack(int(cell)), pick(here)))
-            sizes.append(len(here))
+        sizes += np.unique(value.held.cell_of[used], return_counts=True)[1].tolist()
+        stacks += [take_rows(value.stack(c), here) for c, here in stacked_collectives.rows_by_cell(value.held, used)]
         start += len(used)
-    return _of_stacks(stacks, partition(row_of, sizes), [cell for value in values for cell in value.cells])
+    return _value_of_stacks(stacks, partition(row_of, sizes), [cell for value in values for cell in value.cells])
 
 
 # -- the collectives
 
 
-def all_reduce(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
-    """Every member holds what its group's tensors fold into."""
-    return _over(
-        "all_reduce",
-        value,
-        whole,
-        stacked_collectives.by_fold,
-        lambda x, plan: stacked_collectives.reduced(x, plan, op),
-        plain,
-        keep=True,
-    )
-
-
-def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Value:
-    """The root of each group holds what its tensors fold into; the others hold what they had."""
+def all_reduce(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue:
+    """The reduction of each group's tensors, on every member."""
 
     def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        return stacked_collectives.reduced(x, plan, op)
+        return stacked_collectives.reduce_rows(x, plan, op)
 
-    return _over("reduce", value, whole, stacked_collectives.to_root, do, plain, keep=True, root=root)
+    def plain(held: list[Tensor]) -> Sequence[Tensor]:
+        return reference.all_reduce(held, op)
+
+    return _run_on_stacks("all_reduce", value, family, fold_plan, Readers.ALL, do, plain, keep=True)
 
 
-def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
-    """Every member holds its root's tensor."""
-    check_held("broadcast", value.held, whole)
-    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
-    how = _as_roots_have(value.held, whole, root)
+def reduce(value: StackedValue, family: GroupFamily, op: Op, root: int) -> StackedValue:
+    """The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
+
+    def do(x: Tensor, plan: IndexPlan) -> Tensor:
+        return stacked_collectives.reduce_rows(x, plan, op)
+
+    def plain(held: list[Tensor]) -> Sequence[Tensor]:
+        return reference.reduce(held, op, root=root)
+
+    return _run_on_stacks("reduce", value, family, fold_plan, Readers.ROOT, do, plain, keep=True, root=root)
+
+
+def broadcast(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
+    """The tensor of each group's root, on every member."""
+    check_all_hold("broadcast", value.held, family)
+    value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
+    how = _broadcast_plan(value.held, family, root)
     if how is None:
-        return rank_by_rank(value, whole, plain, keep=True)
-    return _of_stacks([taken(value.stack(cell), rows) for cell, rows in how.kept], how.held, value.cells)
+        return group_by_group(value, family, lambda held: reference.broadcast(held, root), keep=True)
+    return _value_of_stacks([take_rows(value.stack(cell), rows) for cell, rows in how.kept], how.held, value.cells)
 
 
 @lru_cache(_MOST_KEPT)
-def _as_roots_have(held: Partition, whole: Family, root: int) -> stacked_collectives.Recipe | None:
-    """Members read what their root reads, the others what they did; None if shapes differ within a group."""
-    if stacked_collectives.spots(held, whole) is None:
+def _broadcast_plan(held: Partition, family: GroupFamily, root: int) -> stacked_collectives.CollectivePlan | None:
+    """Members read their root's row, other ranks their own; None if shapes differ within a group."""
+    if stacked_collectives.groups_by_cell(held, family) is None:
         return None
-    roots = np.array([group[root] for group in whole.groups])
-    rows = held.row_of[np.where(whole.members, roots[whole.index], np.arange(whole.world))]
+    roots = np.array([group[root] for group in family.groups])
+    rows = held.row_of[np.where(family.members, roots[family.index], np.arange(family.world))]
     used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
-    row_of = np.full(whole.world, NOWHERE)
+    row_of = np.full(family.world, NOWHERE)
     row_of[rows >= 0] = inverse.reshape(-1)
-    cells, sizes = np.unique(held.cell_of[used], return_counts=True)
-    kept = [(int(cell), pick(used[held.cell_of[used] == cell] - held.starts[cell])) for cell in cells]
-    return stacked_collectives.Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
+    _, sizes = np.unique(held.cell_of[used], return_counts=True)
+    kept = tuple(stacked_collectives.rows_by_cell(held, used))
+    return stacked_collectives.CollectivePlan((), kept, partition(row_of, sizes.tolist()))
 
 
-def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
-    """Every member holds its group's tensors along a new dim 0."""
-    return _over("all_gather", value, whole, stacked_collectives.together, stacked_collectives.gathered, plain)
+def _reference_all_gather(held: list[Tensor]) -> list[Tensor]:
+    return [torch.stack(each) for each in reference.all_gather(held)]
 
 
-def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
-    """The root of each group holds its tensors along a new dim 0; the others hold nothing."""
-    check_held("gather", value.held, whole)
-    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
-    how = stacked_collectives.recipe(stacked_collectives.at_root, root, value.held, whole, False)
+def all_gather(value: StackedValue, family: GroupFamily) -> StackedValue:
+    """The tensors of each group along a new dim 0, on every member."""
+    do = stacked_collectives.gather_rows
+    return _run_on_stacks("all_gather", value, family, gather_plan, Readers.ALL, do, _reference_all_gather)
+
+
+def gather(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
+    """The tensors of each group along a new dim 0, on its root alone; other ranks hold nothing."""
+    check_all_hold("gather", value.held, family)
+    value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
+    how = stacked_collectives.collective_plan(gather_plan, Readers.ROOT, root, value.held, family, False)
     if how is not None:
-        stacks = [stacked_collectives.gathered(value.stack(cell), plan) for cell, plan in how.steps]
-        return _of_stacks(stacks, how.held, value.cells)
-    found = {group[root]: plain([value.on(rank) for rank in group])[root] for group in whole.groups}
-    return of_ranks(found, whole.world)
+        stacks = [stacked_collectives.gather_rows(value.stack(cell), plan) for cell, plan in how.steps]
+        return _value_of_stacks(stacks, how.held, value.cells)
+    found = {group[root]: _reference_all_gather([value.on(rank) for rank in group])[root] for group in family.groups}
+    return value_of_ranks(found, family.world)
 
 
-def reduce_scatter(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
-    """Each member holds its piece, along dim 0, of what its group's tensors fold into; dim 0 must divide."""
+def reduce_scatter(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue:
+    """Each member's piece, along dim 0, of the reduction of its group's tensors; dim 0 must divide."""
 
     def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        _must_divide(x, plan)
-        return _cut(stacked_collectives.reduced(x, plan, op), plan.members)
+        _check_divides(x, plan)
+        done = stacked_collectives.reduce_rows(x, plan, op)
+        return done.reshape(done.shape[0] * plan.members, done.shape[1] // plan.members, *done.shape[2:])
 
-    return _over("reduce_scatter_tensor", value, whole, stacked_collectives.dealt, do, plain)
+    def plain(held: list[Tensor]) -> Sequence[Tensor]:
+        return reference.reduce_scatter_tensor(held, op)
+
+    return _run_on_stacks("reduce_scatter_tensor", value, family, fold_plan, Readers.PIECES, do, plain)
 
 
-def _must_divide(x: Tensor, plan: IndexPlan) -> None:
+def _check_divides(x: Tensor, plan: IndexPlan) -> None:
     if x.dim() < 2 or x.shape[1] % plan.members:
-        raise _Unlike
+        raise _ShapesDiffer
 
 
-def _cut(x: Tensor, members: int) -> Tensor:
-    """Each row in so many pieces along dim 1, which become rows."""
-    return x.reshape(x.shape[0] * members, x.shape[1] // members, *x.shape[2:])
+def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Any = None, got: Any = None) -> StackedValue:
+    """All-to-all along dim 0.
+
+    `sent` and `got` are the rows to and from each member, ints that may differ by rank; None means equal pieces.
+    """
+    if _rows_are_even(value, family, sent) and _rows_are_even(value, family, got):
+        do, plain = _exchange_dim_0, reference.all_to_all_single
+        return _run_on_stacks("all_to_all_single", value, family, gather_plan, Readers.PIECES, do, plain)
+    check_all_hold("all_to_all_single", value.held, family)
+    found: dict[int, Tensor] = {}
+    for group in family.groups:
+        held = [value.on(rank) for rank in group]
+        splits = [_splits_of_group(each, group) for each in (sent, got)]
+        done = reference.all_to_all_single(held, input_splits=splits[0], output_splits=splits[1])
+        found.update(zip(group, done, strict=True))
+    return value_of_ranks(found, family.world)
 
 
-def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
-    """Each member holds the pieces that the others have for it, one behind the other; dim 0 must divide."""
-
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        _must_divide(x, plan)
-        rows = stacked_collectives.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
-        return rows.reshape(rows.shape[0], *x.shape[1:])
-
-    return _over("all_to_all_single", value, whole, stacked_collectives.crosswise, do, plain)
+def _exchange_dim_0(x: Tensor, plan: IndexPlan) -> Tensor:
+    _check_divides(x, plan)
+    rows = stacked_collectives.exchange_rows(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
+    return rows.reshape(rows.shape[0], *x.shape[1:])
 
 
-def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, plain: Plain) -> Value:
-    """Shards of one dim have become shards of another; that dim must divide."""
+def _splits_of_group(splits: Any, group: tuple[int, ...]) -> Any:
+    return None if splits is None else [[on_rank(size, rank) for size in splits] for rank in group]
+
+
+def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Any) -> bool:
+    if splits is None or len(splits) == 0:
+        return is_contiguous(value)
+    if not all(type(size) is int and size == splits[0] for size in splits):
+        return False
+    rows = [tuple(cell.shape[count > 1 :])[:1] for cell, count in zip(value.cells, value.held.sizes, strict=True)]
+    members = family.matrix is not None and family.matrix.shape[1] == len(splits)
+    return members and set(rows) == {(splits[0] * len(splits),)} and is_contiguous(value)
+
+
+def shard_dim_alltoall(value: StackedValue, family: GroupFamily, gather_dim: int, shard_dim: int) -> StackedValue:
+    """Shards of `gather_dim` become shards of `shard_dim`, which must divide."""
 
     def do(x: Tensor, plan: IndexPlan) -> Tensor:
         members, dims = plan.members, range(x.dim() - 1)
         if shard_dim not in dims or gather_dim not in dims or x.shape[shard_dim + 1] % members:
-            raise _Unlike
+            raise _ShapesDiffer
         size = x.shape[shard_dim + 1] // members
         cut = x.unflatten(shard_dim + 1, (members, size)).movedim(shard_dim + 1, 1)
-        rows = stacked_collectives.exchanged(cut, plan)
+        rows = stacked_collectives.exchange_rows(cut, plan)
         return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
 
-    return _over("shard_dim_alltoall", value, whole, stacked_collectives.crosswise, do, plain)
+    plain = partial(reference.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
+    return _run_on_stacks("shard_dim_alltoall", value, family, gather_plan, Readers.PIECES, do, plain)
 
 
-def permuted(value: Value, whole: Family, destinations: Sequence[int]) -> Value:
+def permute(value: StackedValue, family: GroupFamily, destinations: Sequence[int]) -> StackedValue:
     """The member at `destinations[i]` holds the tensor of the i-th; each group has as many members."""
-    check_held("permute", value.held, whole)
-    source = np.arange(whole.world)
-    matrix: Any = whole.matrix
+    check_all_hold("permute", value.held, family)
+    source = np.arange(family.world)
+    matrix: Any = family.matrix
     source[matrix[:, list(destinations)]] = matrix
     held = value.held.row_of >= 0
-    return combined([value], np.where(held, 0, -1), source)
+    return select([value], np.where(held, 0, -1), source)
 
 
-def of_roots(values: Sequence[Value], whole: Family, root: int) -> Value:
-    """The i-th member holds the i-th of the values, as its root has it; each group has as many members as values."""
-    roots = np.array([group[root] for group in whole.groups])
-    return combined(values, whole.position, np.where(whole.members, roots[whole.index], 0))
+def scatter_from_roots(values: Sequence[StackedValue], family: GroupFamily, root: int) -> StackedValue:
+    """The i-th member holds the root's tensor of the i-th value; each group has one member for each value."""
+    roots = np.array([group[root] for group in family.groups])
+    return select(values, family.position, np.where(family.members, roots[family.index], 0))
 
 
-# What the ranks hold after each collective: the quick function of lockstep/comms/collectives.py beside the plain one of collectives/reference.py.
+# -- reshaping
 
 
-def value_of(mode: Any, x: Tensor) -> Value:
-    """What every rank brings: a plain tensor is the same on all of them."""
-    return Value(x._cells, x._partition) if isinstance(x, LocalTensor) else Value((x.detach(),), mode.everyone)
+def stacked_value(mode: Any, x: Tensor) -> StackedValue:
+    """The tensors of all ranks; a plain tensor is the same on each."""
+    return StackedValue(*((x._cells, x._partition) if isinstance(x, LocalTensor) else ((x.detach(),), mode.everyone)))
 
 
-def all_reduced(value: Value, whole: Family, op: Any) -> Value:
-    """On every member, what its group's tensors fold into."""
-    return all_reduce(value, whole, op, lambda held: reference.all_reduce(held, op))
+def zeros_like(value: StackedValue) -> StackedValue:
+    """Zeros with the shapes and ranks of a value, expanded from one element each."""
+    return StackedValue(tuple(cell.new_zeros(()).expand(cell.shape) for cell in value.cells), value.held)
 
 
-def reduced(value: Value, whole: Family, op: Any, root: int) -> Value:
-    """The same on the root of each group alone; the others hold what they brought."""
-    return reduce(value, whole, op, root, lambda held: reference.reduce(held, op, root=root))
+def merge_rows(value: StackedValue, dim: int = 0) -> StackedValue:
+    """Dim 0 of each rank's tensor is merged into dim `dim` of its rows; scalars make one row."""
+    return _map_stacks(value, lambda x: x.movedim(1, dim + 1).flatten(dim + 1, dim + 2) if x.dim() > 2 else x)
 
 
-def broadcasted(value: Value, whole: Family, root: int) -> Value:
-    """On every member, its root's tensor."""
-    return broadcast(value, whole, root, lambda held: reference.broadcast(held, root))
+def move_dim(value: StackedValue, source: int, to: int) -> StackedValue:
+    """Each rank's tensor with dim `source` moved to `to`."""
+    return value if source == to else _map_stacks(value, lambda x: x.movedim(source + 1, to + 1))
 
 
-def _stacked(held: list[Tensor]) -> list[Tensor]:
-    return [torch.stack(each) for each in reference.all_gather(held)]
-
-
-def gathered(value: Value, whole: Family) -> Value:
-    """All members' tensors, along a new dim 0."""
-    return all_gather(value, whole, _stacked)
-
-
-def gathered_at(value: Value, whole: Family, root: int) -> Value:
-    """The same, on the root of each group alone."""
-    return gather(value, whole, root, _stacked)
-
-
-def joined_rows(value: Value, dim: int = 0) -> Value:
-    """Dim 0 of each rank's tensor has become part of what was dim `dim` of its rows; scalars make one row."""
-    return _each_stack(value, lambda x: x.movedim(1, dim + 1).flatten(dim + 1, dim + 2) if x.dim() > 2 else x)
-
-
-def moved_dim(value: Value, source: int, to: int) -> Value:
-    """Each rank's tensor, with a dim in another place."""
-    return value if source == to else _each_stack(value, lambda x: x.movedim(source + 1, to + 1))
-
-
-def _each_stack(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+def _map_stacks(value: StackedValue, change: Callable[[Tensor], Tensor]) -> StackedValue:
     cells = []
     for cell, rows in enumerate(value.held.sizes):
         changed = change(value.stack(cell))
         cells.append(changed if rows > 1 else changed[0])
-    return Value(tuple(cells), value.held)
+    return StackedValue(tuple(cells), value.held)
 
 
-def pieces(value: Value, count: int) -> list[Value]:
-    """The pieces along each rank's dim 0; they are views."""
+def unbind_value(value: StackedValue, count: int) -> list[StackedValue]:
+    """The `count` slices along dim 0 of each rank's tensor, as views."""
     pairs = list(zip(value.cells, value.held.sizes, strict=True))
-    return [Value(tuple(cell[:, i] if rows > 1 else cell[i] for cell, rows in pairs), value.held) for i in range(count)]
+    cells = [tuple(cell[:, i] if rows > 1 else cell[i] for cell, rows in pairs) for i in range(count)]
+    return [StackedValue(each, value.held) for each in cells]
 
 
-def reduce_scattered(value: Value, whole: Family, op: Any) -> Value:
-    """On each member, its piece along dim 0 of what its group's tensors fold into."""
-    return reduce_scatter(value, whole, op, lambda held: reference.reduce_scatter_tensor(held, op))
-
-
-def exchanged(value: Value, whole: Family, sent: Any = None, got: Any = None) -> Value:
-    """An all-to-all along dim 0; `sent` and `got` are the rows to and from each member, ints that may differ by rank.
-
-    None means equal pieces.
-    """
-    if _rows_are_even(value, whole, sent) and _rows_are_even(value, whole, got):
-        return all_to_all(value, whole, reference.all_to_all_single)
-    check_held("all_to_all_single", value.held, whole)
-    found: dict[int, Tensor] = {}
-    for group in whole.groups:
-        held = [value.on(rank) for rank in group]
-        done = reference.all_to_all_single(held, input_splits=_on(sent, group), output_splits=_on(got, group))
-        found.update(zip(group, done, strict=True))
-    return of_ranks(found, whole.world)
-
-
-def _on(splits: Any, group: tuple[int, ...]) -> Any:
-    return None if splits is None else [[on_rank(size, rank) for size in splits] for rank in group]
-
-
-def _rows_are_even(value: Value, whole: Family, splits: Any) -> bool:
-    if splits is None or len(splits) == 0:
-        return is_dense(value)
-    if not all(type(size) is int and size == splits[0] for size in splits):
-        return False
-    rows = [tuple(cell.shape[count > 1 :])[:1] for cell, count in zip(value.cells, value.held.sizes, strict=True)]
-    members = whole.matrix is not None and whole.matrix.shape[1] == len(splits)
-    return members and set(rows) == {(splits[0] * len(splits),)} and is_dense(value)
-
-
-def is_dense(value: Value) -> bool:
+def is_contiguous(value: StackedValue) -> bool:
     """Whether each rank's tensor is contiguous."""
-    return all(
-        (cell[0] if rows > 1 else cell).is_contiguous()
-        for cell, rows in zip(value.cells, value.held.sizes, strict=True)
-    )
+    pairs = zip(value.cells, value.held.sizes, strict=True)
+    return all((cell[0] if rows > 1 else cell).is_contiguous() for cell, rows in pairs)
 
 
-def contiguous(value: Value) -> Value:
-    """The same, each rank's tensor contiguous."""
-    return Value(tuple(cell.contiguous() for cell in value.cells), value.held)
-
-
-def moved_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
-    """Cut along one dim, sent, joined along the other."""
-    done = partial(reference.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
-    return move_shards(value, whole, gather_dim, shard_dim, done)
+def make_contiguous(value: StackedValue) -> StackedValue:
+    """The value with each rank's tensor contiguous."""
+    return StackedValue(tuple(cell.contiguous() for cell in value.cells), value.held)

@@ -1,4 +1,4 @@
-"""torch.distributed's groups in lockstep: a world of its own for each mode, whose groups are families."""
+"""Process groups in lockstep: each mode has its own world, and each process group represents a family of groups."""
 
 from __future__ import annotations
 
@@ -15,62 +15,61 @@ from localtensor._util import ambient
 from localtensor._util.patching import OwnWorld
 from localtensor.errors import BadGroup
 from localtensor.errors.base import rank_names
-from localtensor.lockstep.comms.stacked_collectives import Family, of_lists, within
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily, family_of_lists, restrict_family
 from localtensor.lockstep.values.partition import Partition
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, values_of
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, rank_values
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 
 
 class LockstepGroup(dist.ProcessGroup):
-    """A process group as all ranks have it at once: each rank is in its own of the family's groups.
+    """A process group of all ranks at once: each rank is in its own group of the family.
 
-    `rank()` and `size()` are ints for each rank where they differ.  `by_number` marks the default group: there, as in
-    any job, a rank's place is its number, also where a mode has not all numbers from 0.
+    `rank()` and `size()` are ints of each rank where they differ.  `by_number` marks the default group, in which a
+    rank's position is its number, also where a mode has not all numbers from 0.
     """
 
     def __init__(self, mode: Any, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
-        super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs know one form only
+        super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs lack this signature
         self.mode, self.name_in_mode, self.by_number = mode, name, by_number
         self._groups = list(groups)
-        self._family: Family | None = None
-        make = getattr(cpp.FakeProcessGroup, "_create_internal", cpp.FakeProcessGroup)
-        backend = make(0, len(groups[0]))
+        self._family: GroupFamily | None = None
+        backend = cpp.FakeProcessGroup._create_internal(0, len(groups[0]))
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)  # type: ignore[arg-type]
 
     @property
-    def family(self) -> Family:
-        """All its groups."""
+    def family(self) -> GroupFamily:
+        """All its groups; while a function runs for some ranks only, the groups of those."""
         if self._family is None:
-            self._family = of_lists(self._groups, self.mode.world)
+            self._family = family_of_lists(self._groups, self.mode.world)
         only = self.mode.groups.only
-        return self._family if only is None else within(self._family, only)
+        return self._family if only is None else restrict_family(self._family, only)
 
     def add(self, members: Sequence[int]) -> None:
-        """One more group, of other ranks."""
+        """Add a group of other ranks."""
         self._groups.append(members)
         self._family = None
 
     def places(self) -> Any:
-        """Each rank's place in its group, -1 outside of all: int64 of shape [world]."""
+        """Each rank's position in its group, -1 outside of all: int64 of shape [world]."""
         return np.arange(self.mode.world) if self.by_number else self.family.position
 
     def place(self, root: int) -> int:
-        """The position in the group of what torch calls a group rank."""
+        """The position in the group of a root that is given as torch's group rank."""
         known = self.by_number and 0 <= root < self.mode.world and not self.mode.everyone.complete
         return int(self.family.position[root]) if known else root
 
     def rank(self) -> Any:
-        """The place of each rank in its group, -1 outside of all."""
+        """The position of each rank in its group, -1 outside of all."""
         if self.mode.standing is not None:
             return int(self.places()[self.mode.standing])
         return rank_int(self.places(), self.mode.everyone.held)
 
     def size(self) -> Any:
-        """How many ranks its group has."""
+        """The number of ranks in each rank's group."""
         if self.family.matrix is not None:
             return self.family.matrix.shape[1]
         if self.mode.standing is not None:
@@ -78,10 +77,10 @@ class LockstepGroup(dist.ProcessGroup):
         return rank_int(self.family.sizes(), self.mode.everyone.held)
 
 
-class Places(Mapping[Any, Any]):
-    """Global rank to place in its own group, and an int for each rank likewise; iterates over this group's ranks.
+class GroupRankMap(Mapping[Any, Any]):
+    """Map from a global rank, or an int of each rank, to the position in its group; iterates over the group's ranks.
 
-    A rank that asks for itself, and is in none of the groups, is at -1.
+    A rank in no group maps itself to -1.
     """
 
     def __init__(self, group: LockstepGroup) -> None:
@@ -90,52 +89,54 @@ class Places(Mapping[Any, Any]):
     def __getitem__(self, rank: Any) -> Any:
         if rank not in self:
             raise KeyError(rank)
-        places, asked = self.group.places(), values_of(rank, self.group.mode.world)
-        return int(places[int(rank)]) if asked is None else rank_int(places[asked], _holders(rank))
+        places, queried = self.group.places(), rank_values(rank, self.group.mode.world)
+        return int(places[int(rank)]) if queried is None else rank_int(places[queried], _holders(rank))
 
     def __contains__(self, rank: Any) -> bool:
-        group, asked = self.group, values_of(rank, self.group.mode.world)
-        if asked is None:
+        group, queried = self.group, rank_values(rank, self.group.mode.world)
+        if queried is None:
             inside = 0 <= int(rank) < group.mode.world and bool(group.places()[int(rank)] >= 0)
             return inside or int(rank) == group.mode.standing
         held = _holders(rank)
-        mine, asked = (np.arange(group.mode.world), asked) if held is None else (np.flatnonzero(held), asked[held])
-        within = ((asked >= 0) & (asked < group.mode.world)).all()
-        return bool((asked == mine).all() or (within and (group.places()[asked] >= 0).all()))
+        mine, queried = (
+            (np.arange(group.mode.world), queried) if held is None else (np.flatnonzero(held), queried[held])
+        )
+        within = ((queried >= 0) & (queried < group.mode.world)).all()
+        return bool((queried == mine).all() or (within and (group.places()[queried] >= 0).all()))
 
     def __iter__(self) -> Iterator[Any]:
-        whole = self.group.family
-        if len(whole.groups) == 1:
-            return iter(whole.groups[0])
+        family = self.group.family
+        if len(family.groups) == 1:
+            return iter(family.groups[0])
         if self.group.mode.standing is not None:
-            return iter(whole.group_of(self.group.mode.standing))
-        if whole.matrix is None:
+            return iter(family.group_of(self.group.mode.standing))
+        if family.matrix is None:
             raise BadGroup(
-                "get_process_group_ranks", "group", repr(whole), "its groups are of different sizes",
+                "get_process_group_ranks", "group", repr(family), "its groups are of different sizes",
                 "Ask for the ranks of one group at a time, inside localtensor.run.",
             )  # fmt: skip
-        held = None if whole.everybody else whole.members
-        return iter([rank_int(whole.matrix[whole.index, place], held) for place in range(whole.matrix.shape[1])])
+        columns = family.matrix[family.index].T
+        return iter([rank_int(column, family.member_mask) for column in columns])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
 
 def _holders(x: Any) -> Any:
-    """Which ranks hold an int; None if all do."""
+    """The ranks that hold an int: bools of shape [world]; None if all do."""
     return x.node.held
 
 
-class _Known(dict[Any, Any]):
-    """What torch knows of each group; a group of another mode, or of a real backend, is refused."""
+class _GroupTable(dict[Any, Any]):
+    """torch's table of groups, which refuses a group of another mode or of a real backend."""
 
     def get(self, group: Any, otherwise: Any = None) -> Any:
         if group not in self:
-            raise _foreign(group)
+            raise _foreign_group_error(group)
         return self[group]
 
 
-def _foreign(group: Any) -> BadGroup:
+def _foreign_group_error(group: Any) -> BadGroup:
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     return BadGroup(
         "collective", "group", f"group={name or group!r}", "it is not of this LocalTensorMode",
@@ -144,35 +145,33 @@ def _foreign(group: Any) -> BadGroup:
 
 
 class LockstepWorld(OwnWorld):
-    """The groups of one mode, and how they are made."""
+    """The process groups of one mode."""
 
     def __init__(self, mode: Any, serial: int) -> None:
         super().__init__()
         self.mode, self.serial = mode, serial
         self.numbers = itertools.count()
-        self._own_pg_map = _Known()  # as _util/patching.py keeps it
+        self._own_pg_map = _GroupTable()  # as _util/patching.py keeps it
         self.by_name: dict[str, LockstepGroup] = {}
-        self.implicit = False  # the default group was made by us, and the program has not asked for it
-        self.only: Partition | None = (
-            None  # the ranks for which a function runs now, see lockstep/patches/device_mesh.py
-        )
+        self.implicit = False  # the default group was made by the mode, not by the program
+        self.only: Partition | None = None  # the ranks for which a function runs, see patches/device_mesh.py
         # The families of the mesh that is being built, and their ranks.
         self.building: list[tuple[LockstepGroup, set[int]]] | None = None
 
     def open(self) -> None:
-        """There is a default group of all ranks, as after init_process_group."""
+        """Make the default group of all ranks, as init_process_group does."""
         self.implicit = True
         self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
 
     def close(self) -> None:
-        """There is no group any more."""
+        """Forget all groups."""
         for name in list(self.by_name):
             self.forget(name)
         self.default_pg = None
         self.pg_coalesce_state.clear()
 
     def forget(self, name: str) -> None:
-        """The group of this name is gone; nothing happens if there is none."""
+        """Forget the group of this name; nothing happens if there is none."""
         group = self.by_name.pop(name, None)
         if group is not None:
             cpp._unregister_process_group(name)
@@ -183,14 +182,14 @@ class LockstepWorld(OwnWorld):
                     groups.remove(group)
 
     def make(self, groups: Sequence[Sequence[int]], *, by_number: bool = False) -> LockstepGroup:
-        """A process group of these groups of ranks, of which each rank is in its own."""
+        """A process group for these groups of ranks; each rank is in its own."""
         name = f"lockstep{self.serial}:{next(self.numbers)}"
         group = LockstepGroup(self.mode, groups, name, by_number=by_number)
         self.by_name[name] = group
-        tables: Any = self  # torch keeps a store, and lists of ranks, where we need none
+        tables: Any = self  # torch types a store, and lists of ranks, which are not needed here
         tables.pg_map[group] = ("gloo", None)
         tables.pg_names[group] = name
-        tables.pg_group_ranks[group] = Places(group)
+        tables.pg_group_ranks[group] = GroupRankMap(group)
         self.pg_backend_config[group] = "cpu:gloo,cuda:nccl"
         self.pg_to_tag[group] = f"ptd:{name}"
         self.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
@@ -199,9 +198,9 @@ class LockstepWorld(OwnWorld):
         return group
 
     def new_group(self, ranks: Sequence[Any] | None) -> LockstepGroup:
-        """What `new_group(ranks)` gives; while a mesh is built, disjoint groups of one size become one family.
+        """The process group for `new_group(ranks)`; while a mesh is built, disjoint groups of one size become one family.
 
-        Where the ranks differ from rank to rank, so does the group.
+        Where `ranks` holds ints of each rank, each rank gets its own group.
         """
         if ranks is not None and any(is_rank_int(rank) for rank in ranks):
             tables = {tuple(sorted(on_rank(x, rank) for x in ranks)) for rank in self.mode.ranks}
@@ -219,12 +218,12 @@ class LockstepWorld(OwnWorld):
         return self.building[-1][0]
 
     def family_group(self, call: str, groups: Sequence[Sequence[int]]) -> LockstepGroup:
-        """A process group of these groups, each rank in its own.  Raises `BadGroup`."""
+        """A process group for these groups after `check`.  Raises `BadGroup`."""
         self.check(call, groups)
         return self.make(groups)
 
     def check(self, call: str, groups: Sequence[Sequence[int]]) -> None:
-        """Raises `BadGroup` if they are not different ranks of the mode, each in one group."""
+        """Raises `BadGroup` unless the groups hold different ranks of the mode, and none is empty."""
         row_of = self.mode.everyone.row_of
         flat = [rank for members in groups for rank in members]
         known = all(isinstance(rank, SupportsIndex) and 0 <= rank < len(row_of) and row_of[rank] >= 0 for rank in flat)
@@ -235,7 +234,7 @@ class LockstepWorld(OwnWorld):
 
 
 class RoutedWorld(c10d._World):
-    """Whose groups are meant: those of the calling thread's mode, or torch's own where it has none."""
+    """torch's world: the groups of the calling thread's mode, or torch's own where the thread has none."""
 
     def __init__(self, original: Any) -> None:
         object.__setattr__(self, "_original", original)
@@ -251,49 +250,49 @@ class RoutedWorld(c10d._World):
         setattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name, value)
 
 
-class Lists:
-    """Groups given as lists of ranks; a root is a place in its list."""
+class RankLists:
+    """Groups given as lists of ranks; a root is a position in its list."""
 
-    def __init__(self, whole: Family) -> None:
-        self.family = whole
+    def __init__(self, family: GroupFamily) -> None:
+        self.family = family
 
     def place(self, root: int) -> int:
         return root
 
 
-def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
-    """The groups that a collective is about: a process group, its name, a mesh of one axis or an axis of one, or lists.
+def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
+    """The groups of a collective, given as a process group, its name, a mesh of one axis, (mesh, axis), or lists.
 
-    None are all ranks.  Raises `BadGroup` if it is not of this mode, and where a mesh has no such axis, or several.
+    None is all ranks.  Raises `BadGroup` for a group of another mode, and for a mesh without that axis or with several.
     """
     kind = type(group)
     if kind is torch.ScriptObject:
         group = dist.ProcessGroup.unbox(group)
     elif group is None:
-        return mode.groups.default_pg or Lists(of_lists([mode.ranks], mode.world))
+        return mode.groups.default_pg or RankLists(family_of_lists([mode.ranks], mode.world))
     elif kind is tuple and len(group) == 2 and hasattr(group[0], "get_group"):
-        group = _of_mesh(*group)
+        group = _group_of_mesh_axis(*group)
     elif kind is list or kind is tuple:
         lists = group if group and isinstance(group[0], list | tuple | range) else [group]
         mode.groups.check("collective", lists)
-        return Lists(of_lists(lists, mode.world))
+        return RankLists(family_of_lists(lists, mode.world))
     elif hasattr(group, "get_group"):
-        group = _of_mesh(group, None)
+        group = _group_of_mesh_axis(group, None)
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     found: LockstepGroup | None = mode.groups.by_name.get(name)
     if found is None:
-        raise _foreign(group)
+        raise _foreign_group_error(group)
     return found
 
 
-def _of_mesh(mesh: Any, axis: Any) -> Any:
-    """The group of an axis of a mesh; None is the only one."""
+def _group_of_mesh_axis(mesh: Any, axis: Any) -> Any:
+    """The group of a mesh axis; None is the only axis."""
     names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
     if axis is None and mesh.ndim > 1:
         problem = "a mesh has a group along each of its axes, and which one is meant is not said"
         raise BadGroup("collective", "group", f"group={mesh}", problem, f"Name one: (mesh, {names[0]!r}).")
     try:
         return mesh.get_group(axis)
-    except (LookupError, AssertionError) as error:  # torch's words for names, and numbers, that it does not know
+    except (LookupError, AssertionError) as error:  # torch's errors for an unknown axis
         shown, remedy = f"group=({mesh}, {axis!r})", f"Its axes are {', '.join(map(repr, names))}."
         raise BadGroup("collective", "group", shown, "the mesh has no such axis", remedy) from error

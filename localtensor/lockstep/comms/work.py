@@ -1,4 +1,4 @@
-"""What an asynchronous collective hands back in lockstep: it is done at once, and still has to be waited for."""
+"""The Work of an asynchronous collective in lockstep: complete at once, but its buffers stay in use until wait()."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from localtensor.collectives.argument_checks import flat
 from localtensor.collectives.c10d_table import Brought
 from localtensor.layout.reductions import name_of
 from localtensor.layout.spec import shape_text
-from localtensor.lockstep.comms.stacked_collectives import Family
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.values.local_tensor import LocalTensor
 
 
 @functools.cache
-def over() -> Any:
-    """A Work that is over, as the dispatcher carries it."""
+def completed_work() -> Any:
+    """A completed Work, boxed for the dispatcher."""
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
     cpp: Any = torch._C._distributed_c10d
@@ -31,23 +31,23 @@ def over() -> Any:
 
 
 class LockstepWork(Work):
-    """The Work of all ranks' parts in one collective; until it is waited for, its tensors are not to be touched.
+    """The Work of all ranks in one collective.
 
-    What it reads must not be written, and what it writes neither read nor written.
+    Until it is waited for, the tensors that it reads must not be written, and its outputs neither read nor written.
     """
 
-    def __init__(self, mode: Any, kind: str, brought: Brought, whole: Family) -> None:
+    def __init__(self, mode: Any, kind: str, brought: Brought, family: GroupFamily) -> None:
         super().__init__()
         self._mode = mode
         self.reads = list(flat(brought.reads))
         self.outputs = list(brought.writes)
-        self._described: Any = (kind, brought, whole, origin(sys._getframe(4)).place)
+        self._described: Any = (kind, brought, family, origin(sys._getframe(4)).place)
         mode.in_flight.append(self)
 
     def calls(self) -> list[Call]:
-        """The part of each rank, for an error."""
-        kind, brought, whole, place = self._described
-        return calls_of(kind, brought, whole, place, [rank for group in whole.groups for rank in group])
+        """The call of each rank, for errors."""
+        kind, brought, family, place = self._described
+        return calls_of_ranks(kind, brought, family, place, [rank for group in family.groups for rank in group])
 
     def wait(self, timeout: object = None) -> bool:
         if self in self._mode.in_flight:
@@ -62,7 +62,7 @@ class LockstepWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Once it says so, the outputs can be used: torch's documentation asks for no wait() after that."""
+        """True, and the outputs can be used: torch's documentation asks for no wait() after that."""
         return self.wait()
 
     def is_success(self) -> bool:
@@ -81,19 +81,19 @@ class LockstepWork(Work):
         return future
 
 
-def touches(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are one, or views of one memory."""
+def share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are one object, or views of one memory."""
     if x is y:
         return True
-    mine, theirs = _outside(x), _outside(y)
+    mine, theirs = _outside_address(x), _outside_address(y)
     if mine is not None or theirs is not None:
         return mine is not None and mine == theirs
     memory = getattr(x, "_memory", None)
     return memory is not None and memory is getattr(y, "_memory", None)
 
 
-def _outside(x: Tensor) -> int | None:
-    """Where the memory begins of a tensor that was made outside of the mode; None if it was made inside."""
+def _outside_address(x: Tensor) -> int | None:
+    """The address of the memory of a tensor made outside of the mode; None if it was made inside."""
     if isinstance(x, LocalTensor):
         if x._memory is None or not x._memory.outside:
             return None
@@ -101,19 +101,21 @@ def _outside(x: Tensor) -> int | None:
     return x.untyped_storage().data_ptr()
 
 
-def calls_of(kind: str, brought: Brought, whole: Family, place: Place | None, ranks: Sequence[int]) -> list[Call]:
-    """The parts that these ranks have in a collective, in words."""
+def calls_of_ranks(
+    kind: str, brought: Brought, family: GroupFamily, place: Place | None, ranks: Sequence[int]
+) -> list[Call]:
+    """The calls of these ranks in a collective, for errors."""
     op = None if brought.op is None else name_of(brought.op)
     found = []
     for rank in ranks:
-        group = whole.group_of(rank)
+        group = family.group_of(rank)
         root = None if brought.root is None else group[brought.root]
-        texts = tuple(_texts(brought, rank))
+        texts = tuple(_input_shapes(brought, rank))
         found.append(Call(rank, kind, "lockstep", group, 0, texts, op=op, root=root, place=place))
     return found
 
 
-def _texts(brought: Brought, rank: int) -> Iterator[str]:
+def _input_shapes(brought: Brought, rank: int) -> Iterator[str]:
     for x in flat(brought.reads):
         mine = x.__localtensor_on__(rank) if isinstance(x, LocalTensor) else x
         yield shape_text(mine.shape, mine.dtype)

@@ -1,22 +1,30 @@
-"""Ops with a dim, and products, on whole stacks: the dim of rows comes before the others."""
+"""Batching rules of ops with a dim, of products, and of layers: the dim of rows comes before the others."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload as Op
 
-from localtensor.lockstep.dispatch.batching import FORMS, Stacked, behind_rows, each_row_of, form, inside
-from localtensor.lockstep.values.stacks import in_blocks
+from localtensor.lockstep.dispatch.batching import (
+    Stacked,
+    add_dims,
+    are_row_dims,
+    batching_rule,
+    expand_rows,
+    reduced_dims,
+)
+from localtensor.lockstep.values.stacks import as_blocks
 
 aten = torch.ops.aten
 
 
-@form("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
+@batching_rule("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
       "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
       "sort", "topk", "argsort")  # fmt: skip
-def _dim_first(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
-    """The dim, or dims, where the schema has it."""
+def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
+    """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
     if not stacked[0] or any(stacked[1:]):
         return NotImplemented
@@ -24,99 +32,96 @@ def _dim_first(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -
     if place >= len(given):
         given += [a.default_value for a in op._schema.arguments[len(given) + 1 : place + 2]]
     dims = given[place] if isinstance(given[place], list) else [given[place]]
-    if not inside(n, *dims):
+    if not are_row_dims(n, *dims):
         return NotImplemented
     moved = [dim % n + 1 for dim in dims]
     given[place] = moved if isinstance(given[place], list) else moved[0]
     return op(x, *given, **named)
 
 
-@form("sort.stable")
+@batching_rule("sort.stable")
 def _sorted(
-    op: Any, stacked: Stacked, x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+    op: Op, stacked: Stacked, x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> Any:
     n = x.dim() - 1
-    return op(x, stable=stable, dim=dim % n + 1, descending=descending) if inside(n, dim) else NotImplemented
+    return op(x, stable=stable, dim=dim % n + 1, descending=descending) if are_row_dims(n, dim) else NotImplemented
 
 
-@form("argmax", "argmin")
-def _extreme_place(op: Any, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+@batching_rule("argmax", "argmin")
+def _argmax(op: Op, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     n = x.dim() - 1
     if dim is None:
         return NotImplemented if keepdim or not n or not x.numel() else op(x.flatten(1), 1)
-    return op(x, dim % n + 1, keepdim) if inside(n, dim) else NotImplemented
+    return op(x, dim % n + 1, keepdim) if are_row_dims(n, dim) else NotImplemented
 
 
-@form("max", "min")
-def _extreme(op: Any, stacked: Stacked, x: Tensor) -> Any:
+@batching_rule("max", "min")
+def _max(op: Op, stacked: Stacked, x: Tensor) -> Any:
     whole = aten.amax if op is aten.max.default else aten.amin
     return whole(x.flatten(1), [1]) if x.dim() > 1 and x.numel() else NotImplemented
 
 
-@form("any", "all")
-def _truth(op: Any, stacked: Stacked, x: Tensor) -> Any:
+@batching_rule("any", "all")
+def _any(op: Op, stacked: Stacked, x: Tensor) -> Any:
     return (aten.any if op is aten.any.default else aten.all).dim(x.flatten(1), 1) if x.dim() > 1 else NotImplemented
 
 
-@form("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
-def _spread(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = None, **named: Any) -> Any:
-    n = x.dim() - 1
-    if not n or (dims and not inside(n, *dims)):
-        return NotImplemented
-    return op(x, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), **named)
-
-
-@form("linalg_vector_norm")
+@batching_rule("linalg_vector_norm")
 def _norm(
-    op: Any, stacked: Stacked, x: Tensor, order: Any = 2, dims: Sequence[int] | None = None, *rest: Any, **named: Any
+    op: Any,
+    stacked: Stacked,
+    x: Tensor,
+    order: Any = 2,
+    dims: Sequence[int] | None = None,
+    *rest: Any,
+    **named: Any,
 ) -> Any:
-    n = x.dim() - 1
-    if not n or (dims and not inside(n, *dims)):
-        return NotImplemented
-    return op(x, order, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), *rest, **named)
+    over = reduced_dims(x, dims)
+    return op(x, order, over, *rest, **named) if over else NotImplemented
 
 
-@form("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_back(op: Any, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Any:
+@batching_rule("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_back(op: Op, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Any:
     n = out.dim() - 1
-    return op(grad, out, dim % n + 1, dtype) if all(stacked[:2]) and inside(n, dim) else NotImplemented
+    return op(grad, out, dim % n + 1, dtype) if all(stacked[:2]) and are_row_dims(n, dim) else NotImplemented
 
 
-@form("cat", "stack")
-def _joined(op: Any, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
+@batching_rule("cat", "stack")
+def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
     dims = {x.dim() - has_rows for x, has_rows in zip(xs, stacked[0], strict=True)}
     n = dims.pop() + (op is aten.stack.default)
-    if dims or not inside(n, dim) or not all(x.is_contiguous() for x in xs):
+    if dims or not are_row_dims(n, dim) or not all(x.is_contiguous() for x in xs):
         return NotImplemented  # rows of three dims in another order would look like channels_last in a stack
     rows = next(x.shape[0] for x, has_rows in zip(xs, stacked[0], strict=True) if has_rows)
-    return op([each_row_of(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
+    return op([expand_rows(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
 
 
-@form("index_select")
-def _index_select(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
+@batching_rule("index_select")
+def _index_select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
     n = x.dim() - 1
-    return op(x, dim % n + 1, index) if not stacked[2] and inside(n, dim) else NotImplemented
+    return op(x, dim % n + 1, index) if not stacked[2] and are_row_dims(n, dim) else NotImplemented
 
 
-@form("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value", "scatter_add_")
-def _along(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
+@batching_rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value",
+               "scatter_add_")  # fmt: skip
+def _gather_or_scatter(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
     rows = x.shape[0] if stacked[0] else index.shape[0] if stacked[2] else 0
     if not rows:
         return NotImplemented
-    x, index = each_row_of(rows, x, stacked[0]), each_row_of(rows, index, stacked[2])
+    x, index = expand_rows(rows, x, stacked[0]), expand_rows(rows, index, stacked[2])
     values = [
-        each_row_of(rows, one, flag) if isinstance(one, Tensor) else one
+        expand_rows(rows, one, flag) if isinstance(one, Tensor) else one
         for one, flag in zip(rest, stacked[3:], strict=True)
     ]
     n = x.dim() - 1
-    if not inside(n, dim) or index.dim() != x.dim():
+    if not are_row_dims(n, dim) or index.dim() != x.dim():
         return NotImplemented
     return op(x, dim % n + 1, index, *values, **named)
 
 
-@form("index.Tensor")
-def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Where the indices stand side by side, what they make stands where they stood."""
+@batching_rule("index.Tensor")
+def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Indexing with adjacent index tensors, whose result dims take their place."""
     places = [place for place, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in indices if index is not None):
         return NotImplemented
@@ -124,7 +129,7 @@ def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None
         return NotImplemented
     if not stacked[1]:
         return op(x, [None, *indices])
-    lifted = _lifted(indices, stacked[1])
+    lifted = _broadcast_indices(indices, stacked[1])
     if not stacked[0]:
         return op(x, lifted)
     rows = torch.arange(x.shape[0], device=x.device)
@@ -132,44 +137,39 @@ def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None
     return op(x, [rows.view(-1, *[1] * (most - 1)), *lifted])
 
 
-def _lifted(indices: Sequence[Tensor | None], stacked: Stacked) -> list[Tensor | None]:
-    """Indices that broadcast row by row."""
+def _broadcast_indices(indices: Sequence[Tensor | None], stacked: Stacked) -> list[Tensor | None]:
+    """The indices with dims added so that they broadcast row by row."""
     dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked, strict=True) if index is not None]
     return [
-        behind_rows(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
+        add_dims(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
         for index, has_rows in zip(indices, stacked, strict=True)
     ]
 
 
-@form("constant_pad_nd")
-def _pad(op: Any, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: Any) -> Any:
+@batching_rule("constant_pad_nd")
+def _pad(op: Op, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: Any) -> Any:
     return op(x, pad, *value) if len(pad) // 2 < x.dim() else NotImplemented
 
 
-@form("repeat")
-def _repeat(op: Any, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Any:
+@batching_rule("repeat")
+def _repeat(op: Op, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Any:
     new = len(times) - (x.dim() - 1)
-    return op(behind_rows(x, new), [1, *times]) if new >= 0 else NotImplemented
+    return op(add_dims(x, new), [1, *times]) if new >= 0 else NotImplemented
 
 
-@form("tril", "triu")
-def _triangle(op: Any, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
+@batching_rule("tril", "triu")
+def _triangle(op: Op, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
     return op(x, *diagonal) if x.dim() > 2 else NotImplemented
 
 
-@form("as_strided_scatter")
+@batching_rule("as_strided_scatter")
 def _as_strided_scatter(
-    op: Any,
-    stacked: Stacked,
-    x: Tensor,
-    source: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
+    op: Op, stacked: Stacked, x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
     offset: int | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     if not stacked[0]:
         return NotImplemented
-    x = in_blocks(x, x.shape[0])
+    x = as_blocks(x, x.shape[0])
     start = x.storage_offset() if offset is None else offset
     whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0).clone()
     whole.as_strided((x.shape[0], *size), (x.stride(0), *stride), start).copy_(source)
@@ -179,17 +179,17 @@ def _as_strided_scatter(
 # -- products
 
 
-@form("bmm")
-def _bmm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+@batching_rule("bmm")
+def _bmm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
     rows = a.shape[0] if stacked[0] else b.shape[0]
-    a, b = each_row_of(rows, a, stacked[0]), each_row_of(rows, b, stacked[1])
+    a, b = expand_rows(rows, a, stacked[0]), expand_rows(rows, b, stacked[1])
     if a.dim() != 4 or b.dim() != 4:
         return NotImplemented
     return op(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, (rows, a.shape[1]))
 
 
-@form("baddbmm")
-def _baddbmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
+@batching_rule("baddbmm")
+def _baddbmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
     if not (stacked[1] and stacked[2]) or a.dim() != 4 or b.dim() != 4 or bias.dim() != 3 + stacked[0]:
         return NotImplemented
     shape = (*a.shape[:3], b.shape[3])
@@ -197,27 +197,24 @@ def _baddbmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **sc
     return op(lifted, a.flatten(0, 1), b.flatten(0, 1), **scales).unflatten(0, shape[:2])
 
 
-@form("mv")
-def _mv(op: Any, stacked: Stacked, a: Tensor, x: Tensor) -> Any:
+@batching_rule("mv")
+def _mv(op: Op, stacked: Stacked, a: Tensor, x: Tensor) -> Any:
     rows = a.shape[0] if stacked[0] else x.shape[0]
-    return torch.bmm(each_row_of(rows, a, stacked[0]), each_row_of(rows, x, stacked[1]).unsqueeze(2)).squeeze(2)
+    return torch.bmm(expand_rows(rows, a, stacked[0]), expand_rows(rows, x, stacked[1]).unsqueeze(2)).squeeze(2)
 
 
-@form("dot")
-def _dot(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+@batching_rule("dot")
+def _dot(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
     rows = a.shape[0] if stacked[0] else b.shape[0]
-    a, b = each_row_of(rows, a, stacked[0]), each_row_of(rows, b, stacked[1])
+    a, b = expand_rows(rows, a, stacked[0]), expand_rows(rows, b, stacked[1])
     return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(rows) if a.shape == b.shape else NotImplemented
 
 
-__all__ = ["FORMS"]
+# -- layers
 
 
-# Layers on whole stacks: normalisation and embedding.
-
-
-@form("native_layer_norm")
-def _layer_norm(op: Any, stacked: Stacked, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+@batching_rule("native_layer_norm")
+def _layer_norm(op: Op, stacked: Stacked, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     if not stacked[0]:
         return NotImplemented
     if not stacked[2] and not stacked[3]:
@@ -227,25 +224,25 @@ def _layer_norm(op: Any, stacked: Stacked, x: Tensor, shape: Sequence[int], weig
     out, mean, rstd = op(x, shape, None, None, eps)
     for fn, y, has_rows in ((torch.mul, weight, stacked[2]), (torch.add, bias, stacked[3])):
         if y is not None:
-            out = fn(out, behind_rows(y, x.dim() - y.dim()) if has_rows else y)
+            out = fn(out, add_dims(y, x.dim() - y.dim()) if has_rows else y)
     return out, mean, rstd
 
 
 def _mixed(x: Tensor, *others: Tensor | None) -> bool:
-    """Half-precision data with single-precision weights: the op computes in the latter, its parts would promote."""
+    """Whether dtypes differ, as of half-precision data with float32 weights: the op computes in float32, its parts promote."""
     return any(other is not None and other.dtype is not x.dtype for other in others)
 
 
-@form("native_layer_norm_backward")
+@batching_rule("native_layer_norm_backward")
 def _layer_norm_back(
-    op: Any, stacked: Stacked, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
+    op: Op, stacked: Stacked, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
     weight: Any, bias: Any, wanted: Sequence[bool],
 ) -> Any:  # fmt: skip
     if not (stacked[0] and stacked[1] and stacked[3] and stacked[4]) or _mixed(x, grad, mean, rstd, weight):
         return NotImplemented
-    scaled, mean, rstd = grad, mean.contiguous(), rstd.contiguous()  # the kernel takes them as dense
+    scaled, mean, rstd = grad, mean.contiguous(), rstd.contiguous()  # the kernel reads them as dense
     if stacked[5]:
-        scaled, weight = grad * behind_rows(weight, x.dim() - weight.dim()), None
+        scaled, weight = grad * add_dims(weight, x.dim() - weight.dim()), None
     by_x = op(scaled, x, shape, mean, rstd, weight, None, [True, False, False])[0] if wanted[0] else None
     over = list(range(1, x.dim() - len(shape)))
     by_weight = grad * ((x - mean) * rstd) if wanted[1] else None
@@ -253,16 +250,16 @@ def _layer_norm_back(
     if over:
         by_weight = None if by_weight is None else by_weight.sum(over)
         by_bias = None if by_bias is None else by_bias.sum(over)
-    return by_x, _dense(by_weight), _dense(by_bias)
+    return by_x, _dense_copy(by_weight), _dense_copy(by_bias)
 
 
-def _dense(x: Tensor | None) -> Tensor | None:
-    """A copy: the sum over no dims is the tensor itself."""
+def _dense_copy(x: Tensor | None) -> Tensor | None:
+    """A dense copy: the sum over no dims would be the tensor itself."""
     return None if x is None else x.clone(memory_format=torch.contiguous_format)
 
 
-@form("embedding")
-def _embedding(op: Any, stacked: Stacked, weight: Tensor, index: Tensor, *rest: Any) -> Any:
+@batching_rule("embedding")
+def _embedding(op: Op, stacked: Stacked, weight: Tensor, index: Tensor, *rest: Any) -> Any:
     if not stacked[0]:
         return op(weight, index, *rest)
     if not stacked[1]:
@@ -272,21 +269,21 @@ def _embedding(op: Any, stacked: Stacked, weight: Tensor, index: Tensor, *rest: 
 
 
 def _offset(index: Tensor, size: int) -> Tensor:
-    """The places in a table of all rows' tables.  Raises IndexError for one that is in no table of its own row."""
+    """Indices into all rows' tables stacked as one.  Raises IndexError for an index outside of its own row's table."""
     if index.numel() and (int(index.max()) >= size or int(index.min()) < 0):
         raise IndexError("index out of range in self")
     first = torch.arange(index.shape[0], device=index.device) * size
-    return index + behind_rows(first, index.dim() - 1)
+    return index + add_dims(first, index.dim() - 1)
 
 
-@form("embedding_dense_backward")
+@batching_rule("embedding_dense_backward")
 def _embedding_back(
-    op: Any, stacked: Stacked, grad: Tensor, index: Tensor, size: int, padding: int, by_count: bool
+    op: Op, stacked: Stacked, grad: Tensor, index: Tensor, size: int, padding: int, by_count: bool
 ) -> Any:
     if by_count:
         return NotImplemented
     rows = grad.shape[0] if stacked[0] else index.shape[0]
-    grad, index = each_row_of(rows, grad, stacked[0]), each_row_of(rows, index, stacked[1])
+    grad, index = expand_rows(rows, grad, stacked[0]), expand_rows(rows, index, stacked[1])
     if padding >= 0:
         grad = grad.masked_fill((index == padding).unsqueeze(-1), 0)
     width = grad.shape[-1]

@@ -1,68 +1,69 @@
-"""Calls that are done as other calls: out= is the op itself and a copy; lists of tensors go in groups of one partition."""
+"""Calls rewritten as other calls: out= as the op and a copy; lists of tensors in groups of one partition."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from localtensor.lockstep.values.partition import Partition, common
+from localtensor.lockstep.values.partition import Partition, refinement
 
 aten = torch.ops.aten
-# Ops on lists of tensors, which do at each place of the lists the same and nothing else.
-LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
+# Ops on lists of tensors that treat each place of the lists alike and by itself.
+LIST_OP_PREFIXES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 
 
-def rewrite_of(op: Any) -> Any:
-    """The function that does a call of this overload as other calls; None if it is done as it is.
+def rewrite_function(op: OpOverload) -> Any:
+    """The function that rewrites calls of this overload; None if there is none.
 
-    That function answers `NotImplemented` for a call that has to be done as it is after all.
+    It returns `NotImplemented` for a call that has to run as it is.
     """
-    functional = functional_of(op)
+    functional = functional_overload(op)
     if functional is not None:
-        return lambda mode, func, known, args, kwargs: _with_out(mode, func, functional, args, kwargs)
-    if op.overloadpacket.__name__.startswith(LISTS) and len(op._schema.returns) < 2:
-        return _in_groups
+        return lambda mode, func, traits, args, kwargs: _run_functional(mode, func, functional, args, kwargs)
+    if op.overloadpacket.__name__.startswith(LIST_OP_PREFIXES) and len(op._schema.returns) < 2:
+        return _run_by_partition
     return None
 
 
-def functional_of(op: Any) -> Any:
-    """The overload that does the same as this one with out=, and makes its results itself.
+def functional_overload(op: OpOverload) -> OpOverload | None:
+    """The overload that computes the same without out=; None if there is none.
 
-    >>> functional_of(torch.ops.aten.add.out)
+    >>> functional_overload(torch.ops.aten.add.out)
     <OpOverload(op='aten.add', overload='Tensor')>
     """
     if not any(argument.is_out for argument in op._schema.arguments):
         return None
-    wanted = _takes(op)
+    wanted = _input_types(op)
     packet = op.overloadpacket
     for name in packet.overloads():
-        other = getattr(packet, name)
-        if not any(argument.is_out for argument in other._schema.arguments) and _takes(other) == wanted:
+        other: OpOverload = getattr(packet, name)
+        if not any(argument.is_out for argument in other._schema.arguments) and _input_types(other) == wanted:
             return other
     return None
 
 
-def _takes(op: Any) -> list[tuple[str, str]]:
+def _input_types(op: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
 
-def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _run_functional(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = [argument.name for argument in func._schema.arguments if argument.is_out]
     outs = list(_tensors([kwargs[name] for name in given]))
     try:
         values = list(_tensors(mode.run(functional, args, {k: v for k, v in kwargs.items() if k not in given})))
-    except RuntimeError:  # the op itself will say so, or can do what the other cannot
+    except RuntimeError:  # the op itself raises, or runs what the other cannot
         return NotImplemented
     if len(values) != len(outs) or not all(
         torch.can_cast(v.dtype, out.dtype) for v, out in zip(values, outs, strict=True)
     ):
         return NotImplemented
     for value, out in zip(values, outs, strict=True):
-        if _differ(value.shape, out.shape):
+        if _shapes_differ(value.shape, out.shape):
             mode.run(aten.resize_.default, (out, value.shape), {})
     if any(value.dtype != out.dtype for value, out in zip(values, outs, strict=True)):
-        return NotImplemented  # the op converts by itself: a sum adds up in the dtype of its out
+        return NotImplemented  # the op converts by itself: a sum accumulates in the dtype of its out
     for value, out in zip(values, outs, strict=True):
         mode.run(aten.copy_.default, (out, value), {})
     if not func._schema.returns:
@@ -70,8 +71,8 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
     return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two shapes are not the same on each rank."""
+def _shapes_differ(one: Any, other: Any) -> bool:
+    """Whether two shapes differ on some rank."""
     return len(one) != len(other) or any(
         type(a) is not type(b) or (a != b if type(a) is int else (a.node.values != b.node.values).any())
         for a, b in zip(one, other, strict=True)
@@ -86,8 +87,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Places whose tensors refine to the same partition are done together: one that ranks share stays shared."""
+def _run_by_partition(mode: Any, func: Any, traits: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Places whose tensors refine to one partition run together, so that a tensor that ranks share stays shared."""
     length = len(args[0])
     parallel = [isinstance(value, list | tuple) and len(value) == length for value in args]
     groups: dict[Partition | None, list[int]] = {}
@@ -96,7 +97,7 @@ def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, An
         for value, is_parallel in zip(args, parallel, strict=True):
             held = getattr(value[place], "_partition", None) if is_parallel else None
             if held is not None:
-                key = held if key is None else common(key, held)
+                key = held if key is None else refinement(key, held)
         groups.setdefault(key, []).append(place)
     if len(groups) < 2:
         return NotImplemented
@@ -107,4 +108,4 @@ def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, An
         if done is not None:
             for place, result in zip(places, done, strict=True):
                 results[place] = result
-    return results if known.returns else None
+    return results if traits.returns else None

@@ -1,4 +1,4 @@
-"""One op on LocalTensors: on each cell of the common refinement of its operands, and never once more."""
+"""One op on LocalTensors: it runs once on each cell of the common refinement of its operands."""
 
 from __future__ import annotations
 
@@ -13,49 +13,59 @@ from torch import Tensor
 
 from localtensor._util.call_sites import origin
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
-from localtensor.lockstep.dispatch.execute import Answers, Reader, Rowwise, column, each_row, on_cell
-from localtensor.lockstep.dispatch.op_table import DRAWS_INTO, SHAPE_ONLY, Facts, Way, facts, refit, reshaped
+from localtensor.lockstep.dispatch.execute import CellReader, PerRow, ResultBuilder, result_at, row_args, run_on_cell
+from localtensor.lockstep.dispatch.op_table import (
+    RANDOM_FILLS,
+    RANDOM_LIKE_OPS,
+    Execution,
+    OpTraits,
+    facts,
+    reshape_in_place,
+    resize_out,
+)
 from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.partition import Partition, by_value, common, one_row_a_cell, rows_apart, takes
+from localtensor.lockstep.values.partition import (
+    Partition,
+    by_value,
+    one_cell_per_row,
+    one_row_per_cell,
+    refinement,
+    selections,
+)
 from localtensor.lockstep.values.rank_int import is_rank_int
-from localtensor.lockstep.values.storage import Memory, RowsApart, make_finer, memory_of, overlaps
+from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, refine
 
-# Inside an op, its parts are dispatched as for plain tensors outside of any mode: below autograd and autocast, whose
-# work is done above us, and with functorch and conjugate views in place.
+# Within an op, its parts are dispatched as for plain tensors outside of any mode: below autograd and autocast, which
+# have run already, and with functorch and conjugate views in place.
 _KEYS = torch._C.DispatchKeySet
-_OFF = [
+_EXCLUDED_NAMES = [
     name
     for name in torch._C.DispatchKey.__members__
     if name.startswith("Autocast") or (name.startswith("Autograd") and name != "AutogradFunctionality")
 ]
 
 
-def _set_of(names: Sequence[str]) -> Any:
+def _key_set(names: Sequence[str]) -> Any:
     found = _KEYS.from_raw_repr(0)
     for name in names:
         found = found.add(getattr(torch._C.DispatchKey, name))
     return found
 
 
-INCLUDED, EXCLUDED = (
-    torch._C._dispatch_tls_local_include_set(),
-    _set_of(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_OFF]),
-)
+EXCLUDED = _key_set(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_EXCLUDED_NAMES])
+_INCLUDED = _key_set(["BackendSelect"])
 
 
 def plainly() -> Any:
-    """While inside, tensors are plain: no mode, no subclass, no autograd sees what is done."""
-    return torch._C._ForceDispatchKeyGuard(_SERVING, EXCLUDED)
+    """While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
+    return torch._C._ForceDispatchKeyGuard(_INCLUDED, EXCLUDED)
 
 
-_SERVING = _set_of(["BackendSelect"])
-
-
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # what `torch.tensor` has just made, as a "view" of it
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # the result of `torch.tensor`, as a "view" of it
 
 
 class Operands:
-    """The arguments of one call: which LocalTensors and ints per rank are among them, and what they refine to."""
+    """The LocalTensors and ints of each rank among the arguments of a call, and their common refinement `final`."""
 
     __slots__ = ("final", "found", "mode")
 
@@ -81,66 +91,68 @@ class Operands:
                 self.add(by_value(value.node.values, value.node.held))
 
     def add(self, other: Partition) -> None:
-        """One more operand is held so."""
+        """Refine by the partition of one more operand."""
         final = self.final
         if final is None or final is other:
             self.final = other
         else:
-            self.final = common(final, other)
+            self.final = refinement(final, other)
 
 
-def run(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op on every rank, as LocalTensors."""
-    known = facts(func)
-    if known.way is Way.PARTS:
+def run_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the op on every rank; results are LocalTensors."""
+    traits = facts(func)
+    if traits.way is Execution.PARTS:
         return func.decompose(*args, **kwargs)
     operands = Operands(mode, func, args, kwargs)
     final = operands.final
-    if known.another is not None:
-        done = known.another(mode, func, known, args, kwargs)
+    if traits.rewrite is not None:
+        done = traits.rewrite(mode, func, traits, args, kwargs)
         if done is not NotImplemented:
             return done
     if final is None:
-        if known.views and func is not _LIFT_FRESH:
-            return func(*args, **kwargs)  # a tensor from outside stays one, and numpy() reads it as it lies
+        if traits.views and func is not _LIFT_FRESH:
+            return func(*args, **kwargs)  # a tensor from outside stays plain, and numpy() reads it in place
         final = mode.everyone
     elif final.rows == 0:
         raise NotHeld(str(func), [], [])
-    if mode.in_flight and not known.views and not known.value_free:
-        check_reads(mode, func, known, args, kwargs, operands.found)
-    if known.reshapes and type(args[0]) is LocalTensor:
-        return reshaped(mode, func, args, kwargs)
-    if known.value_free:
-        final = one_row_a_cell(final)
-    if known.way is Way.DRAWS:
-        return drawn(mode, func, known, args, kwargs, final)
+    if mode.in_flight and not traits.views and not traits.value_free:
+        check_reads(mode, func, traits, args, kwargs, operands.found)
+    if traits.reshapes and type(args[0]) is LocalTensor:
+        return reshape_in_place(mode, func, args, kwargs)
+    if traits.value_free:
+        final = one_row_per_cell(final)
+    if traits.way is Execution.DRAWS:
+        return run_random_op(mode, func, traits, args, kwargs, final)
     try:
-        return _run(mode, func, known, args, kwargs, operands.found, final)
-    except RowsApart:
-        return _run(mode, func, known, args, kwargs, operands.found, rows_apart(final))
+        return _run_on_cells(mode, func, traits, args, kwargs, operands.found, final)
+    except SeparateRows:
+        return _run_on_cells(mode, func, traits, args, kwargs, operands.found, one_cell_per_row(final))
 
 
-def _run(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list[LocalTensor], final: Partition) -> Any:
-    if known.writes:
-        prepare_writes(mode, func, known, args, kwargs, final)
-    if known.writes and len(found) > 1 and overlaps(_written(known, args, kwargs), found):
-        known = replace(known, way=Way.RANKS, vmap=False)  # the op looks at the memory of a row, and may refuse
-    memory = _memory(func, found, final) if known.views else None
+def _run_on_cells(
+    mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, found: list[LocalTensor], final: Partition
+) -> Any:
+    if traits.writes:
+        prepare_writes(mode, func, traits, args, kwargs, final)
+    if traits.writes and len(found) > 1 and any_overlap(_written_tensors(traits, args, kwargs), found):
+        traits = replace(traits, way=Execution.RANKS, vmap=False)  # the op checks the memory of a row, and may raise
+    memory = _memory_of_views(func, found, final) if traits.views else None
     with plainly():
-        results = [on_cell(func, known, args, kwargs, final, cell) for cell in range(len(final.sizes))]
-    if kwargs and known.writes:
-        _refit_outs(func, known, args, kwargs, results)
-    return Answers(mode, func, known, args, kwargs, final, memory).of(results)
+        results = [run_on_cell(func, traits, args, kwargs, final, cell) for cell in range(len(final.sizes))]
+    if kwargs and traits.writes:
+        _refit_outs(func, traits, args, kwargs, results)
+    return ResultBuilder(mode, func, traits, args, kwargs, final, memory).of(results)
 
 
-def _memory(func: Any, found: list[LocalTensor], final: Partition) -> Memory | None:
-    """The memory in which the views lie that an op takes of its first tensor."""
+def _memory_of_views(func: Any, found: list[LocalTensor], final: Partition) -> Memory | None:
+    """The memory of the views that an op takes of its first tensor."""
     if not found:
         return None if func is _LIFT_FRESH else Memory(outside=True)  # a view of it that differs between ranks
     first = found[0]
     memory = first._memory
     if memory is None or not memory.outside:
-        make_finer(first, final)  # where each rank takes another view, each needs a memory of its own
+        refine(first, final)  # where each rank takes another view, each needs a memory of its own
         if first._partition is not final:
             raise NotHeld(
                 str(func), sorted({*first.ranks} - {*np.flatnonzero(final.row_of >= 0).tolist()}), first.ranks
@@ -149,107 +161,102 @@ def _memory(func: Any, found: list[LocalTensor], final: Partition) -> Memory | N
     return memory
 
 
-def _written(known: Facts, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+def _written_tensors(traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     found: list[Any] = []
-    if known.if_training is not None and not argument(known.if_training, args, kwargs):
+    if traits.if_training is not None and not argument_at(traits.if_training, args, kwargs):
         return found
-    for index, name in known.writes:
-        value = argument((index, name), args, kwargs)
+    for index, name in traits.writes:
+        value = argument_at((index, name), args, kwargs)
         found.extend(value if isinstance(value, list | tuple) else [value])
     return [x for x in found if isinstance(x, Tensor)]
 
 
-def argument(place: tuple[int, str], args: Any, kwargs: dict[str, Any]) -> Any:
-    """The argument of this position and name."""
+def argument_at(place: tuple[int, str], args: Any, kwargs: dict[str, Any]) -> Any:
+    """The argument at this position or of this name; None if it is not given."""
     index, name = place
     return args[index] if index < len(args) else kwargs.get(name)
 
 
-def prepare_writes(mode: Any, func: Any, known: Facts, args: Any, kwargs: dict[str, Any], final: Partition) -> None:
-    """What is written can hold what will be written; what a collective still reads is not written."""
-    for x in _written(known, args, kwargs):
+def prepare_writes(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: dict[str, Any], final: Partition) -> None:
+    """Refine what the op writes, so that it can hold the results.  Raises `OutsideWrite`, `BufferReused`."""
+    for x in _written_tensors(traits, args, kwargs):
         check_write(mode, x, str(func))
         if type(x) is LocalTensor and (x._memory is None or not x._memory.outside):
-            make_finer(x, final)
+            refine(x, final)
             continue
         if final is not mode.everyone:
-            raise OutsideWrite(str(func), origin(sys._getframe(3)).place, brief(x))
+            raise OutsideWrite(str(func), origin(sys._getframe(3)).place, dtype_and_shape(x))
 
 
-def _refit_outs(func: Any, known: Facts, args: Any, kwargs: dict[str, Any], results: Sequence[Any]) -> None:
-    """What was given as out= looks as the op has left it."""
-    for index, written in enumerate(known.returns):
+def _refit_outs(func: Any, traits: OpTraits, args: Any, kwargs: dict[str, Any], results: Sequence[Any]) -> None:
+    """Update the sizes of tensors given as out= to those of their cells."""
+    for index, written in enumerate(traits.returns):
         if written is not None and written >= len(args):
             x = kwargs.get(func._schema.arguments[written].name)
             if type(x) is LocalTensor:
-                refit(func, x, results if len(known.returns) == 1 else column(results, index))
+                resize_out(func, x, results if len(traits.returns) == 1 else result_at(results, index))
 
 
 def check_write(mode: Any, x: Tensor, op: str) -> None:
-    """Raises `BufferReused` if a collective that was not waited for still reads or writes it."""
+    """Raises `BufferReused` if an unfinished collective reads or writes the tensor."""
     if mode.in_flight:
         mode.check_not_in_flight(x, op)
 
 
-def check_reads(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list[LocalTensor]) -> None:
-    """Raises `ReadBeforeWait` if a collective that was not waited for still writes what is read here."""
-    written = {id(x) for x in _written(known, args, kwargs)}
+def check_reads(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, found: list[LocalTensor]) -> None:
+    """Raises `ReadBeforeWait` if an unfinished collective writes what the op reads."""
+    written = {id(x) for x in _written_tensors(traits, args, kwargs)}
     for x in (*found, *(x for x in (*args, *kwargs.values()) if type(x) is Tensor)):
         if id(x) not in written:
             mode.check_read(x, str(func))
 
 
-def brief(x: Tensor) -> str:
-    """A tensor in short form: f32[4,2]."""
+def dtype_and_shape(x: Tensor) -> str:
+    """The dtype and shape of a tensor, as float32[4,2]."""
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(map(str, x.shape))}]"
 
 
 # -- random ops
 
 
-def drawn(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Partition) -> Any:
-    """A random op: once for each different stream and value; ranks whose streams agree draw the same."""
+def run_random_op(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition) -> Any:
+    """A random op, once for each different stream and value; ranks with equal streams draw the same."""
     stream = mode.streams.of_call(args, kwargs)
-    if known.writes and func.name() in DRAWS_INTO and type(args[0]) is LocalTensor:
-        return _drawn_into(stream, func, args[0], args[1:], kwargs)
-    wanted = common(one_row_a_cell(final) if func.name() in SHAPE_ONLY else final, stream.partition)
-    if known.writes:
-        prepare_writes(mode, func, known, args, kwargs, wanted)
+    if traits.writes and func.name() in RANDOM_FILLS and type(args[0]) is LocalTensor:
+        return _fill_randomly(stream, func, args[0], args[1:], kwargs)
+    wanted = refinement(one_row_per_cell(final) if func.name() in RANDOM_LIKE_OPS else final, stream.partition)
+    if traits.writes:
+        prepare_writes(mode, func, traits, args, kwargs, wanted)
     results: list[Any] = []
     with plainly(), stream.drawing(wanted) as at:
         for cell, rows in enumerate(wanted.sizes):
-            done = Rowwise()
-            for row, (each, named) in enumerate(each_row(Reader(wanted, cell), args, kwargs)):
+            done = PerRow()
+            for row, (each, named) in enumerate(row_args(CellReader(wanted, cell), args, kwargs)):
                 at(wanted.starts[cell] + row)
                 done.append(func(*each, **named))
             results.append(done if rows > 1 else done[0])
-    if kwargs and known.writes:
-        _refit_outs(func, known, args, kwargs, results)
-    return Answers(mode, func, known, args, kwargs, wanted, None).of(results)
+    if kwargs and traits.writes:
+        _refit_outs(func, traits, args, kwargs, results)
+    return ResultBuilder(mode, func, traits, args, kwargs, wanted, None).of(results)
 
 
-def _drawn_into(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: Any) -> LocalTensor:
-    """A tensor is overwritten with random numbers: drawn once for each stream and shape, then dealt to all ranks."""
+def _fill_randomly(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: Any) -> LocalTensor:
+    """A tensor overwritten with random numbers: drawn once for each stream and shape, then copied to all ranks."""
     others = Operands(x._mode, func, rest, kwargs).final
-    wanted = common(one_row_a_cell(x._partition), stream.partition)
-    wanted = wanted if others is None else common(wanted, others)
-    final = common(x._partition, wanted)
+    wanted = refinement(one_row_per_cell(x._partition), stream.partition)
+    wanted = wanted if others is None else refinement(wanted, others)
+    final = refinement(x._partition, wanted)
     prepare_writes(x._mode, func, facts(func), (x,), {}, final)
     fresh = []
     with plainly(), stream.drawing(wanted) as at:
         for cell in range(len(wanted.sizes)):
-            for row, (each, named) in enumerate(each_row(Reader(wanted, cell), rest, kwargs), wanted.starts[cell]):
+            for row, (each, named) in enumerate(row_args(CellReader(wanted, cell), rest, kwargs), wanted.starts[cell]):
                 like = x.__localtensor_on__(wanted.ranks(row)[0])
-                at(row)  # numbers are drawn in the order in which they lie, so this lies as the tensor does
-                fresh.append(
-                    func(
-                        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device),
-                        *each,
-                        **named,
-                    )
-                )
+                at(row)  # numbers are drawn in memory order, so the strides must be the tensor's
+                target = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+                fresh.append(func(target, *each, **named))
     with plainly():
-        for row, take in enumerate(takes(rows_apart(final), rows_apart(wanted))):
+        for row, take in enumerate(selections(one_cell_per_row(final), one_cell_per_row(wanted))):
             place = int(final.cell_of[row])
             target = x._cells[place]
             (target[row - final.starts[place]] if final.sizes[place] > 1 else target).copy_(fresh[take.cell])

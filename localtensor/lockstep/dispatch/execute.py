@@ -1,4 +1,5 @@
-"""One op on one cell: on its stacks as they are, under vmap, or row after row."""
+"""One op on one cell: on its stacks, under vmap, or row by row; then its results as LocalTensors, ints of each rank, or
+plain values."""
 
 from __future__ import annotations
 
@@ -14,43 +15,41 @@ from torch._C import _functorch
 
 from localtensor._util.call_sites import origin
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.dispatch.batching import behind_rows
-from localtensor.lockstep.dispatch.op_table import Facts, Way
+from localtensor.lockstep.dispatch.batching import add_dims
+from localtensor.lockstep.dispatch.op_table import Execution, OpTraits
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import Partition, takes
+from localtensor.lockstep.values.partition import Partition, selections
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
-from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks, joined, of_rows, row_by_row
-from localtensor.lockstep.values.storage import Memory, RowsApart
-
-# From the results of an op on each cell to what the op returns: LocalTensors, ints per rank, or one plain value.
+from localtensor.lockstep.values.stacks import cells_of_rows, copy_as_blocks, dense_strides, is_in_blocks, merge_alike
+from localtensor.lockstep.values.storage import Memory, SeparateRows
 
 
-class Rowwise(list[Any]):
-    """The results of the rows of one cell, not stacked yet."""
+class PerRow(list[Any]):
+    """The results of the rows of one cell, not yet stacked."""
 
 
-class Answers:
-    """What a call returns."""
+class ResultBuilder:
+    """Builds the return value of a call from the results of its cells."""
 
     def __init__(
-        self, mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, memory: Memory | None
+        self, mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition, memory: Memory | None
     ) -> None:
-        self.mode, self.func, self.known, self.args, self.kwargs = mode, func, known, args, kwargs
+        self.mode, self.func, self.traits, self.args, self.kwargs = mode, func, traits, args, kwargs
         self.final, self.memory = final, memory
 
     def of(self, results: list[Any]) -> Any:
-        """The results of all cells, in the structure that the op returns."""
-        returns = self.known.returns
+        """The return value of the op."""
+        returns = self.traits.returns
         if len(returns) == 1:
             return self.one(0, results)
         if not returns:
             return None
-        columns = [column(results, index) for index in range(len(returns))]
+        columns = [result_at(results, index) for index in range(len(returns))]
         return tuple(self.one(index, each) for index, each in enumerate(columns))
 
     def one(self, index: int, results: list[Any]) -> Any:
-        """The result of this number: the argument that was written, or what the cells have."""
-        written = self.known.returns[index]
+        """The result at this position: the argument that was written, or the value of the cells' results."""
+        written = self.traits.returns[index]
         if written is None:
             return self.value(results)
         if written < len(self.args):
@@ -58,42 +57,42 @@ class Answers:
         return self.kwargs[self.func._schema.arguments[written].name]
 
     def value(self, results: list[Any]) -> Any:
-        """One result, of which each cell has its own."""
-        first = results[0][0] if type(results[0]) is Rowwise else results[0]
+        """One result of the op, from that of each cell."""
+        first = results[0][0] if type(results[0]) is PerRow else results[0]
         if isinstance(first, Tensor):
             return self.tensor(results)
         if first is None:
             return None
         if isinstance(first, list | tuple):
-            lengths = {len(one) for one in _each(results)}
+            lengths = {len(one) for one in _flat_results(results)}
             if len(lengths) > 1:
                 raise NotInLockstep(str(self.func), f"ranks get lists of different lengths: {sorted(lengths)}")
-            found = [self.value(column(results, index)) for index in range(len(first))]
+            found = [self.value(result_at(results, index)) for index in range(len(first))]
             return type(first)(found)
         return self.plain(results)
 
     def tensor(self, results: list[Any]) -> LocalTensor:
-        """The LocalTensor of these cells, those of one shape in one stack."""
+        """The LocalTensor of these cells; cells of one shape are stacked."""
         final = self.final
-        if any(type(one) is Rowwise for one in results):
-            rows = [row for one in results for row in (one if type(one) is Rowwise else [one])]
-            cells, final = of_rows(rows, final)
+        if any(type(one) is PerRow for one in results):
+            rows = [row for one in results for row in (one if type(one) is PerRow else [one])]
+            cells, final = cells_of_rows(rows, final)
             return wrap(cells, final, self.mode)
         if self.memory is not None:
-            return seen_alike(wrap(tuple(results), final, self.mode, self.memory))
+            return copy_lazy_flags(wrap(tuple(results), final, self.mode, self.memory))
         for cell, size in enumerate(final.sizes):
             if size > 1:
-                results[cell] = tidy(results[cell])
+                results[cell] = dense_rows(results[cell])
         if len(results) == 1:
             return wrap((results[0],), final, self.mode)
-        return wrap(*joined(tuple(results), final), self.mode)
+        return wrap(*merge_alike(tuple(results), final), self.mode)
 
     def plain(self, results: list[Any]) -> Any:
-        """A number or the like: the same on all ranks, or an int for each."""
+        """A plain value: the same on all ranks, or an int of each rank."""
         final = self.final
         rows: list[Any] = []
         for cell, one in enumerate(results):
-            rows.extend(one if type(one) is Rowwise else [one] * final.sizes[cell])
+            rows.extend(one if type(one) is PerRow else [one] * final.sizes[cell])
         first = rows[0]
         if all(same(row, first) for row in rows):
             return first
@@ -101,11 +100,11 @@ class Answers:
             return rank_int(np.array(rows)[final.row_of], final.held)
         values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
         place = origin(sys._getframe(4)).place
-        raise RanksDiverge(_asked(self.func), "", values, place)
+        raise RanksDiverge(_query_name(self.func), "", values, place)
 
 
-def seen_alike(x: LocalTensor) -> LocalTensor:
-    """A lazy conjugate or negative is one from outside, too, but where sizes differ, which torch cannot resolve."""
+def copy_lazy_flags(x: LocalTensor) -> LocalTensor:
+    """Copy the lazy conjugate and negative flags of the cells, unless sizes differ, where torch cannot resolve them."""
     first = x._cells[0]
     if (first.is_conj() or first.is_neg()) and all(type(size) is int for size in x.shape):
         torch._C._set_conj(x, first.is_conj())
@@ -114,66 +113,63 @@ def seen_alike(x: LocalTensor) -> LocalTensor:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, or both not a number."""
+    """Whether two values are equal, or both NaN."""
     both_floats = isinstance(one, float) and isinstance(other, float)
     return bool(one == other) or (both_floats and math.isnan(one) and math.isnan(other))
 
 
-def _asked(func: Any) -> str:
+def _query_name(func: Any) -> str:
     return "Tensor.item" if func.name() == "aten::_local_scalar_dense" else str(func)
 
 
-def _each(results: Sequence[Any]) -> Any:
+def _flat_results(results: Sequence[Any]) -> Any:
     for one in results:
-        if type(one) is Rowwise:
-            yield from one
-        else:
-            yield one
+        yield from one if type(one) is PerRow else (one,)
 
 
-def column(results: Sequence[Any], index: int) -> list[Any]:
-    """One of the several results of each cell."""
-    return [Rowwise([row[index] for row in one]) if type(one) is Rowwise else one[index] for one in results]
+def result_at(results: Sequence[Any], index: int) -> list[Any]:
+    """The result at this position of each cell."""
+    return [PerRow([row[index] for row in one]) if type(one) is PerRow else one[index] for one in results]
 
 
-def tidy(cell: Tensor) -> Tensor:
-    """A stack whose rows lie as the op alone would have left them: each dense."""
+def dense_rows(cell: Tensor) -> Tensor:
+    """A stack with each row dense, as the op would lay it out alone."""
     if cell.layout is not torch.strided or cell.is_contiguous() or is_in_blocks(cell):
         return cell
-    return row_by_row(cell)
+    return copy_as_blocks(cell)
 
 
-def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, cell: int) -> Any:
-    """What the op gives on one cell: a stack of results if the cell has several rows."""
+def run_on_cell(func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition, cell: int) -> Any:
+    """The result of the op on one cell: a stack of results if the cell has several rows."""
     rows = final.sizes[cell]
-    reader = Reader(final, cell)
+    reader = CellReader(final, cell)
     if rows == 1:
         return func(*reader.map(args), **{name: reader(value) for name, value in kwargs.items()})
-    if known.way is Way.STACK:
+    if traits.way is Execution.STACK:
         try:
-            done = _on_stack(func, known, reader, args, kwargs)
+            done = _on_stack(func, traits, reader, args, kwargs)
             if done is not NotImplemented:
                 return done
-        except (RuntimeError, IndexError):  # the rows will say in their own words what is wrong, if it is not our form
-            if known.lists and known.writes:  # some of them may be written already
+        except (RuntimeError, IndexError):  # the op on a row raises the error, unless our rule was wrong
+            if traits.lists and traits.writes:  # some tensors may be written already
                 raise
-    if known.vmap and not _of_mixed_precision(args):
+    if traits.vmap and not _is_mixed_precision(args):
         try:
-            return _under_vmap(func, known, reader, args, kwargs)
-        except (RuntimeError, IndexError):  # vmap cannot, for whatever reason
+            return _under_vmap(func, traits, reader, args, kwargs)
+        except (RuntimeError, IndexError):  # vmap does not cover the call; a wrong call raises again row by row
             pass
-    if known.views:
-        raise RowsApart
+    if traits.views:
+        raise SeparateRows
     return row_after_row(func, reader, args, kwargs)
 
 
-def _of_mixed_precision(args: Any) -> bool:
-    """Floats of several dtypes: a batching rule promotes where the op does not, as layer_norm's does under autocast."""
+def _is_mixed_precision(args: Any) -> bool:
+    """Whether float dtypes differ: batching rules promote where ops do not, as layer_norm's under autocast."""
     return len({x.dtype for x in args if isinstance(x, Tensor) and x.dtype.is_floating_point}) > 1
 
 
-class Reader:
-    """What of each argument one cell reads."""
+class CellReader:
+    """The part of each argument that one cell reads."""
 
     __slots__ = ("cell", "final", "rank", "rows", "stacked")
 
@@ -188,7 +184,7 @@ class Reader:
             if value._partition is self.final:
                 self.stacked = self.rows > 1
                 return value._cells[self.cell]
-            take = takes(self.final, value._partition)[self.cell]
+            take = selections(self.final, value._partition)[self.cell]
             self.stacked = take.stacked
             return take.of(value._cells)
         self.stacked = False
@@ -201,7 +197,7 @@ class Reader:
         return value
 
     def map(self, values: Any) -> Any:
-        """Each of several arguments; `stacked` says whether any of them has a row for each value."""
+        """The part of each of several arguments; `stacked` is set if any has a row for each value."""
         any_stacked, found = False, []
         for value in values:
             found.append(self(value))
@@ -213,7 +209,7 @@ class Reader:
 # -- on the stacks
 
 
-def _on_stack(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -> Any:
+def _on_stack(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs: Any) -> Any:
     flat: list[Any] = []
     stacked: list[Any] = []
     for value in args:
@@ -233,13 +229,13 @@ def _on_stack(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -
         named[name] = reader(value)
         if reader.stacked:
             return NotImplemented
-    if known.form is not None:
-        return known.form(func, tuple(stacked), *flat, **named)
+    if traits.rule is not None:
+        return traits.rule(func, tuple(stacked), *flat, **named)
     return _pointwise(func, flat, named, stacked)
 
 
 def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> Any:
-    """A pointwise op broadcasts: a row with fewer dims gets new ones behind the dim of rows, not before it."""
+    """A pointwise op, with dims added behind the dim of rows so that rows broadcast."""
     dims, most, alike = [], 0, True
     for value, is_stacked in zip(args, stacked, strict=True):
         if isinstance(value, Tensor):
@@ -255,8 +251,8 @@ def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[
             continue
         if dim < most and stacked[index]:
             if dim == 0:
-                alike = False  # a scalar in a stack is no scalar: it would count when dtypes are promoted
-            args[index] = behind_rows(args[index], most - dim)
+                alike = False  # a scalar in a stack is no scalar: it would take part in type promotion
+            args[index] = add_dims(args[index], most - dim)
     if not alike and len({x.dtype for x, dim in zip(args, dims, strict=True) if dim >= 0}) > 1:
         return NotImplemented
     return func(*args, **named)
@@ -265,12 +261,12 @@ def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[
 # -- under vmap
 
 
-def _under_vmap(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -> Any:
-    """The op under vmap.  What it writes is a copy, until it is done: a batching rule may write to a copy of its own,
-    or fail when half of it is written."""
+def _under_vmap(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs: Any) -> Any:
+    """The op under vmap.  It writes to copies, which are copied back at the end: a batching rule may write to a copy of
+    its own, or fail half-way."""
     level = _functorch._vmap_increment_nesting(reader.rows, "error")
-    written = {index for index, _ in known.writes}
-    names = {name for _, name in known.writes}
+    written = {index for index, _ in traits.writes}
+    names = {name for _, name in traits.writes}
     fresh: list[tuple[Tensor, Tensor]] = []
     plain_order = True
 
@@ -290,41 +286,39 @@ def _under_vmap(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any)
     try:
         lifted = [lift(value, writes=index in written) for index, value in enumerate(args)]
         batched = func(*lifted, **{name: lift(value, writes=name in names) for name, value in kwargs.items()})
-        done = _lowered(batched, lambda x: _functorch._remove_batch_dim(x, level, reader.rows, 0))
+        done = _remove_batch_dims(batched, lambda x: _functorch._remove_batch_dim(x, level, reader.rows, 0))
     finally:
         _functorch._vmap_decrement_nesting()
     for cell, values in fresh:
         cell.copy_(values)
-    if known.views or known.writes or (plain_order and _in_plain_order(done)):
+    if traits.views or traits.writes or (plain_order and _is_contiguous(done)):
         return done
-    return _as_alone(func, reader, args, kwargs, done)
+    return _with_layout_of_op(func, reader, args, kwargs, done)
 
 
-def _in_plain_order(done: Any) -> bool:
+def _is_contiguous(done: Any) -> bool:
     if isinstance(done, list | tuple):
-        return all(_in_plain_order(one) for one in done)
+        return all(_is_contiguous(one) for one in done)
     return not isinstance(done, Tensor) or done.is_contiguous()
 
 
-def _lowered(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:
+def _remove_batch_dims(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return lower(value)
-    return type(value)([_lowered(one, lower) for one in value]) if isinstance(value, list | tuple) else value
+    return type(value)([_remove_batch_dims(one, lower) for one in value]) if isinstance(value, list | tuple) else value
 
 
-def _as_alone(func: Any, reader: Reader, args: Any, kwargs: Any, done: Any) -> Any:
-    """The results, with the rows laid out as the op lays out the first: its operands have their dims in some order."""
-    first, named = next(each_row(reader, args, kwargs))
-    return _relaid(done, func(*first, **named))
+def _with_layout_of_op(func: Any, reader: CellReader, args: Any, kwargs: Any, done: Any) -> Any:
+    """The results, with rows laid out in memory as the op lays out the first."""
+    first, named = next(row_args(reader, args, kwargs))
+    return _with_layout(done, func(*first, **named))
 
 
-def _relaid(done: Any, alone: Any) -> Any:
+def _with_layout(done: Any, alone: Any) -> Any:
+    if isinstance(done, list | tuple):
+        return type(done)([_with_layout(*each) for each in zip(done, alone, strict=True)])
     if not isinstance(done, Tensor):
-        return (
-            type(done)([_relaid(*each) for each in zip(done, alone, strict=True)])
-            if isinstance(done, list | tuple)
-            else done
-        )
+        return done
     strides, step = dense_strides(alone.shape, alone.stride())
     if done.stride()[1:] == strides:
         return done
@@ -334,12 +328,12 @@ def _relaid(done: Any, alone: Any) -> Any:
 # -- row after row
 
 
-def row_after_row(func: Any, reader: Reader, args: Any, kwargs: Any) -> Rowwise:
-    """The result of each row, in order."""
-    return Rowwise([func(*each, **named) for each, named in each_row(reader, args, kwargs)])
+def row_after_row(func: Any, reader: CellReader, args: Any, kwargs: Any) -> PerRow:
+    """The op on each row, in order."""
+    return PerRow([func(*each, **named) for each, named in row_args(reader, args, kwargs)])
 
 
-def each_row(reader: Reader, args: Any, kwargs: Any) -> Iterator[Any]:
+def row_args(reader: CellReader, args: Any, kwargs: Any) -> Iterator[Any]:
     """The arguments of each row."""
 
     def of_row(value: Any, row: int) -> Any:

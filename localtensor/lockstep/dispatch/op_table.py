@@ -1,12 +1,12 @@
-"""How each overload is done for many values at once, and what it does to its arguments: a table that can be listed.
+"""The op table: how each overload runs on many values at once, and what it does to its arguments.
 
-    stack     on the stacks as they are: ops that torch tags as pointwise, and those with a form in lockstep/dispatch/batching.py
-    vmap      the same op under vmap: it has a batching rule
-    ranks     row by row: the shape of its result depends on data, or it has no batching rule
+    stack     on stacks: ops that torch tags as pointwise, and ops with a rule in lockstep/dispatch/batching.py
+    vmap      under vmap, by torch's batching rule
+    ranks     row by row: the shape of its result depends on data, or there is no batching rule
     draws     row by row with the random stream of each rank, see lockstep/values/rng_streams.py
-    parts     by its parts: composite ops, which only show up in inference mode
+    parts     decomposed: composite ops, which reach the mode only in inference mode
 
-Whatever the way, an op on a value that all ranks share is done once.
+An op on a value that all ranks share always runs once.
 """
 
 from __future__ import annotations
@@ -15,56 +15,44 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.dispatch import batching, batching_dims
-from localtensor.lockstep.dispatch.batching import FORMS
-from localtensor.lockstep.dispatch.decompositions import LISTS, rewrite_of
+from localtensor.lockstep.dispatch import batching_dims as batching_dims  # noqa: PLC0414  # registers its rules
+from localtensor.lockstep.dispatch.batching import BATCHING_RULES, BatchingRule
+from localtensor.lockstep.dispatch.decompositions import LIST_OP_PREFIXES, rewrite_function
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import by_value, common, rows_apart
+from localtensor.lockstep.values.partition import by_value, one_cell_per_row, refinement
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
-from localtensor.lockstep.values.storage import Memory, make_finer, memory_of
-
-# All forms of ops on stacks: this module sees to it that they are registered.
-
-__all__ = ["FORMS"]
-
-assert batching_dims.FORMS is batching.FORMS is batching_dims.FORMS is FORMS
+from localtensor.lockstep.values.storage import Memory, memory_of, refine
 
 
-# Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the
-# same on all ranks of one shape.
-VALUE_FREE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",
-        "new_empty_strided",
-    )
+def _aten(*names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names)
+
+
+# Overloads whose result depends on the shapes and dtypes of their tensors only: it is the same on all ranks of one shape.
+VALUE_FREE_OPS = _aten(
+    "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",
+    "new_empty_strided",
 )  # fmt: skip
 # Random ops whose result depends on the streams and on shapes only.
-SHAPE_ONLY = frozenset(
-    f"aten::{name}" for name in ("rand_like", "randn_like", "randint_like", "randint_like.low_dtype")
-)
+RANDOM_LIKE_OPS = _aten("rand_like", "randn_like", "randint_like", "randint_like.low_dtype")
 # Random ops that overwrite their first argument without reading it.
-DRAWS_INTO = frozenset(
-    f"aten::{name}"
-    for name in (
-        "normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_", "cauchy_",
-        "log_normal_", "random_", "random_.from", "random_.to",
-    )
+RANDOM_FILLS = _aten(
+    "normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_", "cauchy_",
+    "log_normal_", "random_", "random_.from", "random_.to",
 )  # fmt: skip
+# Ops that reshape their first argument in place and lack torch.Tag.inplace_view.
+UNTAGGED_RESHAPES = _aten("squeeze_", "squeeze_.dim", "squeeze_.dims", "resize_")
 
 
-# Ops that reshape their first argument in place and lack the tag that says so, torch.Tag.inplace_view.
-RESHAPING = frozenset(f"aten::{name}" for name in ("squeeze_", "squeeze_.dim", "squeeze_.dims", "resize_"))
-
-
-class Way(Enum):
-    """How an op is done where ranks differ; see the top of this file."""
+class Execution(Enum):
+    """How an op runs where ranks differ; see the module docstring."""
 
     STACK = "stack"
     VMAP = "vmap"
@@ -73,14 +61,14 @@ class Way(Enum):
     PARTS = "parts"
 
 
-# Ops that write to arguments without saying so in their schema.
-UNSAID_WRITES = dict.fromkeys(
+# Ops that write to arguments without an alias annotation in their schema.
+UNDECLARED_WRITES = dict.fromkeys(
     ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
 )
 
-# Overloads whose batching rule says something else than the op does, row by row.  Found by the sweep in
-# tests/localtensor/lockstep/dispatch/test_every_overload.py, tried on torch 2.13.0; the last also on 2.14.1.
-RANK_BY_RANK: dict[str, str] = {
+# Overloads whose batching rule differs from the op row by row, and how.  Found by
+# tests/localtensor/lockstep/dispatch/test_every_overload.py on torch 2.13.0; the last also on 2.14.1.
+WRONG_BATCHING_RULES: dict[str, str] = {
     "aten::index_fill.int_Tensor": "a scalar that differs is filled into a tensor of no dims that is shared",
     "aten::linalg_pinv.atol_rtol_tensor": "the rows of an empty matrix are lost",
     "aten::embedding": "an index that is out of range reads the table of another row",
@@ -88,36 +76,34 @@ RANK_BY_RANK: dict[str, str] = {
 }
 
 # torch gives these a batching rule, a decomposition in Python, when a process calls torch.vmap for the first time
-# (torch/_functorch: lazy_load_decompositions; tried on torch 2.13.0, the same eight read in 2.14.1).  What a program
-# gives may not depend on that.
-BATCHED_LATE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "addr", "huber_loss_backward", "mse_loss_backward", "nll_loss_backward", "nll_loss_forward",
-        "nll_loss2d_backward", "nll_loss2d_forward", "smooth_l1_loss_backward",
-    )
+# (torch/_functorch: lazy_load_decompositions; tried on torch 2.13.0, the same eight read in 2.14.1).  A program's
+# result must not depend on that.
+LATE_BATCHING_RULES = _aten(
+    "addr", "huber_loss_backward", "mse_loss_backward", "nll_loss_backward", "nll_loss_forward",
+    "nll_loss2d_backward", "nll_loss2d_forward", "smooth_l1_loss_backward",
 )  # fmt: skip
 
 _BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
-    """What is known of one overload.
+class OpTraits:
+    """The properties of one overload.
 
-    `form` is how its stack is done, see lockstep/dispatch/batching.py; `vmap` that vmap knows how, if no form does; `another` does the
-    call as other calls, see lockstep/dispatch/decompositions.py; `lists` says that it takes lists of tensors, an op for each place in them.
+    `rule` is its batching rule (lockstep/dispatch/batching.py), `vmap` whether torch has one, `rewrite` the function
+    that rewrites its calls (lockstep/dispatch/decompositions.py).  `lists`: it takes lists of tensors, and runs an op
+    for each place in them.
 
-    `writes` are the positions and names of arguments that it writes to, `returns` says of each result which argument
-    it is, by position, or None if it is a tensor of its own; `if_training` is the argument that says whether it writes
-    at all; `views` that results share memory with the first tensor argument; `reshapes` that it changes the shape of
-    its first argument in place; `value_free` that only shapes and dtypes of its tensors matter.
+    `writes` are the positions and names of the arguments that it writes to; `returns` has for each result the position
+    of the argument that is returned, or None for a new tensor.  `if_training` is the argument that decides whether it
+    writes at all.  `views`: results share memory with the first tensor argument.  `reshapes`: it changes the shape of
+    its first argument in place.  `value_free`: only shapes and dtypes of its tensors matter.
     """
 
-    way: Way
-    form: Any
+    way: Execution
+    rule: BatchingRule | None
     vmap: bool
-    another: Any
+    rewrite: Callable[..., Any] | None
     if_training: tuple[int, str] | None
     lists: bool
     writes: tuple[tuple[int, str], ...]
@@ -127,18 +113,18 @@ class Facts:
     value_free: bool
 
 
-_known: dict[Any, Facts] = {}
+_properties: dict[OpOverload, OpTraits] = {}
 
 
-def facts(op: Any) -> Facts:
-    """The facts of an overload; quick after the first time."""
-    found = _known.get(op)
+def facts(op: OpOverload) -> OpTraits:
+    """The properties of an overload, cached."""
+    found = _properties.get(op)
     if found is None:
-        found = _known[op] = _learn(op)
+        found = _properties[op] = _read_schema(op)
     return found
 
 
-def _learn(op: Any) -> Facts:
+def _read_schema(op: OpOverload) -> OpTraits:
     schema = op._schema
     writes: list[tuple[int, str]] = []
     aliases: dict[str, int] = {}
@@ -155,56 +141,56 @@ def _learn(op: Any) -> Facts:
         written = info is not None and info.is_write
         returns.append(place if written else None)
         views = views or (info is not None and not written)
-    way = way_of(op)
+    way = execution_of(op)
     for index, argument in enumerate(schema.arguments):
-        if argument.name in UNSAID_WRITES.get(op.overloadpacket.__name__, ()):
+        if argument.name in UNDECLARED_WRITES.get(op.overloadpacket.__name__, ()):
             writes.append((index, argument.name))
-    return Facts(
+    return OpTraits(
         way=way,
-        form=FORMS.get(op.name()),
-        vmap=way is not Way.RANKS and has_vmap(op),
-        another=rewrite_of(op),
+        rule=BATCHING_RULES.get(op.name()),
+        vmap=way is not Execution.RANKS and has_batching_rule(op),
+        rewrite=rewrite_function(op),
         if_training=_if_training(schema, writes),
-        lists=op.overloadpacket.__name__.startswith(LISTS),
+        lists=op.overloadpacket.__name__.startswith(LIST_OP_PREFIXES),
         writes=tuple(writes),
         returns=tuple(returns),
         views=views,
-        reshapes=torch.Tag.inplace_view in op.tags or op.name() in RESHAPING,
-        value_free=op.name() in VALUE_FREE,
+        reshapes=torch.Tag.inplace_view in op.tags or op.name() in UNTAGGED_RESHAPES,
+        value_free=op.name() in VALUE_FREE_OPS,
     )
 
 
 def _if_training(schema: Any, writes: list[tuple[int, str]]) -> tuple[int, str] | None:
-    """Batch norm: `training` says whether the running statistics are written."""
+    """The argument `training` of batch norm, which decides whether the running statistics are written."""
     if writes and all(name.startswith("running_") for _, name in writes):
         return next(((i, a.name) for i, a in enumerate(schema.arguments) if a.name in ("training", "train")), None)
     return None
 
 
-def way_of(op: Any) -> Way:
-    """Which way an overload takes where ranks differ.
+def execution_of(op: OpOverload) -> Execution:
+    """How an overload runs where ranks differ.
 
-    >>> way_of(torch.ops.aten.mul.Tensor), way_of(torch.ops.aten.nonzero.default)
-    (<Way.STACK: 'stack'>, <Way.RANKS: 'ranks'>)
+    >>> execution_of(torch.ops.aten.mul.Tensor), execution_of(torch.ops.aten.nonzero.default)
+    (<Execution.STACK: 'stack'>, <Execution.RANKS: 'ranks'>)
     """
     name, tags = op.name(), op.tags
     if torch.Tag.nondeterministic_seeded in tags:
-        return Way.DRAWS
+        return Execution.DRAWS
     if _is_composite(name):
-        return Way.PARTS
+        return Execution.PARTS
     if torch.Tag.data_dependent_output in tags:
-        return Way.RANKS
-    if torch.Tag.pointwise in tags or name in FORMS:
-        return Way.STACK
+        return Execution.RANKS
+    if torch.Tag.pointwise in tags or name in BATCHING_RULES:
+        return Execution.STACK
     if torch.Tag.dynamic_output_shape in tags and not name.startswith("aten::index."):
-        return Way.RANKS
-    return Way.VMAP if has_vmap(op) else Way.RANKS
+        return Execution.RANKS
+    return Execution.VMAP if has_batching_rule(op) else Execution.RANKS
 
 
-def has_vmap(op: Any) -> bool:
-    """Whether there is a batching rule that is right, in every process."""
+def has_batching_rule(op: OpOverload) -> bool:
+    """Whether torch has a batching rule that is correct, and present in every process."""
     name = op.name()
-    if name in RANK_BY_RANK or name in BATCHED_LATE or torch.Tag.data_dependent_output in op.tags:
+    if name in WRONG_BATCHING_RULES or name in LATE_BATCHING_RULES or torch.Tag.data_dependent_output in op.tags:
         return False
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
 
@@ -214,15 +200,15 @@ def _is_composite(name: str) -> bool:
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
 
 
-def table() -> Iterator[tuple[str, Way]]:
-    """Every aten overload that can be called from Python, by name, with its way."""
+def table() -> Iterator[tuple[str, Execution]]:
+    """Every aten overload that can be called from Python, by name, with how it runs."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         op = overload(name) if name.startswith("aten::") else None
         if op is not None:
-            yield name, way_of(op)
+            yield name, execution_of(op)
 
 
-def overload(name: str) -> Any:
+def overload(name: str) -> OpOverload | None:
     """The overload of that name, as `aten::add.Tensor`; None if Python cannot call it.
 
     >>> overload("aten::add.Tensor")
@@ -230,18 +216,16 @@ def overload(name: str) -> Any:
     """
     packet, _, variant = name.removeprefix("aten::").partition(".")
     try:
-        return getattr(getattr(torch.ops.aten, packet), variant or "default")
-    except (AttributeError, RuntimeError):  # of TorchScript only, or without an implementation
+        found: OpOverload = getattr(getattr(torch.ops.aten, packet), variant or "default")
+    except (AttributeError, RuntimeError):  # an overload of TorchScript only, or one without an implementation
         return None
+    return found
 
-
-# Ops that give a tensor another shape or another memory, in place: the tensor becomes what a view op would give.
 
 aten = torch.ops.aten
-Reshape: TypeAlias = Callable[..., Any]
 
-# In place, and the view that the tensor becomes.
-VIEWS = {
+# Ops that reshape a tensor in place, and the view op whose result the tensor becomes.
+VIEW_OPS = {
     "aten::t_": aten.t.default,
     "aten::transpose_": aten.transpose.int,
     "aten::unsqueeze_": aten.unsqueeze.default,
@@ -252,69 +236,70 @@ VIEWS = {
 }
 
 
-def reshaped(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The op, whose first argument is a LocalTensor; the answer is that tensor."""
+def reshape_in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op that reshapes its first argument, a LocalTensor, in place, or moves it to other memory; returns it."""
     x, name = args[0], func.name()
-    if name in VIEWS:
-        become(x, mode.run(VIEWS[name], args, kwargs))
+    if name in VIEW_OPS:
+        adopt(x, mode.run(VIEW_OPS[name], args, kwargs))
     elif name == "aten::set_.source_Tensor":
-        take_over(x, args[1])
+        share_memory_with(x, args[1])
     elif name in ("aten::resize_", "aten::resize_as_"):
         like = args[1].size() if name == "aten::resize_as_" else args[1]
         _resize(x, like, **kwargs)
     elif name.startswith("aten::set_"):
-        _lie_in(x, func, args[1:], kwargs)
-    elif name != "aten::detach_":  # that is autograd's
+        _move_to_storage(x, func, args[1:], kwargs)
+    elif name != "aten::detach_":  # autograd has done it
         raise NotInLockstep(name, "it gives a tensor another shape in place, in a way that is not known here")
     return x
 
 
-def become(x: LocalTensor, other: LocalTensor) -> None:
-    """The tensor is, from now on, what the other is; it lies in the same memory."""
+def adopt(x: LocalTensor, other: LocalTensor) -> None:
+    """Give a tensor the sizes, cells and partition of another."""
     torch.Tensor.data.__set__(x, other)  # type: ignore[attr-defined]
     x._cells, x._partition = other._cells, other._partition
 
 
-def take_over(x: LocalTensor, other: Tensor) -> None:
-    """The tensor shares memory with the other from now on, and with nothing that it shared memory with."""
+def share_memory_with(x: LocalTensor, other: Tensor) -> None:
+    """Make a tensor share memory with another, and no longer with its former views."""
     if isinstance(other, LocalTensor):
         alias = x._mode.run(aten.alias.default, (other,), {})  # with cells of its own
         memory = alias._memory
     else:
         alias, memory = wrap((other.detach(),), x._mode.everyone, x._mode), Memory(outside=True)
-    become(x, alias)
+    adopt(x, alias)
     memory.join(x)
 
 
-_in_storage: dict[int, weakref.ref[Memory]] = {}  # by the address of a storage that was named
+_memory_by_storage: dict[int, weakref.ref[Memory]] = {}  # by the address of a storage
 
 
-def _lie_in(x: LocalTensor, func: Any, args: Any, kwargs: Any) -> None:
-    """The tensor lies in a storage that the program has in its hands, as it has while it loads a file."""
+def _move_to_storage(x: LocalTensor, func: Any, args: Any, kwargs: Any) -> None:
+    """Move a tensor to a storage that the program holds, as it does while it loads a file."""
     storage = args[0] if args else torch.UntypedStorage(device=x.device)
     try:
         storage.data_ptr()
-    except RuntimeError:  # there are no bytes behind it
+    except RuntimeError:  # no bytes are behind it
         raise NotInLockstep(str(func), "the storage is that of a LocalTensor: each rank has its own") from None
     with torch._C._DisableTorchDispatch():
         cell = func(torch.empty(0, dtype=x.dtype, device=x.device), *args, **kwargs)
-    become(x, wrap((cell,), x._mode.everyone, x._mode))
-    found = _in_storage.get(storage._cdata)
+    adopt(x, wrap((cell,), x._mode.everyone, x._mode))
+    found = _memory_by_storage.get(storage._cdata)
     memory = found and found()
     if not memory or any(y._cells[0].untyped_storage()._cdata != storage._cdata for y in memory.members()):
         memory = Memory()
-        for key in [key for key, one in _in_storage.items() if one() is None]:
-            del _in_storage[key]
-        _in_storage[storage._cdata] = weakref.ref(memory)
+        for key in [key for key, one in _memory_by_storage.items() if one() is None]:
+            del _memory_by_storage[key]
+        _memory_by_storage[storage._cdata] = weakref.ref(memory)
     memory.join(x)
 
 
-def refit(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
-    """A tensor that was given as out= has the shape that the op gave to its cells; `results` are the op's, by cell.
+def resize_out(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
+    """Update the sizes of a tensor given as out= to those of its cells; `results` are the op's, by cell.
 
-    Raises `NotInLockstep` if the rows of a stack were given another shape: they lie too close for that.
+    Raises `NotInLockstep` if the rows of a stack need another shape: a stack has no space for it.
     """
-    for cell, rows, done in zip(x._cells, x._partition.sizes, results, strict=False):  # who was not written comes last
+    # Cells that were not written come last.
+    for cell, rows, done in zip(x._cells, x._partition.sizes, results, strict=False):
         shapes = {done.shape[rows > 1 :]} if isinstance(done, Tensor) else {row.shape for row in done}
         if rows > 1 and shapes != {cell.shape[1:]}:
             why = "its out= holds values that differ by rank, and has another shape than is written: pass one of that shape"
@@ -323,19 +308,19 @@ def refit(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
     if all(type(size) is int for size in shape):
         pairs = zip(x._cells, x._partition.sizes, strict=True)
         if {tuple(cell.shape[rows > 1 :]) for cell, rows in pairs} != {tuple(shape)}:
-            become(x, wrap(x._cells, x._partition, x._mode))
+            adopt(x, wrap(x._cells, x._partition, x._mode))
 
 
 def _resize(x: LocalTensor, size: Any, **options: Any) -> None:
-    final = rows_apart(x._partition)
+    final = one_cell_per_row(x._partition)
     for one in size:
         if is_rank_int(one):
-            final = common(final, by_value(one.node.values, one.node.held))
-    make_finer(x, final)
+            final = refinement(final, by_value(one.node.values, one.node.held))
+    refine(x, final)
     memory_of(x)
     cells = []
     for cell, old in enumerate(x._cells):
         rank = final.ranks(cell)[0]
         with torch._C._DisableTorchDispatch():
             cells.append(old.detach().resize_([on_rank(one, rank) for one in size], **options))
-    become(x, wrap(tuple(cells), final, x._mode))
+    adopt(x, wrap(tuple(cells), final, x._mode))

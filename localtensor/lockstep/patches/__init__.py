@@ -1,1 +1,1 @@
-"""What of torch.distributed, DeviceMesh, DTensor and torch.nn is patched under the mode."""
+"""Patches of torch.distributed, DeviceMesh, DTensor and torch.nn for the mode."""

@@ -1,8 +1,12 @@
-"""DeviceMesh in lockstep: every rank's coordinates at once, and groups that are families.
+"""DeviceMesh in lockstep: coordinates of all ranks, process groups as families, and functions run by rank group.
 
-torch builds a mesh for one rank.  It does so here too, for the lowest of the mesh's ranks; what it then asks about
-"this rank" is answered for all of them.  Each entry of `MESH` is a method of DeviceMesh; the test of this room
-compares each with torch's own, run for every rank.
+torch builds a mesh for one rank.  Here it builds it for the mesh's lowest rank, and later questions about "this rank"
+are answered for all ranks.  Each entry of `MESH_PATCHES` replaces a method of DeviceMesh; tests compare each with torch's own,
+run for every rank.
+
+A rank group is the ranks with equal ints, for functions that branch on an int that differs between ranks.  There are
+few: all chunks of a dim but the last ones have one size.  The function runs once for each rank group, in the mode
+narrowed to its ranks, with plain ints; stacks stay stacks.  It may communicate, in process groups within a rank group.
 """
 
 from __future__ import annotations
@@ -20,19 +24,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _python_dispatch
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.comms.collectives import Value, combined, value_of
-from localtensor.lockstep.comms.stacked_collectives import pick, taken
+from localtensor.lockstep.comms.collectives import StackedValue, select, stacked_value
+from localtensor.lockstep.comms.stacked_collectives import rows_by_cell, take_rows
 from localtensor.lockstep.dispatch.dispatcher import plainly
-from localtensor.lockstep.patches.rank_queries import Door, route
-from localtensor.lockstep.values.formatting import place_here
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
+from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Partition, by_value, common, partition
+from localtensor.lockstep.values.partition import NOWHERE, Partition, by_value, partition, refinement
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
 
 @contextmanager
 def _building(mode: Any, rank: int) -> Iterator[None]:
-    """While inside, torch's own code is that rank, its tensors are plain, and groups become families."""
+    """While inside, torch's own code runs as that rank with plain tensors, and groups become families."""
     before = mode.groups.building
     if before is None:
         mode.groups.building = []
@@ -46,31 +50,31 @@ def _building(mode: Any, rank: int) -> Iterator[None]:
 def _init(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
     with _building(mode, _lowest(args, kwargs)):
         original(mesh, *args, **kwargs)
-    # Two modes' meshes are not equal, nor is one from outside: torch keeps by mesh what depends on groups and ranks.
+    # Meshes of two modes, or of a mode and none, must differ: torch caches by mesh what depends on groups and ranks.
     mesh._thread_id = ("lockstep", mode.serial)  # type: ignore[assignment]
     mesh._hash = None
 
 
 def _lowest(args: Any, kwargs: Any) -> int:
-    """The lowest rank of the mesh that is asked for."""
+    """The lowest rank of the mesh in the arguments of DeviceMesh."""
     given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
     if given is None:
         given = kwargs.get("_rank_map")
     return 0 if given is None else int(torch.as_tensor(given).min())
 
 
-def ranks_of(mesh: DeviceMesh) -> Any:
-    """All ranks of a mesh and of those beside it that lie alike: int64 of shape [meshes, *mesh.shape]."""
+def mesh_ranks(mesh: DeviceMesh) -> Any:
+    """The ranks of a mesh and of its parallel meshes: int64 of shape [meshes, *mesh.shape]."""
     return mesh._layout.remap_to_tensor(mesh._rank_map).numpy()
 
 
 def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
-    """For each axis, the coordinate of each rank."""
+    """The coordinate of each rank, for each axis."""
     return _places(mode, mesh)[0]
 
 
-def members(mode: Any, mesh: DeviceMesh) -> Partition | None:
-    """The ranks that are in a mesh, as a partition of one row; None if all ranks of the mode are."""
+def mesh_members(mode: Any, mesh: DeviceMesh) -> Partition | None:
+    """The ranks of a mesh as a partition of one row; None if they are all ranks of the mode."""
     return _places(mode, mesh)[1]
 
 
@@ -78,7 +82,7 @@ def _places(mode: Any, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
     kept = mesh.__dict__.get("_lockstep_places")
     if kept is None or kept[0] is not mode.everyone or kept[1] != mode.serial:
         with mode.disable():
-            whole = ranks_of(mesh)
+            whole = mesh_ranks(mesh)
         places = np.full((whole.ndim - 1, mode.world), -1)
         flat = whole.reshape(-1)
         for axis, place in enumerate(np.indices(whole.shape)[1:]):
@@ -104,12 +108,12 @@ def _rank(mode: Any, original: Any, mesh: DeviceMesh) -> Any:
 
 
 def _is_part(mode: Any, original: Any, mesh: DeviceMesh) -> bool:
-    """The ranks outside of a mesh do not take part in what is done on it, and hold nothing of it."""
+    """True: ranks outside of a mesh hold nothing of its tensors, and take no part in its collectives."""
     return True
 
 
 def _as_lowest(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
-    """Meshes made of this one are made for the lowest rank, as this one was."""
+    """A mesh derived from this one, built for the lowest rank like this one."""
     with _building(mode, int(mesh._rank_map.min())):
         return original(mesh, *args, **kwargs)
 
@@ -121,8 +125,9 @@ def _tensor_of(mode: Any, original: Any, full_mesh: torch.Tensor, current_rank: 
         return mode.rank_map(lambda rank: original(full_mesh, rank))
 
 
-# Method of DeviceMesh, and what serves it.  Private ones tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
-MESH: dict[str, Door] = {
+# Methods of DeviceMesh and their replacements.  Private ones tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the
+# sources of 2.12 and 2.14.
+MESH_PATCHES: dict[str, Patch] = {
     "__init__": _init,
     "get_coordinate": _coordinate,
     "_sym_get_coordinate": _one_coordinate,
@@ -135,64 +140,49 @@ MESH: dict[str, Door] = {
 
 
 def install() -> None:
-    """DeviceMesh asks the thread's mode, from now on."""
-    for name, ours in MESH.items():
+    """Patch DeviceMesh."""
+    for name, replacement in MESH_PATCHES.items():
         if hasattr(DeviceMesh, name):
-            route(DeviceMesh, name, ours)
+            patch_attribute(DeviceMesh, name, replacement)
 
 
-# One kind of ranks at a time: for functions that branch on an int which differs between ranks.
-#
-# Ranks that have the same ints are of one kind, and there are few kinds: of the chunks of a dim, all but the last ones
-# are of one size.  For each kind the function runs once, in the mode narrowed to its ranks, with plain ints; stacks
-# stay stacks.  It may communicate, in groups that lie within a kind.
+# -- functions by rank group
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
-PRIVATE = {
-    "torch.distributed._functional_collectives.AsyncCollectiveTensor": "a tensor that a collective brings is wrapped",
-    "torch.utils._python_dispatch._disable_current_modes": "an op that is done for each kind shows once to other modes",
-    "torch.utils._python_dispatch._push_mode": "the same",
-    "torch.utils._python_dispatch._pop_mode": "the same",
-}
-
-Narrow = Callable[[Any], Any]  # from what all ranks have to what a kind has
+Narrowing = Callable[[Any], Any]  # from a value of all ranks to that of a rank group
 
 
-def arrived(value: Any) -> Any:
-    """The value, waited for if a collective brings it."""
+def wait_for(value: Any) -> Any:
+    """The value, or each item of a list, waited for if it is an AsyncCollectiveTensor."""
     if isinstance(value, AsyncCollectiveTensor):
         return value.wait()
     if type(value) in (list, tuple):
-        return type(value)(arrived(item) for item in value)
+        return type(value)(wait_for(item) for item in value)
     return value
 
 
-def for_each_kind(mode: Any, ints: Iterable[Any], do: Callable[[Narrow], Any]) -> Any:
-    """What `do` gives for each rank; it runs once for all ranks that have the same of these ints.
+def for_each_rank_group(mode: Any, ints: Iterable[Any], do: Callable[[Narrowing], Any]) -> Any:
+    """The result of `do` for each rank; it runs once for each group of ranks with equal `ints`.
 
-    It is given a function that takes what all ranks have, tensors and ints, to what the kind has.
+    Its argument is a function that narrows values of all ranks, tensors and ints, to the rank group.
     """
     held: Partition | None = None
     for value in ints:
         if is_rank_int(value):
             other = by_value(value.node.values, value.node.held)
-            held = other if held is None else common(held, other)
+            held = other if held is None else refinement(held, other)
     if held is None:
         return do(lambda value: value)
     found = []
     for row in range(held.rows):
-        kind = _of_row(held, row)
-        with narrowed(mode, kind), _alone(mode) if row else nullcontext():
-            found.append(do(lambda value, kind=kind: _narrow(mode, value, kind)))  # type: ignore[misc]
-    return joined(mode, found, held)
+        kind = _ranks_of_row(held, row)
+        with narrow_mode(mode, kind), _without_other_modes(mode) if row else nullcontext():
+            found.append(do(lambda value, kind=kind: _narrow_value(mode, value, kind)))  # type: ignore[misc]
+    return join_rank_groups(mode, found, held)
 
 
 @contextmanager
-def _alone(mode: Any) -> Iterator[None]:
-    """While inside, no other mode sees the ops: a rank does them once, for whichever kind it is of.
-
-    Torch's CommDebugMode, for one, counts what one rank does.
-    """
+def _without_other_modes(mode: Any) -> Iterator[None]:
+    """While inside, no other dispatch mode sees the ops: CommDebugMode, for one, counts the ops of a single rank."""
     if torch._C._len_torch_dispatch_stack() < 2:
         yield
         return
@@ -205,13 +195,13 @@ def _alone(mode: Any) -> Iterator[None]:
 
 
 @lru_cache(1024)
-def _of_row(held: Partition, row: int) -> Partition:
+def _ranks_of_row(held: Partition, row: int) -> Partition:
     return partition(np.where(held.row_of == row, 0, NOWHERE), [1])
 
 
 @contextmanager
-def narrowed(mode: Any, kind: Partition) -> Iterator[None]:
-    """While inside, the mode has the ranks of this kind only."""
+def narrow_mode(mode: Any, kind: Partition) -> Iterator[None]:
+    """While inside, the mode has only the ranks of this partition."""
     before = mode.everyone, mode.groups.only
     mode.everyone = mode.groups.only = kind
     try:
@@ -220,62 +210,58 @@ def narrowed(mode: Any, kind: Partition) -> Iterator[None]:
         mode.everyone, mode.groups.only = before
 
 
-def _narrow(mode: Any, value: Any, kind: Partition) -> Any:
+def _narrow_value(mode: Any, value: Any, kind: Partition) -> Any:
     if isinstance(value, LocalTensor):
         with torch._C._DisableTorchDispatch():
-            return wrap(*_of_ranks(Value(value._cells, value._partition), kind), mode)
+            return wrap(*_value_on_ranks(StackedValue(value._cells, value._partition), kind), mode)
     if is_rank_int(value):
         held = kind.held if value.node.held is None else kind.held & value.node.held
         return rank_int(value.node.values, held)
     if type(value) in (list, tuple, torch.Size):
-        return (list if type(value) is list else tuple)(_narrow(mode, item, kind) for item in value)
+        return (list if type(value) is list else tuple)(_narrow_value(mode, item, kind) for item in value)
     return value
 
 
-def _of_ranks(value: Value, kind: Partition) -> Value:
-    """What these ranks hold of it, to be read."""
+def _value_on_ranks(value: StackedValue, kind: Partition) -> StackedValue:
+    """The values of these ranks, possibly as views."""
     rows = np.where(kind.row_of >= 0, value.held.row_of, NOWHERE)
     used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
     row_of = np.full(len(rows), NOWHERE)
     row_of[rows >= 0] = inverse
-    cells, sizes = [], []
-    for cell in np.unique(value.held.cell_of[used]):
-        here = used[value.held.cell_of[used] == cell] - value.held.starts[cell]
-        stack = taken(value.stack(int(cell)), pick(here))
-        cells.append(stack if len(here) > 1 else stack[0])
-        sizes.append(len(here))
-    return Value(tuple(cells), partition(row_of, sizes))
+    stacks = [take_rows(value.stack(cell), here) for cell, here in rows_by_cell(value.held, used)]
+    cells = tuple(stack if len(stack) > 1 else stack[0] for stack in stacks)
+    return StackedValue(cells, partition(row_of, [len(stack) for stack in stacks]))
 
 
-def only(mode: Any, x: Any, kind: Partition | None) -> Any:
-    """What these ranks have of a tensor, a copy; the tensor itself if None are meant."""
+def keep_ranks(mode: Any, x: Any, kind: Partition | None) -> Any:
+    """A copy of a tensor on these ranks only; x itself if `kind` is None or x is no tensor."""
     if kind is None or not isinstance(x, Tensor):
         return x
     with plainly():
-        return wrap(*combined([value_of(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
+        return wrap(*select([stacked_value(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
 
 
-def joined(mode: Any, found: Sequence[Any], held: Partition) -> Any:
-    """One result for each row of a partition, as one value."""
-    found = [arrived(one) for one in found]
+def join_rank_groups(mode: Any, found: Sequence[Any], held: Partition) -> Any:
+    """One value from a result for each row of a partition.  Raises `NotInLockstep` or `RanksDiverge`."""
+    found = [wait_for(one) for one in found]
     first = found[0]
     if isinstance(first, Tensor):
         with torch._C._DisableTorchDispatch():
-            return wrap(*combined([value_of(mode, one) for one in found], held.row_of), mode)
+            return wrap(*select([stacked_value(mode, one) for one in found], held.row_of), mode)
     if isinstance(first, list | tuple):
         if len({len(one) for one in found}) > 1:
             raise NotInLockstep("DTensor", "ranks get lists of different lengths")
-        items = [joined(mode, column, held) for column in zip(*found, strict=True)]
+        items = [join_rank_groups(mode, column, held) for column in zip(*found, strict=True)]
         return items if isinstance(first, list) else tuple(items)
     if (type(first) is int or is_rank_int(first)) and all(isinstance(one, int | torch.SymInt) for one in found):
-        return _one_int(found, held)
+        return _join_ints(found, held)
     if any(one != first for one in found):
         values = {rank: found[row] for rank, row in enumerate(held.row_of) if row >= 0}
-        raise RanksDiverge("DTensor", "", values, place_here())
+        raise RanksDiverge("DTensor", "", values, user_place())
     return first
 
 
-def _one_int(found: Sequence[Any], held: Partition) -> Any:
+def _join_ints(found: Sequence[Any], held: Partition) -> Any:
     values = np.zeros(held.world, np.int64)
     for row, one in enumerate(found):
         ranks = held.row_of == row

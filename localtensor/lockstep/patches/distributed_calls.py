@@ -1,7 +1,10 @@
-"""Functions of torch.distributed that ask which rank they are, for all ranks at once.
+"""Functions of torch.distributed that depend on the rank, for all ranks at once.
 
-Most need nothing.  Where torch's own code is right if it is the root, it runs as the root (`standing_at`); the others
-are written anew.  Messages between two ranks cannot be: in one control flow, all ranks would send.
+Most run unchanged.  Where torch's own code is right for the root, it runs as the root (`standing_at`); others are
+replaced.  Point-to-point messages are refused: in one control flow, all ranks would send.
+
+An object collective sends one object for all ranks.  Its tensors and ints of each rank are taken from the sender; the
+rest must be the same on all ranks, and is copied by pickle, as torch.distributed does.
 """
 
 from __future__ import annotations
@@ -22,45 +25,41 @@ from torch.utils import _pytree
 from localtensor._util.call_sites import named
 from localtensor.errors import NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
-from localtensor.lockstep.comms.collectives import value_of
-from localtensor.lockstep.comms.process_groups import LockstepGroup, group_of
-from localtensor.lockstep.comms.stacked_collectives import Family
+from localtensor.lockstep.comms.collectives import stacked_value
+from localtensor.lockstep.comms.process_groups import LockstepGroup, resolve_group
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plainly
-from localtensor.lockstep.patches.rank_queries import Door, route, route_call
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed
 from localtensor.lockstep.values.local_tensor import wrap
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
-# Python objects that travel between ranks in lockstep: one object for all ranks, whose parts may differ by rank.
-#
-# Tensors in it, and ints that differ by rank, are taken from the sender's rank; the rest is the same on all ranks, and
-# is copied by pickle as torch.distributed does it.
+
+def object_from_source(mode: Any, thing: Any, source: Any) -> Any:
+    """The object that each rank gets from rank `source[rank]`; nothing where that is negative."""
+    return select_objects(mode, [thing], np.where(source >= 0, 0, -1), source)
 
 
-def as_sent(mode: Any, thing: Any, source: Any) -> Any:
-    """What each rank gets of an object from the rank `source[rank]`; nothing where that is negative."""
-    return picked(mode, [thing], np.where(source >= 0, 0, -1), source)
+def select_objects(mode: Any, things: Sequence[Any], number: Any, source: Any) -> Any:
+    """The object `things[number[rank]]` for each rank, as rank `source[rank]` has it.
 
-
-def picked(mode: Any, things: Sequence[Any], number: Any, source: Any) -> Any:
-    """Each rank gets the object of this number, as its source has it.
-
-    Raises `NotInLockstep` if that is not one object for all ranks, apart from tensors and ints.
+    Raises `NotInLockstep` if it differs between ranks, apart from tensors and ints.
     """
     flat = [_pytree.tree_flatten(thing, is_leaf=is_rank_int) for thing in things]
     used = [int(one) for one in np.unique(number[number >= 0])]
     structures = {str(flat[index][1]) for index in used}
     if len(structures) > 1:
         raise NotInLockstep("an object collective", "ranks get objects that are built differently")
-    leaves = [_leaf(mode, [each[0][at] for each in flat], number, source, used) for at in range(len(flat[used[0]][0]))]
-    return _pytree.tree_unflatten(leaves, flat[used[0]][1])
+    leaves, structure = flat[used[0]]
+    selected = [_select_leaf(mode, [each[0][at] for each in flat], number, source, used) for at in range(len(leaves))]
+    return _pytree.tree_unflatten(selected, structure)
 
 
-def _leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int]) -> Any:
+def _select_leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int]) -> Any:
     first = leaves[used[0]]
     if all(isinstance(leaves[index], Tensor) for index in used):
         with plainly():
-            values = [value_of(mode, x if isinstance(x, Tensor) else first) for x in leaves]
-            return wrap(*collectives.combined(values, number, source), mode)
+            values = [stacked_value(mode, x if isinstance(x, Tensor) else first) for x in leaves]
+            return wrap(*collectives.select(values, number, source), mode)
     if all(type(leaves[index]) in (int, torch.SymInt) for index in used):
         table = [x.node.values if is_rank_int(x) else np.full(mode.world, x if type(x) is int else 0) for x in leaves]
         held = (number >= 0) & (mode.everyone.row_of >= 0)
@@ -71,64 +70,51 @@ def _leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int
     return pickle.loads(copies[0])
 
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
-PRIVATE = {
-    "torch.distributed.distributed_c10d._canonicalize_group_rank": "a root that differs within groups is told so",
-    "torch.distributed.distributed_c10d._check_p2p_op_list": "batch_isend_irecv is refused, whoever has imported it",
-    "torch.distributed.distributed_c10d._find_pg_by_ranks_and_tag": "functional collectives take lists of ranks",
-    "torch.distributed.nn.functional._Broadcast": "its backward asks whether it is the root",
-    "torch.distributed.nn.functional._Gather": "its forward asks whether it is the root",
-    "torch.distributed.nn.functional._Scatter": "its forward asks whether it is the root",
-    "torch.distributed.nn.functional._AlltoAll": "its forward scatters from one rank after the other",
-    "torch.utils._pytree": "the tensors and ints within an object",
-}
-
-
 _installed: list[bool] = []
 
 
 def install() -> None:
-    """These functions ask the thread's mode, from now on."""
+    """Patch the functions of this module, once per process."""
     if _installed:
         return
     _installed.append(True)
-    for name, ours in CALLS.items():
-        route_call(name, ours)
-    for owner, name, ours in OTHERS:
+    for name, replacement in DISTRIBUTED_PATCHES.items():
+        patch_distributed(name, replacement)
+    for owner, name, replacement in OTHER_PATCHES:
         if hasattr(owner, name):
-            route(owner, name, ours)
+            patch_attribute(owner, name, replacement)
 
 
-def _of(group: Any) -> LockstepGroup:
+def _group_or_default(group: Any) -> LockstepGroup:
     found: Any = group or c10d._get_default_group()
     return found  # type: ignore[no-any-return]
 
 
-def _root(asked: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
-    """The position of the root that a call names by global or by group rank."""
-    group = _of(asked.get("group"))
-    given, by_group = asked.get(name), asked.get(f"group_{name}")
+def _root(options: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
+    """The position of the root of a call, given by global or by group rank."""
+    group = _group_or_default(options.get("group"))
+    given, by_group = options.get(name), options.get(f"group_{name}")
     if given is None and by_group is None:
         given = otherwise
     return group.place(c10d._canonicalize_group_rank(group, given, by_group))
 
 
 @contextmanager
-def _as_root(mode: Any, whole: Family, root: int) -> Any:
-    with mode.standing_at(whole.groups[0][root] if 0 <= root < len(whole.groups[0]) else whole.groups[0][0]):
+def _as_root(mode: Any, family: GroupFamily, root: int) -> Any:
+    with mode.standing_at(family.groups[0][root] if 0 <= root < len(family.groups[0]) else family.groups[0][0]):
         yield
 
 
-def _from_the_root(name: str) -> Door:
-    """The list that is given is the root's; torch's own code sends it as the root."""
+def _run_as_root(name: str) -> Patch:
+    """A patch that runs torch's own code as the root, whose list the call's argument is."""
 
-    def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = named(original, args, kwargs)
-        whole = group_of(mode, _of(asked.get("group"))).family
-        with _as_root(mode, whole, _root(asked, name)):
+    def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        options = named(original, args, kwargs)
+        family = resolve_group(mode, _group_or_default(options.get("group"))).family
+        with _as_root(mode, family, _root(options, name)):
             return original(*args, **kwargs)
 
-    return ours
+    return replacement
 
 
 def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,85 +122,86 @@ def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-def _no_message(call: str) -> Door:
-    def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotInLockstep(f"torch.distributed.{call}", "who sends to whom differs from rank to rank")
+def _refuse(call: str) -> Patch:
+    def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotInLockstep(f"torch.distributed.{call}", c10d_dispatch.POINT_TO_POINT)
 
-    return ours
+    return replacement
 
 
 def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """c10d's op takes no ints that differ by rank, so what has them goes past it."""
-    asked = named(original, args, kwargs)
-    splits = [list(asked.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
+    """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
+    options = named(original, args, kwargs)
+    splits = [list(options.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
     if not any(map(is_rank_int, [*splits[0], *splits[1]])):
         return original(*args, **kwargs)
-    later = bool(asked.get("async_op"))
-    arguments = [asked["output"], asked["input"], *splits]
-    return c10d_dispatch.collective(mode, "alltoall_base_", _of(asked.get("group")), arguments, later=later)
+    later = bool(options.get("async_op"))
+    arguments = [options["output"], options["input"], *splits]
+    group = _group_or_default(options.get("group"))
+    return c10d_dispatch.run_collective(mode, "alltoall_base_", group, arguments, later=later)
 
 
-# -- objects
+# -- object collectives
 
 
-def _sources(whole: Family, place: int) -> Any:
-    """The member of each rank's group at this place; -1 for ranks that are in none."""
-    return np.where(whole.members, whole.matrix[whole.index, place], -1)  # type: ignore[index]
+def _sources(family: GroupFamily, place: int) -> Any:
+    """The member of each rank's group at this position; -1 for ranks in no group."""
+    return np.where(family.members, family.matrix[family.index, place], -1)  # type: ignore[index]
 
 
-def _whole_of(mode: Any, call: str, asked: dict[str, Any]) -> Family:
-    whole = group_of(mode, _of(asked.get("group"))).family
-    if whole.matrix is None:
-        raise NotInLockstep(
-            f"torch.distributed.{call}", "its groups are of different sizes, and so would be their lists"
-        )
-    return whole
+def _family_of_one_size(mode: Any, call: str, options: dict[str, Any]) -> GroupFamily:
+    family = resolve_group(mode, _group_or_default(options.get("group"))).family
+    if family.matrix is None:
+        problem = "its groups are of different sizes, and so would be their lists"
+        raise NotInLockstep(f"torch.distributed.{call}", problem)
+    return family
 
 
 def _all_gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    asked = named(original, args, kwargs)
-    whole = _whole_of(mode, "all_gather_object", asked)
-    for place in range(len(whole.groups[0])):
-        asked["object_list"][place] = as_sent(mode, asked["obj"], _sources(whole, place))
+    options = named(original, args, kwargs)
+    family = _family_of_one_size(mode, "all_gather_object", options)
+    for place in range(len(family.groups[0])):
+        options["object_list"][place] = object_from_source(mode, options["obj"], _sources(family, place))
 
 
 def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    asked = named(original, args, kwargs)
-    whole, root, found = _whole_of(mode, "gather_object", asked), _root(asked, "dst"), asked.get("object_gather_list")
+    options = named(original, args, kwargs)
+    family = _family_of_one_size(mode, "gather_object", options)
+    root, found = _root(options, "dst"), options.get("object_gather_list")
     if found is None:
-        with _as_root(mode, whole, root):
-            original(*args, **kwargs)  # says so in its own words
-    for place in range(len(whole.groups[0])):
-        source = np.where(whole.position == root, _sources(whole, place), -1)
-        found[place] = as_sent(mode, asked["obj"], source)  # type: ignore[index]
+        with _as_root(mode, family, root):
+            original(*args, **kwargs)  # raises
+    for place in range(len(family.groups[0])):
+        source = np.where(family.position == root, _sources(family, place), -1)
+        found[place] = object_from_source(mode, options["obj"], source)  # type: ignore[index]
 
 
 def _broadcast_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    asked = named(original, args, kwargs)
-    whole, things = _whole_of(mode, "broadcast_object_list", asked), asked["object_list"]
-    own = np.where(whole.members, _sources(whole, _root(asked, "src")), np.arange(whole.world))
-    things[:] = [as_sent(mode, thing, own) for thing in things]
+    options = named(original, args, kwargs)
+    family, things = _family_of_one_size(mode, "broadcast_object_list", options), options["object_list"]
+    own = np.where(family.members, _sources(family, _root(options, "src")), np.arange(family.world))
+    things[:] = [object_from_source(mode, thing, own) for thing in things]
 
 
 def _scatter_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    asked = named(original, args, kwargs)
-    whole, root = _whole_of(mode, "scatter_object_list", asked), _root(asked, "src")
-    things = asked.get("scatter_object_input_list") or ()
-    if len(things) != len(whole.groups[0]):
-        raise WrongListLength("scatter_object_list", whole.groups[0][root], len(things), len(whole.groups[0]))
-    asked["scatter_object_output_list"][0] = picked(mode, things, whole.position, _sources(whole, root))
+    options = named(original, args, kwargs)
+    family, root = _family_of_one_size(mode, "scatter_object_list", options), _root(options, "src")
+    things = options.get("scatter_object_input_list") or ()
+    if len(things) != len(family.groups[0]):
+        raise WrongListLength("scatter_object_list", family.groups[0][root], len(things), len(family.groups[0]))
+    options["scatter_object_output_list"][0] = select_objects(mode, things, family.position, _sources(family, root))
 
 
-CALLS: dict[str, Door] = {
-    "gather": _from_the_root("dst"),
-    "scatter": _from_the_root("src"),
+DISTRIBUTED_PATCHES: dict[str, Patch] = {
+    "gather": _run_as_root("dst"),
+    "scatter": _run_as_root("src"),
     "barrier": _barrier,
     "all_to_all_single": _all_to_all_single,
     "all_gather_object": _all_gather_object,
     "gather_object": _gather_object,
     "broadcast_object_list": _broadcast_object_list,
     "scatter_object_list": _scatter_object_list,
-    **{name: _no_message(name) for name in ("send", "recv", "send_object_list", "recv_object_list")},
+    **{name: _refuse(name) for name in ("send", "recv", "send_object_list", "recv_object_list")},
 }
 
 
@@ -222,16 +209,16 @@ CALLS: dict[str, Door] = {
 
 
 def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each rank sends all its elements to one other: the sizes differ by rank."""
-    asked = named(original, args, kwargs)
-    x, order, group = asked["self"], list(asked["src_dst"]), asked["group"]
-    position, held = group_of(mode, group).family.position, mode.everyone.held
+    """Each rank sends all its elements to one other, as an all-to-all with splits that differ by rank."""
+    options = named(original, args, kwargs)
+    x, order, group = options["self"], list(options["src_dst"]), options["group"]
+    position, held = resolve_group(mode, group).family.position, mode.everyone.held
     to = np.array(order)[position]
     source = np.argsort(order)[position]
     count = x.numel()
     sent: list[Any] = [rank_int(np.where(to == place, count, 0), held) for place in range(len(order))]
     got: list[Any] = [rank_int(np.where(source == place, count, 0), held) for place in range(len(order))]
-    return functional.all_to_all_single(x, got, sent, group, asked.get("tag", ""))
+    return functional.all_to_all_single(x, got, sent, group, options.get("tag", ""))
 
 
 def _find_group(mode: Any, original: Any, tag: str, ranks: list[int]) -> Any:
@@ -241,23 +228,23 @@ def _find_group(mode: Any, original: Any, tag: str, ranks: list[int]) -> Any:
     return mode.groups.new_group(ranks)
 
 
-def _root_runs(mode: Any, original: Any, ctx: Any, root: int, group: Any, *tensors: Any) -> Any:
-    whole = group_of(mode, _of(group)).family
-    with _as_root(mode, whole, _of(group).place(c10d._canonicalize_group_rank(_of(group), root))):
+def _forward_as_root(mode: Any, original: Any, ctx: Any, root: int, group: Any, *tensors: Any) -> Any:
+    found = _group_or_default(group)
+    with _as_root(mode, resolve_group(mode, found).family, found.place(c10d._canonicalize_group_rank(found, root))):
         return original(ctx, root, group, *tensors)
 
 
 def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
-    """What is reduced to the root, and zeros on the others."""
-    group = _of(ctx.group)
+    """The gradient reduced to the root, and zeros on the others."""
+    group = _group_or_default(ctx.group)
     total = with_gradients._Reduce.apply(ctx.src, c10d.ReduceOp.SUM, ctx.group, grad)
     root = group.place(c10d._canonicalize_group_rank(group, ctx.src))
     position = group.family.position
     others = (position >= 0) & (position != root)
     with plainly():
-        mine = value_of(mode, total)
-        zeros = collectives.Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in mine.cells), mine.held)
-        kept = collectives.combined([mine, zeros], np.where(mine.held.row_of >= 0, others.astype(int), -1))
+        mine = stacked_value(mode, total)
+        number = np.where(mine.held.row_of >= 0, others, -1)
+        kept = collectives.select([mine, collectives.zeros_like(mine)], number)
     return None, None, wrap(*kept, mode)
 
 
@@ -269,18 +256,18 @@ def _all_to_all_forward(mode: Any, original: Any, ctx: Any, group: Any, out: Any
 
 
 def _canonical(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """A rank within its group: the same on all ranks, or they name different peers."""
+    """torch's group rank as an int.  Raises `RanksDiverge` if it differs between ranks."""
     found = original(*args, **kwargs)
     return found if kwargs.get("return_global") else int(found)
 
 
-OTHERS: list[tuple[Any, str, Callable[..., Any]]] = [
+OTHER_PATCHES: list[tuple[Any, str, Callable[..., Any]]] = [
     (c10d, "_canonicalize_group_rank", _canonical),
-    (c10d, "_check_p2p_op_list", _no_message("batch_isend_irecv")),
+    (c10d, "_check_p2p_op_list", _refuse("batch_isend_irecv")),
     (c10d, "_find_pg_by_ranks_and_tag", _find_group),
     (functional, "permute_tensor", _permute_tensor),
-    (with_gradients._Gather, "forward", _root_runs),
-    (with_gradients._Scatter, "forward", _root_runs),
+    (with_gradients._Gather, "forward", _forward_as_root),
+    (with_gradients._Scatter, "forward", _forward_as_root),
     (with_gradients._Broadcast, "backward", _broadcast_backward),
     (with_gradients._AlltoAll, "forward", _all_to_all_forward),
 ]

@@ -1,8 +1,8 @@
-"""DTensor in lockstep: the few functions of DTensor in which ranks differ, for all ranks at once.
+"""DTensor in lockstep: replacements for the few functions of DTensor that branch on the rank.
 
-Most of DTensor needs nothing: coordinates, offsets and sizes that differ are ints for each rank, with which its own
-arithmetic works.  `FORMS` are the functions for which that is not enough; each is installed once and asks the
-thread's mode, and the test of this room compares each with torch's own, run for every rank.
+Most of DTensor runs unchanged: coordinates, offsets and sizes that differ are ints of each rank, on which its own
+arithmetic works.  `PATCHES` are the other functions; tests compare each replacement with torch's own function, run for
+every rank.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from torch import Tensor
 from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
 from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
 
-from localtensor.lockstep.comms.collectives import combined, value_of
+from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
-from localtensor.lockstep.patches.device_mesh import arrived, for_each_kind, only
-from localtensor.lockstep.patches.rank_queries import Door, route
-from localtensor.lockstep.patches.shard_offsets import shards, take_chunk
+from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
+from localtensor.lockstep.patches.shard_offsets import shard_sizes_and_starts, take_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.partition import NOWHERE, by_value, partition
-from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, values_of
+from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, rank_values
 
 
-def _differs(*values: Any) -> bool:
+def _any_differs(*values: Any) -> bool:
     return any(is_rank_int(value) for value in values)
 
 
-def kinds_of(place: int, name: str) -> Door:
-    """Torch's own, for each kind of ranks by one of its arguments: ints, or a tensor's sizes."""
+def by_rank_group(place: int, name: str) -> Patch:
+    """A patch that runs torch's own function for each rank group by one argument: ints, or a tensor's sizes."""
 
-    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = args[place] if place < len(args) else kwargs[name]
-        if isinstance(asked, Tensor):
-            asked = _sizes(asked)
-        ints = asked if isinstance(asked, Sequence) else (asked,)
-        return for_each_kind(mode, ints, lambda of: original(*map(of, args), **{k: of(v) for k, v in kwargs.items()}))
+    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = args[place] if place < len(args) else kwargs[name]
+        given = _sizes(given) if isinstance(given, Tensor) else given
+        ints = given if isinstance(given, Sequence) else (given,)
+        return for_each_rank_group(
+            mode, ints, lambda of: original(*map(of, args), **{k: of(v) for k, v in kwargs.items()})
+        )
 
-    return door
+    return patch
 
 
 # -- cutting
@@ -51,56 +52,60 @@ def kinds_of(place: int, name: str) -> Door:
 def _select_split(
     mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any
 ) -> Any:
-    """Each rank's own chunk: torch cuts all of them on each rank."""
+    """Each rank's own chunk; torch cuts all chunks on each rank."""
     if not is_rank_int(index):
-        return for_each_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
+        return for_each_rank_group(
+            mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options)
+        )
     if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
         return _chunk(mode, tensor, shard.dim, num_chunks, index, keep_order=options.get("clone", True))
     padding = options.get("with_padding", True)
 
     def cut(of: Any) -> Any:
         whole = shard._split_tensor(of(tensor), num_chunks, with_padding=padding, contiguous=False)[0]
-        return _picked(mode, whole, of(index))
+        return _select_by_index(mode, whole, of(index))
 
-    return for_each_kind(mode, _sizes(tensor), cut)
+    return for_each_rank_group(mode, _sizes(tensor), cut)
 
 
 def _sizes(x: Any) -> Any:
-    """The sizes of a tensor, if they may differ between ranks."""
+    """The sizes of a tensor if they may differ between ranks, else ()."""
     return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
 
 
-def _places(index: Any) -> Any:
+def _indices_of_ranks(index: Any) -> Any:
     held = index.node.held
     return np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
 
 
 def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any, *, keep_order: bool) -> LocalTensor:
     with plainly():
-        return wrap(*take_chunk(value_of(mode, tensor), dim, chunks, _places(index), keep_order=keep_order), mode)
+        return wrap(
+            *take_chunk(stacked_value(mode, tensor), dim, chunks, _indices_of_ranks(index), keep_order=keep_order), mode
+        )
 
 
-def _picked(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
-    """Each rank's own of these tensors, a copy."""
+def _select_by_index(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
+    """A copy of the tensor at each rank's index."""
     if not is_rank_int(index):
         return listed[index].clone()
     with plainly():
-        return wrap(*combined([value_of(mode, x) for x in listed], _places(index)), mode)
+        return wrap(*select([stacked_value(mode, x) for x in listed], _indices_of_ranks(index)), mode)
 
 
 def _select_shard(mode: Any, original: Any, shards: Sequence[Tensor], shard_index: Any) -> Any:
-    return _picked(mode, shards, shard_index)
+    return _select_by_index(mode, shards, shard_index)
 
 
 def _unpad_with_sizes(
     mode: Any, original: Any, dim: int, local_tensor: Tensor, pad_sizes: Sequence[int], rank: Any, contiguous: bool
 ) -> Any:
-    """Each rank drops its own padding: the list of paddings is indexed by rank."""
-    places = values_of(rank, mode.world)
+    """Remove each rank's own padding, `pad_sizes[rank]`."""
+    places = rank_values(rank, mode.world)
     if places is None:
         return original(dim, local_tensor, pad_sizes, rank, contiguous)
     padding = rank_int(np.array(pad_sizes, np.int64)[places], rank.node.held)
-    local_tensor = _of_holders(mode, local_tensor, rank)
+    local_tensor = _on_holders(mode, local_tensor, rank)
     if type(padding) is int and padding == 0:
         return local_tensor
     kept = local_tensor.narrow(dim, 0, local_tensor.size(dim) - padding)
@@ -108,7 +113,7 @@ def _unpad_with_sizes(
 
 
 def _pad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
-    if not _differs(pad_size):
+    if not _any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     pad: list[Any] = [0, 0] * (tensor.dim() - pad_dim)
     pad[-1] = pad_size
@@ -116,16 +121,16 @@ def _pad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) 
 
 
 def _unpad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
-    if not _differs(pad_size):
+    if not _any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
-    tensor = _of_holders(mode, tensor, pad_size)
+    tensor = _on_holders(mode, tensor, pad_size)
     return tensor.narrow(pad_dim, 0, tensor.size(pad_dim) - pad_size)
 
 
-def _of_holders(mode: Any, x: Tensor, number: Any) -> Any:
-    """What those ranks hold of it that hold this int: on a mesh of some ranks, the others have none."""
+def _on_holders(mode: Any, x: Tensor, number: Any) -> Any:
+    """The tensor on the ranks that hold this int: on a mesh of some ranks, the others hold none."""
     held = number.node.held
-    return x if held is None else only(mode, x, partition(np.where(held, 0, NOWHERE), [1]))
+    return x if held is None else keep_ranks(mode, x, partition(np.where(held, 0, NOWHERE), [1]))
 
 
 # -- communicating
@@ -135,45 +140,43 @@ def _scatter(
     mode: Any, original: Any, output: Any, scatter_list: Any, mesh: Any, mesh_dim: int = 0, async_op: bool = False,
     *, group_src: int = 0,
 ) -> Any:  # fmt: skip
-    """The roots of all groups scatter at once: they all have a list, as every rank has here."""
+    """Scatter from the roots of all groups at once; in lockstep every rank has the list."""
     if output.is_meta:
         return None
     group = mesh.get_group(mesh_dim)
     members = group.family.groups[0]
     if not 0 <= group_src < len(members):
         with mode.standing_at(members[0]):
-            return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # which says so
+            return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # raises
     with mode.standing_at(members[group_src]):
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 
 def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
-    """As DTensor does it on this device: on the CPU, gather all, then keep a chunk."""
+    """DTensor's algorithm for this device: on the CPU, gather all, then keep a chunk."""
     index = mesh.get_local_rank(mesh_dim)
     if mesh.device_type != "cpu" or not is_rank_int(index):
         return original(local, gather_dim, shard_dim, mesh, mesh_dim)
-    functional: Any = torch.distributed._functional_collectives
-    gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    whole = arrived(gather(local, gather_dim, (mesh, mesh_dim)))
+    whole = wait_for(shard_offsets.all_gather(local, gather_dim, (mesh, mesh_dim)))
     return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
 
 
 def _to_replicate(
     mode: Any, original: Any, shard: Any, local: Any, mesh: Any, mesh_dim: int, current_logical_shape: Any
 ) -> Any:
-    """Uneven shards in three steps; what is even, or uneven on several axes, as torch does it."""
+    """Gather uneven shards in three steps; shards that are even, or uneven on several axes, as torch does."""
     size = current_logical_shape[shard.dim]
     quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
     if quick and not (local.requires_grad and torch.is_grad_enabled()):
-        return shard_offsets.gather(mode, local, shard.dim, size, mesh, mesh_dim)
+        return shard_offsets.gather_uneven(mode, local, shard.dim, size, mesh, mesh_dim)
     return _to_replicate_by_kind(mode, original, shard, local, mesh, mesh_dim, current_logical_shape)
 
 
-_to_replicate_by_kind = kinds_of(4, "current_logical_shape")
+_to_replicate_by_kind = by_rank_group(4, "current_logical_shape")
 
 
 def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
-    """Chunks along one dim, joined along another: what a gather or scatter does on dims other than 0."""
+    """Chunks along one dim concatenated along another, as for gathers and scatters on dims other than 0."""
 
     def of_kind(of: Any) -> Any:
         x, size = of(tensor), of(tensor.shape[narrow_dim])
@@ -182,15 +185,15 @@ def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow
         apart = x.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
         return apart.flatten(cat_dim, cat_dim + 1)
 
-    return for_each_kind(mode, _sizes(tensor), of_kind)
+    return for_each_rank_group(mode, _sizes(tensor), of_kind)
 
 
 # -- the rows of an embedding
 
 
 def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
-    """Which rows a rank does not have, and the others' places in its own shard."""
-    if not _differs(offset, size):
+    """The mask of rows that a rank does not have, and the indices of the others in its shard."""
+    if not _any_differs(offset, size):
         return original(tensor, offset, size)
     start, length = _as_tensor(mode, offset), _as_tensor(mode, size)
     mask = (tensor < start) | (tensor >= start + length)
@@ -198,8 +201,8 @@ def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
 
 
 def _as_tensor(mode: Any, number: Any) -> Any:
-    """The int of each rank as a tensor without dims."""
-    values = values_of(number, mode.world)
+    """The int of each rank as a tensor without dims; a plain int as it is."""
+    values = rank_values(number, mode.world)
     if values is None:
         return number
     held = number.node.held
@@ -212,15 +215,15 @@ def _as_tensor(mode: Any, number: Any) -> Any:
 
 
 def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: Any) -> Any:
-    """The sum of all ranks' sizes on the sharded dim: torch gathers them."""
+    """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
     if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
     dim, whole = placements[0].dim, list(shape)
     if any(is_rank_int(size) for place, size in enumerate(shape) if place != dim % len(whole)):
-        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # as torch says it
-    sizes, total = values_of(shape[dim], mode.world), np.zeros(mode.world, np.int64)
+        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # torch's own message
+    sizes, total = rank_values(shape[dim], mode.world), np.zeros(mode.world, np.int64)
     with mode.disable():
-        ranks = device_mesh.ranks_of(mesh)
+        ranks = device_mesh.mesh_ranks(mesh)
     total[ranks] = ranks.shape[1] * shape[dim] if sizes is None else sizes[ranks].sum(1, keepdims=True)
     held = np.isin(np.arange(mode.world), ranks)
     whole[dim] = rank_int(total, None if held.all() else held)
@@ -228,27 +231,22 @@ def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: A
 
 
 def _shapes_and_offsets(
-    mode: Any,
-    original: Any,
-    global_shape: Any,
-    mesh_shape: Any,
-    my_coordinate: Any,
-    placements: Any,
+    mode: Any, original: Any, global_shape: Any, mesh_shape: Any, my_coordinate: Any, placements: Any,
     skip_offset: bool = False,
-) -> Any:
-    """The shape of each rank's shard, and where it begins in the whole tensor."""
-    if my_coordinate is None or _differs(*global_shape):
+) -> Any:  # fmt: skip
+    """The shape of each rank's shard, and its offset in the whole tensor."""
+    if my_coordinate is None or _any_differs(*global_shape):
         return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
     listed = isinstance(my_coordinate, list | tuple)
     places = [my_coordinate[axis] if listed else my_coordinate(axis) for axis in range(len(placements))]
     cut = {axis: _cut(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
-    if not _differs(*(places[axis] for axis in cut)):
+    if not _any_differs(*(places[axis] for axis in cut)):
         return original(global_shape, mesh_shape, places, placements, skip_offset)
     shape, offset = list(global_shape), [0] * len(global_shape)
     for dim in {placements[axis].dim for axis in cut}:
         axes = [axis for axis in cut if placements[axis].dim == dim]
-        sizes, starts = shards(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
-        shape[dim], offset[dim] = _at(mode, (sizes, starts), [places[axis] for axis in axes])
+        sizes, starts = shard_sizes_and_starts(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
+        shape[dim], offset[dim] = _entries_at(mode, (sizes, starts), [places[axis] for axis in axes])
     return tuple(shape), () if skip_offset else tuple(offset)
 
 
@@ -260,12 +258,12 @@ def _cut(placement: Any, chunks: int) -> tuple[int, int]:
     return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
 
 
-def _at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+def _entries_at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """The entry of each rank in each table, by its coordinates."""
     index: list[Any] = []
     held = np.ones(mode.world, bool)
     for place in places:
-        values = values_of(place, mode.world)
+        values = rank_values(place, mode.world)
         index.append(np.full(mode.world, place) if values is None else values)
         if values is not None and place.node.held is not None:
             held &= place.node.held
@@ -274,38 +272,35 @@ def _at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
 
 
 def _size(mode: Any, original: Any, curr_local_size: Any, num_chunks: Any, rank: Any) -> Any:
-    """The size of each rank's shard, and its first index; 2.11 asks of each rank whether it has any."""
+    """The size of each rank's shard, and its first index; torch 2.11 also branches on the rank."""
     by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
-    return for_each_kind(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
+    return for_each_rank_group(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
 
 
 def _strided_size(
     mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, *offsets: Any, **named: Any
 ) -> Any:
-    """The size of each rank's strided shard, and its first index, or what `offset_mode` asks for.
-
-    Before 2.13 that is `return_first_offset`, a bool.
-    """
-    asked = next(iter((*offsets, *named.values())), None)
-    wants_all = asked is False or getattr(asked, "name", "") == "ALL"
+    """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
+    offset_mode = next(iter((*offsets, *named.values())), None)
+    wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
 
     def of_kind(of: Any) -> Any:
         size, place = of(curr_local_size), of(rank)
         if not is_rank_int(place) or wants_all:
-            return for_each_kind(
+            return for_each_rank_group(
                 mode, [place], lambda of: original(shard, size, num_chunks, of(place), *offsets, **named)
             )
-        sizes, starts = shards(size, (_cut(shard, num_chunks),), -1)
-        own, first = _at(mode, (sizes, starts), [place])
-        return own, None if getattr(asked, "name", "") == "NONE" else first
+        sizes, starts = shard_sizes_and_starts(size, (_cut(shard, num_chunks),), -1)
+        own, first = _entries_at(mode, (sizes, starts), [place])
+        return own, None if getattr(offset_mode, "name", "") == "NONE" else first
 
-    return for_each_kind(mode, [curr_local_size], of_kind)
+    return for_each_rank_group(mode, [curr_local_size], of_kind)
 
 
 def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: Any) -> Any:
     if not is_rank_int(rank):
         return original(sharded_indices, rank)
-    return _at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
+    return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
 
 
 # -- meshes that leave ranks out
@@ -313,33 +308,33 @@ def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: A
 
 def _shard(mode: Any, original: Any, shard: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
     found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
-    return only(mode, found, device_mesh.members(mode, mesh))
+    return keep_ranks(mode, found, device_mesh.mesh_members(mode, mesh))
 
 
-_shard_by_kind = kinds_of(1, "tensor")
+_shard_by_kind = by_rank_group(1, "tensor")
 
 
 def _replicate(mode: Any, original: Any, cls: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
-    return only(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.members(mode, mesh))
+    return keep_ranks(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.mesh_members(mode, mesh))
 
 
 def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(ctx, only(mode, local, device_mesh.members(mode, mesh)), mesh, *args, **kwargs)
+    return original(ctx, keep_ranks(mode, local, device_mesh.mesh_members(mode, mesh)), mesh, *args, **kwargs)
 
 
-# Where a function stands, and what serves it.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
-FORMS: list[tuple[Any, str, Door]] = [
+# The owner of each function, its name, and its replacement.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
+PATCHES: list[tuple[Any, str, Patch]] = [
     (Shard, "_select_split_tensor", _select_split),
     (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
     (Shard, "_shard_tensor", _shard),
-    (Shard, "_reduce_shard_tensor", kinds_of(1, "tensor")),
+    (Shard, "_reduce_shard_tensor", by_rank_group(1, "tensor")),
     (Shard, "_to_replicate_tensor", _to_replicate),
-    (Shard, "_to_new_shard_dim", kinds_of(4, "current_logical_shape")),
+    (Shard, "_to_new_shard_dim", by_rank_group(4, "current_logical_shape")),
     (Shard, "local_shard_size_and_offset", _size),
     (_StridedShard, "_select_split_tensor", _select_split),
     (_StridedShard, "_select_shard", _select_shard),
     (_StridedShard, "_shard_tensor", _shard),
-    (_StridedShard, "_to_replicate_tensor", kinds_of(4, "current_logical_shape")),
+    (_StridedShard, "_to_replicate_tensor", by_rank_group(4, "current_logical_shape")),
     (_StridedShard, "_local_shard_size", _length),
     (_StridedShard, "local_shard_size_and_offset", _strided_size),
     (_MaskPartial, "_mask_tensor", _mask),
@@ -347,7 +342,7 @@ FORMS: list[tuple[Any, str, Door]] = [
     (_api._FromTorchTensor, "forward", _from_local),
     (_utils, "_compute_local_shape_and_global_offset", _shapes_and_offsets),
     (_utils, "compute_global_tensor_shape", _global_shape),
-    (torch._utils, "_maybe_view_chunk_cat", kinds_of(0, "res")),
+    (torch._utils, "_maybe_view_chunk_cat", by_rank_group(0, "res")),
     (torch._utils, "_chunk_or_narrow_cat", _chunk_cat),
     (_collective_utils, "pad_tensor", _pad),
     (_collective_utils, "unpad_tensor", _unpad),
@@ -358,26 +353,28 @@ _installed: list[bool] = []
 
 
 def install() -> None:
-    """DTensor asks the thread's mode, from now on; also where one of its modules has imported a function by name."""
+    """Patch DTensor, also where one of its modules has imported a function by name."""
     if _installed:
         return
     _installed.append(True)
     device_mesh.install()
     nn_modules.install()
-    for owner, name, ours in FORMS:
+    for owner, name, replacement in PATCHES:
         if not hasattr(owner, name):
-            continue  # this version of torch does it elsewhere
+            continue  # this version of torch lacks it
         before = getattr(owner, name)
-        route(owner, name, _of_arrived(ours))
+        patch_attribute(owner, name, _waiting_first(replacement))
         for module in (placement_types, _redistribute, _utils, torch.distributed._functional_collectives):
             if module is not owner and getattr(module, name, None) is before:
                 setattr(module, name, getattr(owner, name))
 
 
-def _of_arrived(ours: Door) -> Door:
-    """The same, whose tensors are waited for: one that a collective brings is wrapped."""
+def _waiting_first(replacement: Patch) -> Patch:
+    """The patch with all arguments waited for: a functional collective returns a wrapper."""
 
-    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return ours(mode, original, *map(arrived, args), **{name: arrived(value) for name, value in kwargs.items()})
+    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(
+            mode, original, *map(wait_for, args), **{name: wait_for(value) for name, value in kwargs.items()}
+        )
 
-    return door
+    return patch

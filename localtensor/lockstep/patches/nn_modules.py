@@ -1,5 +1,7 @@
-"""torch.nn and the libraries above it in lockstep, where they hold tensors in a way that LocalTensors do not bear:
-`FORMS` are functions of torch's and what serves them, `REFUSED` those that cannot be served, and why."""
+"""torch.nn, torch.load and FSDP2 in lockstep, where their handling of tensors does not suit LocalTensors.
+
+`PATCHES` are functions of torch and their replacements; `REFUSED` are classes that cannot be supported, and why.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.comms.collectives import combined, value_of
+from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plainly
-from localtensor.lockstep.patches.rank_queries import Door, route
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.values.formatting import as_if_padded
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.rank_int import is_rank_int
@@ -22,17 +24,17 @@ from localtensor.lockstep.values.rank_int import is_rank_int
 
 
 def _swap(original: Any, one: Tensor, other: Tensor) -> None:
-    """Two tensors are each other, as `Module.to` makes them: torch takes none that others refer to weakly.
+    """Swap two tensors, as `Module.to` does.
 
-    A memory does, to know its views.
+    torch refuses tensors with weak references, which a memory has to its views: they leave it meanwhile.
     """
-    ours = [x for x in (one, other) if isinstance(x, LocalTensor) and x._memory is not None]
-    for x in ours:
+    replacement = [x for x in (one, other) if isinstance(x, LocalTensor) and x._memory is not None]
+    for x in replacement:
         x._memory.leave(x)  # type: ignore[union-attr]
     try:
         original(one, other)
     finally:
-        both: tuple[Any, ...] = (one, other) if ours else ()
+        both: tuple[Any, ...] = (one, other) if replacement else ()
         for each in both:
             memory = each.__dict__.get("_memory")
             if memory is not None:
@@ -50,15 +52,15 @@ def _hash_of(original: Any) -> Any:
     return __hash__
 
 
-def _waiting() -> list[Any]:
-    """What `torch.load` has read and is still to be looked at: since 2.15 one list a thread."""
+def _tensors_to_validate() -> list[Any]:
+    """The tensors that `torch.load` has read and not yet validated; since 2.15 a list per thread."""
     found = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)
     return found() if found else getattr(torch._utils, "_sparse_tensors_to_validate", [])
 
 
-def _validated(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    """What `torch.load` has read is looked at in memory, below any mode: the sparse tensors of each rank."""
-    waiting = _waiting()
+def _validate_loaded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    """Validate the sparse tensors of each rank, below any mode, since torch reads their memory."""
+    waiting = _tensors_to_validate()
     waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
     with plainly():
         original(*args, **kwargs)
@@ -67,8 +69,8 @@ def _validated(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
 # -- FSDP2: its shards are chunks of dim 0, padded to the length of the first
 
 
-class Chunks(list[Any]):
-    """The chunks of a tensor, of which each rank takes its own."""
+class RankChunks(list[Any]):
+    """The chunks of a tensor, indexed by an int of each rank."""
 
     def __init__(self, mode: Any, chunks: Sequence[Tensor]) -> None:
         super().__init__(chunks)
@@ -78,52 +80,53 @@ class Chunks(list[Any]):
         if not is_rank_int(place):
             return super().__getitem__(place)
         with plainly():
-            return wrap(*combined([value_of(self.mode, x) for x in self], place.node.values), self.mode)
+            return wrap(*select([stacked_value(self.mode, x) for x in self], place.node.values), self.mode)
 
 
 def _chunk_with_empty(mode: Any, original: Any, tensor: Tensor, num_chunks: int, dim: int) -> Any:
-    """Those that get nothing get none of the rows: torch gives them a tensor of one dim."""
+    """Chunks where ranks beyond the last get zero rows, while torch gives them an empty tensor of one dim."""
     found = list(torch.chunk(tensor, num_chunks, dim=dim))
-    return Chunks(mode, found + [tensor.narrow(dim, 0, 0)] * (num_chunks - len(found)))
+    return RankChunks(mode, found + [tensor.narrow(dim, 0, 0)] * (num_chunks - len(found)))
 
 
 def _size_of_chunk(mode: Any, original: Any, chunk: Tensor, unchunked_size: Any, dim: int) -> Any:
     return chunk.size() if is_rank_int(chunk.numel()) else original(chunk, unchunked_size, dim)
 
 
-def _padded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_padded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     with as_if_padded():
         return original(*args, **kwargs)
 
 
-def _storage(mode: Any, original: Any, tensor: Tensor) -> None:
-    """A LocalTensor keeps its memory: FSDP2 fills it anew before it reads it."""
+def _keep_storage(mode: Any, original: Any, tensor: Tensor) -> None:
+    """Keep the memory of a LocalTensor: FSDP2 refills it before it reads it."""
     if not isinstance(tensor, LocalTensor):
         original(tensor)
 
 
 def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a rank brings to the gather; FSDP2 writes it to the rank's place in the output, which the gather does too."""
+    """The input of FSDP2's gather; it need not be written to the output, since the gather does so."""
     inputs, output, *_ = args
     return torch.cat([x.reshape(-1) for x in inputs]).to(output.dtype), output
 
 
-OPS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
+OP_HANDLERS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
-# Module, class or nothing, name, and what serves it.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
-FORMS: list[tuple[str, str, str, Door]] = [
-    ("torch._utils", "", "_validate_loaded_sparse_tensors", _validated),
+# Module, class (or ""), name, and replacement.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12
+# and 2.14.
+PATCHES: list[tuple[str, str, str, Patch]] = [
+    ("torch._utils", "", "_validate_loaded_sparse_tensors", _validate_loaded),
     (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
     (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),
-    (f"{_FSDP}._fsdp_param", "", "alloc_storage", _storage),
-    (f"{_FSDP}._fsdp_param", "", "free_storage", _storage),
-    (f"{_FSDP}._fsdp_param_group", "", "alloc_storage", _storage),
-    (f"{_FSDP}._fsdp_param", "FSDPParam", "_init_sharded_param", _padded),
-    (f"{_FSDP}._fsdp_param", "FSDPParam", "reset_sharded_param", _padded),
+    (f"{_FSDP}._fsdp_param", "", "alloc_storage", _keep_storage),
+    (f"{_FSDP}._fsdp_param", "", "free_storage", _keep_storage),
+    (f"{_FSDP}._fsdp_param_group", "", "alloc_storage", _keep_storage),
+    (f"{_FSDP}._fsdp_param", "FSDPParam", "_init_sharded_param", _run_padded),
+    (f"{_FSDP}._fsdp_param", "FSDPParam", "reset_sharded_param", _run_padded),
 ]
 
-# What cannot be served: module, class, and why.
+# Unsupported: module, class, and why.
 REFUSED: list[tuple[str, str, str]] = [
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "its reducer, in C++, reads the bytes of gradients"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel",
@@ -133,7 +136,7 @@ _installed: list[bool] = []
 
 
 def install() -> None:
-    """They treat LocalTensors as they have to be treated, from now on; any other tensor as before."""
+    """Patch torch.nn, torch.load and FSDP; tensors other than LocalTensors are treated as before."""
     if _installed:
         return
     _installed.append(True)
@@ -145,19 +148,19 @@ def install() -> None:
     swap_tensors.__doc__ = original.__doc__
     torch.utils.swap_tensors = swap_tensors
     torch.SymInt.__hash__ = _hash_of(torch.SymInt.__hash__)  # type: ignore[method-assign]
-    for name, kind, function, ours in FORMS:
+    for name, kind, function, replacement in PATCHES:
         module = importlib.import_module(name)
         owner = getattr(module, kind, None) if kind else module
         if owner is not None and hasattr(owner, function):
-            route(owner, function, ours)
+            patch_attribute(owner, function, replacement)
     for name, kind, why in REFUSED:
         owner = getattr(importlib.import_module(name), kind, None)
         if owner is not None:
-            route(owner, "__init__", _refusal(kind, why))
+            patch_attribute(owner, "__init__", _refuse(kind, why))
 
 
-def _refusal(what: str, why: str) -> Door:
-    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _refuse(what: str, why: str) -> Patch:
+    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
         raise NotInLockstep(what, why)
 
-    return door
+    return patch

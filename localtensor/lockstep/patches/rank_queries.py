@@ -1,6 +1,6 @@
-"""The doors of torch through which a program asks who it is: each asks the thread's mode first.
+"""Patched functions of torch.distributed and torch that depend on the rank: groups, seeds, RNG state, `torch.tensor`.
 
-Installed once, when the first mode is entered; in a thread without a mode they are what they were.
+Installed once, when the first mode is entered; in a thread without a mode they call the originals.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from localtensor._util import ambient
 from localtensor._util.call_sites import innermost, named
 from localtensor.collectives.argument_checks import must_fit
 from localtensor.errors import BadGroup, TorchChanged
-from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, group_of
+from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
 from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.rank_int import values_of
-from localtensor.lockstep.values.stacks import stacked
+from localtensor.lockstep.values.rank_int import rank_values
+from localtensor.lockstep.values.stacks import stack_nested
 
 _installed: list[bool] = []
 
-Door = Callable[..., Any]  # (mode, original, *args, **kwargs)
+Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
 
 
 def install() -> None:
-    """All doors ask the mode, from now on."""
+    """Patch the functions of this module, once per process."""
     if _installed:
         return
     _installed.append(True)
-    torch.utils._device._device_constructors()  # kept by torch: a default device goes by the functions as they are
+    torch.utils._device._device_constructors()  # cached by torch before the patch, which a default device needs
     c10d._world = RoutedWorld(c10d._world)
-    for name, ours in _GROUPS.items():
-        route_call(name, ours)
-    for owner, name, ours in _RANDOM:
+    for name, replacement in _GROUP_PATCHES.items():
+        patch_distributed(name, replacement)
+    for owner, name, replacement in _TORCH_PATCHES:
         if hasattr(owner, name):
-            route(owner, name, ours)
+            patch_attribute(owner, name, replacement)
 
 
-def route_call(name: str, ours: Door) -> None:
-    """A function of torch.distributed asks the thread's mode first, whoever has imported it by name."""
+def patch_distributed(name: str, replacement: Patch) -> None:
+    """Patch a function of torch.distributed, also where it was imported by name."""
     found = getattr(c10d, name, None)
     if found is None:
         return
     if hasattr(found, "__wrapped__"):
-        _within(found, ours)
+        _patch_within_decorators(found, replacement)
         return
-    made = router(found, ours)
+    made = dispatch_by_mode(found, replacement)
     for owner in (c10d, torch.distributed):
         if getattr(owner, name, None) is found:
             setattr(owner, name, made)
 
 
-def route(owner: Any, name: str, ours: Door) -> None:
-    """`owner.name` asks the thread's mode first."""
+def patch_attribute(owner: Any, name: str, replacement: Patch) -> None:
+    """Patch `owner.name`, a function, method, staticmethod or classmethod."""
     raw = vars(owner).get(name, getattr(owner, name)) if isinstance(owner, type) else getattr(owner, name)
     kind = type(raw) if isinstance(raw, staticmethod | classmethod) else None
-    made = router(raw if kind is None else raw.__func__, ours)
+    made = dispatch_by_mode(raw if kind is None else raw.__func__, replacement)
     setattr(owner, name, made if kind is None else kind(made))
 
 
-def router(original: Any, ours: Door) -> Any:
-    """A function that is ours in a thread with a mode, else the original."""
+def dispatch_by_mode(original: Any, replacement: Patch) -> Any:
+    """A function that calls `replacement` in a thread with a mode, else the original."""
 
     def routed(*args: Any, **kwargs: Any) -> Any:
         mode = ambient.lockstep()
-        return original(*args, **kwargs) if mode is None else ours(mode, original, *args, **kwargs)
+        return original(*args, **kwargs) if mode is None else replacement(mode, original, *args, **kwargs)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         if hasattr(original, name):
@@ -80,13 +80,13 @@ def router(original: Any, ours: Door) -> Any:
     return routed
 
 
-def _within(decorated: Any, ours: Door) -> None:
-    """Within torch's logging decorators, so that whoever has imported the function by name reaches ours."""
+def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:
+    """Patch within torch's logging decorators, so that names imported from torch call `replacement` too."""
     original = innermost(decorated)
     while decorated is not original:
         for cell in decorated.__closure__ or ():
             if cell.cell_contents is original:
-                cell.cell_contents = router(original, ours)
+                cell.cell_contents = dispatch_by_mode(original, replacement)
                 decorated.__wrapped__ = cell.cell_contents
                 return
         decorated = decorated.__wrapped__
@@ -96,21 +96,21 @@ def _within(decorated: Any, ours: Door) -> None:
 
 
 def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    asked = named(original, args, kwargs)
-    rank = asked.pop("rank", -1)
-    by_rank = values_of(rank, mode.world)
+    options = named(original, args, kwargs)
+    rank = options.pop("rank", -1)
+    by_rank = rank_values(rank, mode.world)
     if by_rank is not None or rank != -1:
         numbers = np.full(mode.world, rank) if by_rank is None else by_rank
         if (numbers != np.arange(mode.world))[list(mode.ranks)].any():
             problem = "in one control flow each rank has a number of its own"
             remedy = "Leave it out, or pass torch.distributed.get_rank()."
             raise BadGroup("init_process_group", "rank", f"rank={rank}", problem, remedy)
-    must_fit(asked, -1, len(mode.ranks))
+    must_fit(options, -1, len(mode.ranks))
     world = mode.groups
     if world.default_pg is None:
         world.open()
     elif not world.implicit:
-        original(*args, **kwargs)  # refuses a second default group in its own words
+        original(*args, **kwargs)  # raises for a second default group
     world.implicit = False
 
 
@@ -122,15 +122,15 @@ def _new_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepG
 def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     lists = [sorted(ranks) for ranks in named(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
     if not lists:
-        return original(*args, **kwargs)  # says so in its own words
+        return original(*args, **kwargs)  # raises
     mine = mode.groups.family_group("new_subgroups_by_enumeration", lists)
     return mine, [mine if len(lists) == 1 else mode.groups.make([ranks]) for ranks in lists]
 
 
 def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
-    """Each rank gets the group of its part; each group of the parent is split alike."""
-    asked = named(original, args, kwargs)
-    parent, splits = asked.get("parent_pg") or mode.groups.default_pg, asked.get("split_ranks")
+    """The group of each rank's part; each group of the parent is split alike."""
+    options = named(original, args, kwargs)
+    parent, splits = options.get("parent_pg") or mode.groups.default_pg, options.get("split_ranks")
     members = parent.family.groups
     flat = [place for split in splits or () for place in split]
     if not splits or not all(splits) or len(set(flat)) != len(flat) or not set(flat) <= set(range(len(members[0]))):
@@ -144,14 +144,14 @@ def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Lockste
 def _destroy(mode: Any, original: Any, group: Any = None) -> None:
     if group is None or group is mode.groups.default_pg:
         if mode.groups.default_pg is None:
-            original(group)  # says so in its own words
+            original(group)  # raises
         mode.groups.close()
     else:
-        group_of(mode, group)
+        resolve_group(mode, group)
         mode.groups.forget(group.group_name)
 
 
-_GROUPS: dict[str, Door] = {
+_GROUP_PATCHES: dict[str, Patch] = {
     "init_process_group": _init_process_group,
     "new_group": _new_group,
     "split_group": _split_group,
@@ -161,7 +161,7 @@ _GROUPS: dict[str, Door] = {
 
 
 def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
-    by_rank = values_of(seed, mode.world)
+    by_rank = rank_values(seed, mode.world)
     if by_rank is None:
         made = original(seed)
         mode.streams.agree()
@@ -188,8 +188,8 @@ def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
 
 
 def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
-    """Lists of tensors become a tensor without asking for their numbers, which may differ."""
-    found = stacked(data, LocalTensor, original)
+    """A tensor of nested lists that hold LocalTensors, made without reading their numbers, which may differ."""
+    found = stack_nested(data, LocalTensor, original)
     if found is None:
         return original(data, **options)
     found = found.to(dtype=options.get("dtype"), device=options.get("device"), copy=True)
@@ -200,7 +200,7 @@ def _as_tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
     return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
 
 
-_RANDOM: list[tuple[Any, str, Door]] = [
+_TORCH_PATCHES: list[tuple[Any, str, Patch]] = [
     (torch, "tensor", _tensor),
     (torch, "as_tensor", _as_tensor),
     (torch.random, "_manual_seed_impl", _manual_seed),
@@ -209,46 +209,3 @@ _RANDOM: list[tuple[Any, str, Door]] = [
     (torch, "set_rng_state", _set_rng_state),
     (torch.random, "set_rng_state", _set_rng_state),
 ]
-
-
-# torch's private parts that lockstep stands on, all in one place; the test of this room says which is gone.
-#
-# Those of DTensor and DeviceMesh are the keys of the tables in lockstep/patches/dtensor.py, lockstep/patches/device_mesh.py and lockstep/patches/distributed_calls.py.
-
-_CPP, _C10D = "torch._C._distributed_c10d", "torch.distributed.distributed_c10d"
-
-# Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
-PRIVATE = {
-    "torch.Tensor._make_wrapper_subclass": "a LocalTensor looks like a tensor of one rank",
-    "torch._C._disabled_torch_function_impl": "no function mode is asked for a LocalTensor: all it does is ops",
-    "torch._C._DisableTorchDispatch": "cells are worked on unseen by modes",
-    "torch._C._ForceDispatchKeyGuard": "an op on cells is dispatched as outside of any mode, below autograd",
-    "torch._C.DispatchKeySet.from_raw_repr": "the keys for that",
-    "torch._C.DispatchKey": "their names",
-    "torch._C._dispatch_tls_local_include_set": "whether inference mode is on",
-    "torch._C._dispatch_has_kernel_for_dispatch_key": "whether an op has a batching rule, or is made of others",
-    "torch._C._functorch._vmap_increment_nesting": "one op under vmap, without what torch.vmap adds to a function",
-    "torch._C._functorch._vmap_decrement_nesting": "the same",
-    "torch._C._functorch._add_batch_dim": "the same",
-    "torch._C._functorch._remove_batch_dim": "the same",
-    "torch._C._set_conj": "a view of conjugate numbers is put at its place in a memory that was split",
-    "torch._C._set_neg": "the same",
-    "torch._C._len_torch_dispatch_stack": "whether any mode is on in this thread",
-    "torch._C._current_autograd_node": "whose backward is at work, for the words of a message",
-    "torch.utils._device._device_constructors": "a default device counts for torch.tensor, which is routed",
-    "torch.utils._python_dispatch._is_in_torch_dispatch_mode": "a flag of the process, lowered when no mode is on",
-    "torch._C._get_dispatch_mode": "whether shapes are being worked out, and no rank is meant",
-    "torch._C._TorchDispatchModeKey.FAKE": "the mode that does so",
-    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "no compiler is imported for the mode",
-    "torch.random._manual_seed_impl": "a seed counts for all ranks, or for each",
-    f"{_C10D}._world": "which groups there are; ours answers for each thread by its mode",
-    f"{_C10D}._World": "the class of that",
-    f"{_CPP}.FakeProcessGroup._create_internal": "a Backend that does nothing, under each group",
-    f"{_CPP}._register_process_group": "functional collectives know a group by its name",
-    f"{_CPP}._unregister_process_group": "no name is left when the mode ends",
-    f"{_CPP}._create_work_from_future": "a Work that is over",
-    "torch.distributed.ProcessGroup._register_backend": "which backend a group has for a device",
-    "torch.distributed.ProcessGroup._set_default_backend": "the same",
-    "torch.distributed.ProcessGroup._set_group_name": "the name of a group",
-    "torch.distributed.device_mesh.DeviceMesh._compute_coordinates_from_mesh": "where a rank stands, as torch finds it",
-}

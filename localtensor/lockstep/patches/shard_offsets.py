@@ -1,4 +1,4 @@
-"""The size of each shard of one dim, and where it begins, for every coordinate at once.
+"""The sizes and offsets of all shards of one dim, each rank's chunk of a tensor, and gathers of uneven shards.
 
 A dim can be cut by several axes of a mesh, from left to right.  A cut is (chunks, stride): plain cuts follow
 torch.chunk and have stride 0; a strided one cuts the dim into `stride` pieces first, and a shard is a chunk of each.
@@ -14,30 +14,29 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 from localtensor.layout.shards import bounds
-from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
-from localtensor.lockstep.values.stacks import Cells, joined
+from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
+from localtensor.lockstep.values.stacks import Cells, merge_alike
 
 Cut = tuple[int, int]
-Counts = np.ndarray[Any, Any]
 
 
 @lru_cache(1024)
-def shards(size: int, cuts: tuple[Cut, ...], past: int) -> tuple[Counts, Counts]:
+def shard_sizes_and_starts(size: int, cuts: tuple[Cut, ...], past: int) -> tuple[Array, Array]:
     """The size and the first index of each shard, int64 with a dim for each cut; an empty one begins at `past`.
 
-    >>> shards(5, ((4, 0),), 5)
+    >>> shard_sizes_and_starts(5, ((4, 0),), 5)
     (array([2, 2, 1, 0]), array([0, 2, 4, 5]))
-    >>> shards(9, ((4, 2),), 9)[0]
+    >>> shard_sizes_and_starts(9, ((4, 2),), 9)[0]
     array([3, 3, 2, 1])
     """
     sizes, starts = _plain(size, cuts) if not any(stride for _, stride in cuts) else _strided(size, cuts)
     return sizes, np.where(sizes > 0, starts, past)
 
 
-def _plain(size: int, cuts: Sequence[Cut]) -> tuple[Counts, Counts]:
+def _plain(size: int, cuts: Sequence[Cut]) -> tuple[Array, Array]:
     sizes, starts = np.array(size), np.array(0)
     for chunks, _ in cuts:
         sizes, starts = sizes[..., None], starts[..., None]
@@ -47,8 +46,8 @@ def _plain(size: int, cuts: Sequence[Cut]) -> tuple[Counts, Counts]:
     return sizes, starts
 
 
-def _strided(size: int, cuts: Sequence[Cut]) -> tuple[Counts, Counts]:
-    """By the indices of each shard themselves."""
+def _strided(size: int, cuts: Sequence[Cut]) -> tuple[Array, Array]:
+    """Sizes and first indices by the list of each shard's indices."""
     held = [np.arange(size)]
     for chunks, stride in cuts:
         held = [shard for whole in held for shard in _cut(whole, chunks, max(stride, 1))]
@@ -58,24 +57,21 @@ def _strided(size: int, cuts: Sequence[Cut]) -> tuple[Counts, Counts]:
     return sizes.reshape(shape), starts.reshape(shape)
 
 
-def _cut(whole: Counts, chunks: int, stride: int) -> list[Counts]:
+def _cut(whole: Array, chunks: int, stride: int) -> list[Array]:
     pieces = [_chunks(piece, chunks) for piece in _chunks(whole, stride)]
     return [np.concatenate([piece[place] for piece in pieces]) for place in range(chunks)]
 
 
-def _chunks(whole: Counts, chunks: int) -> list[Counts]:
+def _chunks(whole: Array, chunks: int) -> list[Array]:
     step = -(-len(whole) // chunks)
     return [whole[step * place : step * (place + 1)] for place in range(chunks)]
 
 
-# Each rank takes its own chunk of what it holds: one pass for all of them, where a split for each would be quadratic.
-
-
-def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: bool = False) -> Value:
-    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; fresh, and contiguous.
+def take_chunk(value: StackedValue, dim: int, chunks: int, index: Any, *, keep_order: bool = False) -> StackedValue:
+    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; a contiguous copy.
 
     `index` is int64 of shape [world]; a rank whose index is negative takes nothing.  With `keep_order`, the dims of a
-    chunk lie in memory in the order that those of the whole have, as in a clone.
+    chunk keep their order in memory, as in a clone.  One pass for all ranks: a split for each would be quadratic.
     """
     held = value.held
     row_of, cells, sizes, start = np.full(held.world, NOWHERE), [], [], 0
@@ -96,17 +92,17 @@ def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: b
             cells.append(fresh if len(distinct) > 1 else fresh[0])
             sizes.append(len(distinct))
             start += len(distinct)
-    found: tuple[Cells, Partition] = joined(tuple(cells), partition(row_of, sizes))
-    return Value(*found)
+    found: tuple[Cells, Partition] = merge_alike(tuple(cells), partition(row_of, sizes))
+    return StackedValue(*found)
 
 
 def _order(stack: Tensor) -> list[int]:
-    """The dims of the rows, the one with the largest step in memory first; behind the dim of rows."""
+    """The dim of rows, then the others by descending stride."""
     return [0, *sorted(range(1, stack.dim()), key=lambda dim: -int(stack.stride()[dim]))]
 
 
 def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:
-    """Chunks of one size as rows of one stack, the row of it that each rank takes, and which ranks do."""
+    """For each chunk size: a stack of chunks, the rows that ranks take, and those ranks."""
     size = stack.shape[dim]
     lengths = [length for _, length in bounds(size, chunks)]
     full = lengths[0]
@@ -127,34 +123,41 @@ def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: An
             break
 
 
-# Uneven shards put together: padded, gathered and cut back in three steps, where torch takes a dozen ops.
+def all_gather(x: Tensor, dim: int, group: Any) -> Any:
+    """torch's functional all_gather, under its name in this version."""
+    one: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
+    return one(x, dim, group)
 
 
-def gather(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int) -> LocalTensor:
-    """The whole of which each rank holds a shard along `dim`, `size` long; shards may be short or empty."""
+def gather_uneven(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int) -> LocalTensor:
+    """The whole tensor, `size` long along `dim`, of each rank's shard, which may be short or empty.
+
+    Shards are padded, gathered and cut back in three steps, where torch takes a dozen ops.
+    """
     chunks = mesh.size(mesh_dim)
     with plainly():
-        fitting = wrap(*_padded(Value(local._cells, local._partition), dim, -(-size // chunks)), mode)
-    one = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    found: Any = one(fitting, 0, (mesh, mesh_dim))
+        fitting = wrap(*_padded(StackedValue(local._cells, local._partition), dim, -(-size // chunks)), mode)
+    found = all_gather(fitting, 0, (mesh, mesh_dim))
     found = found.wait() if hasattr(found, "wait") else found
     with plainly():
         pairs = zip(found._cells, found._partition.sizes, strict=True)
-        return wrap(tuple(_whole(cell, rows > 1, dim, chunks, size) for cell, rows in pairs), found._partition, mode)
+        return wrap(
+            tuple(_merge_chunks(cell, rows > 1, dim, chunks, size) for cell, rows in pairs), found._partition, mode
+        )
 
 
-def _padded(value: Value, dim: int, length: int) -> Value:
-    """Every rank's tensor with zeros behind it along `dim`, so that all have this length there."""
+def _padded(value: StackedValue, dim: int, length: int) -> StackedValue:
+    """Every rank's tensor padded with zeros to this length along `dim`."""
     cells = []
     for cell, rows in zip(value.cells, value.held.sizes, strict=True):
         along = dim + (rows > 1)
         missing = [length - size if place == along else size for place, size in enumerate(cell.shape)]
         cells.append(torch.cat([cell, cell.new_zeros(missing)], along) if missing[along] else cell.contiguous())
-    return Value(*joined(tuple(cells), value.held, by_shape=True))
+    return StackedValue(*merge_alike(tuple(cells), value.held, by_shape=True))
 
 
-def _whole(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int) -> Tensor:
-    """Chunks that lie one behind the other along dim 0 stand along `dim`, and what is over `size` is cut off."""
+def _merge_chunks(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int) -> Tensor:
+    """The chunks along dim 0 concatenated along `dim`, and cut to `size`."""
     first = int(stacked)
     apart: Tensor = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
     whole: Tensor = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)

@@ -1,4 +1,4 @@
-"""A LocalTensor in print: each different value once, with the ranks that hold it."""
+"""Printed forms of LocalTensors and of values that differ by rank, and the answers to torch's questions about them."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,89 +14,87 @@ from localtensor._util.call_sites import place_of
 from localtensor._util.events import Place
 from localtensor.errors import RanksDiverge
 from localtensor.errors.base import rank_names
-from localtensor.lockstep.values.partition import Partition
-from localtensor.lockstep.values.stacks import equal_once
+from localtensor.lockstep.values.partition import Array, Partition
+from localtensor.lockstep.values.stacks import deduplicate
 
-MOST = 12  # values that are printed; a thousand are not for reading
+MOST_VALUES = 12  # values that are printed
 
 
-def shown(values: Sequence[tuple[list[int], Tensor]], held: Partition, requires_grad: bool) -> str:
+def format_tensor(values: Sequence[tuple[list[int], Tensor]], held: Partition, requires_grad: bool) -> str:
     """The printed form of a LocalTensor: a line for each value, or the one value of all ranks.
 
-    Values that have come to be equal have one line, though they are held apart.
+    Equal values share a line, also where they are stored apart.
 
-    >>> from localtensor.lockstep.values.partition import by_value
-    >>> print(shown([([0, 1], torch.tensor(1)), ([2], torch.tensor(5))], by_value([1, 1, 5]), False))
+    >>> from localtensor.lockstep.values.partition import Array, by_value
+    >>> print(format_tensor([([0, 1], torch.tensor(1)), ([2], torch.tensor(5))], by_value([1, 1, 5]), False))
     LocalTensor(3 ranks, 2 different values,
       ranks 0, 1: tensor(1),
       rank 2: tensor(5))
     """
-    values = _equal_once(values)
+    values = _merge_equal(values)
     ranks = sum(len(holders) for holders, _ in values)
     of = f"{ranks} rank{'s' if ranks != 1 else ''}"
     if ranks < held.world:
         of = f"{rank_names([rank for holders, _ in values for rank in holders])} of {held.world}"
     tail = ", requires_grad=True" if requires_grad else ""
     if len(values) == 1:
-        return f"LocalTensor({of}, the same on all: {_indented(values[0][1], 2)}{tail})"
-    lines = [f"  {rank_names(holders)}: {_indented(value, 2)}" for holders, value in values[:MOST]]
-    if len(values) > MOST:
-        lines.append(f"  and {len(values) - MOST} more: x.on(rank) gives each")
+        return f"LocalTensor({of}, the same on all: {_indent(values[0][1], 2)}{tail})"
+    lines = [f"  {rank_names(holders)}: {_indent(value, 2)}" for holders, value in values[:MOST_VALUES]]
+    if len(values) > MOST_VALUES:
+        lines.append(f"  and {len(values) - MOST_VALUES} more: x.on(rank) gives each")
     body = ",\n".join(lines)
     return f"LocalTensor({of}, {len(values)} different values,\n{body}{tail})"
 
 
-def _equal_once(values: Sequence[tuple[list[int], Tensor]]) -> list[tuple[list[int], Tensor]]:
+def _merge_equal(values: Sequence[tuple[list[int], Tensor]]) -> list[tuple[list[int], Tensor]]:
     found: dict[int, tuple[list[int], Tensor]] = {}
     dense = [value.contiguous() if value.layout is torch.strided else value for _, value in values]
-    for (holders, value), same in zip(values, equal_once(dense), strict=True):
+    for (holders, value), same in zip(values, deduplicate(dense), strict=True):
         found.setdefault(id(same), ([], value))[0].extend(holders)
     return [(sorted(holders), value) for holders, value in found.values()]
 
 
-def _indented(value: Tensor, by: int) -> str:
+def _indent(value: Tensor, by: int) -> str:
     return repr(value).replace("\n", "\n" + " " * by)
 
 
-# Values that differ by rank, in the words of a message.
-
-LONGEST = 100  # characters
-MOST_SHOWN = 8  # of more values, the first three and the last
+MAX_LENGTH = 100  # characters
+MOST_INTS = 8  # of more values, the first three and the last
 
 
-def by_rank(values: Any, held: Any) -> dict[int, Any]:
+def values_by_rank(values: Array, held: Array | None) -> dict[int, Any]:
     """The value of each rank that holds one.
 
-    >>> by_rank(np.array([5, 0, 7]), np.array([True, False, True]))
+    >>> values_by_rank(np.array([5, 0, 7]), np.array([True, False, True]))
     {0: 5, 2: 7}
     """
     listed = values.tolist()
     return dict(enumerate(listed)) if held is None else {int(rank): listed[rank] for rank in np.flatnonzero(held)}
 
 
-def short(values: Any, held: Any) -> str:
+def format_ints(values: Array, held: Array | None) -> str:
     """The values in rank order, a dash for a rank that holds none.
 
-    >>> short(np.arange(4), np.arange(4) != 1), short(np.arange(256), None)
+    >>> format_ints(np.arange(4), np.arange(4) != 1), format_ints(np.arange(256), None)
     ('0, -, 2, 3', '0, 1, 2, ... 255')
     """
     world = len(values)
-    ranks = [*range(world)] if world <= MOST_SHOWN else [0, 1, 2, world - 1]
+    ranks = [*range(world)] if world <= MOST_INTS else [0, 1, 2, world - 1]
     texts = [str(values[rank]) if held is None or held[rank] else "-" for rank in ranks]
-    return ", ".join(texts if world <= MOST_SHOWN else [*texts[:3], f"... {texts[3]}"])
+    return ", ".join(texts if world <= MOST_INTS else [*texts[:3], f"... {texts[3]}"])
 
 
-def cut(text: str) -> str:
-    """A text that is not too long.
+def shorten(text: str) -> str:
+    """A text cut to `MAX_LENGTH` characters.
 
-    >>> len(cut("x" * 200))
+    >>> len(shorten("x" * 200))
     100
     """
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}..."
 
 
-def place_here() -> Place | None:
-    """The user's line that is being run."""
+def user_place() -> Place | None:
+    """The line of user code that is running."""
     return place_of(sys._getframe(1))
 
 
@@ -105,9 +103,9 @@ _padding: ContextVar[bool] = ContextVar("padding", default=False)
 
 @contextmanager
 def as_if_padded() -> Iterator[None]:
-    """While inside, a size counts as more than 0 if it is on any rank, and sizes as equal only if they are on all.
+    """While inside, a size is > 0 if it is on any rank, and sizes are equal only if they are on all ranks.
 
-    For code that pads what is shorter: what it does for the ranks that need it changes nothing on the others.
+    For code that pads shorter tensors: padding changes nothing on ranks that need none.
     """
     before = _padding.set(True)
     try:
@@ -116,14 +114,19 @@ def as_if_padded() -> Iterator[None]:
         _padding.reset(before)
 
 
-def accumulates(words: str) -> bool:
-    """Whether it is the question of autograd whether a gradient may be kept as it is, or is copied: of no importance."""
+def keeps_grad(words: str) -> bool:
+    """Whether autograd asks if it may keep a gradient without a copy; either answer is correct."""
     node = torch._C._current_autograd_node() if words.endswith(" != 1") else None
     return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
 
-def one_answer(words: str, values: Any, held: Any) -> bool:
-    """What all ranks answer to a question.  Raises `RanksDiverge`: that is asked where they differ."""
+def one_answer(words: str, values: Array, held: Array | None) -> bool:
+    """The answer of all ranks to a question on which they differ.  Raises `RanksDiverge` unless within `as_if_padded`."""
     if _padding.get() and (words.endswith(" > 0") or " == " in words):
         return words.endswith(" > 0")
-    raise RanksDiverge("bool", words, by_rank(values, held), place_here())
+    raise divergence("bool", words, values, held)
+
+
+def divergence(call: str, words: str, values: Array, held: Array | None) -> RanksDiverge:
+    """The error for a value that differs between ranks where torch needs one, at the line of user code that runs."""
+    return RanksDiverge(call, words, values_by_rank(values, held), user_place())

@@ -17,17 +17,17 @@ from localtensor._util import ambient
 from localtensor._util.call_sites import origin
 from localtensor.collectives.compare import how_far, said, same_bits
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
-from localtensor.lockstep.values.formatting import shown
-from localtensor.lockstep.values.partition import Partition, by_value, of_ranks, partition
+from localtensor.lockstep.values.formatting import format_tensor
+from localtensor.lockstep.values.partition import Partition, by_value, one_row_per_rank, partition
 from localtensor.lockstep.values.rank_int import rank_int
-from localtensor.lockstep.values.stacks import differs, equal_once, of_rows, picked
+from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank
 from localtensor.lockstep.values.storage import Memory
 
 _make = torch.Tensor._make_wrapper_subclass
 
 
 class Mode(Protocol):
-    """What a LocalTensor asks of the LocalTensorMode that it belongs to."""
+    """The parts of LocalTensorMode that a LocalTensor uses."""
 
     world: int
     everyone: Partition
@@ -37,10 +37,10 @@ class Mode(Protocol):
 
 
 class LocalTensor(Tensor):
-    """A tensor with a value on each rank; ranks that hold the same value hold it once.
+    """A tensor with a value on each rank; equal values of ranks are stored once.
 
-    Of one shape on all ranks, it looks like an ordinary tensor of that shape; where a size differs, `x.shape` has an
-    int for each rank there.  Made by `rank_map` and by everything that makes a tensor under a `LocalTensorMode`.
+    With one shape on all ranks, it looks like an ordinary tensor of that shape; where a size differs, `x.shape` has an
+    int of each rank.  Made by `rank_map` and by every op that makes a tensor under a `LocalTensorMode`.
 
     >>> from localtensor import LocalTensorMode, rank_map
     >>> with LocalTensorMode(4):
@@ -61,8 +61,8 @@ class LocalTensor(Tensor):
     def __new__(
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
     ) -> LocalTensor:
-        """As torch's own: {rank: tensor}, or a list with a tensor for each rank."""
-        mode = ambient.lockstep() or ambient.idle_mode(_world_of(local_tensors))
+        """A LocalTensor of {rank: tensor}, or of a list with a tensor for each rank, as torch's own class takes."""
+        mode = ambient.lockstep() or ambient.idle_mode(_world_size(local_tensors))
         given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
         made: LocalTensor = mode.gather(given)
         if requires_grad:
@@ -78,14 +78,14 @@ class LocalTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """An op outside of the mode: the mode that the tensor was made in does it."""
+        """Run an op outside of the mode, by the mode in which the tensor was made."""
         for kind in types:
             if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 return NotImplemented
         mode = ambient.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
         return mode.run(func, args, kwargs or {})
 
-    # -- what one rank holds
+    # -- values of ranks
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class LocalTensor(Tensor):
         return tuple(np.flatnonzero(self._partition.row_of >= 0).tolist())
 
     def on(self, rank: int) -> Tensor:
-        """What that rank holds: a plain tensor, a copy, without history.  Raises `NotHeld`.
+        """The tensor of one rank: a plain copy without autograd history.  Raises `NotHeld`.
 
         >>> from localtensor import LocalTensorMode, rank_map
         >>> with LocalTensorMode(2):
@@ -104,7 +104,7 @@ class LocalTensor(Tensor):
             return self.__localtensor_on__(rank).clone().requires_grad_(self.requires_grad)
 
     def __localtensor_on__(self, rank: int) -> Tensor:
-        """What that rank holds, not copied: how `run` deals a LocalTensor to its ranks."""
+        """The tensor of one rank, not copied; `run` passes it to its rank threads."""
         held = self._partition
         if not isinstance(rank, SupportsIndex) or not 0 <= rank < held.world or held.row_of[int(rank)] < 0:
             raise NotHeld("LocalTensor.on", [rank], list(self.ranks))
@@ -115,18 +115,18 @@ class LocalTensor(Tensor):
 
     @property
     def _local_tensors(self) -> dict[int, Tensor]:
-        """As torch's own LocalTensor calls it: what each rank holds, by rank."""
+        """The tensors by rank, under the name that torch's own LocalTensor uses."""
         return {rank: self.__localtensor_on__(rank) for rank in self.ranks}
 
     def values(self) -> list[tuple[list[int], Tensor]]:  # type: ignore[override]  # of sparse tensors only
-        """Each value that is held once, with the ranks that read it, by first rank; nothing is copied."""
-        rows = [(self._partition.ranks(row), row) for row in range(self._partition.rows)]
-        return [(ranks, self.__localtensor_on__(ranks[0])) for ranks, _ in sorted(rows)]
+        """Each stored value, not copied, with the ranks that read it; sorted by first rank."""
+        rows = sorted(self._partition.ranks(row) for row in range(self._partition.rows))
+        return [(ranks, self.__localtensor_on__(ranks[0])) for ranks in rows]
 
     def reconcile(self) -> Tensor:
-        """The one value on which all ranks agree, bit for bit; a copy without history.
+        """The one value of all ranks, equal bit for bit; a copy without autograd history.
 
-        Raises `RanksDisagree`, which says which ranks differ, where, and by how much.
+        Raises `RanksDisagree`, which names the ranks that differ, where, and by how much.
 
         >>> from localtensor import LocalTensorMode, all_reduce, rank_map
         >>> with LocalTensorMode(4):
@@ -139,17 +139,15 @@ class LocalTensor(Tensor):
                 if not same_bits(value, other):
                     shorts = {rank: said(held) for holders, held in self.values() for rank in holders}
                     how = f"rank {ranks[0]} from rank {first[0]} {how_far(value, other)}".strip()
-                    place = origin(sys._getframe(1)).place
-                    raise RanksDisagree(
-                        "value", shorts, dict.fromkeys(shorts, place), how, call="LocalTensor.reconcile"
-                    )
+                    places = dict.fromkeys(shorts, origin(sys._getframe(1)).place)
+                    raise RanksDisagree("value", shorts, places, how, call="LocalTensor.reconcile")
         return self.on(first[0])
 
-    # -- as any tensor
+    # -- methods of any tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C._DisableTorchDispatch():
-            return shown(self.values(), self._partition, self.requires_grad)
+            return format_tensor(self.values(), self._partition, self.requires_grad)
 
     def numpy(self, *, force: bool = False) -> Any:
         """The one value of all ranks.  Raises `RanksDisagree`."""
@@ -176,17 +174,17 @@ class LocalTensor(Tensor):
             return value.__dlpack__(**options)
 
     def __getitem__(self, index: Any) -> Any:
-        return picked(self, index) if differs(index) else super().__getitem__(index)
+        return index_by_rank(self, index) if has_sym_ints(index) else super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if differs(index):
-            picked(self, index)[...] = value
+        if has_sym_ints(index):
+            index_by_rank(self, index)[...] = value
         else:
             super().__setitem__(index, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalTensor:
         if id(self) not in memo:
-            if not self.is_leaf:  # as torch says it of any tensor
+            if not self.is_leaf:  # torch's own message
                 raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
             with torch._C._DisableTorchDispatch():
                 cells = tuple(cell.clone() for cell in self._cells)
@@ -204,8 +202,8 @@ class LocalTensor(Tensor):
         return unpickled, (cells, self._partition, self.requires_grad, self._extra())
 
     def _extra(self) -> dict[str, Any]:
-        """What a program has hung on it; a parameter is one by such a mark."""
-        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        """Attributes set by a program; such a mark makes a tensor a parameter."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN_ATTRIBUTES}
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """The cells are the inner tensors; the context is the partition and the mode."""
@@ -231,16 +229,16 @@ class LocalTensor(Tensor):
 
     @data.setter
     def data(self, other: Tensor) -> None:
-        """The same tensor, with another's values: the two share memory from now on."""
+        """Replace the values by those of another tensor, and share its memory."""
         with torch._C._DisableTorchDispatch():
             self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
 
 
-_OWN = ("_cells", "_partition", "_memory", "_mode")
+_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode")
 
 
 def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Memory | None = None) -> LocalTensor:
-    """A LocalTensor of these cells; one that shares `memory` joins it."""
+    """A LocalTensor of these cells; a view joins the `memory` that it shares."""
     first = cells[0]
     shape: Any = first.shape
     stride: Any = first.stride() if first.layout is torch.strided else None
@@ -269,7 +267,7 @@ def _offset(cell: Tensor) -> Any:
 
 
 def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Of each cell's rows: the shapes, and the strides."""
+    """The shape of each cell's rows, and their strides (empty if not strided)."""
     shapes = tuple(tuple(c.shape[1:] if k > 1 else c.shape) for c, k in zip(cells, partition.sizes, strict=True))
     if cells[0].layout is not torch.strided:
         return shapes, ()
@@ -279,7 +277,7 @@ def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[
 
 @lru_cache(4096)
 def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], list[Any] | None]:
-    """Each dim's size, and stride: an int, or an int for each rank."""
+    """The size and the stride of each dim: an int, or an int of each rank."""
 
     def by_rank(numbers: Any) -> list[Any]:
         rows = np.repeat(np.array(numbers, np.int64).reshape(len(partition.sizes), -1), partition.sizes, axis=0)
@@ -294,8 +292,8 @@ def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], 
     return by_rank(shapes), by_rank(strides) if strides else None
 
 
-def size_of(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
-    """A size, or the like, of a tensor whose shape differs between ranks: an int for each rank where it does."""
+def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
+    """The size, stride or contiguity (by the op's name) of a tensor whose shape differs between ranks."""
     shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
     if name == "dim":
         return len(shape)
@@ -307,52 +305,42 @@ def size_of(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -
         return math.prod(shape)
     if name == "sym_storage_offset":
         return x._cells[0].storage_offset()
-    with torch._C._DisableTorchDispatch():  # whether it is contiguous, in one sense or another: on all ranks
+    with torch._C._DisableTorchDispatch():  # is_contiguous and its variants: whether it holds on all ranks
         pairs = zip(x._cells, x._partition.sizes, strict=True)
         return all((cell[0] if rows > 1 else cell).is_contiguous(**options) for cell, rows in pairs)
 
 
 def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, extra: dict[str, Any]) -> LocalTensor:
-    """A LocalTensor in the mode of this thread, or outside of any."""
+    """A LocalTensor from its pickled parts, in the mode of this thread or outside of any."""
     mode = ambient.lockstep()
     if mode is None or mode.world != held.world:
         mode = ambient.idle_mode(held.world)
-    plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # unpickled in the mode
+    plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # loaded under the mode
     x = wrap(plain, held, mode)
     x.requires_grad_(requires_grad)
     x.__dict__.update(extra)
     return x
 
 
-torch.serialization.add_safe_globals(
-    [
-        unpickled,
-        partition,
-        (unpickled, "localtensor.tensor.unpickled"),
-        (partition, "localtensor.folding.partition"),
-    ]
-)  # so that `torch.load` needs no word more
+torch.serialization.add_safe_globals([  # for `torch.load`; the names are those of files from earlier versions
+    unpickled, partition, (unpickled, "localtensor.tensor.unpickled"), (partition, "localtensor.folding.partition"),
+])  # fmt: skip
 
 
-def by_rank(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
-    """A LocalTensor of one plain tensor for each rank; equal ones are held once."""
+def from_ranks(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
+    """A LocalTensor of one plain tensor for each rank; equal ones are stored once."""
     ranks = sorted(values)
-    rows = equal_once([values[rank].detach() for rank in ranks])
+    rows = deduplicate([values[rank].detach() for rank in ranks])
     if all(row is rows[0] for row in rows):
-        same = np.full(mode.world, -1)
-        same[ranks] = 0
-        return wrap((rows[0].clone(),), _one_row(same), mode)
-    cells, held = of_rows(rows, of_ranks(ranks, mode.world))
-    # A stack is a copy; what is alone in its cell would still be the caller's own tensor.
+        same = by_value(np.zeros(mode.world), np.isin(np.arange(mode.world), ranks))
+        return wrap((rows[0].clone(),), same, mode)
+    cells, held = cells_of_rows(rows, one_row_per_rank(ranks, mode.world))
+    # A stack is a copy; a single row of a cell would still be the caller's own tensor.
     own = tuple(cell if size > 1 else cell.clone() for cell, size in zip(cells, held.sizes, strict=True))
     return wrap(own, held, mode)
 
 
-def _one_row(rows: Any) -> Partition:
-    return by_value(np.zeros(len(rows)), None if (rows >= 0).all() else rows >= 0)
-
-
-def _world_of(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
+def _world_size(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
     return max(values) + 1 if isinstance(values, Mapping) else len(values)
 
 

@@ -1,9 +1,8 @@
-"""Which ranks hold the same value: partitions of the ranks, and how two of them fit together.
+"""Partitions of the ranks into those that hold equal values, and common refinements of partitions.
 
-A value that many ranks share is held once.  The values of one shape lie in one stack, a row each; a stack, or a
-single tensor if there is but one value, is a cell.  A `Partition` says which rank reads which row.  It holds no
-tensor: it is integers, never changes, and there is one object for each meaning, so that `is` compares them and the
-way in which two fit together is computed once.
+A value that many ranks share is stored once.  Values of one shape are rows of one stack; a cell is such a stack, or a
+single tensor if there is one value.  A `Partition` maps each rank to its row.  It holds no tensor, is immutable, and
+there is one object for equal contents, so that `is` compares partitions and functions of them are cached.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+Array = np.ndarray[Any, Any]  # of int64 or bool
 NOWHERE = -1  # the row of a rank that holds nothing
 _MOST_KEPT = 4096
 
@@ -23,12 +23,12 @@ _MOST_KEPT = 4096
 class Partition:
     """The row that each rank reads.  Rows are counted through all cells; cell c has `sizes[c]` of them.
 
-    Made by `partition` and the functions below it, which give the one object of each meaning.
+    Made by `partition` and the functions below it, which return one object for equal contents.
     """
 
-    row_of: np.ndarray[Any, Any]  # int64 of shape [world]; NOWHERE if the rank holds nothing
+    row_of: Array  # int64 of shape [world]; NOWHERE if the rank holds nothing
     sizes: tuple[int, ...]
-    cell_of: np.ndarray[Any, Any]  # the cell of each row
+    cell_of: Array  # the cell of each row
     starts: tuple[int, ...]  # the first row of each cell
     rows: int
     complete: bool  # every rank holds something
@@ -36,12 +36,12 @@ class Partition:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.row_of)
 
     @property
-    def held(self) -> Any:
-        """Which ranks hold something: bools of shape [world]; None if all do."""
+    def held(self) -> Array | None:
+        """The ranks that hold something: bools of shape [world]; None if all do."""
         return None if self.complete else self.row_of != NOWHERE
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class Partition:
         return cell, row - self.starts[cell]
 
     def ranks(self, row: int) -> list[int]:
-        """Who reads this row."""
+        """The ranks that read a row."""
         found: list[int] = np.flatnonzero(self.row_of == row).tolist()
         return found
 
@@ -59,14 +59,14 @@ class Partition:
         return f"Partition({self.world} ranks, rows {' + '.join(map(str, self.sizes)) or 'none'})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partition, (self.row_of.tolist(), self.sizes)  # as torch.load takes it, which does not trust NumPy
+        return partition, (self.row_of.tolist(), self.sizes)  # lists, since torch.load refuses NumPy arrays
 
 
 _known: WeakValueDictionary[Hashable, Partition] = WeakValueDictionary()
 
 
 def partition(row_of: Any, sizes: Any) -> Partition:
-    """The partition in which each rank reads that row.
+    """The partition in which rank r reads row `row_of[r]`, and cells have these numbers of rows.
 
     >>> partition([0, 0, 1, 1], [2]) is partition([0, 0, 1, 1], [2])
     True
@@ -94,7 +94,7 @@ def partition(row_of: Any, sizes: Any) -> Partition:
 
 @lru_cache(256)
 def everyone(world: int) -> Partition:
-    """All ranks hold the same.
+    """The partition in which all ranks hold the same value.
 
     >>> everyone(4)
     Partition(4 ranks, rows 1)
@@ -103,24 +103,24 @@ def everyone(world: int) -> Partition:
 
 
 @lru_cache(256)
-def each_alone(world: int) -> Partition:
-    """Each rank holds a value of its own, in one stack.
+def every_rank_alone(world: int) -> Partition:
+    """The partition in which each rank has its own row, in one stack.
 
-    >>> each_alone(4)
+    >>> every_rank_alone(4)
     Partition(4 ranks, rows 4)
     """
     return partition(np.arange(world), [world])
 
 
-def of_ranks(held: Sequence[int], world: int) -> Partition:
-    """These ranks hold a value of their own each, in one stack; the others hold nothing."""
+def one_row_per_rank(held: Sequence[int], world: int) -> Partition:
+    """The partition in which each of these ranks has its own row, in one stack; the others hold nothing."""
     rows = np.full(world, NOWHERE)
     rows[list(held)] = np.arange(len(held))
     return partition(rows, [len(held)])
 
 
 def by_value(values: Any, held: Any = None) -> Partition:
-    """Ranks with equal values share a row; each row is a cell of its own, in the order of the values.
+    """The partition in which ranks with equal values share a row; each row is a cell, in the order of the values.
 
     >>> by_value([7, 7, 3]).row_of.tolist()
     [1, 1, 0]
@@ -139,12 +139,12 @@ def _by_value(values: bytes, dtype: str, held: bytes | None) -> Partition:
 
 
 @lru_cache(_MOST_KEPT)
-def common(one: Partition, other: Partition) -> Partition:
-    """The coarsest partition that is finer than both: on each of its cells, either has a single cell.
+def refinement(one: Partition, other: Partition) -> Partition:
+    """The common refinement: the coarsest partition whose every cell lies within one cell of each.
 
     A rank that holds nothing in one of them holds nothing.
 
-    >>> common(partition([0, 0, 1, 1], [2]), partition([0, 1, 0, 1], [2])).row_of.tolist()
+    >>> refinement(partition([0, 0, 1, 1], [2]), partition([0, 1, 0, 1], [2])).row_of.tolist()
     [0, 1, 2, 3]
     """
     if one is other or other.uniform:
@@ -162,11 +162,11 @@ def common(one: Partition, other: Partition) -> Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """What of a coarser value a cell of a finer partition reads: all of a cell, one row, or several.
+class RowSelection:
+    """The rows of a coarser value that a cell of a finer partition reads: all rows of a cell, one, or several.
 
-    `rows` is None for the cell as it is, a number for one row of a stack, else int64 of shape [rows].  `stacked` says
-    whether what comes out has a row for each value.
+    `rows` is None for the whole cell, a number for one row of a stack, else int64 of shape [rows].  `stacked` is whether
+    the result has a row for each value.
     """
 
     cell: int
@@ -174,15 +174,15 @@ class Take:
     stacked: bool
 
     def of(self, cells: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The rows; a view where it can be."""
+        """The selected rows of these cells; a view where possible."""
         cell = cells[self.cell]
         if self.rows is None:
             return cell
-        return cell[self.rows] if isinstance(self.rows, int) else _picked(cell, self.rows.to(cell.device))
+        return cell[self.rows] if isinstance(self.rows, int) else _select_rows(cell, self.rows.to(cell.device))
 
 
-def _picked(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """These rows of a stack, with their dims in the order in memory that they had."""
+def _select_rows(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """These rows of a stack; dims keep their order in memory."""
     if cell.layout is not torch.strided or cell.is_contiguous():
         return cell.index_select(0, rows)
     strides = cell.stride()
@@ -192,8 +192,8 @@ def _picked(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(_MOST_KEPT)
-def takes(fine: Partition, coarse: Partition) -> tuple[Take, ...]:
-    """What each cell of the finer partition reads of the coarser one."""
+def selections(fine: Partition, coarse: Partition) -> tuple[RowSelection, ...]:
+    """For each cell of the finer partition, the rows of the coarser one that it reads."""
     first = np.zeros(fine.rows, np.int64)  # the first rank that reads this row
     ranks = np.flatnonzero(fine.row_of >= 0)[::-1]
     first[fine.row_of[ranks]] = ranks
@@ -202,25 +202,25 @@ def takes(fine: Partition, coarse: Partition) -> tuple[Take, ...]:
     for start, size in zip(fine.starts, fine.sizes, strict=True):
         rows = wanted[start : start + size]
         cell = int(coarse.cell_of[rows[0]])
-        found.append(_take(cell, rows - coarse.starts[cell], coarse.sizes[cell]))
+        found.append(_row_selection(cell, rows - coarse.starts[cell], coarse.sizes[cell]))
     return tuple(found)
 
 
-def _take(cell: int, rows: Any, size: int) -> Take:
+def _row_selection(cell: int, rows: Any, size: int) -> RowSelection:
     if size == 1:
-        return Take(cell, None, stacked=False)
+        return RowSelection(cell, None, stacked=False)
     if (rows == rows[0]).all():
-        return Take(cell, int(rows[0]), stacked=False)
+        return RowSelection(cell, int(rows[0]), stacked=False)
     if len(rows) == size and (rows == np.arange(size)).all():
-        return Take(cell, None, stacked=True)
-    return Take(cell, torch.from_numpy(np.ascontiguousarray(rows)), stacked=True)
+        return RowSelection(cell, None, stacked=True)
+    return RowSelection(cell, torch.from_numpy(np.ascontiguousarray(rows)), stacked=True)
 
 
 @lru_cache(_MOST_KEPT)
-def merged(old: Partition, kinds: tuple[Hashable, ...]) -> tuple[Partition, tuple[tuple[int, ...], ...]]:
-    """Cells of one kind have become one; the answer has the old cells that each new one is made of, in order.
+def merge_cells(old: Partition, kinds: tuple[Hashable, ...]) -> tuple[Partition, tuple[tuple[int, ...], ...]]:
+    """The partition with cells of one kind merged, and for each new cell the old cells that it consists of, in order.
 
-    >>> merged(by_value([0, 1, 2]), ("a", "b", "a"))
+    >>> merge_cells(by_value([0, 1, 2]), ("a", "b", "a"))
     (Partition(3 ranks, rows 2 + 1), ((0, 2), (1,)))
     """
     groups: dict[Hashable, list[int]] = {}
@@ -237,24 +237,24 @@ def merged(old: Partition, kinds: tuple[Hashable, ...]) -> tuple[Partition, tupl
 
 
 @lru_cache(_MOST_KEPT)
-def one_row_a_cell(held: Partition) -> Partition:
-    """The ranks that read one cell share a row."""
+def one_row_per_cell(held: Partition) -> Partition:
+    """The partition in which ranks that read one cell share a row."""
     if held.rows == len(held.sizes):
         return held
     return partition(np.where(held.row_of >= 0, held.cell_of[held.row_of], NOWHERE), [1] * len(held.sizes))
 
 
 @lru_cache(_MOST_KEPT)
-def rows_apart(held: Partition) -> Partition:
-    """The same rows, each a cell of its own."""
+def one_cell_per_row(held: Partition) -> Partition:
+    """The partition with the same rows, each a cell of its own."""
     return held if held.rows == len(held.sizes) else partition(held.row_of, [1] * held.rows)
 
 
 @lru_cache(_MOST_KEPT)
-def with_rest(fine: Partition, coarse: Partition) -> Partition:
-    """The finer partition, and behind its cells those of the ranks that hold something only in the coarser one.
+def with_remaining_ranks(fine: Partition, coarse: Partition) -> Partition:
+    """The finer partition, followed by cells of the ranks that hold something only in the coarser one.
 
-    >>> with_rest(of_ranks([0], 3), everyone(3)).row_of.tolist()
+    >>> with_remaining_ranks(one_row_per_rank([0], 3), everyone(3)).row_of.tolist()
     [0, 1, 1]
     """
     rest = (fine.row_of < 0) & (coarse.row_of >= 0)

@@ -1,6 +1,6 @@
-"""An int of each rank, where torch takes an int: a size or a coordinate that differs, in one control flow.
+"""Ints of each rank, where torch takes an int: sizes and coordinates that differ, in one control flow.
 
-It is a SymInt: arithmetic and comparison work, for all ranks at once.  `rank_nodes` says what it can and cannot do.
+They are SymInts: arithmetic and comparison work on all ranks at once, see lockstep/values/sym_nodes.py.
 """
 
 from functools import lru_cache
@@ -10,17 +10,18 @@ import numpy as np
 import torch
 
 from localtensor.errors import AnotherMode, NotHeld
-from localtensor.lockstep.values.formatting import place_here
-from localtensor.lockstep.values.sym_nodes import Array, RankInts, Same, ints
+from localtensor.lockstep.values.formatting import user_place
+from localtensor.lockstep.values.partition import Array
+from localtensor.lockstep.values.sym_nodes import Constant, RankInts, int_node
 
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 
 
 def rank_int(values: Any, held: Any = None) -> int | torch.SymInt:
-    """The int of each rank: a plain int if all ranks share it, else a SymInt, one object for the same values.
+    """The int of each rank: a plain int if all ranks share it, else a SymInt, one object for equal values.
 
-    `values` are ints of shape [world] that fit int64; `held` says, in bools of that shape, which ranks have one (None:
-    all).  Raises `NotHeld` if none has, and TypeError for anything but ints.
+    `values` are ints of shape [world] that fit int64; `held` are bools of that shape that mark the ranks that have one
+    (None: all).  Raises `NotHeld` if no rank has one, and TypeError for anything but ints.
 
     >>> rank_int([4, 4, 4]), rank_int([4, 4, 3]), 2 * rank_int([4, 4, 3]) + 1
     (4, RankInts(4, 4, 3), RankInts(9, 9, 7))
@@ -40,12 +41,12 @@ def _known(values: bytes, held: bytes | None) -> int | torch.SymInt:
     mask = None if held is None else np.frombuffer(held, bool)
     if mask is not None and not mask.any():
         raise NotHeld("rank_int", range(len(array)), ())
-    node = ints(array, mask)
-    return node.constant if type(node) is Same else torch.SymInt(node)
+    node = int_node(array, mask)
+    return node.constant if type(node) is Constant else torch.SymInt(node)
 
 
 def is_rank_int(x: object) -> bool:
-    """Whether it is a SymInt that differs between ranks.
+    """Whether x is a SymInt that differs between ranks.
 
     >>> is_rank_int(rank_int([0, 1])), is_rank_int(3)
     (True, False)
@@ -53,25 +54,25 @@ def is_rank_int(x: object) -> bool:
     return isinstance(x, torch.SymInt) and type(x.node) is RankInts
 
 
-def values_of(x: object, world: int) -> Array | None:
+def rank_values(x: object, world: int) -> Array | None:
     """The int of each rank, read-only int64 of shape [world]; None for anything that does not differ between ranks.
 
-    Where a rank holds none (see `held` of its node) the number means nothing.  Raises `AnotherMode` if it is of
-    another number of ranks.
+    The number of a rank that holds none (see `held` of the node) has no meaning.  Raises `AnotherMode` for another
+    number of ranks.
 
-    >>> values_of(rank_int([0, 1]), 2), values_of(3, 2)
+    >>> rank_values(rank_int([0, 1]), 2), rank_values(3, 2)
     (array([0, 1]), None)
     """
     if not isinstance(x, torch.SymInt) or type(x.node) is not RankInts:
         return None
     if len(x.node.values) != world:
-        raise AnotherMode("values_of", place_here())
+        raise AnotherMode("values_of", user_place())
     found: Array = x.node.values
     return found
 
 
 def on_rank(x: Any, rank: int) -> int:
-    """The int of one rank.  Raises `NotHeld` if the rank holds none, or there is no such rank.
+    """The int of one rank.  Raises `NotHeld` if the rank holds none or does not exist.
 
     >>> on_rank(rank_int([5, 7]), 1), on_rank(3, 1)
     (7, 3)

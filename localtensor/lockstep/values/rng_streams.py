@@ -1,8 +1,8 @@
-"""The random streams of all ranks: ranks that have drawn the same share a generator's state.
+"""RNG streams of all ranks: ranks that have drawn the same numbers share a generator state.
 
-Every rank starts with the state that a generator has when it is first used in the mode, as each process of a job that
-seeds alike does.  As long as all ranks agree, the real generator is the one stream of all; states are saved and
-loaded only where streams have parted.
+Every rank starts with the state that a generator has when it is first used in the mode, as each process of a job with
+equal seeds does.  While all ranks agree, the generator itself is the one stream; states are saved and loaded only where
+streams differ.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,27 +12,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from localtensor.lockstep.values.partition import Partition, by_value, each_alone, everyone
+from localtensor.lockstep.values.partition import Partition, by_value, every_rank_alone, everyone
 
 
 class Stream:
-    """One generator, on all ranks.  `partition` has a row for each different state; `whole` is of the mode's ranks."""
+    """One generator on all ranks.  `partition` has a row for each different state; `whole` is the mode's `everyone`."""
 
     def __init__(self, generator: Any, whole: Partition) -> None:
         self.generator, self.whole = generator, whole
         self.partition = everyone(whole.world)
-        self.states: list[torch.Tensor] = []  # by row; empty while all ranks agree, and the generator holds it
-        self._left = b""  # what the generator held when it was last left, its streams parted
+        self.states: list[torch.Tensor] = []  # by row; empty while all ranks agree, and the generator holds the state
+        self._left = b""  # the generator's state when streams that differ were last saved
 
     @contextmanager
     def drawing(self, wanted: Partition) -> Iterator[Callable[[int], None]]:
-        """While inside, a call with a row of this finer partition puts the generator where its ranks have it.
+        """While inside, a call with a row of this finer partition loads the state of its ranks into the generator.
 
-        Afterwards they have what it was left with, and who has the same state shares it.  After an error, all have
-        what they had.
+        Afterwards those ranks have the generator's new state, and equal states are shared.  After an error all ranks
+        have their old states.
         """
         if wanted.rows == 1 and not self.states and (wanted.complete or wanted is self.whole):
-            yield _stay
+            yield _load_nothing
             return
         before = self.states or [self.generator.get_state()]
         after: dict[int, torch.Tensor] = {}
@@ -48,7 +48,7 @@ class Stream:
         try:
             yield at
             at(None)
-        except BaseException:  # why: whatever interrupts a draw, the generator is not left in the middle of it
+        except BaseException:  # re-raised: after any interrupt the generator is reset
             self.generator.set_state(before[0])
             self._leave()
             raise
@@ -56,12 +56,12 @@ class Stream:
             self.set_on(np.where(np.isin(wanted.row_of, list(after)), wanted.row_of, -1), after, before)
 
     def set_on(self, numbers: Any, states: Mapping[int, torch.Tensor], before: Sequence[torch.Tensor] = ()) -> None:
-        """Each rank has the state of its number, or that which it had before if it is -1; equal states are one."""
+        """Give rank r the state `states[numbers[r]]`, or its old one if the number is -1; equal states are shared."""
         before = before or self.states or [self.generator.get_state()]
         numbers = np.where(numbers >= 0, numbers, -1 - self.partition.row_of)
         states = {-1 - row: state for row, state in enumerate(before)} | dict(states)
         first: dict[bytes, int] = {}
-        same = {number: first.setdefault(_bits(state), number) for number, state in states.items()}
+        same = {number: first.setdefault(_state_bytes(state), number) for number, state in states.items()}
         self._set(np.array([same[int(number)] for number in numbers]), states)
 
     def _set(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
@@ -72,34 +72,34 @@ class Stream:
         self._leave()
 
     def _leave(self) -> None:
-        self._left = _bits(self.generator.get_state()) if self.states else b""
+        self._left = _state_bytes(self.generator.get_state()) if self.states else b""
 
     def look(self) -> None:
-        """Whoever has seeded the generator behind our back has seeded it on all ranks."""
-        if self.states and _bits(self.generator.get_state()) != self._left:
+        """Detect that the generator was seeded outside of the mode's functions: then it was on all ranks."""
+        if self.states and _state_bytes(self.generator.get_state()) != self._left:
             self.agree()
 
     def agree(self) -> None:
-        """All ranks have what the generator holds."""
+        """Give all ranks the generator's state."""
         self.partition, self.states = everyone(self.whole.world), []
 
     def state_on(self, rank: int) -> torch.Tensor:
-        """The state that a rank has."""
+        """The state of a rank."""
         found: torch.Tensor = self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
         return found
 
 
-def _stay(row: int) -> None:
-    """All ranks agree: the generator is where they have it."""
+def _load_nothing(row: int) -> None:
+    """Nothing to load: all ranks agree with the generator."""
 
 
-def _bits(state: torch.Tensor) -> bytes:
-    with torch._C._DisableTorchDispatch():  # under the mode, NumPy would be shown a tensor without memory
+def _state_bytes(state: torch.Tensor) -> bytes:
+    with torch._C._DisableTorchDispatch():  # under the mode, NumPy would get a tensor without memory
         return state.numpy().tobytes()
 
 
 class Streams:
-    """The streams of one mode: of the default generators, and of those that a program makes."""
+    """The streams of one mode: of the default generators and of those made by a program."""
 
     def __init__(self, whole: Partition) -> None:
         self._whole = whole
@@ -107,7 +107,7 @@ class Streams:
         self._before: list[tuple[Any, torch.Tensor]] = []  # the default generators, as they were
 
     def of(self, generator: Any = None) -> Stream:
-        """A generator's stream; without one, that of the CPU's default generator."""
+        """The stream of a generator, by default of the CPU's default generator."""
         generator = torch.default_generator if generator is None else generator
         found = self._known.get(id(generator))
         if found is None:
@@ -119,7 +119,7 @@ class Streams:
         return found
 
     def of_call(self, args: Any, kwargs: Mapping[str, Any]) -> Stream:
-        """The stream that an op draws from: of the generator that it is given, or of the device on which it draws."""
+        """The stream of an op: of its generator argument, or of the device on which it draws."""
         device = kwargs.get("device")
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Generator):
@@ -128,18 +128,16 @@ class Streams:
                 device = value.device
         if device is None or torch.device(device).type != "cuda":
             return self.of()
-        device = torch.device(device)
-        return self.of(
-            torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-        )
+        index = torch.device(device).index
+        return self.of(torch.cuda.default_generators[torch.cuda.current_device() if index is None else index])
 
     def agree(self) -> None:
-        """All ranks have seeded the default generators alike."""
+        """Note that the default generators were seeded alike on all ranks."""
         for generator in (torch.default_generator, *torch.cuda.default_generators):
             self.of(generator).agree()
 
     def seed(self, by_rank: Any) -> None:
-        """Each rank has seeded the default generators with its number."""
+        """Seed the default generators of rank r with `by_rank[r]`."""
         seeds, places = np.unique(by_rank, return_inverse=True)
         for generator in (torch.default_generator, *torch.cuda.default_generators):
             make = torch.Generator(generator.device)
@@ -147,7 +145,7 @@ class Streams:
             self.of(generator).set_on(places, states)
 
     def close(self) -> None:
-        """The default generators are as they were; any other is where the first rank has it."""
+        """Restore the default generators; any other generator gets the state of the first rank."""
         for stream in self._known.values():
             if stream.states:
                 stream.generator.set_state(stream.state_on(int(np.flatnonzero(self._whole.row_of >= 0)[0])))
@@ -157,6 +155,6 @@ class Streams:
 
     @contextmanager
     def by_rank(self) -> Iterator[Callable[[int], None]]:
-        """While inside, a call with a rank puts the default generator where that rank has it."""
-        with self.of().drawing(each_alone(self._whole.world)) as at:
+        """While inside, a call with a rank loads that rank's state into the default generator."""
+        with self.of().drawing(every_rank_alone(self._whole.world)) as at:
             yield at

@@ -1,4 +1,7 @@
-"""Cells: the tensors behind a partition.  What has one shape lies in one stack, each row a dense block."""
+"""Stacked storage: the cells behind a partition, indexing by rank, and lists that become tensors.
+
+Tensors of one shape are rows of one stack, each a dense block.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.values.partition import NOWHERE, Partition, merged, partition
+from localtensor.lockstep.values.partition import NOWHERE, Partition, merge_cells, partition
 
 Cells = tuple[Tensor, ...]
 
 
 def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """The strides of a dense copy that keeps the order of the dims in memory, and its elements.
+    """The strides of a dense copy that keeps the order of the dims in memory, and its number of elements.
 
-    What is dense already keeps its strides as they are.
+    A layout that is dense already keeps its strides.
 
     >>> dense_strides((2, 3), (1, 7)), dense_strides((1, 3), (1, 1))
     (((1, 2), 6), ((1, 1), 3))
@@ -33,28 +36,28 @@ def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[in
 
 
 def is_in_blocks(cell: Tensor) -> bool:
-    """Whether the rows of this stack are blocks, one behind the other, and nothing else is in its storage."""
+    """Whether the rows of this stack are consecutive blocks that fill its storage."""
     size = cell.untyped_storage().nbytes()
     step = cell.stride(0)
     return step * cell.element_size() * cell.shape[0] == size
 
 
-def row_by_row(cell: Tensor) -> Tensor:
-    """A copy of a stack whose rows are blocks, one behind the other, each dense in the order that its dims had."""
+def copy_as_blocks(cell: Tensor) -> Tensor:
+    """A copy of a stack with rows as consecutive blocks, each dense, with its dims in their order in memory."""
     strides, step = dense_strides(cell.shape[1:], cell.stride()[1:])
     fresh = torch.empty_strided(cell.shape, (step, *strides), dtype=cell.dtype, device=cell.device)
     return fresh.copy_(cell)
 
 
-def in_blocks(cell: Tensor, rows: int) -> Tensor:
-    """The cell, if each of its rows has a block of its own; else a copy of which that is true."""
+def as_blocks(cell: Tensor, rows: int) -> Tensor:
+    """The cell if its rows are consecutive blocks, else a copy for which that holds."""
     if rows == 1 or cell.layout is not torch.strided or cell.numel() == 0 or is_in_blocks(cell):
         return cell
-    return row_by_row(cell)
+    return copy_as_blocks(cell)
 
 
 def stack(rows: Sequence[Tensor]) -> Tensor:
-    """One stack of rows of one shape, which keep the order of their dims in memory."""
+    """A stack of rows of one shape; dims keep their order in memory."""
     first = rows[0]
     strides, step = dense_strides(first.shape, first.stride())
     if strides == dense_strides(first.shape, [0] * first.dim())[0]:
@@ -65,40 +68,40 @@ def stack(rows: Sequence[Tensor]) -> Tensor:
     return fresh
 
 
-def kind_of(x: Tensor) -> Any:
-    """What rows of one stack have in common."""
-    if x.layout is not torch.strided:
-        return (id(x),)
-    return (tuple(x.shape), x.stride())
+def row_layout(cell: Tensor, rows: int = 1) -> Any:
+    """A key of the rows of a cell: cells, or tensors, with equal keys can be stacked."""
+    if cell.layout is not torch.strided:
+        return (id(cell),)
+    return (tuple(cell.shape[1:]), cell.stride()[1:]) if rows > 1 else (tuple(cell.shape), cell.stride())
 
 
-def equal_once(values: Sequence[Tensor]) -> list[Tensor]:
-    """The values, equal ones as one object: equal to the bit, in shape, strides and dtype.
+def deduplicate(values: Sequence[Tensor]) -> list[Tensor]:
+    """The values with equal ones as one object: equal to the bit, in shape, strides and dtype.
 
-    On the CPU; a GPU's are one only if they are the same object, since to look at them takes longer than it saves.
+    Tensors on a GPU count as equal only if they are one object: comparing them takes longer than it saves.
 
-    >>> a, b = equal_once([torch.ones(2), torch.ones(2)])
+    >>> a, b = deduplicate([torch.ones(2), torch.ones(2)])
     >>> a is b
     True
     """
     first: dict[Any, Tensor] = {}
     seen: dict[Any, Tensor] = {}
     for value in values:
-        place = _place(value)
-        if place not in seen:  # what many ranks share is read once
-            seen[place] = first.setdefault(_meaning(value), value)
-    return [seen[_place(value)] for value in values]
+        place = _memory_key(value)
+        if place not in seen:  # a tensor that many ranks share is read once
+            seen[place] = first.setdefault(_content_key(value), value)
+    return [seen[_memory_key(value)] for value in values]
 
 
-def _place(x: Tensor) -> Any:
-    """What tensors have in common that are the same memory, read alike."""
+def _memory_key(x: Tensor) -> Any:
+    """A key that is equal for tensors that read the same memory alike."""
     if x.layout is not torch.strided or x.device.type != "cpu":
         return id(x)
     return (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.is_conj(), x.is_neg())
 
 
-def _meaning(x: Tensor) -> Any:
-    """What equal tensors have in common, and no others (a digest of 16 bytes stands for the bits)."""
+def _content_key(x: Tensor) -> Any:
+    """A key that is equal for equal tensors only, with a digest of 16 bytes for the bits."""
     if x.layout is not torch.strided or x.device.type != "cpu":
         return id(x)
     bits = x.resolve_conj().resolve_neg().contiguous()
@@ -107,17 +110,17 @@ def _meaning(x: Tensor) -> Any:
     return (tuple(x.shape), x.stride(), x.dtype, digest)
 
 
-def of_rows(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:
-    """The cells of a value with one tensor for each row of `whole`, and which rank reads what.
+def cells_of_rows(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:
+    """The cells and the partition of a value with one tensor for each row of `whole`.
 
-    Rows that are the same object are held once, and those of one shape in one stack.
+    Rows that are the same object are stored once, and rows of one shape in one stack.
     """
     place: dict[int, int] = {}
     number = np.array([place.setdefault(id(row), len(place)) for row in rows])
     kept = [rows[int(first)] for first in np.unique(number, return_index=True)[1]]
     groups: dict[Any, list[int]] = {}
     for index, row in enumerate(kept):
-        groups.setdefault(kind_of(row), []).append(index)
+        groups.setdefault(row_layout(row), []).append(index)
     order = [index for group in groups.values() for index in group]
     row_of = np.empty(len(kept), np.int64)
     row_of[order] = np.arange(len(order))
@@ -126,20 +129,20 @@ def of_rows(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]
     return cells, partition(by_rank, [len(group) for group in groups.values()])
 
 
-def joined(cells: Cells, held: Partition, *, by_shape: bool = False) -> tuple[Cells, Partition]:
-    """Fresh cells, those of one shape and with the same strides in one stack; `by_shape` lets strides differ."""
+def merge_alike(cells: Cells, held: Partition, *, by_shape: bool = False) -> tuple[Cells, Partition]:
+    """The cells with those of one shape and strides merged into one stack; `by_shape` lets strides differ."""
     if len(cells) == 1:
         return cells, held
-    kinds = tuple(_row_kind(*pair) for pair in zip(cells, held.sizes, strict=True))
+    kinds = tuple(row_layout(*pair) for pair in zip(cells, held.sizes, strict=True))
     if by_shape:
         kinds = tuple(kind[:1] for kind in kinds)
     if len(set(kinds)) == len(kinds):
         return cells, held
-    whole, groups = merged(held, kinds)
-    return tuple(_one(group, cells, held) for group in groups), whole
+    whole, groups = merge_cells(held, kinds)
+    return tuple(_merge_group(group, cells, held) for group in groups), whole
 
 
-def _one(group: tuple[int, ...], cells: Cells, held: Partition) -> Tensor:
+def _merge_group(group: tuple[int, ...], cells: Cells, held: Partition) -> Tensor:
     if len(group) == 1:
         return cells[group[0]]
     if all(held.sizes[index] == 1 for index in group):
@@ -156,26 +159,17 @@ def _one(group: tuple[int, ...], cells: Cells, held: Partition) -> Tensor:
     return fresh
 
 
-def _row_kind(cell: Tensor, rows: int) -> Any:
-    """What the rows of cells that can be one have in common."""
-    if cell.layout is not torch.strided:
-        return (id(cell),)
-    return (tuple(cell.shape[1:]), cell.stride()[1:]) if rows > 1 else (tuple(cell.shape), cell.stride())
+def has_sym_ints(index: object) -> bool:
+    """Whether an index contains ints that may differ between ranks."""
+    if type(index) is tuple:
+        return any(type(one) is torch.SymInt for one in index)
+    return type(index) is torch.SymInt
 
 
-# What torch takes apart before any op is dispatched: the index in `x[...]`, and lists that become tensors.
+def index_by_rank(x: Tensor, index: Any) -> Tensor:
+    """`x[index]` as a view, where ints may differ between ranks.  Raises `NotInLockstep` for tensors in the index.
 
-
-def differs(index: Any) -> bool:
-    """Whether an index has ints among it that may differ between ranks."""
-    kind = type(index)
-    return kind is torch.SymInt or (kind is tuple and any(type(one) is torch.SymInt for one in index))
-
-
-def picked(x: Tensor, index: Any) -> Tensor:
-    """`x[index]`, where ints may differ between ranks: a view.  Raises `NotInLockstep` if tensors are among them.
-
-    >>> picked(torch.arange(6).view(2, 3), (..., None, 1))
+    >>> index_by_rank(torch.arange(6).view(2, 3), (..., None, 1))
     tensor([[1],
             [4]])
     """
@@ -197,17 +191,17 @@ def picked(x: Tensor, index: Any) -> Tensor:
     return x
 
 
-def stacked(data: Any, kind: type[Tensor], plain: Callable[[Any], Tensor]) -> Tensor | None:
-    """The tensor of nested lists with tensors of that kind among their items; None if there are none.
+def stack_nested(data: Any, kind: type[Tensor], plain: Callable[[Any], Tensor]) -> Tensor | None:
+    """The tensor of nested lists that contain tensors of that class; None if they contain none.
 
-    >>> stacked([torch.tensor(1), 2.5], Tensor, torch.tensor)
+    >>> stack_nested([torch.tensor(1), 2.5], Tensor, torch.tensor)
     tensor([1.0000, 2.5000])
     """
     if isinstance(data, kind):
         return data.detach()
     if not isinstance(data, list | tuple):
         return None
-    found = [stacked(one, kind, plain) for one in data]
+    found = [stack_nested(one, kind, plain) for one in data]
     if all(one is None for one in found):
         return None
     return torch.stack([plain(given) if one is None else one for given, one in zip(data, found, strict=True)])

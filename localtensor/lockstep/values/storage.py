@@ -1,7 +1,7 @@
-"""What views share: a write of finer values splits the memory under all views of it at once.
+"""Memory that views share: a write of finer values splits it for all its views at once.
 
-A cell with k rows lies in one storage as k blocks of equal size, one behind the other, so that every view of a row
-has the same place in its block.  Splitting copies blocks, and puts each view at its old place in its new block.
+A cell with k rows is k consecutive blocks of equal size in one storage, so that every view of a row has the same offset
+in its block.  Splitting copies blocks and puts each view at its old offset in the new block.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from localtensor.lockstep.values.partition import Partition, Take, common, takes, with_rest
-from localtensor.lockstep.values.stacks import in_blocks, joined
+from localtensor.lockstep.values.partition import Partition, RowSelection, refinement, selections, with_remaining_ranks
+from localtensor.lockstep.values.stacks import as_blocks, merge_alike
 
 
-class Member(Protocol):
-    """A tensor that lives in a memory: a LocalTensor."""
+class MemoryMember(Protocol):
+    """A LocalTensor, as a view of a memory."""
 
     _cells: tuple[Tensor, ...]
     _partition: Partition
@@ -29,18 +29,18 @@ class Member(Protocol):
 class Memory:
     """The blocks behind a tensor and its views.
 
-    `outside` says that the first tensor is none of ours: it was made outside of the mode, and is one for all ranks.
+    `outside` marks the memory of a tensor that was made outside of the mode, and is the same on all ranks.
     """
 
     __slots__ = ("__weakref__", "_members", "_most", "outside")
 
-    def __init__(self, first: Member | None = None, *, outside: bool = False) -> None:
+    def __init__(self, first: MemoryMember | None = None, *, outside: bool = False) -> None:
         self._members = [] if first is None else [weakref.ref(first)]
         self._most = 64
         self.outside = outside
 
-    def join(self, member: Member) -> None:
-        """The member lies here from now on, and nowhere else."""
+    def join(self, member: MemoryMember) -> None:
+        """Move a tensor to this memory from its former one."""
         if member._memory is not None:
             member._memory.leave(member)
         self._members.append(weakref.ref(member))
@@ -49,19 +49,19 @@ class Memory:
             self._members = [one for one in self._members if one() is not None]
             self._most = max(64, 2 * len(self._members))
 
-    def leave(self, member: Member) -> None:
-        """Nothing here refers to the member."""
+    def leave(self, member: MemoryMember) -> None:
+        """Remove a tensor from this memory."""
         self._members = [one for one in self._members if one() is not member]
 
-    def members(self) -> list[Member]:
-        """Those that still live."""
+    def members(self) -> list[MemoryMember]:
+        """The tensors that are still alive."""
         return [member for one in self._members if (member := one()) is not None]
 
     def split(self, finer: Partition) -> None:
-        """All members are held by this finer partition."""
+        """Refine all members to this partition."""
         members = self.members()
-        wanted = takes(finer, members[0]._partition)
-        once = _used_once(wanted, finer)
+        wanted = selections(finer, members[0]._partition)
+        once = _cells_used_once(wanted, finer)
         unit = max(member._cells[0].element_size() for member in members)
         blocks = [
             _block(take, members[0]._cells[take.cell], rows, unit, keep=take.cell in once)
@@ -69,51 +69,51 @@ class Memory:
         ]
         for member in members:
             member._cells = tuple(
-                _placed(member._cells[take.cell], block, finer.sizes[cell], member._partition.sizes[take.cell])
+                _view_in_storage(member._cells[take.cell], block, finer.sizes[cell], member._partition.sizes[take.cell])
                 for cell, (take, block) in enumerate(zip(wanted, blocks, strict=True))
             )
             member._partition = finer
 
 
-class RowsApart(Exception):
-    """The op has to be done with a cell for each row: no stack can hold them, or no view of a stack is what is asked."""
+class SeparateRows(Exception):
+    """The op has to run with a cell for each row: no stack can hold them, or its result is no view of a stack."""
 
 
-def memory_of(x: Member) -> Memory:
-    """The memory that a tensor lives in; from now on, it has one."""
+def memory_of(x: MemoryMember) -> Memory:
+    """The memory of a tensor, made if it has none."""
     if x._memory is None:
-        x._cells = _in_blocks(x)
+        x._cells = _cells_as_blocks(x)
         x._memory = Memory(x)
     return x._memory
 
 
-def make_finer(x: Member, finer: Partition) -> None:
-    """The tensor, and whatever shares memory with it, is held by this finer partition.
+def refine(x: MemoryMember, finer: Partition) -> None:
+    """Refine a tensor, and all that share memory with it, to this partition.
 
-    Ranks that hold nothing in the finer one keep what they have, in cells behind those of the others.
+    Ranks that hold nothing in the finer partition keep their values, in cells behind the others.
     """
     if x._partition is finer:
         return
     if not finer.complete:
-        finer = with_rest(finer, x._partition)
+        finer = with_remaining_ranks(finer, x._partition)
     if x._memory is not None:
         x._memory.split(finer)
     elif x._cells[0].layout is torch.strided:
-        x._cells = _in_blocks(x)
+        x._cells = _cells_as_blocks(x)
         Memory(x).split(finer)
     elif finer.rows > len(finer.sizes):
-        raise RowsApart
+        raise SeparateRows
     else:
-        wanted = takes(finer, x._partition)
+        wanted = selections(finer, x._partition)
         x._cells, x._partition = tuple(x._cells[take.cell].clone() for take in wanted), finer
 
 
-def _in_blocks(x: Member) -> tuple[Tensor, ...]:
-    return tuple(in_blocks(cell, size) for cell, size in zip(x._cells, x._partition.sizes, strict=True))
+def _cells_as_blocks(x: MemoryMember) -> tuple[Tensor, ...]:
+    return tuple(as_blocks(cell, size) for cell, size in zip(x._cells, x._partition.sizes, strict=True))
 
 
-def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
-    """The old cells that one new cell takes as they are: nothing has to be copied."""
+def _cells_used_once(wanted: tuple[RowSelection, ...], finer: Partition) -> set[int]:
+    """The old cells that a single new cell takes unchanged, so that nothing is copied."""
     users = Counter(take.cell for take in wanted)
     return {
         take.cell
@@ -122,13 +122,13 @@ def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
     }
 
 
-def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> torch.UntypedStorage:
-    """The blocks of a new cell's rows, in a storage of their own.  A view of the largest items starts no block askew."""
+def _block(take: RowSelection, cell: Tensor, rows: int, unit: int, *, keep: bool) -> torch.UntypedStorage:
+    """The storage of a new cell's rows; blocks are padded to the item size `unit`, so that all views stay aligned."""
     storage = cell.untyped_storage()
     if keep:
         return storage
     if storage.nbytes() == 0:
-        return torch.UntypedStorage(0, device=cell.device)  # of its own: an op may give it another size
+        return torch.UntypedStorage(0, device=cell.device)  # a new one: an op may resize it
     flat = torch.empty(0, dtype=torch.uint8, device=cell.device).set_(storage)
     if take.rows is not None or take.stacked:
         blocks = flat.view(cell.shape[0], storage.nbytes() // cell.shape[0])
@@ -140,8 +140,8 @@ def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> tor
     return flat.clone(memory_format=torch.contiguous_format).untyped_storage()
 
 
-def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: int) -> Tensor:
-    """The same view of each row as before, in the new blocks."""
+def _view_in_storage(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: int) -> Tensor:
+    """The view of each row at its old offset in the new blocks."""
     size, stride = tuple(old.shape), old.stride()
     if rows_before > 1:
         size, stride = size[1:], stride[1:]
@@ -157,45 +157,45 @@ def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: 
     return fresh
 
 
-def overlaps(written: Sequence[object], read: Sequence[Member]) -> bool:
-    """Whether one that is written and another lie in part in the same places."""
+def any_overlap(written: Sequence[object], read: Sequence[MemoryMember]) -> bool:
+    """Whether a tensor that is written and another one overlap in memory."""
     for x in written:
         memory = getattr(x, "_memory", None)
         for y in read if memory is not None else ():
-            if y is not x and y._memory is memory and _reaches(x, y):  # type: ignore[arg-type]
+            if y is not x and y._memory is memory and _overlap_on_some_rank(x, y):  # type: ignore[arg-type]
                 return True
     return False
 
 
-def _reaches(x: Member, y: Member) -> bool:
-    """Whether, on some rank, both lie in part in one stretch of memory."""
+def _overlap_on_some_rank(x: MemoryMember, y: MemoryMember) -> bool:
+    """Whether both overlap in memory on some rank."""
     for mine, theirs, rows in zip(x._cells, y._cells, x._partition.sizes, strict=False):
-        (a, b), (c, d) = (_stretch(cell[0] if rows > 1 else cell) for cell in (mine, theirs))
+        (a, b), (c, d) = (_byte_range(cell[0] if rows > 1 else cell) for cell in (mine, theirs))
         if a < d and c < b:
             return True
     return False
 
 
-def _stretch(row: Tensor) -> tuple[int, int]:
-    """Where a row begins in its block and where it ends, in bytes."""
+def _byte_range(row: Tensor) -> tuple[int, int]:
+    """The first byte of a row in its block, and the byte behind its last."""
     start = int(row.storage_offset()) * row.element_size()
     far = sum((size - 1) * step for size, step in zip(row.shape, row.stride(), strict=True))
     return start, start + (int(far) + 1) * row.element_size() if row.numel() else start
 
 
-def overwrite(x: Member, cells: tuple[Tensor, ...], held: Partition) -> None:
-    """The tensor holds these fresh values, and all its views see them.
+def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> None:
+    """Write these values, which share no memory with others, to a tensor and its views.
 
-    Where the tensor is all that lies in its memory, the values are held as they come, however coarse; else they are
-    copied to where it lies.  Each rank's value has as many elements as its tensor.
+    A tensor that fills its memory takes the cells and their partition, however coarse; else values are copied in place.
+    Each rank's value has as many elements as its tensor.
     """
     if _is_whole(x):
         shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
         if all(cell.numel() == shape.numel() * rows for cell, rows in zip(cells, held.sizes, strict=True)):
-            _replace(x, [_shaped(cell, rows, shape) for cell, rows in zip(cells, held.sizes, strict=True)], held)
+            _replace_cells(x, [_shaped(cell, rows, shape) for cell, rows in zip(cells, held.sizes, strict=True)], held)
             return
-    make_finer(x, common(x._partition, held))
-    for cell, rows, take in zip(x._cells, x._partition.sizes, takes(x._partition, held), strict=True):
+    refine(x, refinement(x._partition, held))
+    for cell, rows, take in zip(x._cells, x._partition.sizes, selections(x._partition, held), strict=True):
         shape = cell.shape[1:] if rows > 1 else cell.shape
         value = take.of(cells)
         cell.copy_(value.reshape(rows, *shape) if take.stacked else value.reshape(shape))
@@ -205,27 +205,28 @@ def _shaped(cell: Tensor, rows: int, shape: torch.Size) -> Tensor:
     return cell.reshape(rows, *shape) if rows > 1 else cell.reshape(shape)
 
 
-def _is_whole(x: Member) -> bool:
-    """Whether the tensor is dense, of one shape on all ranks, and alone fills its memory."""
+def _is_whole(x: MemoryMember) -> bool:
+    """Whether the tensor is dense, has one shape on all ranks, and fills its memory."""
     if len(x._cells) != 1 or (x._memory is not None and x._memory.outside):
         return False
     cell = x._cells[0]
     return cell.is_contiguous() and cell.untyped_storage().nbytes() == cell.numel() * cell.element_size()
 
 
-def _alone(cell: Tensor) -> Tensor:
-    """The dense cell in a storage that holds nothing else."""
+def _in_own_storage(cell: Tensor) -> Tensor:
+    """The dense cell, in a storage that holds nothing else."""
     return cell if cell.untyped_storage().nbytes() == cell.numel() * cell.element_size() else cell.clone()
 
 
-def _replace(x: Member, cells: list[Tensor], held: Partition) -> None:
+def _replace_cells(x: MemoryMember, cells: list[Tensor], held: Partition) -> None:
     if len(cells) > 1:
-        fresh, held = joined(tuple(cells), held, by_shape=True)
+        fresh, held = merge_alike(tuple(cells), held, by_shape=True)
         cells = list(fresh)
-    cells = [_alone(cell.contiguous()) for cell in cells]
+    cells = [_in_own_storage(cell.contiguous()) for cell in cells]
     for member in [x] if x._memory is None else x._memory.members():
         old, before = member._cells[0], member._partition.sizes[0]
         member._cells = tuple(
-            _placed(old, cell.untyped_storage(), rows, before) for cell, rows in zip(cells, held.sizes, strict=True)
+            _view_in_storage(old, cell.untyped_storage(), rows, before)
+            for cell, rows in zip(cells, held.sizes, strict=True)
         )
         member._partition = held

@@ -1,7 +1,7 @@
-"""What torch's SymInt and SymBool ask, and its C++: nodes that compute for all ranks at once.
+"""Nodes of torch's SymInt and SymBool that compute for all ranks at once.
 
-What comes out the same for all ranks is a plain int or bool again; what does not cannot steer the one control flow,
-and says so.  `rank_ints` makes them.
+A result that is the same on all ranks becomes a plain int or bool; one that differs cannot decide a branch, and raises.
+lockstep/values/rank_int.py makes the SymInts.
 """
 
 import operator
@@ -12,27 +12,27 @@ import numpy as np
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
-from localtensor.lockstep.values.formatting import accumulates, by_rank, cut, one_answer, place_here, short
+from localtensor.errors import AnotherMode, NotHeld, NotInLockstep
+from localtensor.lockstep.values.formatting import divergence, format_ints, keeps_grad, one_answer, shorten, user_place
+from localtensor.lockstep.values.partition import Array
 
-Array = np.ndarray[Any, Any]
-_MOST = 2**63 - 1  # of torch's ints and of numpy's
-# These of torch's files, where they guess that no, go on to what is right for each rank, or raise.
-_UNHURT = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
+_MAX_INT = 2**63 - 1  # of torch's ints and of numpy's
+# In these files of torch the guess "false" leads to code that is right for each rank, or raises.
+_SAFE_IN = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
 _FLOATS = "it would be a float of its own on each rank, and only ints can be that"
 
 
 class _Node:
-    """What torch asks of any node.
+    """The methods that torch calls on any node.
 
-    It asks for its own SymNode by isinstance, which is all that we share with that: it holds an expression of sympy's.
+    `__class__` passes torch's isinstance checks for SymNode, which itself holds a sympy expression.
     """
 
     __slots__ = ()
     __class__ = property(lambda self: SymNode)
     constant: Any = None
     held: Array | None = None
-    expr = shape_env = _hint = None  # torch's `statically_known_true` and its like find that nothing is known
+    expr = shape_env = _hint = None  # for torch's `statically_known_true`: nothing is known
     words: Any = property(repr)
     pytype: type
     values: Any
@@ -51,7 +51,7 @@ class _Node:
         return False
 
     is_nested_int = is_symbolic = is_constant
-    has_hint = is_constant  # with a hint, torch would ask for the sizes one by one, and not for the answer of each rank
+    has_hint = is_constant  # with a hint, torch would ask for each size, not for the answer of each rank
 
     def maybe_as_int(self) -> int | None:
         return None
@@ -60,7 +60,7 @@ class _Node:
         return self
 
     def wrap_int(self, num: int) -> "_Node":
-        return Same(num)
+        return Constant(num)
 
     wrap_bool = wrap_float = wrap_int
 
@@ -79,22 +79,22 @@ Method = Callable[[_Node, Any], _Node]
 def _arithmetic(
     sign: str, fn: Callable[[int, int], int], quick: Any = None, bound: Callable[[int, int], int] | None = None
 ) -> Method:
-    """The method for one operator: numpy's `quick` where `bound` says that the result fits, else Python's own."""
+    """The method for one operator: numpy's `quick` where the result's `bound` fits int64, else Python's arithmetic."""
 
     def method(self: _Node, other: Any) -> _Node:
         other = _operand(sign, other)
-        if type(self) is Same and type(other) is Same:
-            return Same(fn(self.constant, other.constant))
-        held = _held(sign, self, other)
-        if bound is None or (most := bound(self.most, other.most)) > _MOST:
-            return _slowly(sign, fn, self, other, held)
-        return ints(quick(self.values, other.values), held, most)
+        if type(self) is Constant and type(other) is Constant:
+            return Constant(fn(self.constant, other.constant))
+        held = _holders(sign, self, other)
+        if bound is None or (most := bound(self.most, other.most)) > _MAX_INT:
+            return _by_python_ints(sign, fn, self, other, held)
+        return int_node(quick(self.values, other.values), held, most)
 
     return method
 
 
 def _division(sign: str, fn: Callable[[int, int], int], quick: Any) -> Method:
-    """The same, for an operator that refuses zero."""
+    """The method for an operator that raises for zero divisors."""
     plainly = _arithmetic(sign, fn, quick, max)
 
     def method(self: _Node, other: Any) -> _Node:
@@ -104,15 +104,15 @@ def _division(sign: str, fn: Callable[[int, int], int], quick: Any) -> Method:
 
 
 def _divisor(sign: str, fn: Callable[[int, int], Any], one: _Node, other: Any) -> Any:
-    """The other operand, with no zero left in it."""
+    """The divisor as a node without zeros.  Raises `RanksDiverge` if it is zero on some ranks that hold it."""
     other = _operand(sign, other)
     zero = other.values == 0
     if zero is True:
-        fn(1, 0)  # raises what it does on each rank
-    if type(other) is not Same and zero.any():
-        held = _held(sign, one, other)
+        fn(1, 0)  # raises ZeroDivisionError, as on each rank
+    if type(other) is not Constant and zero.any():
+        held = _holders(sign, one, other)
         if (zero if held is None else zero & held).any():
-            raise RanksDiverge(sign, "divisor, zero on some ranks", by_rank(other.values, other.held), place_here())
+            raise divergence(sign, "divisor, zero on some ranks", other.values, other.held)
         return RankInts(np.where(zero, 1, other.values), other.held)
     return other
 
@@ -120,18 +120,18 @@ def _divisor(sign: str, fn: Callable[[int, int], Any], one: _Node, other: Any) -
 def _comparison(sign: str, fn: Callable[[Any, Any], Any], kind: type | None = None) -> Method:
     def method(self: _Node, other: Any) -> _Node:
         other = _operand(sign, other, kind)
-        if kind is bool and type(other) is Same:
+        if kind is bool and type(other) is Constant:
             return self if other.constant is (sign == "and") else other
-        if type(self) is Same and type(other) is Same:
-            return Same(fn(self.constant, other.constant))
-        held = _held(sign, self, other)
-        return _bools(fn(self.values, other.values), held, lambda: f"{self.words} {sign} {other.words}")
+        if type(self) is Constant and type(other) is Constant:
+            return Constant(fn(self.constant, other.constant))
+        held = _holders(sign, self, other)
+        return _bool_node(fn(self.values, other.values), held, lambda: f"{self.words} {sign} {other.words}")
 
     return method
 
 
 class _Ints(_Node):
-    """The operators of ints, on a number of each rank or one for all."""
+    """The operators of ints."""
 
     __slots__ = ()
     add = _arithmetic("+", operator.add, np.add, operator.add)
@@ -139,9 +139,9 @@ class _Ints(_Node):
     mul = _arithmetic("*", operator.mul, np.multiply, operator.mul)
     sym_max = _arithmetic("max", max, np.maximum, max)
     sym_min = _arithmetic("min", min, np.minimum, max)
-    bitwise_and = _arithmetic("&", operator.and_, np.bitwise_and, lambda a, b: max(a, b, _MOST))
-    bitwise_or = _arithmetic("|", operator.or_, np.bitwise_or, lambda a, b: max(a, b, _MOST))
-    bitwise_xor = _arithmetic("^", operator.xor, np.bitwise_xor, lambda a, b: max(a, b, _MOST))
+    bitwise_and = _arithmetic("&", operator.and_, np.bitwise_and, lambda a, b: max(a, b, _MAX_INT))
+    bitwise_or = _arithmetic("|", operator.or_, np.bitwise_or, lambda a, b: max(a, b, _MAX_INT))
+    bitwise_xor = _arithmetic("^", operator.xor, np.bitwise_xor, lambda a, b: max(a, b, _MAX_INT))
     lshift = _arithmetic("<<", operator.lshift)
     rshift = _arithmetic(">>", operator.rshift)
     pow = pow_by_natural = _arithmetic("**", operator.pow, np.power, lambda a, b: max(a, 1) ** min(b, 64))
@@ -156,15 +156,15 @@ class _Ints(_Node):
 
     def int_truediv(self, other: Any) -> _Node:
         other = _divisor("/", operator.truediv, self, other)
-        quotients = set(_exactly(operator.truediv, self, other, _held("/", self, other)))
+        quotients = set(_exactly(operator.truediv, self, other, _holders("/", self, other)))
         if len(quotients) > 1:
             raise NotInLockstep(f"{self.words} / {other.words}", _FLOATS)
-        return Same(quotients.pop())
+        return Constant(quotients.pop())
 
     truediv = int_truediv
 
     def neg(self) -> _Node:
-        return Same(0).sub(self)
+        return Constant(0).sub(self)
 
     def abs(self) -> _Node:
         return self.sym_max(self.neg())
@@ -175,24 +175,24 @@ class _Ints(_Node):
     ceil = trunc = pos = round = floor
 
     def is_non_overlapping_and_dense(self, sizes: Sequence[Any], strides: Sequence[Any]) -> _Node:
-        """Torch answers it for each different tensor."""
+        """The answer of torch for each different tensor."""
         nodes = [_operand("layout", node) for node in (*sizes, *strides)]
-        held, world = _held("layout", self, *nodes), len(self.values)
+        held, world = _holders("layout", self, *nodes), len(self.values)
         ranks = np.arange(world) if held is None else np.flatnonzero(held)
         columns = [*zip(*(np.broadcast_to(node.values, world)[ranks].tolist() for node in nodes), strict=True)]
         answers, values = {column: _dense(column) for column in set(columns)}, np.zeros(world, bool)
         values[ranks] = [answers[column] for column in columns]
-        return _bools(values, held, lambda: "is_non_overlapping_and_dense")
+        return _bool_node(values, held, lambda: "is_non_overlapping_and_dense")
 
     def sym_sum(self, terms: Sequence[Any]) -> _Node:
-        total: _Node = Same(0)
+        total: _Node = Constant(0)
         for term in terms:
             total = _Ints.add(total, term)
         return total
 
 
-class Same(_Ints):
-    """A number that all ranks share, as an operand or a result; torch takes `constant` out of it."""
+class Constant(_Ints):
+    """A number or bool that all ranks share, as an operand or a result; torch reads `constant`."""
 
     __slots__ = ("constant", "most", "pytype", "values")
 
@@ -226,7 +226,7 @@ class Same(_Ints):
         return self if self.constant else other
 
     def sym_not(self) -> _Node:
-        return Same(not self.constant)
+        return Constant(not self.constant)
 
     def sym_ite(self, then: Any, otherwise: Any) -> Any:
         return then if self.constant else otherwise
@@ -235,7 +235,7 @@ class Same(_Ints):
 class RankInts(_Ints):
     """The node of an int that differs between ranks: `values` int64 of shape [world], `held` bool of that shape or None.
 
-    None stands for all ranks; where `held` is False, the value means nothing.  The values are read-only from now on.
+    `held` None marks all ranks; the value of a rank that holds none has no meaning.  The values become read-only.
 
     >>> RankInts(np.array([0, 1, 2])).add(2)
     RankInts(2, 3, 4)
@@ -244,25 +244,25 @@ class RankInts(_Ints):
     __slots__ = ("_most", "held", "values")
     pytype = int
 
-    def __init__(self, values: Array, held: Array | None = None, most: int = _MOST) -> None:
+    def __init__(self, values: Array, held: Array | None = None, most: int = _MAX_INT) -> None:
         values.setflags(write=False)
         self.values, self.held, self._most = values, held, most
 
     @property
     def most(self) -> int:  # type: ignore[override]
-        """No value is further from zero; exact where it may be so large that a product no longer fits."""
+        """A bound of the absolute values; exact where a product might not fit int64."""
         if self._most >= 2**31:
             self._most = max(int(self.values.max()), -int(self.values.min()))
         return self._most
 
     def __repr__(self) -> str:
-        return f"RankInts({short(self.values, self.held)})"
+        return f"RankInts({format_ints(self.values, self.held)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RankInts, (np.array(self.values), self.held)
 
     def int_(self) -> NoReturn:
-        raise RanksDiverge("int", "value", by_rank(self.values, self.held), place_here())
+        raise divergence("int", "value", self.values, self.held)
 
     def guard_int(self, file: str, line: int) -> NoReturn:
         self.int_()
@@ -271,7 +271,7 @@ class RankInts(_Ints):
 class RankBools(_Node):
     """The node of a bool that differs between ranks: `values` bool of shape [world], `held` as for `RankInts`.
 
-    `words` say what was asked.  Where torch must know one answer, it raises `RanksDiverge`.
+    `words` describe the question.  Where torch needs one answer, it raises `RanksDiverge`.
     """
 
     __slots__ = ("held", "values", "words")
@@ -283,22 +283,22 @@ class RankBools(_Node):
         self.values, self.held, self.words = values, held, words
 
     def __repr__(self) -> str:
-        return f"RankBools({short(self.values, self.held)})"
+        return f"RankBools({format_ints(self.values, self.held)})"
 
     def bool_(self) -> bool:
         return one_answer(self.words, self.values, self.held)
 
     def guard_bool(self, file: str, line: int) -> bool:
-        return accumulates(self.words) or self.bool_()
+        return keeps_grad(self.words) or self.bool_()
 
     guard_size_oblivious = guard_bool
 
     def expect_true(self, file: str, line: int) -> NoReturn:
-        raise RanksDiverge("torch._check", self.words, by_rank(self.values, self.held), place_here())
+        raise divergence("torch._check", self.words, self.values, self.held)
 
     def guard_or_false(self, file: str, line: int) -> bool:
-        """Torch goes on with either answer, and not always to what eager computes: so it is refused."""
-        if not file.endswith(_UNHURT):
+        """Raises outside of `_SAFE_IN`: elsewhere torch does not always go on to what eager mode computes."""
+        if not file.endswith(_SAFE_IN):
             self.bool_()
         return False
 
@@ -313,36 +313,37 @@ class RankBools(_Node):
     eq = _comparison("==", operator.eq)
 
     def sym_not(self) -> _Node:
-        return RankBools(~self.values, self.held, cut(f"not ({self.words})"))
+        return RankBools(~self.values, self.held, shorten(f"not ({self.words})"))
 
     def sym_ite(self, then: Any, otherwise: Any) -> _Node:
         then, otherwise = _operand("sym_ite", then), _operand("sym_ite", otherwise)
-        values, held = np.where(self.values, then.values, otherwise.values), _held("sym_ite", self, then, otherwise)
+        held = _holders("sym_ite", self, then, otherwise)
+        values = np.where(self.values, then.values, otherwise.values)
         if then.pytype is bool and otherwise.pytype is bool:
-            return _bools(values, held, lambda: f"{then.words} if {self.words} else {otherwise.words}")
-        return ints(values.astype(np.int64), held)
+            return _bool_node(values, held, lambda: f"{then.words} if {self.words} else {otherwise.words}")
+        return int_node(values.astype(np.int64), held)
 
 
 def _operand(sign: str, x: Any, kind: type | None = None) -> Any:
-    """A node of ours; of this kind, if one is given."""
-    if type(x) not in (RankInts, Same, RankBools):
+    """The operand as a node of this module, with `pytype` kind if one is given.  Raises `NotInLockstep`."""
+    if type(x) not in (RankInts, Constant, RankBools):
         constant = x if type(x) is int else getattr(x, "maybe_as_int", lambda: None)()
         if constant is None:
-            raise NotInLockstep(f"{sign} with {cut(repr(x))}", "it is neither one int nor an int of each rank")
-        x = Same(constant)
+            raise NotInLockstep(f"{sign} with {shorten(repr(x))}", "it is neither one int nor an int of each rank")
+        x = Constant(constant)
     if x.pytype is float or (kind is not None and x.pytype is not kind):
         raise NotInLockstep(f"{sign} with {x.words}", _FLOATS if x.pytype is float else "its operands are bools")
     return x
 
 
-def _held(sign: str, *nodes: _Node) -> Array | None:
-    """Who holds all of them."""
+def _holders(sign: str, *nodes: _Node) -> Array | None:
+    """The ranks that hold all operands; None if all do.  Raises `AnotherMode`, and `NotHeld` if no rank does."""
     found, world = None, 0
     for node in nodes:
-        if type(node) is Same:
+        if type(node) is Constant:
             continue
         if world not in (0, len(node.values)):
-            raise AnotherMode(sign, place_here())
+            raise AnotherMode(sign, user_place())
         world = len(node.values)
         held = node.held
         if found is None or held is None or held is found:
@@ -355,8 +356,8 @@ def _held(sign: str, *nodes: _Node) -> Array | None:
     return found
 
 
-def ints(values: Array, held: Array | None, most: int = _MOST) -> _Node:
-    """The node for int64 of shape [world]: one number if all that hold one have the same."""
+def int_node(values: Array, held: Array | None, most: int = _MAX_INT) -> _Node:
+    """The node for int64 of shape [world]: one number if all ranks that hold one have the same."""
     if held is not None:
         values = np.where(held, values, 0)
         first = values.item(int(held.argmax()))
@@ -364,14 +365,14 @@ def ints(values: Array, held: Array | None, most: int = _MOST) -> _Node:
     else:
         first = values.item(0)
         same = first == values.item(-1) and bool((values == first).all())
-    return Same(first) if same else RankInts(values, held, most)
+    return Constant(first) if same else RankInts(values, held, most)
 
 
-def _bools(values: Array, held: Array | None, words: Callable[[], str]) -> _Node:
+def _bool_node(values: Array, held: Array | None, words: Callable[[], str]) -> _Node:
     true = np.count_nonzero(values if held is None else values & held)
     if true == 0 or true == (len(values) if held is None else np.count_nonzero(held)):
-        return Same(bool(true))
-    return RankBools(values, held, cut(words()))
+        return Constant(bool(true))
+    return RankBools(values, held, shorten(words()))
 
 
 def _dense(sizes_strides: tuple[int, ...]) -> bool:
@@ -382,16 +383,16 @@ def _dense(sizes_strides: tuple[int, ...]) -> bool:
 
 
 def _exactly(fn: Callable[[int, int], Any], one: _Node, other: _Node, held: Array | None) -> list[Any]:
-    """The results of those ranks that hold both, by Python's own arithmetic."""
+    """The results of the ranks that hold both operands, by Python's arithmetic."""
     a, b = np.broadcast_arrays(np.asarray(one.values, object), np.asarray(other.values, object))
     pairs = zip(a if held is None else a[held], b if held is None else b[held], strict=True)
     return [fn(x, y) for x, y in pairs]
 
 
-def _slowly(sign: str, fn: Callable[[int, int], int], one: _Node, other: _Node, held: Array | None) -> _Node:
+def _by_python_ints(sign: str, fn: Callable[[int, int], int], one: _Node, other: _Node, held: Array | None) -> _Node:
     results = _exactly(fn, one, other, held)
-    if any(type(x) is not int or not -_MOST - 1 <= x <= _MOST for x in results):
+    if any(type(x) is not int or not -_MAX_INT - 1 <= x <= _MAX_INT for x in results):
         raise NotInLockstep(f"{one.words} {sign} {other.words}", "an int of each rank has 64 bits, which are too few")
     values = np.zeros(len(results) if held is None else len(held), np.int64)
     values[slice(None) if held is None else held] = results
-    return ints(values, held)
+    return int_node(values, held)

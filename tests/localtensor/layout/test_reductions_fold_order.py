@@ -19,5 +19,5 @@ def test_eight_are_folded_one_after_the_other_and_more_in_pairs(held, said):
 @pytest.mark.parametrize("members", [7, 8, 9, 10, 16, 17, 18, 33])
 def test_a_stack_is_folded_in_the_same_order_to_the_bit(members):
     rows = torch.randn(members, 50, generator=torch.Generator().manual_seed(members)) * 1e3
-    done = stacked_collectives.reduced(rows, stacked_collectives.fold_plan(np.arange(members)[None]), "sum")
+    done = stacked_collectives.reduce_rows(rows, stacked_collectives.fold_plan(np.arange(members)[None]), "sum")
     assert torch.equal(done[0], fold(list(rows), "sum"))

@@ -7,14 +7,14 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.row_intervals import (
-    beside,
     chunk,
-    cut_alike,
     cuts_of,
-    first_unlike,
+    first_differing,
     held_at,
-    held_by,
-    never_empty,
+    probe_coordinates,
+    rows_by_rank,
+    same_rows,
+    surely_nonempty,
 )
 from localtensor.layout.shards import split, strided_bounds
 from localtensor.layout.spec import Spec, StridedShard
@@ -41,7 +41,7 @@ def specs(draw):
 def test_every_rank_holds_the_rows_of_its_piece(spec):
     pieces = [piece.tolist() for piece in split(torch.arange(spec.shape[0]), spec)]
     [cut] = cuts_of(spec)
-    assert [rows(runs) for runs in held_by(spec.shape[0], cut, spec.mesh.sizes)] == pieces
+    assert [rows(runs) for runs in rows_by_rank(spec.shape[0], cut, spec.mesh.sizes)] == pieces
     for rank, piece in enumerate(pieces):
         assert rows(held_at(spec.shape[0], cut, spec.mesh.sizes, spec.mesh.coordinate(rank))) == piece
 
@@ -65,20 +65,20 @@ def test_cuts_are_alike_if_every_rank_has_the_same_rows(size, sizes, data):
         st.tuples(st.sampled_from(range(len(sizes))), st.integers(1, 3)), max_size=3, unique_by=lambda c: c[0]
     )
     one, other = (tuple(data.draw(axes)) for _ in range(2))
-    both = [[rows(runs) for runs in held_by(size, cut, sizes)] for cut in (one, other)]
-    assert cut_alike(size, one, other, sizes) == (both[0] == both[1])
+    both = [[rows(runs) for runs in rows_by_rank(size, cut, sizes)] for cut in (one, other)]
+    assert same_rows(size, one, other, sizes) == (both[0] == both[1])
     unlike = [rank for rank, (mine, theirs) in enumerate(zip(*both, strict=True)) if mine != theirs]
-    assert first_unlike(size, one, other, sizes) == (unlike[0] if unlike else None)
-    if never_empty(size, one, sizes):
+    assert first_differing(size, one, other, sizes) == (unlike[0] if unlike else None)
+    if surely_nonempty(size, one, sizes):
         assert all(both[0])
 
 
 def test_a_billion_rows_are_compared_by_their_runs():
     strided, ordered = ((0, 2), (1, 1)), ((1, 1), (0, 1))
-    assert cut_alike(6 * 10**9, strided, ordered, (3, 2))
-    assert not cut_alike(6 * 10**9 + 1, strided, ordered, (3, 2))
+    assert same_rows(6 * 10**9, strided, ordered, (3, 2))
+    assert not same_rows(6 * 10**9 + 1, strided, ordered, (3, 2))
     assert held_at(6 * 10**9, strided, (3, 2), (1, 1)) == ((4 * 10**9, 10**9),)
 
 
 def test_the_ranks_beside_the_first_are_second_on_one_axis():
-    assert list(beside((2, 1, 3))) == [(1, 0, 0), (0, 0, 1)]
+    assert list(probe_coordinates((2, 1, 3))) == [(1, 0, 0), (0, 0, 1)]

@@ -10,7 +10,7 @@ from localtensor.layout.shards import (
     assemble,
     assemble_axis,
     bounds,
-    length_of,
+    local_length,
     local_shape,
     local_shapes,
     shapes_on,
@@ -75,7 +75,7 @@ def test_an_order_is_that_of_a_mesh_whose_axes_are_turned(order, sizes, rows):
 def test_the_length_of_a_piece_is_that_of_its_chunks(size, factor, ranks):
     blocks = strided_bounds(size, factor, ranks)
     for rank in range(ranks):
-        assert length_of(size, factor, ranks, rank) == sum(block[rank][1] for block in blocks)
+        assert local_length(size, factor, ranks, rank) == sum(block[rank][1] for block in blocks)
 
 
 @given(size=st.integers(0, 40), factor=st.integers(1, 9), ranks=st.integers(1, 9))

@@ -34,7 +34,7 @@ _COLLECTIVES = (
     _bug("lockstep/comms/stacked_collectives", "later = places.reshape(ids.shape[0], -1) + len(codes)", "later = places.reshape(ids.shape[0], -1)",
          "the ranks that had no neighbour to be added to are left out of the sum, and others come in twice"),
     _bug("lockstep/comms/stacked_collectives", 'return divided(x, plan.members) if op == "avg" else x', "return x", "avg is a sum"),
-    _bug("lockstep/comms/collectives", "roots[whole.index], np.arange(whole.world))]", "roots[0], np.arange(whole.world))]",
+    _bug("lockstep/comms/collectives", "roots[family.index], np.arange(family.world))]", "roots[0], np.arange(family.world))]",
          "all groups get the tensor of the first group's root", "lockstep/comms/test_collectives", "lockstep/test_collectives_api"),
     _bug("lockstep/comms/collectives", "x.clone() if x.untyped_storage().data_ptr() in taken_up else x", "x",
          "a broadcast's result shares memory with what was brought", "lockstep/comms/test_collectives"),
@@ -66,9 +66,9 @@ _FOLDING = (
          "x[1:].add_(x[:-1]) is not refused where rank 0 holds no rows"),
     _bug("lockstep/dispatch/decompositions", "if any(value.dtype != out.dtype for value, out in zip(values, outs, strict=True)):\n        return",
          "if True:\n        return", "out= is worked out twice, and on stacks each row by itself", "lockstep/dispatch/test_batching", "lockstep/dispatch/test_decompositions"),
-    _bug("lockstep/dispatch/decompositions", "if _differ(value.shape, out.shape):", "if False:",
+    _bug("lockstep/dispatch/decompositions", "if _shapes_differ(value.shape, out.shape):", "if False:",
          "out= of another shape keeps it, or the op raises where torch resizes"),
-    _bug("lockstep/dispatch/op_table", "become(x, wrap(x._cells, x._partition, x._mode))", "pass",
+    _bug("lockstep/dispatch/op_table", "adopt(x, wrap(x._cells, x._partition, x._mode))", "pass",
          "arange(3, out=empty) prints three numbers, and its shape is still (0,)", "lockstep/dispatch/test_decompositions"),
     _bug("lockstep/dispatch/execute", "alike = False  # a scalar in a stack", "pass  # a scalar in a stack",
          "float32 times a scalar of each rank becomes float64", "lockstep/dispatch/test_batching"),
@@ -115,8 +115,8 @@ _PLACEMENTS = (
          "ranks behind the first empty chunk hold nothing, not even an empty tensor", "lockstep/patches/test_shard_offsets_chunks", "lockstep/patches/test_dtensor"),
     _bug("layout/reductions", 'if kind == "avg" and dtype in (torch.uint8, torch.int8, torch.int16):', "if False:",
          "averages of bytes are probed, whose sums wrap: sound rules are called wrong", "layout/test_reductions_partials"),
-    _bug("layout/reductions", "others = _moved(x, distance, noise, down=kind == \"max\")",
-         'others = _moved(x, distance, noise, down=kind == "min")', "parts of a maximum are larger than it"),
+    _bug("layout/reductions", "others = _shift(x, distance, noise, down=kind == \"max\")",
+         'others = _shift(x, distance, noise, down=kind == "min")', "parts of a maximum are larger than it"),
 )  # fmt: skip
 
 _CACHES = (

@@ -6,33 +6,33 @@ import torch
 
 from localtensor.errors import AnotherMode, DtypeNotCarried
 from localtensor.lockstep.collectives_api import all_gather_into_tensor
-from localtensor.lockstep.comms.autograd import Meeting, choose, linear
-from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.comms.autograd import CollectiveCall, apply_linear, select_tensors
+from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from tests.localtensor.both_ways import numbers
 
 
 def doubled(value):
-    return Value(tuple(cell * 2 for cell in value.cells), value.held)
+    return StackedValue(tuple(cell * 2 for cell in value.cells), value.held)
 
 
 def tripled(value):
-    return Value(tuple(cell * 3 for cell in value.cells), value.held)
+    return StackedValue(tuple(cell * 3 for cell in value.cells), value.held)
 
 
 def test_forward_and_backward_are_the_two_functions():
     with LocalTensorMode(3) as mode:
         x = numbers(2).requires_grad_()
-        y = linear(Meeting(mode, "all_reduce", None), x, doubled, tripled)
+        y = apply_linear(CollectiveCall(mode, "all_reduce", None), x, doubled, tripled)
         (gradient,) = torch.autograd.grad(y, x, torch.ones(2), create_graph=True)
         assert torch.equal(y.on(1), x.on(1) * 2) and gradient.reconcile().tolist() == [3, 3]
-        assert not linear(Meeting(mode, "all_reduce", None), x.detach(), doubled, tripled).requires_grad
+        assert not apply_linear(CollectiveCall(mode, "all_reduce", None), x.detach(), doubled, tripled).requires_grad
 
 
 def test_each_tensor_gets_the_gradient_of_those_who_chose_it():
     with LocalTensorMode(3) as mode:
         x, y = numbers(2).requires_grad_(), numbers(2, seed=1).requires_grad_()
-        z = choose(Meeting(mode, "permute", None), [x, y], np.array([0, 1, 0]), np.array([2, 1, 1]))
+        z = select_tensors(CollectiveCall(mode, "permute", None), [x, y], np.array([0, 1, 0]), np.array([2, 1, 1]))
         weights = numbers(2, seed=2)
         for_x, for_y = torch.autograd.grad(z, [x, y], weights)
         assert torch.equal(z.on(0), x.on(2)) and torch.equal(z.on(1), y.on(1))
@@ -42,7 +42,7 @@ def test_each_tensor_gets_the_gradient_of_those_who_chose_it():
 
 def test_what_is_not_chosen_is_not_held():
     with LocalTensorMode(3) as mode:
-        assert choose(Meeting(mode, "permute", None), [numbers(2)], np.array([0, -1, 0])).ranks == (0, 2)
+        assert select_tensors(CollectiveCall(mode, "permute", None), [numbers(2)], np.array([0, -1, 0])).ranks == (0, 2)
 
 
 def test_what_does_not_fit_is_refused_before_anything_moves():
@@ -50,9 +50,9 @@ def test_what_does_not_fit_is_refused_before_anything_moves():
         other = rank_map(torch.tensor)
     with LocalTensorMode(2) as mode:
         with pytest.raises(AnotherMode):
-            Meeting(mode, "all_reduce", None).check([other])
+            CollectiveCall(mode, "all_reduce", None).check([other])
         with pytest.raises(DtypeNotCarried):
-            Meeting(mode, "all_reduce", None).check([torch.ones(2, dtype=torch.int16)])
+            CollectiveCall(mode, "all_reduce", None).check([torch.ones(2, dtype=torch.int16)])
 
 
 def test_who_holds_an_input_and_nothing_of_the_result_gets_zeros_for_a_gradient():

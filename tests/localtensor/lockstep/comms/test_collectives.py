@@ -7,59 +7,53 @@ import torch
 from localtensor.collectives import reference
 from localtensor.errors import NotHeld, ShapesDiffer
 from localtensor.lockstep.comms import collectives, stacked_collectives
-from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.stacked_collectives import of_lists
-from localtensor.lockstep.values.partition import by_value, each_alone, everyone, partition
+from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.stacked_collectives import family_of_lists
+from localtensor.lockstep.values.partition import by_value, every_rank_alone, everyone, partition
 
-PAIRS = of_lists([[0, 2], [1, 3]], 4)
-SOME = of_lists([[3, 1]], 4)
+PAIRS = family_of_lists([[0, 2], [1, 3]], 4)
+SOME = family_of_lists([[3, 1]], 4)
 
 
 def alone(*shape):
-    return Value((torch.randn(4, *shape),), each_alone(4))
-
-
-def summed(held):
-    return reference.all_reduce(held, "sum")
-
-
-def stacked(held):
-    return [torch.stack(each) for each in reference.all_gather(held)]
+    return StackedValue((torch.randn(4, *shape),), every_rank_alone(4))
 
 
 def test_each_group_has_its_sum_once():
     x = alone(3)
-    y = collectives.all_reduce(x, PAIRS, "sum", summed)
+    y = collectives.all_reduce(x, PAIRS, "sum")
     assert y.held.rows == 2 and len(y.cells) == 1
     assert all(torch.equal(y.on(r), x.on(r % 2) + x.on(r % 2 + 2)) for r in range(4))
 
 
-def test_equal_operands_give_one_row_for_all_groups():
-    x = Value((torch.randn(2, 3),), partition([0, 0, 1, 1], [2]))
-    assert collectives.all_reduce(x, PAIRS, "sum", summed).held is everyone(4)
-    assert collectives.all_gather(x, PAIRS, stacked).held is everyone(4)
-    assert collectives.broadcast(x, PAIRS, 1, None).held is everyone(4)
+def test_equal_operands_give_one_row_for_all_groups(monkeypatch):
+    monkeypatch.setattr(collectives, "group_by_group", None)
+    x = StackedValue((torch.randn(2, 3),), partition([0, 0, 1, 1], [2]))
+    assert collectives.all_reduce(x, PAIRS, "sum").held is everyone(4)
+    assert collectives.all_gather(x, PAIRS).held is everyone(4)
+    assert collectives.broadcast(x, PAIRS, 1).held is everyone(4)
 
 
 def test_who_is_in_no_group_keeps_its_rows_and_others_go():
     x = alone(2)
-    y = collectives.all_reduce(x, SOME, "sum", summed)
+    y = collectives.all_reduce(x, SOME, "sum")
     assert y.held.rows == 3 and torch.equal(y.on(0), x.on(0)) and torch.equal(y.on(1), x.on(3) + x.on(1))
-    assert collectives.all_gather(x, SOME, stacked).held.row_of.tolist() == [-1, 0, -1, 0]
-    assert collectives.gather(x, SOME, 1, stacked).held.row_of.tolist() == [-1, 0, -1, -1]
+    assert collectives.all_gather(x, SOME).held.row_of.tolist() == [-1, 0, -1, 0]
+    assert collectives.gather(x, SOME, 1).held.row_of.tolist() == [-1, 0, -1, -1]
 
 
-@pytest.mark.parametrize("whole", [PAIRS, SOME, of_lists([[2]], 4)])
-@pytest.mark.parametrize("held", [everyone(4), each_alone(4), by_value([1, 2, 1, 2])])
-def test_results_share_memory_with_nothing(whole, held):
+@pytest.mark.parametrize("whole", [PAIRS, SOME, family_of_lists([[2]], 4)])
+@pytest.mark.parametrize("held", [everyone(4), every_rank_alone(4), by_value([1, 2, 1, 2])])
+def test_results_share_memory_with_nothing(whole, held, monkeypatch):
+    monkeypatch.setattr(collectives, "group_by_group", None)  # all of them are computed on stacks
     shape = (held.rows, 4, 4)
     cells = (torch.randn(shape),) if len(held.sizes) == 1 and held.rows > 1 else tuple(torch.randn(shape).unbind())
-    x = Value(cells, held)
+    x = StackedValue(cells, held)
     found = [
-        collectives.all_reduce(x, whole, "max", None), collectives.reduce(x, whole, "sum", 0, None),
-        collectives.broadcast(x, whole, 0, None), collectives.all_gather(x, whole, stacked),
-        collectives.reduce_scatter(x, whole, "sum", None), collectives.all_to_all(x, whole, None),
-        collectives.move_shards(x, whole, 0, 1, None), collectives.permuted(x, whole, [0] if whole.matrix.shape[1] == 1 else [1, 0]),
+        collectives.all_reduce(x, whole, "max"), collectives.reduce(x, whole, "sum", 0),
+        collectives.broadcast(x, whole, 0), collectives.all_gather(x, whole),
+        collectives.reduce_scatter(x, whole, "sum"), collectives.all_to_all_single(x, whole),
+        collectives.shard_dim_alltoall(x, whole, 0, 1), collectives.permute(x, whole, [0] if whole.matrix.shape[1] == 1 else [1, 0]),
     ]  # fmt: skip
     brought = {cell.untyped_storage().data_ptr() for cell in cells}
     assert not any(cell.untyped_storage().data_ptr() in brought for value in found for cell in value.cells)
@@ -67,58 +61,58 @@ def test_results_share_memory_with_nothing(whole, held):
 
 
 def test_two_shapes_in_two_groups_and_within_one():
-    x = Value((torch.ones(2, 3), torch.ones(2, 5)), partition([0, 2, 1, 3], [2, 2]))
-    y = collectives.all_reduce(x, PAIRS, "sum", summed)
+    x = StackedValue((torch.ones(2, 3), torch.ones(2, 5)), partition([0, 2, 1, 3], [2, 2]))
+    y = collectives.all_reduce(x, PAIRS, "sum")
     assert y.on(0).tolist() == [2] * 3 and y.on(3).tolist() == [2] * 5
     with pytest.raises(ShapesDiffer):
-        collectives.all_reduce(x, of_lists([[0, 1]], 4), "sum", summed)
+        collectives.all_reduce(x, family_of_lists([[0, 1]], 4), "sum")
 
 
 def test_groups_of_two_sizes_are_served_together():
     x = alone(2)
-    y = collectives.all_gather(x, of_lists([[0, 1, 2], [3]], 4), stacked)
+    y = collectives.all_gather(x, family_of_lists([[0, 1, 2], [3]], 4))
     assert y.on(1).shape == (3, 2) and torch.equal(y.on(3), x.on(3)[None])
 
 
 def test_a_member_without_a_value_is_named():
-    x = Value((torch.ones(2),), by_value([0] * 4, [True, True, True, False]))
+    x = StackedValue((torch.ones(2),), by_value([0] * 4, [True, True, True, False]))
     with pytest.raises(NotHeld, match=r"^all_reduce: ranks: rank 3: no value is held there, only on ranks 0, 1, 2\. "):
-        collectives.all_reduce(x, PAIRS, "sum", summed)
-    assert collectives.all_reduce(x, of_lists([[0, 2]], 4), "sum", summed).on(0).tolist() == [2, 2]
+        collectives.all_reduce(x, PAIRS, "sum")
+    assert collectives.all_reduce(x, family_of_lists([[0, 2]], 4), "sum").on(0).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_what_does_not_divide_is_left_to_the_plain_function(shape):
+def test_what_does_not_divide_is_left_to_the_plain_function(shape, monkeypatch):
     x, asked = alone(*shape), []
-    for cuts in (
-        lambda plain: collectives.reduce_scatter(x, PAIRS, "sum", plain),
-        lambda plain: collectives.all_to_all(x, PAIRS, plain),
-    ):
-        cuts(lambda held: asked.append([each.shape for each in held]) or held)
+    plain = lambda held, *op: asked.append([each.shape for each in held]) or held  # noqa: E731
+    for name in ("reduce_scatter_tensor", "all_to_all_single"):
+        monkeypatch.setattr(reference, name, plain)
+    collectives.reduce_scatter(x, PAIRS, "sum")
+    collectives.all_to_all_single(x, PAIRS)
     assert asked == [[shape] * 2] * 4
 
 
 def test_combined_takes_only_rows_that_are_read():
-    x, y = alone(2), Value((torch.zeros(2),), everyone(4))
-    z = collectives.combined([x, y], np.array([0, 1, -1, 1]), np.array([3, 0, 0, 0]))
+    x, y = alone(2), StackedValue((torch.zeros(2),), everyone(4))
+    z = collectives.select([x, y], np.array([0, 1, -1, 1]), np.array([3, 0, 0, 0]))
     assert z.held.rows == 2 and torch.equal(z.on(0), x.on(3)) and z.held.row_of[2] == -1
-    assert torch.equal(collectives.of_roots([x, y], PAIRS, 1).on(0), x.on(2))
+    assert torch.equal(collectives.scatter_from_roots([x, y], PAIRS, 1).on(0), x.on(2))
 
 
 def test_a_recipe_is_worked_out_once():
     x = alone(2)
-    collectives.all_reduce(x, PAIRS, "sum", summed)
-    before = stacked_collectives.recipe.cache_info().misses
-    collectives.all_reduce(x, PAIRS, "max", summed)
-    assert stacked_collectives.recipe.cache_info().misses == before
+    collectives.all_reduce(x, PAIRS, "sum")
+    before = stacked_collectives.collective_plan.cache_info().misses
+    collectives.all_reduce(x, PAIRS, "max")
+    assert stacked_collectives.collective_plan.cache_info().misses == before
 
 
 def test_strides_that_differ_do_not_make_it_slow(monkeypatch):
     """Short shards that were padded have other strides on dims of size one: still one stack, and one pass."""
-    monkeypatch.setattr(collectives, "rank_by_rank", None)
+    monkeypatch.setattr(collectives, "group_by_group", None)
     whole = partition([0, 1, 2, 2], [2, 1])
     cells = (torch.arange(4.0).reshape(2, 1, 2), torch.empty_strided((1, 2), (7, 1)).copy_(torch.tensor([[4.0, 5.0]])))
-    one = of_lists([[0, 1, 2, 3]], 4)
-    gathered = collectives.all_gather(Value(cells, whole), one, None)
+    one = family_of_lists([[0, 1, 2, 3]], 4)
+    gathered = collectives.all_gather(StackedValue(cells, whole), one)
     assert gathered.held.rows == 1
     assert gathered.cells[0].flatten().tolist() == [0, 1, 2, 3, 4, 5, 4, 5]

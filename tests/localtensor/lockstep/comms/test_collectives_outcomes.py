@@ -5,14 +5,14 @@ import torch
 
 from localtensor.collectives.c10d_table import SERVED, Brought
 from localtensor.lockstep.comms import c10d_kernels, collectives
-from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.stacked_collectives import of_lists
+from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.stacked_collectives import family_of_lists
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.mode import LocalTensorMode
-from localtensor.lockstep.values.partition import each_alone, everyone
+from localtensor.lockstep.values.partition import every_rank_alone, everyone
 from tests.localtensor.both_ways import numbers, same
 
-PAIRS = of_lists([[0, 3], [2, 1]], 4)
+PAIRS = family_of_lists([[0, 3], [2, 1]], 4)
 
 
 def brought(kind):
@@ -24,7 +24,7 @@ def brought(kind):
     return Brought(reads, writes, op="max" if "reduce" in kind else None, root=1 if rooted else None)
 
 
-QUICK = [served for served in SERVED.values() if served.kind in c10d_kernels._QUICK]
+QUICK = [served for served in SERVED.values() if served.kind in c10d_kernels._KERNELS]
 
 
 @pytest.mark.parametrize("served", QUICK, ids=lambda served: served.kind)
@@ -32,8 +32,8 @@ def test_both_ways_give_the_same(served):
     with LocalTensorMode(4) as mode:
         given = brought(served.kind)
         with plainly():
-            quick = c10d_kernels._QUICK[served.kind](mode, given, PAIRS)
-            slow = c10d_kernels.by_ranks(mode, served, given, PAIRS)
+            quick = c10d_kernels._KERNELS[served.kind](mode, given, PAIRS)
+            slow = c10d_kernels.run_rank_by_rank(mode, served, given, PAIRS)
     assert quick is not None and len(quick) == len(slow) > 0
     for one, other in zip(quick, slow, strict=True):
         assert (one.held.row_of >= 0).tolist() == (other.held.row_of >= 0).tolist()
@@ -43,13 +43,13 @@ def test_both_ways_give_the_same(served):
 
 
 def test_every_kind_but_barriers_has_a_quick_way():
-    assert {served.kind for served in SERVED.values()} - set(c10d_kernels._QUICK) == {"barrier", "monitored_barrier"}
+    assert {served.kind for served in SERVED.values()} - set(c10d_kernels._KERNELS) == {"barrier", "monitored_barrier"}
 
 
 def test_joined_rows_and_moved_dims():
-    x = Value((torch.randn(4, 2, 3, 5),), each_alone(4))
-    assert same(collectives.joined_rows(x, 1).on(2), x.on(2).movedim(0, 1).reshape(3, 10))
-    assert same(collectives.moved_dim(x, 2, 0).on(1), x.on(1).movedim(2, 0))
-    scalars = Value((torch.arange(4.0),), everyone(4))
-    assert same(collectives.joined_rows(scalars).on(0), torch.arange(4.0))
-    assert [piece.on(3).item() for piece in collectives.pieces(scalars, 4)] == [0, 1, 2, 3]
+    x = StackedValue((torch.randn(4, 2, 3, 5),), every_rank_alone(4))
+    assert same(collectives.merge_rows(x, 1).on(2), x.on(2).movedim(0, 1).reshape(3, 10))
+    assert same(collectives.move_dim(x, 2, 0).on(1), x.on(1).movedim(2, 0))
+    scalars = StackedValue((torch.arange(4.0),), everyone(4))
+    assert same(collectives.merge_rows(scalars).on(0), torch.arange(4.0))
+    assert [piece.on(3).item() for piece in collectives.unbind_value(scalars, 4)] == [0, 1, 2, 3]

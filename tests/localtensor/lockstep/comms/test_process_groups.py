@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from localtensor.errors import BadGroup
-from localtensor.lockstep.comms.process_groups import group_of
-from localtensor.lockstep.comms.stacked_collectives import of_lists
+from localtensor.lockstep.comms.process_groups import resolve_group
+from localtensor.lockstep.comms.stacked_collectives import family_of_lists
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.rank_int import rank_int
 from tests.localtensor.both_ways import check_both_ways, here
@@ -62,7 +62,7 @@ def test_ranks_that_differ_by_rank_make_a_family():
     with LocalTensorMode(4) as mode:
         first = rank_int([0, 0, 2, 2])
         group = dist.new_group([first, first + 1], use_local_synchronization=True)
-        assert group_of(mode, group).family is of_lists([[0, 1], [2, 3]], 4)
+        assert resolve_group(mode, group).family is family_of_lists([[0, 1], [2, 3]], 4)
         with pytest.raises(BadGroup):
             dist.new_group([first, rank_int([0, 1, 2, 3])])
 
@@ -81,26 +81,28 @@ def test_standing_at_a_rank():
 def test_what_names_groups():
     with LocalTensorMode(4) as mode:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        rows, columns = of_lists([[0, 1], [2, 3]], 4), of_lists([[0, 2], [1, 3]], 4)
+        rows, columns = family_of_lists([[0, 1], [2, 3]], 4), family_of_lists([[0, 2], [1, 3]], 4)
         assert (
-            group_of(mode, mesh["b"]).family
-            is group_of(mode, (mesh, "b")).family
-            is group_of(mode, (mesh, 1)).family
+            resolve_group(mode, mesh["b"]).family
+            is resolve_group(mode, (mesh, "b")).family
+            is resolve_group(mode, (mesh, 1)).family
             is rows
         )
         assert (
-            group_of(mode, mesh.get_group("a")).family is group_of(mode, mesh.get_group(0).group_name).family is columns
+            resolve_group(mode, mesh.get_group("a")).family
+            is resolve_group(mode, mesh.get_group(0).group_name).family
+            is columns
         )
-        assert group_of(mode, [[0, 1], [2, 3]]).family is rows and group_of(mode, [2, 0]).family is of_lists(
-            [[2, 0]], 4
-        )
-        assert group_of(mode, None).family is of_lists([[0, 1, 2, 3]], 4)
+        assert resolve_group(mode, [[0, 1], [2, 3]]).family is rows and resolve_group(
+            mode, [2, 0]
+        ).family is family_of_lists([[2, 0]], 4)
+        assert resolve_group(mode, None).family is family_of_lists([[0, 1, 2, 3]], 4)
 
 
 @pytest.mark.parametrize("group", [[0, 0], [4], [[0, 1], [1, 2]], [[0], []], [], [1.5], ["a"]])
 def test_lists_that_are_no_groups(group):
     with LocalTensorMode(4) as mode, pytest.raises(BadGroup, match="they must be different ranks of this mode"):
-        group_of(mode, group)
+        resolve_group(mode, group)
 
 
 @pytest.mark.parametrize(("axis", "said"), [
@@ -111,11 +113,11 @@ def test_lists_that_are_no_groups(group):
 def test_axes_that_a_mesh_has_not_and_one_that_is_not_named(axis, said):
     with LocalTensorMode(4) as mode:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        assert group_of(mode, (mesh, -1)).family is group_of(mode, (mesh, "tp")).family
+        assert resolve_group(mode, (mesh, -1)).family is resolve_group(mode, (mesh, "tp")).family
         with pytest.raises(BadGroup, match=f"collective: group: .*{said}"):
-            group_of(mode, mesh if axis is None else (mesh, axis))
+            resolve_group(mode, mesh if axis is None else (mesh, axis))
         with pytest.raises(BadGroup, match=said):
-            group_of(mode, (mesh, axis))
+            resolve_group(mode, (mesh, axis))
 
 
 @pytest.mark.parametrize("make", [
@@ -131,7 +133,7 @@ def test_each_part_of_a_family_is_split_alike():
     with LocalTensorMode(8) as mode:
         halves, _ = dist.new_subgroups(4)
         group = dist.split_group(halves, [[0, 2], [1, 3]])
-        assert group_of(mode, group).family is of_lists([[0, 2], [1, 3], [4, 6], [5, 7]], 8)
+        assert resolve_group(mode, group).family is family_of_lists([[0, 2], [1, 3], [4, 6], [5, 7]], 8)
 
 
 @pytest.mark.parametrize("rank", [lambda own: own + 1, lambda own: 0, lambda own: own * 0])
@@ -152,8 +154,8 @@ def test_a_mode_of_one_rank_takes_its_number():
 def test_in_a_mode_of_some_ranks_the_default_group_counts_by_number_and_any_other_by_place():
     with LocalTensorMode([1, 3, 5]) as mode:
         pair = dist.new_group([3, 5])
-        assert [group_of(mode, None).place(rank) for rank in (1, 3, 5)] == [0, 1, 2]
-        assert [group_of(mode, pair).place(place) for place in (0, 1)] == [0, 1]
+        assert [resolve_group(mode, None).place(rank) for rank in (1, 3, 5)] == [0, 1, 2]
+        assert [resolve_group(mode, pair).place(place) for place in (0, 1)] == [0, 1]
         x, y = rank_map(torch.tensor), rank_map(torch.tensor)
         dist.broadcast(x, group=pair, group_src=1)
         dist.broadcast(y, src=3)
@@ -213,4 +215,4 @@ def test_a_large_mesh_has_two_families():
         before = len(mode.groups.by_name)
         mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))
         assert len(mode.groups.by_name) <= before + 3
-        assert group_of(mode, mesh["a"]).family.matrix.shape == (8, 8)
+        assert resolve_group(mode, mesh["a"]).family.matrix.shape == (8, 8)

@@ -24,7 +24,7 @@ def test_each_group_folds_into_what_the_plain_fold_gives(case, op):
     x, ids = case
     x = (x * 3).int() if op in ("band", "bor", "bxor") else x
     plan = stacked_collectives.fold_plan(ids)
-    done = stacked_collectives.reduced(x, plan, op)
+    done = stacked_collectives.reduce_rows(x, plan, op)
     for group, place in zip(ids, plan.places, strict=True):
         assert torch.equal(done[place], fold([x[row] for row in group], op))
     assert done.shape[0] == plan.rows <= len(np.unique(ids, axis=0))
@@ -34,7 +34,7 @@ def test_each_group_folds_into_what_the_plain_fold_gives(case, op):
 def test_the_average_of_complex_stacks_is_that_of_the_plain_fold_to_the_bit(members):
     x = torch.complex(torch.arange(-8.0, 8), torch.arange(16.0)).reshape(2, 8)
     plan = stacked_collectives.fold_plan(np.array([[0] * members, [0] * (members - 1) + [1]]))
-    done = stacked_collectives.reduced(x, plan, "avg")
+    done = stacked_collectives.reduce_rows(x, plan, "avg")
     assert torch.equal(done[plan.places[0]], x[0])
     assert torch.equal(done[plan.places[1]], fold([x[0]] * (members - 1) + [x[1]], "avg"))
 
@@ -42,12 +42,12 @@ def test_the_average_of_complex_stacks_is_that_of_the_plain_fold_to_the_bit(memb
 @given(stacks())
 def test_gathered_and_exchanged(case):
     x, ids = case
-    plan = stacked_collectives.table_plan(ids)
-    done = stacked_collectives.gathered(x, plan)
+    plan = stacked_collectives.gather_plan(ids)
+    done = stacked_collectives.gather_rows(x, plan)
     assert done.shape[0] == plan.rows == len(np.unique(ids, axis=0))
     members = ids.shape[1]
     pieces = x[:, None, :] * torch.arange(1, members + 1)[None, :, None]
-    crossed, places = stacked_collectives.exchanged(pieces, plan), stacked_collectives.of_members(plan)
+    crossed, places = stacked_collectives.exchange_rows(pieces, plan), stacked_collectives.member_rows(plan)
     for number, group in enumerate(ids):
         assert torch.equal(done[plan.places[number]], x[torch.from_numpy(group)])
         for mine in range(members):
@@ -71,7 +71,7 @@ def _rows(rows):
 def test_rows_in_even_steps_are_views():
     x = torch.arange(6)
     assert (
-        stacked_collectives.taken(x, stacked_collectives.pick([1, 3, 5]))._is_view()
-        and stacked_collectives.taken(x, stacked_collectives.pick([4]))._is_view()
+        stacked_collectives.take_rows(x, stacked_collectives.row_index([1, 3, 5]))._is_view()
+        and stacked_collectives.take_rows(x, stacked_collectives.row_index([4]))._is_view()
     )
-    assert stacked_collectives.taken(x, stacked_collectives.pick([5, 0])).tolist() == [5, 0]
+    assert stacked_collectives.take_rows(x, stacked_collectives.row_index([5, 0])).tolist() == [5, 0]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from localtensor.lockstep.dispatch import batching_dims
-from localtensor.lockstep.dispatch.batching import FORMS
-from localtensor.lockstep.dispatch.op_table import Way, facts, overload, table, way_of
+from localtensor.lockstep.dispatch.batching import BATCHING_RULES
+from localtensor.lockstep.dispatch.op_table import Execution, execution_of, facts, overload, table
 from localtensor.testing.lockstep_reference import Difference
 from tests.tools.overloads.__main__ import report
 from tests.tools.overloads.capture import captured, tells
@@ -139,8 +139,12 @@ def test_each_takes_the_way_that_the_table_says(records):
     for name, record in records.items():
         known = facts(overload(name))
         taken = {way for way, times in record.ways.items() if times}
-        allowed = {Way.RANKS: {"rows"}, Way.VMAP: {"vmap", "rows"}, Way.STACK: {"stack", "vmap", "rows"}}
-        if known.another is None and not known.reshapes:  # these are done as other calls
+        allowed = {
+            Execution.RANKS: {"rows"},
+            Execution.VMAP: {"vmap", "rows"},
+            Execution.STACK: {"stack", "vmap", "rows"},
+        }
+        if known.rewrite is None and not known.reshapes:  # these are done as other calls
             assert taken <= {"once", *allowed.get(ways[name], ())}, name
             seen += 1
     assert seen > len(records) / 2
@@ -148,20 +152,22 @@ def test_each_takes_the_way_that_the_table_says(records):
 
 def test_each_form_is_used_by_an_opinfo(records):
     unused = {
-        name for name in FORMS if name not in records and not name.startswith(("aten::_fused_", "aten::_foreach_"))
+        name
+        for name in BATCHING_RULES
+        if name not in records and not name.startswith(("aten::_fused_", "aten::_foreach_"))
     }
     assert unused <= {"aten::_unsafe_view", "aten::argsort", "aten::glu", "aten::squeeze", "aten::lift_fresh"}
-    assert len(FORMS) > 200
+    assert len(BATCHING_RULES) > 200
 
 
 def test_a_wrong_form_is_caught(calls, monkeypatch):
     def backwards(op, stacked, x, *rest, **named):
-        return batching_dims._dim_first(op, stacked, x, *rest, **named).flip(-1)
+        return batching_dims._dim_by_schema(op, stacked, x, *rest, **named).flip(-1)
 
     from localtensor.lockstep.dispatch import op_table as ways
 
-    monkeypatch.setitem(FORMS, "aten::cumsum", backwards)
-    monkeypatch.setattr(ways, "_known", {})
+    monkeypatch.setitem(BATCHING_RULES, "aten::cumsum", backwards)
+    monkeypatch.setattr(ways, "_properties", {})
     record = sweep(calls["aten::cumsum"], Record(), plans=("uniform", "alone"))
     assert record.equal == 1 and "alone, mixed: cumsum" in record.wrong[0] and "; envelope" in record.wrong[0]
 
@@ -169,7 +175,7 @@ def test_a_wrong_form_is_caught(calls, monkeypatch):
 def test_a_wrong_stride_and_a_lost_write_are_caught(calls, monkeypatch):
     from localtensor.lockstep.dispatch import execute as one_cell
 
-    monkeypatch.setattr(one_cell, "_as_alone", lambda func, reader, args, kwargs, done: done)
+    monkeypatch.setattr(one_cell, "_with_layout_of_op", lambda func, reader, args, kwargs, done: done)
     strided = sweep(calls["aten::select_scatter"], Record(), plans=("strided",))
     assert "stride" in strided.wrong[0]
     original = one_cell._under_vmap
@@ -191,4 +197,4 @@ def test_the_report_counts_and_tells_what_is_wrong():
     told = report({"aten::neg": Record(2, 0, 1, 0, ["alone: rank 0"]), "aten::abs": Record(3, 1, 2)}, 1.0)
     assert "exercised                      2   in 5 calls" in told and "equal to the bit               1" in told
     assert told.endswith("aten::neg: 1 of 2 calls, {}\n    alone: rank 0")
-    assert way_of(torch.ops.aten.neg.default) is Way.STACK
+    assert execution_of(torch.ops.aten.neg.default) is Execution.STACK

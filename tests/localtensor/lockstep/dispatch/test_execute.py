@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.dispatch.execute import Rowwise, same, seen_alike, tidy
+from localtensor.lockstep.dispatch.execute import PerRow, copy_lazy_flags, dense_rows, same
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int
@@ -130,7 +130,7 @@ def test_sparse_results_are_held_each_by_itself(x):
 
 def test_lazy_conjugates_are_seen_from_outside_where_torch_can_resolve_them():
     z = rank_map(lambda rank: torch.tensor([1j * rank]))
-    assert z.conj().is_conj() and seen_alike(z.conj()).is_conj() and not seen_alike(z).is_conj()
+    assert z.conj().is_conj() and copy_lazy_flags(z.conj()).is_conj() and not copy_lazy_flags(z).is_conj()
     uneven = rank_map(lambda rank: torch.full((rank,), 1j))
     assert not uneven.conj().is_conj() and (uneven.conj() * 2).on(2).tolist() == [-2j, -2j]
 
@@ -145,11 +145,13 @@ def test_what_is_not_ours_stays_what_it_is(mode):
 def test_tidy_makes_each_row_dense():
     with torch._C._DisableTorchDispatch():
         dense, mixed = torch.ones(2, 3), torch.arange(6.0).view(3, 2).t()
-        assert tidy(dense) is dense and torch.equal(tidy(mixed), mixed) and tidy(mixed).is_contiguous()
+        assert (
+            dense_rows(dense) is dense and torch.equal(dense_rows(mixed), mixed) and dense_rows(mixed).is_contiguous()
+        )
 
 
 @pytest.mark.parametrize(
     ("one", "other", "wanted"), [(1, 1, True), (math.nan, math.nan, True), (1, 2, False), (math.nan, 1.0, False)]
 )
 def test_same_numbers(one, other, wanted):
-    assert same(one, other) is wanted and isinstance(Rowwise([one]), list)
+    assert same(one, other) is wanted and isinstance(PerRow([one]), list)

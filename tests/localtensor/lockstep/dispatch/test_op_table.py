@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from localtensor.lockstep.dispatch import execute, op_table
-from localtensor.lockstep.dispatch.decompositions import functional_of
-from localtensor.lockstep.dispatch.op_table import RANK_BY_RANK, Way, facts, overload, table, way_of
+from localtensor.lockstep.dispatch.decompositions import functional_overload
+from localtensor.lockstep.dispatch.op_table import WRONG_BATCHING_RULES, Execution, execution_of, facts, overload, table
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.partition import everyone
 from localtensor.testing.lockstep_reference import check_op
@@ -35,7 +35,7 @@ def numbers(*shape, rows=RANKS):
 
 def test_every_overload_has_a_way():
     found = dict(table())
-    assert len(found) > 3000 and set(found.values()) == set(Way)
+    assert len(found) > 3000 and set(found.values()) == set(Execution)
     assert all(overload(name).name() == name for name in list(found)[::50])
     if torch.__version__.startswith("2.13."):
         counts = {way.value: times for way, times in Counter(found.values()).items()}
@@ -43,13 +43,13 @@ def test_every_overload_has_a_way():
 
 
 @pytest.mark.parametrize(("op", "way"), [
-    (aten.add.Tensor, Way.STACK), (aten.cumsum.default, Way.STACK), (aten._foreach_mul_.Scalar, Way.STACK),
-    (aten.convolution.default, Way.VMAP), (aten.nonzero.default, Way.RANKS), (aten.item.default, Way.PARTS),
-    (aten._local_scalar_dense.default, Way.RANKS), (aten.native_dropout.default, Way.DRAWS),
-    (aten.linear.default, Way.PARTS), (aten.masked_select.default, Way.RANKS), (aten.nll_loss_forward.default, Way.RANKS),
+    (aten.add.Tensor, Execution.STACK), (aten.cumsum.default, Execution.STACK), (aten._foreach_mul_.Scalar, Execution.STACK),
+    (aten.convolution.default, Execution.VMAP), (aten.nonzero.default, Execution.RANKS), (aten.item.default, Execution.PARTS),
+    (aten._local_scalar_dense.default, Execution.RANKS), (aten.native_dropout.default, Execution.DRAWS),
+    (aten.linear.default, Execution.PARTS), (aten.masked_select.default, Execution.RANKS), (aten.nll_loss_forward.default, Execution.RANKS),
 ])  # fmt: skip
 def test_known_ways(op, way):
-    assert way_of(op) is way
+    assert execution_of(op) is way
 
 
 LATE = """
@@ -108,8 +108,8 @@ def test_batch_norm_writes_only_in_training(mode):
     (aten._foreach_abs.out, aten._foreach_abs.default), (aten.add.Tensor, None), (aten.arange.start_out, None),
 ])  # fmt: skip
 def test_the_op_behind_out(op, functional):
-    assert functional_of(op) is functional
-    assert (facts(op).another is not None) == (functional is not None)
+    assert functional_overload(op) is functional
+    assert (facts(op).rewrite is not None) == (functional is not None)
 
 
 # -- how often an op is executed
@@ -162,7 +162,7 @@ def test_the_value_does_not_matter_to_what_is_like_another(mode):
     assert torch.zeros_like(numbers(3))._partition.uniform
 
 
-# -- RANK_BY_RANK
+# -- WRONG_BATCHING_RULES
 
 POINTS = torch.arange(6.0).view(3, 2), torch.arange(8.0, 0, -1).sqrt().view(4, 2)
 WRONG_UNDER_VMAP = {
@@ -185,16 +185,16 @@ def differs(name, args):
 
 @pytest.mark.parametrize("name", WRONG_UNDER_VMAP)
 def test_what_goes_rank_by_rank_is_right_so_and_has_a_reason(mode, name):
-    assert set(RANK_BY_RANK) == set(WRONG_UNDER_VMAP) and len(RANK_BY_RANK[name]) > 20
-    assert not op_table.has_vmap(overload(name))
+    assert set(WRONG_BATCHING_RULES) == set(WRONG_UNDER_VMAP) and len(WRONG_BATCHING_RULES[name]) > 20
+    assert not op_table.has_batching_rule(overload(name))
     assert not differs(name, WRONG_UNDER_VMAP[name]())
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG_UNDER_VMAP if name != "aten::embedding"])
 def test_what_goes_rank_by_rank_is_wrong_under_vmap(mode, monkeypatch, name):
-    monkeypatch.setattr(op_table, "RANK_BY_RANK", {})
-    monkeypatch.setattr(op_table, "_known", {})
-    assert way_of(overload(name)) is Way.VMAP and differs(name, WRONG_UNDER_VMAP[name]())
+    monkeypatch.setattr(op_table, "WRONG_BATCHING_RULES", {})
+    monkeypatch.setattr(op_table, "_properties", {})
+    assert execution_of(overload(name)) is Execution.VMAP and differs(name, WRONG_UNDER_VMAP[name]())
 
 
 def test_vmap_reads_the_table_of_another_row_for_an_index_out_of_range(mode):
@@ -202,7 +202,7 @@ def test_vmap_reads_the_table_of_another_row_for_an_index_out_of_range(mode):
     with mode.disable():
         got = torch.vmap(aten.embedding.default)(tables, index)
     assert got[0, 0].tolist() == tables[1, 0].tolist()  # and torch does not say that 4 is out of range
-    assert "another row" in RANK_BY_RANK["aten::embedding"]
+    assert "another row" in WRONG_BATCHING_RULES["aten::embedding"]
 
 
 def test_the_words_of_the_row_are_heard(mode):
@@ -216,7 +216,7 @@ def test_the_words_of_the_row_are_heard(mode):
 
 def test_a_cell_reads_the_int_of_its_ranks(mode):
     lengths = mode.gather({rank: torch.ones(rank // 2) for rank in range(RANKS)}).shape[0]
-    reader = execute.Reader(numbers(2)._partition, 0)
+    reader = execute.CellReader(numbers(2)._partition, 0)
     assert reader(3) == 3 and reader([1, None]) == [1, None] and not reader.stacked
     assert np.array([check_op(torch.arange, lengths).on(rank).numel() for rank in range(RANKS)]).tolist() == [
         0,

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from localtensor.errors import BadGroup
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import device_mesh
-from localtensor.lockstep.values.rank_int import on_rank, values_of
+from localtensor.lockstep.values.rank_int import on_rank, rank_values
 from tests.end_to_end.programs.lockstep_ways import assert_bits, assert_both, in_lockstep, on_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:Slicing a flattened dim", "ignore:.*left behind:UserWarning")
@@ -165,7 +165,7 @@ def test_meshes_of_two_modes_are_not_equal():
 
 def test_outside_of_a_mode_a_mesh_is_what_it_was(tmp_path):
     device_mesh.install()
-    for name in device_mesh.MESH:
+    for name in device_mesh.MESH_PATCHES:
         assert inspect.getattr_static(DeviceMesh, name, None) is not None, f"torch has no DeviceMesh.{name} any more"
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -174,7 +174,7 @@ def test_outside_of_a_mode_a_mesh_is_what_it_was(tmp_path):
         assert mesh["dp"].mesh.tolist() == [0]
         with LocalTensorMode(2):
             inside = init_device_mesh("cpu", (2,))
-            assert values_of(inside.get_local_rank(), 2).tolist() == [0, 1]
+            assert rank_values(inside.get_local_rank(), 2).tolist() == [0, 1]
         assert dist.get_world_size() == 1
     finally:
         dist.destroy_process_group()

@@ -283,7 +283,7 @@ LATER = {"_chunk_or_narrow_cat"} if torch.__version__.startswith("2.11.") else s
 
 def test_outside_of_a_mode_the_functions_are_torchs_own():
     dtensor.install()
-    for owner, name, _ in dtensor.FORMS:
+    for owner, name, _ in dtensor.PATCHES:
         if name in LATER and not hasattr(owner, name):
             continue
         raw = inspect.getattr_static(owner, name)
@@ -296,12 +296,12 @@ def test_outside_of_a_mode_the_functions_are_torchs_own():
 
 def test_every_name_is_still_there():
     """What breaks first when torch changes: each name, and whether it still has the arguments that its form reads."""
-    missing = [f"{owner.__name__}.{name}" for owner, name, _ in dtensor.FORMS if not hasattr(owner, name)]
+    missing = [f"{owner.__name__}.{name}" for owner, name, _ in dtensor.PATCHES if not hasattr(owner, name)]
     assert [name for name in missing if name.rpartition(".")[2] not in LATER] == [], (
         "torch has moved these: lockstep no longer serves them, see dtensor.FORMS"
     )
     for name, place, argument in READ:
-        owner, _, _ = next(form for form in dtensor.FORMS if f"{form[0].__name__}.{form[1]}".endswith(name))
+        owner, _, _ = next(form for form in dtensor.PATCHES if f"{form[0].__name__}.{form[1]}".endswith(name))
         parameters = list(inspect.signature(inspect.getattr_static(owner, name.rpartition(".")[2])).parameters)
         assert parameters[place] == argument, name
 

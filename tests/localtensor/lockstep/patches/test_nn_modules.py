@@ -132,7 +132,7 @@ def test_what_cannot_run_says_so_and_where_it_can():
 
 def test_every_name_is_still_there():
     """What breaks first when torch changes."""
-    for module, kind, name, _ in nn_modules.FORMS:
+    for module, kind, name, _ in nn_modules.PATCHES:
         owner = importlib.import_module(module)
         owner = getattr(owner, kind) if kind else owner
         assert hasattr(owner, name), f"torch has no {module}.{kind}.{name} any more, see lockstep_modules.FORMS"
@@ -140,6 +140,6 @@ def test_every_name_is_still_there():
         assert inspect.isclass(getattr(importlib.import_module(module), kind)), kind
     utils = vars(torch._utils)
     assert "_get_sparse_tensors_to_validate" in utils or "_sparse_tensors_to_validate" in utils, "see _waiting"
-    for name in nn_modules.OPS:
+    for name in nn_modules.OP_HANDLERS:
         namespace, op = name.split("::")
         assert hasattr(getattr(torch.ops, namespace), op), f"torch has no op {name} any more"

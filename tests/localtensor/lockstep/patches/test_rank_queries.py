@@ -73,7 +73,7 @@ def test_functions_imported_by_name_before_are_reached():
 def test_names_and_signatures_are_kept():
     with LocalTensorMode(2):
         pass
-    for name in (*rank_queries._GROUPS, *distributed_calls.CALLS):
+    for name in (*rank_queries._GROUP_PATCHES, *distributed_calls.DISTRIBUTED_PATCHES):
         function = getattr(dist, name)
         assert function.__name__ == name and function.__doc__
 
@@ -100,24 +100,7 @@ def test_a_function_that_is_no_longer_decorated_is_told():
 
     decorated.__wrapped__ = lambda: 2
     with pytest.raises(TorchChanged):
-        rank_queries._within(decorated, lambda *args: None)
-
-
-@pytest.mark.parametrize("name", distributed_calls.PRIVATE)
-def test_private_parts_are_there(name):
-    import importlib
-
-    parts, owner = name.split("."), None
-    for cut in range(len(parts), 0, -1):
-        try:
-            owner = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        rest = parts[cut:]
-        break
-    for part in rest:
-        owner = getattr(owner, part)
-    assert owner is not None
+        rank_queries._patch_within_decorators(decorated, lambda *args: None)
 
 
 def test_rank_threads_still_have_their_own_world():

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.tensor import Shard, _utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from localtensor.lockstep.patches.shard_offsets import shards
+from localtensor.lockstep.patches.shard_offsets import shard_sizes_and_starts
 
 # Asked here with plain numbers, outside of any mode.
 of_one = _utils._compute_local_shape_and_global_offset
@@ -34,7 +34,7 @@ def placements(cuts):
 def test_every_coordinate_has_what_torch_says(name, size):
     cuts = cuts_of(name)
     mesh = [chunks for chunks, _ in cuts]
-    sizes, starts = shards(size, cuts, size)
+    sizes, starts = shard_sizes_and_starts(size, cuts, size)
     assert sizes.shape == starts.shape == tuple(mesh)
     for place in itertools.product(*map(range, mesh)):
         shape, offset = of_one((size,), mesh, list(place), placements(cuts))
@@ -43,5 +43,5 @@ def test_every_coordinate_has_what_torch_says(name, size):
 
 def test_the_sizes_of_all_shards_make_the_whole():
     for name, size in itertools.product(CUTS, range(20)):
-        sizes, _ = shards(size, cuts_of(name), size)
+        sizes, _ = shard_sizes_and_starts(size, cuts_of(name), size)
         assert int(sizes.sum()) == size

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from localtensor.layout.shards import bounds
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches.shard_offsets import gather
+from localtensor.lockstep.patches.shard_offsets import gather_uneven
 
 
 def shard(whole, dim, rank, ranks):
@@ -23,7 +23,7 @@ def test_short_and_empty_shards_make_the_whole_again(size, dim):
     with LocalTensorMode(4) as mode:
         mesh = init_device_mesh("cpu", (4,))
         local = rank_map(lambda rank: shard(whole, dim, rank, 4))
-        found = gather(mode, local, dim, size, mesh, 0)
+        found = gather_uneven(mode, local, dim, size, mesh, 0)
     assert found.shape == whole.shape and found._partition.uniform and found.is_contiguous()
     assert torch.equal(found.reconcile(), whole)
 
@@ -33,7 +33,7 @@ def test_each_group_along_an_axis_has_its_own_whole():
     with LocalTensorMode(4) as mode:
         mesh = init_device_mesh("cpu", (2, 2))
         local = rank_map(lambda rank: shard(wholes[rank // 2], 0, rank % 2, 2))
-        found = gather(mode, local, 0, 3, mesh, 1)
+        found = gather_uneven(mode, local, 0, 3, mesh, 1)
     assert [found.on(rank).tolist() for rank in range(4)] == [wholes[rank // 2].tolist() for rank in range(4)]
 
 
@@ -42,4 +42,4 @@ def test_a_shard_whose_dims_lie_in_another_order_is_gathered_as_it_reads():
     with LocalTensorMode(2) as mode:
         mesh = init_device_mesh("cpu", (2,))
         local = rank_map(lambda rank: shard(whole, 0, rank, 2).t().contiguous().t())
-        assert torch.equal(gather(mode, local, 0, 3, mesh, 0).reconcile(), whole)
+        assert torch.equal(gather_uneven(mode, local, 0, 3, mesh, 0).reconcile(), whole)

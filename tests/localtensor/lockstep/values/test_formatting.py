@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
-from localtensor.lockstep.values.formatting import MOST, shown
-from localtensor.lockstep.values.partition import by_value, each_alone, everyone, of_ranks
+from localtensor.lockstep.values.formatting import MOST_VALUES, format_tensor
+from localtensor.lockstep.values.partition import by_value, every_rank_alone, everyone, one_row_per_rank
 
 
 def tensors():
@@ -53,8 +53,8 @@ def test_a_tensor_in_print(name):
 def test_of_many_values_the_first_are_shown():
     with LocalTensorMode(100):
         lines = repr(rank_map(torch.tensor)).splitlines()
-    assert lines[0] == "LocalTensor(100 ranks, 100 different values," and len(lines) == MOST + 2
-    assert lines[MOST] == "  rank 11: tensor(11)," and lines[-1] == "  and 88 more: x.on(rank) gives each)"
+    assert lines[0] == "LocalTensor(100 ranks, 100 different values," and len(lines) == MOST_VALUES + 2
+    assert lines[MOST_VALUES] == "  rank 11: tensor(11)," and lines[-1] == "  and 88 more: x.on(rank) gives each)"
 
 
 def test_a_thousand_ranks_of_two_values_are_two_lines():
@@ -66,9 +66,17 @@ def test_a_thousand_ranks_of_two_values_are_two_lines():
 
 
 def test_values_as_they_are_given():
-    assert shown([([0], torch.tensor(1))], everyone(1), False) == "LocalTensor(1 rank, the same on all: tensor(1))"
+    assert (
+        format_tensor([([0], torch.tensor(1))], everyone(1), False) == "LocalTensor(1 rank, the same on all: tensor(1))"
+    )
     two = [([0], torch.tensor(2)), ([1], torch.tensor(2))]
-    assert shown(two, each_alone(2), True) == "LocalTensor(2 ranks, the same on all: tensor(2), requires_grad=True)"
-    assert shown(two[:1], of_ranks([0], 2), False) == "LocalTensor(rank 0 of 2, the same on all: tensor(2))"
+    assert (
+        format_tensor(two, every_rank_alone(2), True)
+        == "LocalTensor(2 ranks, the same on all: tensor(2), requires_grad=True)"
+    )
+    assert (
+        format_tensor(two[:1], one_row_per_rank([0], 2), False)
+        == "LocalTensor(rank 0 of 2, the same on all: tensor(2))"
+    )
     apart = [([0], torch.tensor(1)), ([1], torch.tensor(1.0))]
-    assert shown(apart, by_value([0, 1]), False).startswith("LocalTensor(2 ranks, 2 different values,")
+    assert format_tensor(apart, by_value([0, 1]), False).startswith("LocalTensor(2 ranks, 2 different values,")

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from localtensor.lockstep.values.partition import (
     NOWHERE,
     by_value,
-    common,
-    each_alone,
+    every_rank_alone,
     everyone,
-    merged,
-    of_ranks,
-    one_row_a_cell,
+    merge_cells,
+    one_cell_per_row,
+    one_row_per_cell,
+    one_row_per_rank,
     partition,
-    rows_apart,
-    takes,
-    with_rest,
+    refinement,
+    selections,
+    with_remaining_ranks,
 )
 
 WORLD = 6
@@ -90,7 +90,7 @@ def test_each_rank_has_its_place(held):
 
 @given(one=partitions(), other=partitions())
 def test_common_is_the_coarsest_common_refinement(one, other):
-    both = common(one, other)
+    both = refinement(one, other)
     pairs = {}
     for rank in range(WORLD):
         a, b = one.row_of[rank], other.row_of[rank]
@@ -106,21 +106,24 @@ def test_common_is_the_coarsest_common_refinement(one, other):
 
 @given(one=partitions(), other=partitions(), third=partitions())
 def test_common_of_itself_in_either_order_and_of_three(one, other, third):
-    assert common(one, one) is one
-    assert common(one, everyone(WORLD)) is one and common(everyone(WORLD), one) is one
-    assert groups(common(one, other)) == groups(common(other, one))
-    left, right = common(common(one, other), third), common(one, common(other, third))
+    assert refinement(one, one) is one
+    assert refinement(one, everyone(WORLD)) is one and refinement(everyone(WORLD), one) is one
+    assert groups(refinement(one, other)) == groups(refinement(other, one))
+    left, right = (
+        refinement(refinement(one, other), third),
+        refinement(one, refinement(other, third)),
+    )
     assert groups(left) == groups(right)
 
 
 @given(one=partitions(), other=partitions())
 def test_takes_reads_the_right_row_for_every_rank(one, other):
-    fine = common(one, other)
+    fine = refinement(one, other)
     assume(fine.rows)
     for coarse in (one, other):
         values = list(range(100, 100 + coarse.rows))
         cells = cells_of(coarse, values)
-        found = takes(fine, coarse)
+        found = selections(fine, coarse)
         got = [take.of(cells) for take in found]
         for rank in np.flatnonzero(fine.row_of >= 0):
             cell, row = fine.place(rank)
@@ -133,20 +136,20 @@ def test_takes_reads_the_right_row_for_every_rank(one, other):
 @given(held=partitions())
 def test_takes_of_itself_copies_nothing(held):
     cells = cells_of(held, list(range(held.rows)))
-    assert all(take.of(cells) is cells[number] for number, take in enumerate(takes(held, held)))
+    assert all(take.of(cells) is cells[number] for number, take in enumerate(selections(held, held)))
 
 
 def test_takes_says_in_the_cheapest_way_what_to_read():
     coarse = partition([0, 1, 2, 3], [3, 1])
-    whole, one, several, alone = takes(partition([0, 1, 2, 6], [3, 1, 2, 1]), coarse)[0], None, None, None
+    whole, one, several, alone = selections(partition([0, 1, 2, 6], [3, 1, 2, 1]), coarse)[0], None, None, None
     assert (whole.rows, whole.stacked) == (None, True)
-    one = takes(by_value([0, 1, 2, 3]), coarse)
+    one = selections(by_value([0, 1, 2, 3]), coarse)
     assert [(take.cell, take.rows, take.stacked) for take in one] == [
         (0, 0, False), (0, 1, False), (0, 2, False), (1, None, False),
     ]  # fmt: skip
-    (shared, _) = takes(partition([0, 1, 2], [2, 1]), partition([1, 1, 0], [2]))
+    (shared, _) = selections(partition([0, 1, 2], [2, 1]), partition([1, 1, 0], [2]))
     assert (shared.cell, shared.rows, shared.stacked) == (0, 1, False)
-    several, alone = takes(partition([0, NOWHERE, 1, 2], [2, 1]), coarse)
+    several, alone = selections(partition([0, NOWHERE, 1, 2], [2, 1]), coarse)
     assert several.rows.tolist() == [0, 2] and several.stacked
     assert alone.rows is None and not alone.stacked
 
@@ -154,7 +157,7 @@ def test_takes_says_in_the_cheapest_way_what_to_read():
 @given(held=partitions(), data=st.data())
 def test_merged_cells_are_read_where_they_lie_now(held, data):
     kinds = tuple(data.draw(st.lists(st.integers(0, 2), min_size=len(held.sizes), max_size=len(held.sizes))))
-    whole, parts = merged(held, kinds)
+    whole, parts = merge_cells(held, kinds)
     assert groups(whole) == groups(held)
     assert [kinds[cells[0]] for cells in parts] == list(dict.fromkeys(kinds))
     cells = cells_of(held, list(range(held.rows)))
@@ -165,7 +168,7 @@ def test_merged_cells_are_read_where_they_lie_now(held, data):
 
 def test_merged_puts_the_rows_of_a_kind_one_behind_the_other():
     held = partition([0, 1, 2, 3, 4], [1, 2, 1, 1])
-    whole, parts = merged(held, ("a", "b", "a", "b"))
+    whole, parts = merge_cells(held, ("a", "b", "a", "b"))
     assert whole.row_of.tolist() == [0, 2, 3, 1, 4] and whole.sizes == (2, 3) and parts == ((0, 2), (1, 3))
 
 
@@ -184,23 +187,23 @@ def test_by_value_asks_only_ranks_that_hold_one():
 
 @given(held=partitions())
 def test_one_row_a_cell_and_rows_apart(held):
-    coarse, fine = one_row_a_cell(held), rows_apart(held)
+    coarse, fine = one_row_per_cell(held), one_cell_per_row(held)
     assert groups(fine) == groups(held) and fine.sizes == (1,) * held.rows
     assert coarse.sizes == (1,) * len(held.sizes) and (coarse.held is None) == (held.held is None)
-    assert common(coarse, held).rows == held.rows
+    assert refinement(coarse, held).rows == held.rows
 
 
 @given(one=partitions(), other=partitions())
 def test_with_rest_adds_who_holds_something_only_in_the_coarser_one(one, other):
-    fine = common(one, other)
+    fine = refinement(one, other)
     assume(fine.rows)
-    whole = with_rest(fine, one)
+    whole = with_remaining_ranks(fine, one)
     assert ((whole.row_of >= 0) == (one.row_of >= 0)).all()
     assert whole.sizes[: len(fine.sizes)] == fine.sizes
     assert (whole.row_of[fine.row_of >= 0] == fine.row_of[fine.row_of >= 0]).all()
     values = list(range(one.rows))
     cells = cells_of(one, values)
-    found = takes(whole, one)
+    found = selections(whole, one)
     for rank in np.flatnonzero(one.row_of >= 0):
         cell, row = whole.place(rank)
         value = found[cell].of(cells)
@@ -209,7 +212,11 @@ def test_with_rest_adds_who_holds_something_only_in_the_coarser_one(one, other):
 
 @pytest.mark.parametrize(
     ("held", "rows", "sizes"),
-    [(everyone(3), [0, 0, 0], (1,)), (each_alone(3), [0, 1, 2], (3,)), (of_ranks([0, 2], 3), [0, NOWHERE, 1], (2,))],
+    [
+        (everyone(3), [0, 0, 0], (1,)),
+        (every_rank_alone(3), [0, 1, 2], (3,)),
+        (one_row_per_rank([0, 2], 3), [0, NOWHERE, 1], (2,)),
+    ],
 )
 def test_the_plain_ones(held, rows, sizes):
     assert held.row_of.tolist() == rows and held.sizes == sizes

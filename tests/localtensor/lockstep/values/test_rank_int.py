@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, is_concrete_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, values_of
-from localtensor.lockstep.values.sym_nodes import RankBools, RankInts, Same
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, rank_values
+from localtensor.lockstep.values.sym_nodes import Constant, RankBools, RankInts
 
 S, T = rank_int([0, 1, 2, 3]), rank_int([5, 6, 7, 5])
 MOST = 2**63 - 1
@@ -277,7 +277,7 @@ def test_a_layout_is_asked_past_the_mode_that_asks():
             raise AssertionError(op)
 
     with Mode():
-        assert S.node.is_non_overlapping_and_dense([T.node, Same(3)], [Same(3), Same(1)]).constant is True
+        assert S.node.is_non_overlapping_and_dense([T.node, Constant(3)], [Constant(3), Constant(1)]).constant is True
 
 
 def test_how_it_prints():
@@ -302,7 +302,7 @@ def test_the_callers_array_stays_the_callers():
     values[0] = 9
     assert by_rank(x, 2) == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
-        values_of(x + 1, 2)[0] = 5
+        rank_values(x + 1, 2)[0] = 5
 
 
 @pytest.mark.parametrize("values", [[1.5, 2], ["a"], np.array([1], np.uint64)])
@@ -313,14 +313,14 @@ def test_only_ints_become_one(values):
 
 def test_values_on_ranks():
     assert (
-        values_of(S, 4).tolist() == [0, 1, 2, 3]
-        and values_of(3, 4) is values_of(S == 1, 4) is values_of(None, 4) is None
+        rank_values(S, 4).tolist() == [0, 1, 2, 3]
+        and rank_values(3, 4) is rank_values(S == 1, 4) is rank_values(None, 4) is None
     )
     assert [on_rank(S, rank) for rank in range(4)] == [0, 1, 2, 3] and on_rank(5, 3) == 5
     assert type(on_rank(S, 0)) is int
     assert is_rank_int(S) and not is_rank_int(3) and not is_rank_int(S == 3) and not is_rank_int(S - S)
     with pytest.raises(AnotherMode, match="values_of: an input"):
-        values_of(S, 5)
+        rank_values(S, 5)
 
 
 def test_ranks_that_hold_none():
@@ -358,8 +358,8 @@ def test_nodes_answer_what_torch_asks():
     for node, kind, constant in (
         (S.node, int, None),
         ((S == 1).node, bool, None),
-        (Same(3), int, 3),
-        (Same(True), bool, True),
+        (Constant(3), int, 3),
+        (Constant(True), bool, True),
     ):
         assert (node.is_int(), node.is_bool(), node.is_float()) == (kind is int, kind is bool, False)
         assert node.constant is constant and node.is_constant() is (constant is not None)

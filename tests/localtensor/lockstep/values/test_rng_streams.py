@@ -8,7 +8,7 @@ from torch.nn import functional
 from localtensor import run
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.partition import each_alone, everyone, of_ranks
+from localtensor.lockstep.values.partition import every_rank_alone, everyone, one_row_per_rank
 from localtensor.lockstep.values.rng_streams import Stream, Streams
 
 RANKS = 4
@@ -234,12 +234,12 @@ def test_a_stream_says_where_each_rank_is():
     generator = torch.Generator().manual_seed(4)
     stream = Stream(generator, everyone(3))
     start = generator.get_state()
-    with stream.drawing(of_ranks([2], 3)) as at:
+    with stream.drawing(one_row_per_rank([2], 3)) as at:
         at(0)
         torch.rand(1, generator=generator)
     assert torch.equal(stream.state_on(0), start) and not torch.equal(stream.state_on(2), start)
     assert stream.partition.row_of.tolist()[:2] == [stream.partition.row_of[0]] * 2
-    with stream.drawing(each_alone(3)) as at:
+    with stream.drawing(every_rank_alone(3)) as at:
         for rank in (1, 0):
             at(rank)
             torch.rand(1, generator=generator)

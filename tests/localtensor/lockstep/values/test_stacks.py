@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.lockstep.values import stacks
-from localtensor.lockstep.values.partition import NOWHERE, each_alone, partition
+from localtensor.lockstep.values.partition import NOWHERE, every_rank_alone, partition
 from localtensor.lockstep.values.stacks import (
+    as_blocks,
+    cells_of_rows,
+    copy_as_blocks,
+    deduplicate,
     dense_strides,
-    equal_once,
-    in_blocks,
     is_in_blocks,
-    joined,
-    of_rows,
-    row_by_row,
+    merge_alike,
     stack,
 )
 
@@ -65,7 +65,7 @@ def test_a_stack_of_lazy_conjugates_holds_their_values():
 @given(x=laid(), rows=st.integers(2, 4))
 def test_row_by_row_puts_each_row_in_a_block_of_its_own(x, rows):
     cell = x.expand(rows, *x.shape)
-    made = row_by_row(cell)
+    made = copy_as_blocks(cell)
     assert torch.equal(made, cell)
     assert is_in_blocks(made) or not made.numel()
     assert made.untyped_storage().nbytes() == 4 * x.numel() * rows
@@ -85,12 +85,12 @@ def test_row_by_row_puts_each_row_in_a_block_of_its_own(x, rows):
 )
 def test_is_in_blocks(cell, wanted):
     assert is_in_blocks(cell) is wanted
-    assert in_blocks(cell, cell.shape[0]).data_ptr() == cell.data_ptr() if wanted else is_in_blocks(in_blocks(cell, 2))
+    assert as_blocks(cell, cell.shape[0]).data_ptr() == cell.data_ptr() if wanted else is_in_blocks(as_blocks(cell, 2))
 
 
 def test_one_value_and_sparse_ones_are_left_as_they_are():
     one, sparse = torch.ones(3, 2).t(), torch.eye(2).to_sparse()
-    assert in_blocks(one, 1) is one and in_blocks(sparse, 2) is sparse
+    assert as_blocks(one, 1) is one and as_blocks(sparse, 2) is sparse
 
 
 def test_equal_once_compares_bits_shape_strides_and_dtype():
@@ -106,30 +106,30 @@ def test_equal_once_compares_bits_shape_strides_and_dtype():
         zeros.view(4),
         torch.ones(2, 2).t(),
     ]
-    found = equal_once(values)
+    found = deduplicate(values)
     first = [next(i for i, other in enumerate(values) if other is value) for value in found]
     assert first == [0, 0, 2, 2, 4, 5, 6, 7, 8]
 
 
 def test_equal_once_reads_what_many_share_once(monkeypatch):
-    read, meaning = [], stacks._meaning
-    monkeypatch.setattr(stacks, "_meaning", lambda x: read.append(x) or meaning(x))
+    read, meaning = [], stacks._content_key
+    monkeypatch.setattr(stacks, "_content_key", lambda x: read.append(x) or meaning(x))
     x, y = torch.ones(3), torch.ones(3)
-    found = equal_once([x, x.detach(), y, x[:], x.view(1, 3)])
+    found = deduplicate([x, x.detach(), y, x[:], x.view(1, 3)])
     assert len(read) == 3
     assert [one is x for one in found] == [True] * 4 + [False]
 
 
 def test_equal_once_takes_one_element_of_any_stride():
-    found = equal_once([torch.ones(1, 2)[:, 1], torch.ones(1, 2)[:, 0], torch.zeros(1, 2)[:, 0]])
+    found = deduplicate([torch.ones(1, 2)[:, 1], torch.ones(1, 2)[:, 0], torch.zeros(1, 2)[:, 0]])
     assert found[0] is found[1]
     assert found[2] is not found[0]
 
 
 def test_equal_once_takes_a_sparse_tensor_for_equal_to_itself_only():
     sparse = torch.eye(2).to_sparse()
-    assert [id(x) for x in equal_once([sparse, sparse.clone(), sparse])][::2] == [id(sparse)] * 2
-    assert equal_once([sparse, sparse.clone()])[1] is not sparse
+    assert [id(x) for x in deduplicate([sparse, sparse.clone(), sparse])][::2] == [id(sparse)] * 2
+    assert deduplicate([sparse, sparse.clone()])[1] is not sparse
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(0, 2), min_size=1, max_size=6))
@@ -140,7 +140,7 @@ def test_gathered_gives_each_rank_its_row_and_each_shape_a_stack(data, sizes):
     place = iter(range(len(rows)))
     row_of = [row for hole in holes for row in ([NOWHERE, next(place)] if hole else [next(place)])]
     whole = partition(row_of, [len(rows)])
-    cells, held = of_rows(rows, whole)
+    cells, held = cells_of_rows(rows, whole)
     assert len(cells) == len(set(sizes)) and held.rows == len({id(row) for row in rows})
     for rank, row in enumerate(row_of):
         assert held.row_of[rank] == NOWHERE if row == NOWHERE else torch.equal(on(cells, held, rank), rows[row])
@@ -148,14 +148,14 @@ def test_gathered_gives_each_rank_its_row_and_each_shape_a_stack(data, sizes):
 
 def test_gathered_keeps_rows_of_one_shape_apart_that_lie_otherwise():
     rows = [torch.ones(2, 2), torch.ones(2, 2).t(), torch.zeros(2, 2)]
-    cells, held = of_rows(rows, each_alone(3))
+    cells, held = cells_of_rows(rows, every_rank_alone(3))
     assert [tuple(cell.shape) for cell in cells] == [(2, 2, 2), (2, 2)] and held.row_of.tolist() == [0, 2, 1]
 
 
 def test_joined_stacks_cells_of_one_shape():
     cells = (torch.zeros(2), torch.ones(3, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.full((1,), 7.0))
     held = partition([0, 1, 2, 3, 4, 5, 6], [1, 3, 2, 1])
-    made, whole = joined(cells, held)
+    made, whole = merge_alike(cells, held)
     assert [tuple(cell.shape) for cell in made] == [(3, 2), (4, 1)]
     for rank in range(7):
         assert torch.equal(on(made, whole, rank), on(cells, held, rank))
@@ -163,7 +163,7 @@ def test_joined_stacks_cells_of_one_shape():
 
 def test_joined_leaves_alone_what_has_no_partner():
     cells, held = (torch.zeros(2), torch.ones(3)), partition([0, 1], [1, 1])
-    made, whole = joined(cells, held)
+    made, whole = merge_alike(cells, held)
     assert made is cells and whole is held
 
 
@@ -171,7 +171,7 @@ def test_joined_keeps_the_strides_of_each_row():
     turned = torch.arange(12.0).view(2, 2, 3).transpose(1, 2)
     cells = (turned, torch.ones(3, 2), torch.zeros(2, 3).t(), torch.zeros(2, 3, 2))
     held = partition([0, 1, 2, 3, 4, 5], [2, 1, 1, 2])
-    made, whole = joined(cells, held)
+    made, whole = merge_alike(cells, held)
     assert [(tuple(cell.shape), cell.stride()) for cell in made] == [((3, 3, 2), (6, 1, 3)), ((3, 3, 2), (6, 2, 1))]
     for rank in range(6):
         assert torch.equal(on(made, whole, rank), on(cells, held, rank))

@@ -7,8 +7,8 @@ import torch
 
 from localtensor.errors import NotHeld, OutsideWrite
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
-from localtensor.lockstep.values.partition import common, of_ranks, partition
-from localtensor.lockstep.values.storage import Memory, RowsApart, make_finer, memory_of, overlaps, overwrite
+from localtensor.lockstep.values.partition import one_row_per_rank, partition, refinement
+from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, overwrite, refine
 
 HALVES = partition([0, 0, 1, 1], [2])
 
@@ -21,7 +21,7 @@ def mode():
 
 def finer(x, held):
     with torch._C._DisableTorchDispatch():  # as while an op is served
-        make_finer(x, held)
+        refine(x, held)
 
 
 def written(x, values, held):
@@ -65,8 +65,14 @@ def test_an_overlap_on_any_rank_is_refused_as_each_rank_alone_refuses_it():
 def test_only_what_lies_in_the_same_places_overlaps():
     x = differing(6)
     half, rest, middle = x[:3], x[3:], x[2:4]
-    assert not overlaps([half], [half, rest]) and overlaps([half], [half, middle]) and overlaps([rest], [middle])
-    assert not overlaps([half], [half]) and not overlaps([half], [differing(6)]) and not overlaps([half], [x[3:3]])
+    assert (
+        not any_overlap([half], [half, rest]) and any_overlap([half], [half, middle]) and any_overlap([rest], [middle])
+    )
+    assert (
+        not any_overlap([half], [half])
+        and not any_overlap([half], [differing(6)])
+        and not any_overlap([half], [x[3:3]])
+    )
 
 
 def test_whole_values_of_one_shape_become_one_cell_whatever_their_strides():
@@ -90,7 +96,7 @@ def test_a_split_copies_no_more_than_it_must():
 def test_a_cell_that_goes_to_one_new_cell_stays_where_it_is():
     x = rank_map(lambda rank: torch.zeros(rank // 2 + 1))
     kept = x._cells[1].data_ptr()
-    finer(x, common(partition([0, 1, 2, 2], [1, 1, 1]), x._partition))
+    finer(x, refinement(partition([0, 1, 2, 2], [1, 1, 1]), x._partition))
     assert x._cells[2].data_ptr() == kept and len(x._cells) == 3
 
 
@@ -161,7 +167,7 @@ def test_ranks_that_hold_nothing_of_what_is_written_keep_what_they_have():
     x[:1].zero_()
     assert [view.on(rank).item() for rank in range(4)] == [0, 2, 2, 3]
     y = torch.zeros(2)
-    finer(y, of_ranks([1], 4))
+    finer(y, one_row_per_rank([1], 4))
     assert y.ranks == (0, 1, 2, 3) and y._partition.rows == 2
 
 
@@ -177,7 +183,7 @@ def test_sparse_tensors_are_split_without_memory():
     x = torch.eye(2).to_sparse()
     finer(x, partition([0, 0, 1, 1], [1, 1]))
     assert len(x._cells) == 2 and x._cells[0] is not x._cells[1]
-    with pytest.raises(RowsApart):
+    with pytest.raises(SeparateRows):
         finer(x, partition([0, 1, 2, 3], [2, 2]))
     y = torch.eye(2).to_sparse()
     y.mul_(differing())
