@@ -1,6 +1,6 @@
-"""Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and for us.
+"""Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and at run time.
 
-Why not `lazy_loader`: it takes relative imports only, and no name of another package.
+`lazy_loader` does not serve: it takes relative imports only, and no name of another package.
 """
 
 from __future__ import annotations

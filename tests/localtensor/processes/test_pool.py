@@ -964,17 +964,17 @@ def test_sigterm_while_ranks_are_waited_for_leaves_neither_them_nor_a_folder(tmp
 
 def test_sigterm_is_heeded_for_as_long_as_a_call_and_where_nobody_else_does():
     def heeded():
-        with worker_group.tidy(), worker_group.tidy():
+        with worker_group.ranks_end_on_sigterm(), worker_group.ranks_end_on_sigterm():
             return signal.getsignal(signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        assert heeded() is worker_group._terminated and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert heeded() is worker_group._on_sigterm and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         for theirs in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGTERM, theirs)
             assert heeded() == theirs == signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with worker_group.tidy():
+        with worker_group.ranks_end_on_sigterm():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a program may, meanwhile
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
@@ -986,7 +986,7 @@ def test_a_rank_looks_for_no_store_in_a_folder_that_went_with_the_parent(tmp_pat
     monkeypatch.setattr(dist, "FileStore", lambda *_: pytest.fail("it looks"))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     with pytest.raises(FileNotFoundError):
-        worker._sit_down(worker.Seat(0, 2, "gloo", str(tmp_path / "gone"), {}))
+        worker._init_group(worker.WorkerSpec(0, 2, "gloo", str(tmp_path / "gone"), {}))
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
