@@ -67,10 +67,10 @@ class Served:
 
     def brings(self, arguments: Sequence[Any]) -> "tuple[Served, Brought]":
         """The op that the calls of the peers must match, and what this call brings to it."""
-        brought = self.read(*arguments)
-        if self.single is None or len(brought.reads) != 1:
-            return self, brought
-        return SERVED[self.single], replace(brought, reads=brought.reads[0])
+        call = self.read(*arguments)
+        if self.single is None or len(call.reads) != 1:
+            return self, call
+        return SERVED[self.single], replace(call, reads=call.reads[0])
 
 
 def _inputs(parts: Sequence[Contribution]) -> list[Any]:
@@ -232,7 +232,7 @@ _PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
 def _kernel(kernels: Any, name: str, schema: Any, previous: Callable[..., Any] | None) -> Callable[..., Any]:
     """The kernel of one c10d op while a simulation runs."""
     at, when, count = positions(name, schema)
-    served = SERVED.get(name)
+    c10d_op = SERVED.get(name)
 
     def kernel(*arguments: Any) -> Any:
         group = _group_of(arguments[at])
@@ -242,9 +242,9 @@ def _kernel(kernels: Any, name: str, schema: Any, previous: Callable[..., Any] |
             return previous(*arguments)
         rest = [plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
         with torch._C.DisableTorchFunction():  # the user's modes and default device must not apply here
-            if served is not None:
-                later = when is None or len(arguments) <= when or bool(arguments[when])
-                return kernels.collective(served, group, rest, later=later and name not in _BLOCKING)
+            if c10d_op is not None:
+                asynchronous = when is None or len(arguments) <= when or bool(arguments[when])
+                return kernels.collective(c10d_op, group, rest, asynchronous=asynchronous and name not in _BLOCKING)
             if name in (SEND, RECV):
                 return kernels.message(name, group, rest[0], rest[1], rest[2])
             if name == RECV_FROM_ANYONE:

@@ -41,7 +41,9 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     kind = "assert_same_on_all_ranks"
     line = None if place is None else (place.file, place.line, place.function)
     part = Contribution(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None, None), line=line)
-    simulation.wait(simulation.contribute(part, lambda parts: _compare_parts(what, parts), _deliver_nothing, hands_out=False))
+    simulation.wait(
+        simulation.contribute(part, lambda parts: _compare_parts(what, parts), _deliver_nothing, returns_work=False)
+    )
 
 
 def _deliver_nothing(result: None) -> None:

@@ -17,7 +17,7 @@ from localtensor.processes.job import to_device
 from localtensor.threads.run import DAY, limit_said, run_in_threads
 
 TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
-WAYS = ("threads", "gloo", "nccl")
+RUN_MODES = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
 _SHARE_VALUES = (True, False, None)
 
@@ -132,8 +132,8 @@ def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, left
         raise NotCallableWith(fn, misfit)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise NoRanks("run", ranks)
-    if on not in WAYS:
-        raise UnknownWay(on, WAYS)
+    if on not in RUN_MODES:
+        raise UnknownWay(on, RUN_MODES)
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and 0 < timeout <= DAY):
         raise NoTime("run", "timeout", timeout)

@@ -32,7 +32,7 @@ from localtensor.runner.torchrun_processes import (
 from localtensor.threads.run import DAY, run_in_threads
 
 OK, FAILED, USAGE = 0, 1, 2
-WAYS = ("threads", "gloo")
+RUN_MODES = ("threads", "gloo")
 MAX_RANKS = 1 << 16  # ranks
 
 
@@ -97,8 +97,8 @@ def _checked_script(options: TorchrunOptions) -> Script:
         )
     if not -(2**63) <= options.seed < 2**63:
         raise InvalidNumber("seed", options.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
-    if options.on not in WAYS:
-        raise errors.UnknownWay(options.on, WAYS)
+    if options.on not in RUN_MODES:
+        raise errors.UnknownWay(options.on, RUN_MODES)
     if not 0 <= options.timeout <= DAY:
         raise errors.NoTime("run", "timeout", options.timeout)
     if options.schedule is not None:

@@ -136,7 +136,7 @@ def _is_view_op(func: Any) -> bool:
 def _reads_metadata_only(func: Any) -> bool:
     """Whether the op uses only shape and dtype of its argument, which the schemas do not say.
 
-    >>> [_only_shapes(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
+    >>> [_reads_metadata_only(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
     [True, True, False]
     """
     name = func.overloadpacket.__name__

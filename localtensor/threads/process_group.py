@@ -143,58 +143,58 @@ class Kernels:
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = _completed_work()
 
-    def _contribution(self, served: Served, brought: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
+    def _contribution(self, c10d_op: Served, call: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
         """The rank's part in a collective, and whether its Work is returned to the user."""
-        line, hands_out = origin(sys._getframe(2))
-        compared = brought.writes if served.compares_outputs else list(flat(brought.reads))
+        line, returns_work = origin(sys._getframe(2))
+        compared = call.writes if c10d_op.compares_outputs else list(flat(call.reads))
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
-        root = None if brought.root is None else group.ranks[brought.root]
-        layout = _strides_if_not_contiguous(compared) if served.in_place else None
+        root = None if call.root is None else group.ranks[call.root]
+        layout = _strides_if_not_contiguous(compared) if c10d_op.in_place else None
         key = match_key(
-            served.kind.removesuffix("_coalesced"), tensors, device, brought.op, root, served.must_match, layout
+            c10d_op.kind.removesuffix("_coalesced"), tensors, device, call.op, root, c10d_op.must_match, layout
         )
         part = Contribution(
             rank,
-            served.kind,
+            c10d_op.kind,
             group,
-            brought.reads,
+            call.reads,
             tensors,
             device,
             key,
-            op=brought.op,
+            op=call.op,
             root=root,
-            input_splits=brought.input_splits,
-            output_splits=brought.output_splits,
+            input_splits=call.input_splits,
+            output_splits=call.output_splits,
             line=line,
             layout=layout,
             handling=handled_exception(),
         )
         _synchronize(device)
-        return part, hands_out
+        return part, returns_work
 
-    def collective(self, served: Served, group: Group, arguments: Sequence[Any], *, later: bool) -> Any:
-        """Serve one collective op (`later`: asynchronous); returns the op's result and Work."""
+    def collective(self, c10d_op: Served, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
+        """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        meant, brought = served.brings(arguments)
-        check_offer(meant.kind, brought, rank, group.ranks)
-        part, hands_out = self._contribution(meant, brought, rank, group)
-        hands_out = hands_out and later
-        read = list(flat(brought.reads)) if hands_out else ()
-        if hands_out:  # the user may write them before the others arrive
-            part.inputs = _copied(brought.reads)
+        wire_op, call = c10d_op.brings(arguments)
+        check_offer(wire_op.kind, call, rank, group.ranks)
+        part, returns_work = self._contribution(wire_op, call, rank, group)
+        returns_work = returns_work and asynchronous
+        read = list(flat(call.reads)) if returns_work else ()
+        if returns_work:  # the user may write them before the others arrive
+            part.inputs = _copied(call.reads)
 
         def deliver(results: Sequence[Tensor]) -> None:
-            self._write(part, brought.writes, results)
+            self._write(part, call.writes, results)
 
-        ticket = simulation.contribute(part, _without_autocast(meant.compute), deliver, hands_out=hands_out)
-        if not later:
+        ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
+        if not asynchronous:
             simulation.wait(ticket)
-            return self._returned(served, arguments, self.completed_work)
-        work = self._new_work(rank, ticket, brought.writes, read if hands_out else None, sends=_is_broadcast_root(part))
+            return self._returned(c10d_op, arguments, self.completed_work)
+        work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=_is_broadcast_root(part))
         simulation.baton.pause(rank)
-        return self._returned(served, arguments, work.boxed())
+        return self._returned(c10d_op, arguments, work.boxed())
 
     def _new_work(
         self, rank: int, ticket: Any, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
@@ -247,16 +247,16 @@ class Kernels:
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
             _synchronize(buffers[0].device if buffers else None)
 
-    def _returned(self, served: Served, arguments: Sequence[Any], work: Any) -> Any:
-        if served.kind == "monitored_barrier":
+    def _returned(self, c10d_op: Served, arguments: Sequence[Any], work: Any) -> Any:
+        if c10d_op.kind == "monitored_barrier":
             return None
-        return work if served.returns is None else (arguments[served.returns], work)
+        return work if c10d_op.returns is None else (arguments[c10d_op.returns], work)
 
     def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> Any:
         """Post a send or receive; returns its Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        line, hands_out = origin(sys._getframe(2))
+        line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
         inputs = [x.detach().clone() for x in tensors] if sends else None
@@ -271,7 +271,9 @@ class Kernels:
             ticket = simulation.send(part)
         else:
             ticket = simulation.recv(part, lambda results: self._write(part, tensors, results))
-        work = self._new_work(rank, ticket, [] if sends else tensors, (tensors if sends else []) if hands_out else None)
+        work = self._new_work(
+            rank, ticket, [] if sends else tensors, (tensors if sends else []) if returns_work else None
+        )
         simulation.baton.pause(rank)
         return work.boxed()
 

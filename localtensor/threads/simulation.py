@@ -117,7 +117,7 @@ class Simulation:
         return threading.get_ident() in self.baton.idents.values()
 
     def contribute(
-        self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, hands_out: bool
+        self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, returns_work: bool
     ) -> Ticket:
         """Add the rank's part to its rendezvous; the last part computes all results."""
         self.baton.check(part.rank)
@@ -126,7 +126,7 @@ class Simulation:
         self._note(part)
         ticket = rendezvous.join(part)
         ticket.deliver = deliver
-        if hands_out:
+        if returns_work:
             self._handed_out[ticket] = None
         if rendezvous.broken and self._broken is None:
             self._broken = rendezvous

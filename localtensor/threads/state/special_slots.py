@@ -58,7 +58,7 @@ class RankEnvironment(dict[Any, Any]):
         super().update(new)
 
 
-class Environment:
+class EnvironmentSlot:
     """os.environ and os.environb are two views of one dict of encoded strings; C code sees the values given to putenv.
 
     A hand-over swaps that dict, and calls putenv for the keys in which two ranks may differ.
@@ -105,7 +105,7 @@ class Environment:
         return RankEnvironment({**held, **own}, self.changed)
 
 
-class Warnings:
+class WarningsSlot:
     """Filters, and the functions that show a warning.
 
     When filters differ, Python is notified; it then forgets which warnings it has shown, so they may appear again.
@@ -181,7 +181,14 @@ class ContextParallelRules:
         return False
 
 
-SPECIALS = (*PATCHES, MainModule, Environment, Warnings, ContextParallelRules, ShardingRules)  # last: the last word
+SPECIALS = (
+    *PATCHES,
+    MainModule,
+    EnvironmentSlot,
+    WarningsSlot,
+    ContextParallelRules,
+    ShardingRules,
+)  # last: the last word
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ def test_who_is_interrupted_while_he_interrupts_goes_on_where_he_was(monkeypatch
 
     told.baton.start(body)
     began.wait()
-    monkeypatch.setattr(told.baton, "_end_the_rest", interrupted)
+    monkeypatch.setattr(told.baton, "_end_next", interrupted)
     with pytest.raises(KeyboardInterrupt):
         told.baton.interrupt(0.05)
     assert told.baton.interrupt(0.3) == (0,)  # enough for the other two, on a busy machine too
@@ -316,7 +316,7 @@ def test_a_rank_may_be_sent_away_at_any_moment_of_the_hand_over(at):
 
     def profile(frame, event, arg):
         name, ours = frame.f_code.co_name, frame.f_code.co_filename == RunToken.check.__code__.co_filename
-        over = (name, event) == ("_live", "return")  # the thread's last moment: it has nothing more to do
+        over = (name, event) == ("_run_rank", "return")  # the thread's last moment: it has nothing more to do
         if ours and not over and event in ("call", "return", "c_return") and told.baton.aborting:
             calls.append((name, event))
             if len(calls) == at + 1:
