@@ -99,7 +99,7 @@ def lockstep() -> Any | None:
     return modes[-1] if modes else None
 
 
-def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
+def open_mode(mode: object, busy: Callable[[str], Exception]) -> None:
     """Make the mode this thread's current one.  Raises `busy(reason)` if a simulation runs or the mode is open."""
     with _modes_lock:
         simulation = running()
@@ -115,7 +115,7 @@ def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
     _ambient.modes.append(mode)
 
 
-def close_mode(mode: Any) -> bool:
+def close_mode(mode: object) -> bool:
     """Remove the mode from this thread; True if no mode is left in the process."""
     with _modes_lock:
         _open_modes[:] = [one for one in _open_modes if one is not mode]
@@ -197,7 +197,7 @@ def put_rules(rules: Any | None) -> None:
     _rules.set(rules)
 
 
-def put_process_rules(rules: Any) -> None:
+def put_process_rules(rules: object) -> None:
     """Set the rules for every thread that has none of its own, permanently."""
     _process_rules.append(rules)
 
@@ -257,7 +257,7 @@ def release_backward() -> None:
 _caches: dict[int, "weakref.ref[Any]"] = {}
 
 
-def add_cache(cache: Any) -> None:
+def add_cache(cache: object) -> None:
     """Register a cache: it is one of `caches()` for as long as something else refers to it."""
     serial = next_serial()
     # No lambda: a Ctrl-C that arrives while Python code runs for a weak reference is printed and lost.

@@ -3,7 +3,7 @@
 import inspect
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -87,11 +87,6 @@ def place_of(frame: FrameType | None) -> Place | None:
     return origin(frame).place
 
 
-def stack_of(ident: int) -> FrameType | None:
-    """The innermost frame of a thread, or None if it has ended."""
-    return sys._current_frames().get(ident)
-
-
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd", "debugpy")
 
 
@@ -141,7 +136,7 @@ def raised_at(error: BaseException) -> Place | None:
     return lines[-1] if lines else None
 
 
-def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call, by parameter name; defaults are not filled in."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
 

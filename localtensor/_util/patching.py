@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """Inside the block `owner.name` is `value`; afterwards it is restored, or deleted if the owner had none of its own.
 
     >>> from types import SimpleNamespace
@@ -34,7 +34,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> AbstractContextManager[None]:
+def wrapped(owner: object, name: str, around: Callable[..., Any]) -> AbstractContextManager[None]:
     """Inside the block `owner.name(...)` calls `around(original, ...)`, for functions and methods alike."""
     original = getattr(owner, name)
 

@@ -33,7 +33,7 @@ class _Pickler(pickle.Pickler):
         return rebuild_tensor, _tensor_fields(value)
 
 
-def dumps(value: Any, *, views: bool = False) -> bytes:
+def dumps(value: object, *, views: bool = False) -> bytes:
     """Bytes from which `loads` makes an equal value; dense tensors keep their strides.
 
     Tensors with other strides and lazy conjugates become dense tensors of the same values, except with `views` or

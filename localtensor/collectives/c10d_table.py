@@ -85,12 +85,8 @@ def _one_each(results: Sequence[Tensor]) -> list[list[Tensor]]:
     return [[x] for x in results]
 
 
-def _splits(parts: Sequence[Contribution], name: str) -> list[list[int] | None]:
-    return [getattr(part, name) for part in parts]
-
-
 def _all_to_all_single(parts: Sequence[Contribution]) -> list[list[Tensor]]:
-    sent, got = _splits(parts, "input_splits"), _splits(parts, "output_splits")
+    sent, got = [part.input_splits for part in parts], [part.output_splits for part in parts]
     return _one_each(reference.all_to_all_single(_inputs(parts), input_splits=sent, output_splits=got))
 
 
@@ -100,10 +96,6 @@ def _no_results(parts: Sequence[Contribution]) -> list[list[Tensor]]:
 
 def _coalesce(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Contribution]], list[list[Tensor]]]:
     return lambda parts: reference.coalesced(_inputs(parts), one)
-
-
-def _scatter(parts: Sequence[Contribution]) -> list[list[Tensor]]:
-    return _one_each(reference.scatter(_inputs(parts), _root(parts)))
 
 
 def _gather_rows(held: list[Tensor]) -> list[Tensor]:
@@ -177,7 +169,7 @@ SERVED: dict[str, Served] = {
     "scatter_": Served(
         "scatter",
         lambda outputs, inputs, root: Brought([x for each in inputs for x in each], outputs, root=root),
-        _scatter,
+        lambda parts: _one_each(reference.scatter(_inputs(parts), _root(parts))),
         compares_outputs=True,
     ),
     "reduce_scatter_": Served(
@@ -229,7 +221,9 @@ _REDUCTIONS = {
 _PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
 
 
-def _kernel(kernels: Any, name: str, schema: Any, previous: Callable[..., Any] | None) -> Callable[..., Any]:
+def _kernel(
+    kernels: Any, name: str, schema: torch.FunctionSchema, previous: Callable[..., Any] | None
+) -> Callable[..., Any]:
     """The kernel of one c10d op while a simulation runs."""
     at, when, count = positions(name, schema)
     c10d_op = SERVED.get(name)
@@ -254,7 +248,7 @@ def _kernel(kernels: Any, name: str, schema: Any, previous: Callable[..., Any] |
     return kernel
 
 
-def positions(name: str, schema: Any) -> tuple[int, int | None, int]:
+def positions(name: str, schema: torch.FunctionSchema) -> tuple[int, int | None, int]:
     """The positions of a c10d op's group and async_op (None without one), and how many other arguments it has."""
     names = [argument.name for argument in schema.arguments]
     when = names.index("async_op") if "async_op" in names else None
@@ -266,7 +260,7 @@ def positions(name: str, schema: Any) -> tuple[int, int | None, int]:
 _BLOCKING = ("monitored_barrier_",)
 
 
-def _group_of(boxed: Any) -> Group | None:
+def _group_of(boxed: torch.ScriptObject) -> Group | None:
     """The simulated group of a boxed process group, or None if it is of another backend."""
     groups: dict[Any, Group] = getattr(c10d._world, "groups", {})
     return groups.get(dist.ProcessGroup.unbox(boxed))
@@ -317,12 +311,9 @@ def _previous_kernel(full: str, key: str) -> Callable[..., Any] | None:
 
 def plain(argument: Any) -> Any:
     """An argument as `SERVED` takes it: a boxed reduction by its name, anything else unchanged."""
-    return _boxed_reduction_name(argument) if isinstance(argument, torch.ScriptObject) else argument
-
-
-def _boxed_reduction_name(boxed: Any) -> Any:
-    """The name of a reduction.  PREMUL_SUM's factor stays in C++, so its Python object is looked up on the stack."""
-    number = int(boxed.op())
+    if not isinstance(argument, torch.ScriptObject):
+        return argument
+    number = int(argument.op())  # type: ignore[attr-defined]
     return _premul_sum_of_caller() if number == _PREMUL_SUM else _REDUCTIONS.get(number, f"reduce op {number}")
 
 
@@ -343,6 +334,7 @@ def named_reduction(op: Any) -> Any:
 
 
 def _premul_sum_of_caller() -> PremulSum:
+    """The reduction of the caller: its factor stays in C++, so its Python object is looked up on the stack."""
     frame = sys._getframe(3)
     while frame is not None:
         for value in frame.f_locals.values():

@@ -17,7 +17,7 @@ from localtensor.errors import CollectiveFailed, RanksDisagree
 from localtensor.layout.spec import shape_text
 
 
-def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = None) -> None:
+def assert_same_on_all_ranks(value: object, what: str = "value", *, group: dist.ProcessGroup | None = None) -> None:
     """Check that every rank of the group passes the same value; a collective call, like a barrier.
 
     Tensors are compared bit for bit (NaN equals NaN), modules by their state, containers item by item, anything else
@@ -145,7 +145,7 @@ def _value_at(value: Any, path: Sequence[Any]) -> Any:
     return value
 
 
-def said(value: Any) -> str:
+def said(value: object) -> str:
     """A value in short form."""
     if isinstance(value, Tensor):
         text = shape_text(value.shape, value.dtype)
@@ -155,7 +155,7 @@ def said(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def how_far(a: Any, b: Any) -> str:
+def how_far(a: object, b: object) -> str:
     """By how much two tensors of one shape and dtype differ; empty for other values."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.numel():
         a, b = comparable(a), comparable(b)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from localtensor.errors import (
 )
 from localtensor.layout.spec import shape_text
 
+K = TypeVar("K")
 Line: TypeAlias = tuple[str, int, str] | None
 Signature: TypeAlias = tuple[tuple[torch.dtype, torch.Size], ...]
 
@@ -263,7 +264,7 @@ class Mailbox:
         return sorted((t for box in boxes for posted in box.values() for t in posted), key=lambda t: t.part.rank)
 
 
-def _pop_first(box: dict[Any, deque[Ticket]], key: Any) -> Ticket | None:
+def _pop_first(box: dict[K, deque[Ticket]], key: K) -> Ticket | None:
     posted = box.get(key)
     return posted.popleft() if posted else None
 

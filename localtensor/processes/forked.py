@@ -201,7 +201,7 @@ def run_forked(
         group.kill()
     outcomes = [_outcome(rank, reply) for rank, reply in enumerate(replies)]
     if not all(isinstance(outcome, Returned) for outcome in outcomes):
-        raise _error_of_ranks(outcomes, _records(replies), limit)
+        raise _error_of_ranks(replies, outcomes, limit)
 
 
 def _check(ranks: int, on: str) -> None:
@@ -332,13 +332,8 @@ def _outcome(rank: int, reply: Reply) -> Outcome:
     return Waiting(rank, body) if reply.kind == "waiting" else Died(rank, body)
 
 
-def _records(replies: Sequence[Reply]) -> dict[int, ExceptionRecord]:
-    return {rank: reply.body for rank, reply in enumerate(replies) if isinstance(reply.body, ExceptionRecord)}
-
-
-def _error_of_ranks(
-    outcomes: Sequence[Outcome], records: dict[int, ExceptionRecord], seconds: float
-) -> LocalTensorError:
+def _error_of_ranks(replies: Sequence[Reply], outcomes: Sequence[Outcome], seconds: float) -> LocalTensorError:
+    records = {rank: reply.body for rank, reply in enumerate(replies) if isinstance(reply.body, ExceptionRecord)}
     fault = pool.error_of_outcomes(outcomes, seconds)
     if isinstance(fault, RankRaised):
         fault.where.update({rank: one.place for rank, one in records.items()})

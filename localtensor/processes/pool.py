@@ -23,6 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -251,7 +252,8 @@ def run_in_processes(
     function, mine = _pickled_by_name(fn, "run"), caller_state(seed, device)
     limit = GROUP_TIMEOUT if timeout is None else timeout
     try:
-        with _pool(ranks, on) as pool, _without_mesh_warnings():
+        make = partial(Pool, ranks, backend=on, grace=GRACE, leave=LEAVE)
+        with ambient.pool_of((ranks, on), make) as pool, _without_mesh_warnings():
             outcomes = pool.call(run_job, [(function, mine, *args) for args in pieces], timeout=limit)
     except LocalTensorError as refused:
         refused.args = tuple(_as_text_of_run(text) for text in refused.args)
@@ -262,10 +264,6 @@ def run_in_processes(
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return tuple(outcome.value for outcome in outcomes if isinstance(outcome, Returned))
     raise error_of_outcomes(outcomes, limit)
-
-
-def _pool(ranks: int, on: str) -> contextlib.AbstractContextManager[Any]:
-    return ambient.pool_of((ranks, on), lambda: Pool(ranks, backend=on, grace=GRACE, leave=LEAVE))
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def limit(timeout: float | None) -> float | None:
     return limit_said(timeout) if timeout == TIMEOUT else timeout
 
 
-def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, leftovers: Any) -> None:
+def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object) -> None:
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
     misfit = _signature_mismatch(fn, args)
@@ -141,7 +141,7 @@ def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, left
         raise UnknownWay(leftovers, _LEFTOVERS, "leftovers")
 
 
-def _signature_mismatch(fn: Any, args: Sequence[Any]) -> str:
+def _signature_mismatch(fn: Callable[..., Any], args: Sequence[Any]) -> str:
     """Why the function does not take these arguments; empty if it may."""
     first = ""
     for wrapped in (True, False):  # a decorator such as mock.patch supplies arguments of its wrapped function
@@ -156,7 +156,9 @@ def _signature_mismatch(fn: Any, args: Sequence[Any]) -> str:
     return first
 
 
-def arguments_of_ranks(fn: Any, args: Sequence[Any], ranks: int, device: Any) -> list[tuple[Any, ...]]:
+def arguments_of_ranks(
+    fn: Callable[..., Any], args: Sequence[Any], ranks: int, device: str | torch.device | None
+) -> list[tuple[Any, ...]]:
     """Each rank's own copy of the arguments.  Raises `PiecesDiffer`, `NotCopyable`."""
     names = _argument_names(fn, len(args))
     for name, value in zip(names, args):
@@ -167,7 +169,7 @@ def arguments_of_ranks(fn: Any, args: Sequence[Any], ranks: int, device: Any) ->
     ]
 
 
-def _own_argument(name: str, value: Any, rank: int, device: Any) -> Any:
+def _own_argument(name: str, value: Any, rank: int, device: str | torch.device | None) -> Any:
     if type(value) is list:
         value = value[rank]
     elif hasattr(value, "__localtensor_on__"):
@@ -179,7 +181,7 @@ def _own_argument(name: str, value: Any, rank: int, device: Any) -> Any:
     return to_device(own, device)
 
 
-def _argument_names(fn: Any, count: int) -> list[str]:
+def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     try:
         bound = [name for name, p in inspect.signature(fn).parameters.items() if p.kind is not p.VAR_POSITIONAL]
     except ValueError:

@@ -5,12 +5,13 @@ either buffer, is a race, even if the result is right this time.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,7 +98,7 @@ class BufferWatch(TorchDispatchMode):
             self._check_op(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _check_op(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _check_op(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for tensor, written in _tensor_arguments(func, args, kwargs):
             for ticket, held in self._outputs.items():
                 if any(overlap(tensor, buffer) for buffer in held):
@@ -127,13 +128,13 @@ _TENSOR_DISPATCH = getattr(Tensor, "__torch_dispatch__", None)
 _FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
 
 
-def _is_view_op(func: Any) -> bool:
+def _is_view_op(func: OpOverload) -> bool:
     """Whether the op makes a view of its argument, or reads metadata: no element is read or written."""
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def _reads_metadata_only(func: Any) -> bool:
+def _reads_metadata_only(func: OpOverload) -> bool:
     """Whether the op uses only shape and dtype of its argument, which the schemas do not say.
 
     >>> [_reads_metadata_only(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
@@ -146,14 +147,16 @@ def _reads_metadata_only(func: Any) -> bool:
 _METADATA_OPS = frozenset({"is_same_size", "is_pinned", "record_stream", "_assert_tensor_metadata"})
 
 
-def _sends_only(func: Any, args: Any) -> bool:
+def _sends_only(func: OpOverload, args: Sequence[Any]) -> bool:
     """Whether the op is a send, or a broadcast on its root: it does not write, though neither schema nor name says so."""
     if func is torch.ops.c10d.broadcast_.default:
         return bool(dist.ProcessGroup.unbox(args[1]).rank() == args[2])
     return func is torch.ops.c10d.send.default
 
 
-def _tensor_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]:
+def _tensor_arguments(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Tensor, bool]]:
     """Each tensor argument, and whether the op writes it: by alias info, or for c10d's ops by the argument's name."""
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -165,7 +168,7 @@ def _tensor_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tenso
             yield tensor, written
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -184,7 +187,7 @@ class _ReaderWatch(TorchFunctionMode):
         super().__init__()
         self._watch = watch
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _UNDISPATCHED_READERS:
             self._watch.check_read(f"Tensor.{func.__name__}", args[0])
         return func(*args, **(kwargs or {}))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch.distributed.nn.functional  # noqa: F401  # binds the default group of its arguments now, when there is none
+import torch.distributed.nn.functional  # binds the default group of its arguments now, when there is none
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -99,7 +99,9 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     return process_group, store
 
 
-def _without_wrapper_group(original: Callable[..., Any], wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
+def _without_wrapper_group(
+    original: Callable[..., Any], wrapped_pg: torch.distributed.ProcessGroup, *args: Any, **kwargs: Any
+) -> Any:
     """No wrapper group: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch would compare the ranks' calls, which we do anyway."""
     return original(wrapped_pg, *args, **kwargs) if world_now() is None else wrapped_pg
 
@@ -154,8 +156,10 @@ def patched_torch_distributed() -> Iterator[None]:
             )
         )
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
-        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since torch 2.15, tried there
-            stack.enter_context(wrapped(c10d, "_maybe_attach_flight_recorder", _without_flight_recorder))
+        if hasattr(
+            c10d, "_maybe_attach_flight_recorder"
+        ):  # since torch 2.15: one per process, it warns of further ranks
+            stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))
         stack.enter_context(patched_inside_decorators(c10d.split_group, _split_group))
         stack.enter_context(
@@ -181,11 +185,7 @@ def clear_mesh_caches() -> None:
             getattr(found, "cache_clear", found)()
 
 
-def _without_flight_recorder(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """No flight recorder: a process has only one, which warns of each further rank."""
-
-
-def _set_mesh_owner(mesh: DeviceMesh, value: Any) -> None:
+def _set_mesh_owner(mesh: DeviceMesh, value: object) -> None:
     """A mesh belongs to one rank of one simulation: torch compares meshes by this, and caches by mesh."""
     world = world_now()
     mesh.__dict__["_thread_id"] = value if world is None else (world.simulation.serial, world.rank)

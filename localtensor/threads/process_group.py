@@ -117,11 +117,11 @@ class _WaitingFuture(torch.futures.Future):
             self.settle()
         return super().done()
 
-    def then(self, callback: Any) -> Any:
+    def then(self, callback: Callable[..., Any]) -> Any:
         self.settle()
         return super().then(callback)
 
-    def add_done_callback(self, callback: Any) -> None:
+    def add_done_callback(self, callback: Callable[..., Any]) -> None:
         self.settle()
         super().add_done_callback(callback)
 
@@ -192,16 +192,17 @@ class Kernels:
         if not asynchronous:
             simulation.wait(ticket)
             return self._returned(c10d_op, arguments, self.completed_work)
-        work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=_is_broadcast_root(part))
+        sends = part.kind == "broadcast" and rank == part.root
+        work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
         simulation.baton.pause(rank)
         return self._returned(c10d_op, arguments, work.boxed())
 
     def _new_work(
-        self, rank: int, ticket: Any, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
+        self, rank: int, ticket: Ticket, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
     ) -> RankWork:
         """A new Work; if `read` is not None, the buffers are watched until it is waited for.
 
-        With `sends` the outputs are only sent, and may be read meanwhile.
+        With `sends` the outputs are only sent, as by the root of a broadcast, and may be read meanwhile.
         """
         work = RankWork(self.simulation, ticket, writes)
         self.held_works[rank][work] = None
@@ -247,7 +248,7 @@ class Kernels:
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
             _synchronize(buffers[0].device if buffers else None)
 
-    def _returned(self, c10d_op: Served, arguments: Sequence[Any], work: Any) -> Any:
+    def _returned(self, c10d_op: Served, arguments: Sequence[Any], work: object) -> Any:
         if c10d_op.kind == "monitored_barrier":
             return None
         return work if c10d_op.returns is None else (arguments[c10d_op.returns], work)
@@ -276,11 +277,6 @@ class Kernels:
         )
         simulation.baton.pause(rank)
         return work.boxed()
-
-
-def _is_broadcast_root(part: Contribution) -> bool:
-    """Whether this is the root's part of a broadcast, which writes nothing."""
-    return part.kind == "broadcast" and part.rank == part.root
 
 
 @functools.cache

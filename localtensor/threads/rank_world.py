@@ -24,7 +24,7 @@ collectives/c10d_table.py, threads/dist_patches.py and threads/buffer_watch.py.
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
@@ -163,13 +163,15 @@ def clear_sharding_cache() -> None:
         clear()
 
 
-def _wait_all_settled(original: Callable[..., Any], futures: Any) -> Any:
+def _wait_all_settled(original: Callable[..., Any], futures: Sequence[Any]) -> Any:
     for future in futures:
         _settle(future)
     return original(futures)
 
 
-def _register_settling_hook(original: Callable[..., Any], reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
+def _register_settling_hook(
+    original: Callable[..., Any], reducer: object, state: object, hook: Callable[..., Any]
+) -> Any:
     @functools.wraps(hook)
     def settled(*args: Any) -> Any:
         future = hook(*args)
@@ -179,7 +181,7 @@ def _register_settling_hook(original: Callable[..., Any], reducer: Any, state: A
     return original(reducer, state, settled)
 
 
-def _settle(future: Any) -> None:
+def _settle(future: object) -> None:
     """Wait for a future of ours; any other is left as it is."""
     settle = getattr(future, "settle", None)
     if settle is not None:

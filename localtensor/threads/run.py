@@ -12,11 +12,11 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import of_rank, put_guard, put_rules, simulation_entered
-from localtensor._util.call_sites import in_debugger, place_of, raised_at, stack_of
+from localtensor._util.call_sites import in_debugger, place_of, raised_at
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
 from localtensor.concurrency.schedule import Schedule
-from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
+from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.process_group import Kernels
@@ -68,7 +68,10 @@ def run_in_threads(
             raise simulation.baton.refusal
         simulation.close()
         if simulation.verdict is not None:
-            raise _with_history(simulation.verdict, simulation, schedule)
+            if isinstance(simulation.verdict, ProgramFault):
+                simulation.verdict.log = tuple(simulation.calls())
+                simulation.verdict.replay = None if schedule.text == "round_robin" else f"schedule={schedule.text!r}"
+            raise simulation.verdict
         return ThreadRun(
             tuple(simulation.ended[rank].value for rank in range(ranks)),
             tuple(simulation.calls()),
@@ -161,7 +164,7 @@ def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:
     baton = simulation.baton
     while not baton.wait(timeout):
         holder = baton.holder
-        frame = None if holder is None else stack_of(baton.idents.get(holder, 0))
+        frame = None if holder is None else sys._current_frames().get(baton.idents.get(holder, 0))
         if in_debugger(frame):
             continue
         running_at, waits = place_of(frame), simulation.waits()
@@ -169,15 +172,6 @@ def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:
         if simulation.verdict is None:
             simulation.verdict = NeverEnded(timeout or 0.0, running_at, holder, waits, left_behind)
         return
-
-
-def _with_history(error: LocalTensorError, simulation: Simulation, schedule: Schedule) -> LocalTensorError:
-    """The error, with the ranks' calls before it and the schedule that repeats it."""
-    text = schedule.text
-    if isinstance(error, ProgramFault):
-        error.log = tuple(simulation.calls())
-        error.replay = f"schedule={text!r}" if text != "round_robin" else None
-    return error
 
 
 def _groups_left(left: dict[int, dict[str, rank_world.MadeGroup]]) -> GroupsLeftOver | None:

@@ -23,7 +23,7 @@ class RankStore(Store):
         self._group = Group("store", tuple(range(simulation.ranks)))
         self._timeout = timedelta(seconds=300)
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = _bytes(value)
         for entry in list(self._waiting):
             keys, ticket = entry
@@ -42,7 +42,7 @@ class RankStore(Store):
         self.set(key, str(total))
         return total
 
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         if (key not in self._values and not _bytes(expected)) or self._values.get(key) == _bytes(expected):
             self.set(key, desired)
             return _bytes(desired)
@@ -50,7 +50,7 @@ class RankStore(Store):
         self._yield_turn()
         return held
 
-    def append(self, key: str, value: Any) -> None:
+    def append(self, key: str, value: str | bytes) -> None:
         self.set(key, self._values.get(key, b"") + _bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -106,5 +106,5 @@ class RankStore(Store):
         self._simulation.block(ticket)
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)

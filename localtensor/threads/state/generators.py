@@ -25,12 +25,16 @@ class RankIdentity(Protocol):
     seed: int
 
 
-class TorchGenerator:
-    name = "torch_generator"
-    why = "torch.manual_seed and every draw change the one generator of the process"
+class AlwaysReady:
+    """A slot whose subject is always there."""
 
     def ready(self) -> bool:
         return True
+
+
+class TorchGenerator(AlwaysReady):
+    name = "torch_generator"
+    why = "torch.manual_seed and every draw change the one generator of the process"
 
     def save(self) -> torch.Tensor:
         return torch.default_generator.get_state()
@@ -93,7 +97,7 @@ def python_state_view(generator: random.Random) -> Any:
     return view(generator) if [trial.random() for _ in range(700)] == want else None
 
 
-class PythonGenerator:
+class PythonGenerator(AlwaysReady):
     name = "python_generator"
     why = "random.seed and every draw change the one generator of the process"
 
@@ -101,9 +105,6 @@ class PythonGenerator:
         self.generator: random.Random = random._inst
         self.bytes = python_state_view(self.generator)
         self.extra = vars(self.generator)  # holds gauss_next, the second of a pair of draws
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> tuple[Any, Any]:
         if self.bytes is None:

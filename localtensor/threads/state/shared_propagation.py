@@ -76,15 +76,15 @@ class _ClosedGate:
 class Sharing:
     """The propagation shared by the ranks of one run, from the program's import of DTensor on."""
 
-    def __init__(self, alone: Callable[[], bool]) -> None:
-        self.alone = alone
+    def __init__(self, alone: Callable[[], bool], *, on: bool) -> None:
+        self.alone, self.on = alone, on
         self.known: Once[Any] = Once(name="propagation of the ranks", sync=_NeverWaiting())
         self._propagator: Any = None
         self._undo = ExitStack()
 
     def update(self) -> None:
-        """Start sharing if DTensor has been imported.  Called at each hand-over, so it must be quick."""
-        if self._propagator is None and "torch.distributed.tensor" in sys.modules:
+        """Start sharing if it is on and DTensor has been imported.  Called at each hand-over, so it must be quick."""
+        if self.on and self._propagator is None and "torch.distributed.tensor" in sys.modules:
             self._begin()
 
     def _begin(self) -> None:
@@ -104,17 +104,10 @@ class Sharing:
         self._undo.close()
 
 
-class NotSharing(Sharing):
-    """Each rank computes everything for itself, as in a process of its own."""
-
-    def update(self) -> None:
-        """Leave torch's propagator unchanged."""
-
-
 @contextmanager
 def propagation_shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> Iterator[Sharing]:
     """Inside the block threads share propagation if `on`, except a thread for which `alone()` is true at the call."""
-    sharing = Sharing(alone) if on else NotSharing(alone)
+    sharing = Sharing(alone, on=on)
     sharing.update()
     try:
         yield sharing
@@ -178,7 +171,7 @@ def _rules_and_settings(propagator: Any, schema: Any) -> tuple[Any, ...]:
     return (*map(Same, rules), ambient())
 
 
-def _is_torchs(rule: Any) -> bool:
+def _is_torchs(rule: object) -> bool:
     """Whether torch defines the rule.  A wrapper may have copied its name, but not the globals of its module."""
     return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_TORCH_RULES)
 

@@ -203,7 +203,7 @@ FLAGS = (
 )
 
 
-def _none(seen: Any) -> None:
+def _none(seen: object) -> None:
     return None
 
 

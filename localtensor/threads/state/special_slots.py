@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from localtensor.threads.state.generators import RankIdentity
+from localtensor.threads.state.generators import AlwaysReady, RankIdentity
 from localtensor.threads.state.patched_attributes import PATCHES
 from localtensor.threads.state.shared_propagation import ShardingRules
 
@@ -58,7 +58,7 @@ class RankEnvironment(dict[Any, Any]):
         super().update(new)
 
 
-class EnvironmentSlot:
+class EnvironmentSlot(AlwaysReady):
     """os.environ and os.environb are two views of one dict of encoded strings; C code sees the values given to putenv.
 
     A hand-over swaps that dict, and calls putenv for the keys in which two ranks may differ.
@@ -72,9 +72,6 @@ class EnvironmentSlot:
         self.front = self.views[0]
         self.base: Any = None
         self.changed: set[Any] = set()
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> dict[Any, Any]:
         held: dict[Any, Any] = self.front["_data"]
@@ -105,7 +102,7 @@ class EnvironmentSlot:
         return RankEnvironment({**held, **own}, self.changed)
 
 
-class WarningsSlot:
+class WarningsSlot(AlwaysReady):
     """Filters, and the functions that show a warning.
 
     When filters differ, Python is notified; it then forgets which warnings it has shown, so they may appear again.
@@ -118,9 +115,6 @@ class WarningsSlot:
     def __init__(self) -> None:
         self.space = vars(warnings)
         self.names = tuple(name for name in self.wanted if name in self.space)
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> list[Any]:
         space = self.space
@@ -136,14 +130,11 @@ class WarningsSlot:
         return [value.copy() if isinstance(value, list | dict) else value for value in self.save()]
 
 
-class MainModule:
+class MainModule(AlwaysReady):
     """sys.modules["__main__"]: each rank of a script has its own, where pickle finds the classes that it defines."""
 
     name = "main_module"
     why = "localtensor run gives each rank the script as a module of its own"
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> Any:
         return sys.modules["__main__"]

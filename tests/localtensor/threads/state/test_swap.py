@@ -35,15 +35,6 @@ for _slot in NAMES:
 numpy_random = importlib.import_module("numpy.random")
 
 
-@pytest.fixture
-def ranks():
-    """Two ranks, the first of them running."""
-    with OutsideState():
-        states = [RankState(rank, 2, seed=5) for rank in range(2)]
-        switch(None, states[0])
-        yield states
-
-
 def enter(block):
     """The block is entered and stays open: `switch` must cope with a rank that waits inside it."""
     block.__enter__()
