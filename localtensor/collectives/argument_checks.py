@@ -14,6 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from localtensor.errors import (
@@ -37,16 +38,20 @@ from localtensor.errors import (
     UnevenDim,
     WrongListLength,
 )
-from localtensor.layout.reductions import CARRIED, Op, carrier, check_reducible
+from localtensor.layout.reductions import CARRIED, Op, PremulSum, carrier, check_reducible
 
 if TYPE_CHECKING:
     from localtensor.collectives.c10d_table import Brought
 
 # gloo works on the memory of these as it lies: with gaps, it writes elements to the wrong places.
 _REQUIRE_DENSE = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "broadcast"})
-_REQUIRE_CONTIGUOUS = frozenset(
-    {"scatter", "reduce_scatter", "all_to_all_single"}
-)  # rows arrive in the order of memory
+_REQUIRE_CONTIGUOUS = frozenset({"scatter", "reduce_scatter", "all_to_all_single"})  # rows go in memory order
+_ReduceOp: Any = dist.ReduceOp
+REDUCTION_NAMES = {
+    int(getattr(_ReduceOp.RedOpType, name)): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
+PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
 Named: TypeAlias = dict[str, Tensor]
 Splits: TypeAlias = Sequence[Sequence[int] | None]
 
@@ -99,6 +104,22 @@ def flat(reads: Any) -> Iterator[Tensor]:
             yield from flat(each)
 
 
+def named_reduction(op: Any) -> Any:
+    """The name of a reduction given as torch's ReduceOp, or as a name in any case; other objects unchanged.
+
+    >>> named_reduction(dist.ReduceOp.MAX), named_reduction("SUM")
+    ('max', 'sum')
+    """
+    if isinstance(op, str):
+        return op.lower()
+    if not isinstance(op, _ReduceOp | _ReduceOp.RedOpType):
+        return op
+    number = int(getattr(op, "op", op))
+    if number == PREMUL_SUM:
+        return PremulSum(float(op.__getstate__()[1]))
+    return REDUCTION_NAMES.get(number, f"reduce op {number}")
+
+
 def _without_gaps(x: Tensor) -> bool:
     """Whether the elements fill one contiguous range of memory without overlap, in any order.
 
@@ -115,12 +136,12 @@ def _without_gaps(x: Tensor) -> bool:
     return True
 
 
-def must_fit(asked: Mapping[str, Any], rank: int, ranks: int) -> None:
+def must_fit(arguments: Mapping[str, Any], rank: int, ranks: int) -> None:
     """Check the world_size and rank passed to init_process_group against the run.  Raises `BadGroup`."""
     for name, actual in (("world_size", ranks), ("rank", rank)):
-        if asked.get(name, -1) not in (-1, actual):
+        if arguments.get(name, -1) not in (-1, actual):
             remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
-            raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)
+            raise BadGroup("init_process_group", name, f"{name}={arguments[name]}", f"this run has {actual}", remedy)
 
 
 def name_held(call: str, held: Sequence[Tensor]) -> Named:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor.collectives import reference
+from localtensor.collectives.argument_checks import PREMUL_SUM, REDUCTION_NAMES, named_reduction
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotServed
 from localtensor.layout.reductions import PremulSum
@@ -211,14 +212,7 @@ SERVED: dict[str, Served] = {
 }
 
 # Sends and receives are matched in pairs, so they have no `compute`.
-SEND, RECV, RECV_FROM_ANYONE = "send", "recv_", "recv_any_source_"
-
-_ReduceOp: Any = dist.ReduceOp
-_REDUCTIONS = {
-    int(getattr(_ReduceOp.RedOpType, name)): name.lower()
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-}
-_PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
+SEND, RECV, RECV_FROM_ANY = "send", "recv_", "recv_any_source_"
 
 
 def _kernel(
@@ -226,7 +220,7 @@ def _kernel(
 ) -> Callable[..., Any]:
     """The kernel of one c10d op while a simulation runs."""
     at, when, count = positions(name, schema)
-    c10d_op = SERVED.get(name)
+    op = SERVED.get(name)
 
     def kernel(*arguments: Any) -> Any:
         group = _group_of(arguments[at])
@@ -236,12 +230,12 @@ def _kernel(
             return previous(*arguments)
         rest = [plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
         with torch._C.DisableTorchFunction():  # the user's modes and default device must not apply here
-            if c10d_op is not None:
+            if op is not None:
                 asynchronous = when is None or len(arguments) <= when or bool(arguments[when])
-                return kernels.collective(c10d_op, group, rest, asynchronous=asynchronous and name not in _BLOCKING)
+                return kernels.collective(op, group, rest, asynchronous=asynchronous and name not in _BLOCKING)
             if name in (SEND, RECV):
                 return kernels.message(name, group, rest[0], rest[1], rest[2])
-            if name == RECV_FROM_ANYONE:
+            if name == RECV_FROM_ANY:
                 return kernels.message(name, group, rest[0], None, rest[1])
         raise NotServed(f"c10d::{name}", "no simulated collective of this name exists", gloo_has_it=False)
 
@@ -314,23 +308,7 @@ def plain(argument: Any) -> Any:
     if not isinstance(argument, torch.ScriptObject):
         return argument
     number = int(argument.op())  # type: ignore[attr-defined]
-    return _premul_sum_of_caller() if number == _PREMUL_SUM else _REDUCTIONS.get(number, f"reduce op {number}")
-
-
-def named_reduction(op: Any) -> Any:
-    """The name of a reduction given as torch's ReduceOp, or as a name in any case; other objects unchanged.
-
-    >>> named_reduction(dist.ReduceOp.MAX), named_reduction("SUM")
-    ('max', 'sum')
-    """
-    if isinstance(op, str):
-        return op.lower()
-    found = getattr(op, "op", op)
-    if not isinstance(op, _ReduceOp | _ReduceOp.RedOpType):
-        return op
-    if int(found) == _PREMUL_SUM:
-        return PremulSum(float(op.__getstate__()[1]))
-    return _REDUCTIONS.get(int(found), f"reduce op {int(found)}")
+    return _premul_sum_of_caller() if number == PREMUL_SUM else REDUCTION_NAMES.get(number, f"reduce op {number}")
 
 
 def _premul_sum_of_caller() -> PremulSum:
@@ -339,7 +317,7 @@ def _premul_sum_of_caller() -> PremulSum:
     while frame is not None:
         for value in frame.f_locals.values():
             op = getattr(value, "reduceOp", value) if type(value).__name__.endswith("Options") else value
-            if isinstance(op, _ReduceOp) and int(op.op) == _PREMUL_SUM:
-                return PremulSum(float(op.__getstate__()[1]))
+            if isinstance(op, dist.ReduceOp) and isinstance(reduction := named_reduction(op), PremulSum):
+                return reduction
         frame = frame.f_back  # type: ignore[assignment]
     raise NotServed("PREMUL_SUM", "the factor was not found: pass the op straight to a function of torch.distributed")

@@ -223,7 +223,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._sends: dict[Key, deque[Ticket]] = {}
         self._recvs: dict[Key, deque[Ticket]] = {}
-        self._from_anyone: dict[tuple[int, int], deque[Ticket]] = {}
+        self._from_any: dict[tuple[int, int], deque[Ticket]] = {}
         self._count: dict[tuple[str, int, int | None, int], int] = {}
 
     def number(self, kind: str, rank: int, peer: int | None, tag: int) -> int:
@@ -236,7 +236,7 @@ class Mailbox:
         """The receive that matches this send; None if it must wait for one."""
         part = ticket.part
         key = (part.rank, _peer(part), _tag(part))
-        met = _pop_first(self._recvs, key) or _pop_first(self._from_anyone, key[1:])
+        met = _pop_first(self._recvs, key) or _pop_first(self._from_any, key[1:])
         if met is None:
             self._sends.setdefault(key, deque()).append(ticket)
         return met
@@ -249,18 +249,18 @@ class Mailbox:
             self._recvs.setdefault(key, deque()).append(ticket)
         return met
 
-    def recv_from_anyone(self, ticket: Ticket, choose: Callable[[int], int]) -> Ticket | None:
+    def recv_from_any(self, ticket: Ticket, choose: Callable[[int], int]) -> Ticket | None:
         """The first send of the sender that `choose(number of senders)` picks; None if it must wait for one."""
         rank, tag = ticket.part.rank, _tag(ticket.part)
         senders = sorted(key for key, posted in self._sends.items() if posted and key[1:] == (rank, tag))
         if not senders:
-            self._from_anyone.setdefault((rank, tag), deque()).append(ticket)
+            self._from_any.setdefault((rank, tag), deque()).append(ticket)
             return None
         return _pop_first(self._sends, senders[choose(len(senders)) if len(senders) > 1 else 0])
 
     def left(self) -> list[Ticket]:
         """The unmatched tickets, by rank."""
-        boxes: tuple[dict[Any, deque[Ticket]], ...] = (self._sends, self._recvs, self._from_anyone)
+        boxes: tuple[dict[Any, deque[Ticket]], ...] = (self._sends, self._recvs, self._from_any)
         return sorted((t for box in boxes for posted in box.values() for t in posted), key=lambda t: t.part.rank)
 
 

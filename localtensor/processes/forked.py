@@ -257,14 +257,10 @@ def _answer(
     perform: Callable[[int], ExceptionRecord | None], mine: CallerState, rank: int, message: bytes, max_open: int
 ) -> Reply:
     try:
-        found = run_job(pickle.dumps(_call_with_rank), mine, perform, rank)
+        found = run_job(perform, mine, rank)
     except BaseException as error:  # why: reported to the parent, whatever it is
         found = record_exception(error, str)
     return Reply("returned") if found is None else Reply("raised", found)
-
-
-def _call_with_rank(perform: Callable[[int], ExceptionRecord | None], rank: int) -> ExceptionRecord | None:
-    return perform(rank)
 
 
 def _perform(body: Callable[[int], object], render: Render, on: str, rank: int) -> ExceptionRecord | None:

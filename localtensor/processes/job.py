@@ -22,10 +22,7 @@ from localtensor.threads.state.slots import FLAGS
 from localtensor.threads.state.special_slots import torchrun_environment
 from localtensor.threads.state.swap import OutsideState, RankState, switch
 
-_POOL_VARIABLES = (
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-)  # as the pool sets them: loopback only
+_POOL_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # as the pool sets them: loopback only
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +48,13 @@ def caller_state(seed: int, device: str | torch.device | None) -> CallerState:
     return CallerState(seed, None if device is None else str(device), dict(os.environ), flags)
 
 
-def run_job(function: bytes, mine: CallerState, *args: Any) -> Any:
-    """Run a rank's pickled function on `args`, and restore this process; returns its result or `FunctionNotFound`."""
+def run_job(function: bytes | Callable[..., Any], mine: CallerState, *args: Any) -> Any:
+    """Run a rank's function (pickled or not) on `args`, and restore this process; returns its result or `FunctionNotFound`."""
     before = _group_state()
     try:
         with OutsideState():
             try:
-                fn = pickle.loads(function)
+                fn = pickle.loads(function) if isinstance(function, bytes) else function
             except Exception as error:  # why: reading a function imports its module, which may raise anything
                 return FunctionNotFound(f"{type(error).__name__}: {error}")
             _enter_caller_state(mine)

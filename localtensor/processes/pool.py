@@ -219,12 +219,7 @@ def _error_text(error: BaseException) -> str:
 
 GRACE = 1.0  # seconds for the other ranks, once one has raised or died
 LEAVE = 2.0  # seconds after which a rank that has returned is killed while others run, as if it were alone
-_LOST_PEER_MESSAGES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "remote process has exited",
-)
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
 _EXCEPTION_MODULES = (builtins, errors, torch.distributed)  # whose exceptions are raised here as their own class
 _TRACEBACK_LINE = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
 
@@ -291,9 +286,7 @@ def error_of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> NeverEnded
 
 def _reports_lost_peer(raised: Raised) -> bool:
     """Whether the error only reports the loss of another rank."""
-    return raised.kind in ("RuntimeError", "DistBackendError") and any(
-        words in raised.message for words in _LOST_PEER_MESSAGES
-    )
+    return raised.kind in ("RuntimeError", "DistBackendError") and any(words in raised.message for words in _LOST_PEER)
 
 
 def check_gpus(ranks: int) -> None:

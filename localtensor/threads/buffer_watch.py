@@ -99,7 +99,7 @@ class BufferWatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _check_op(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        for tensor, written in _tensor_arguments(func, args, kwargs):
+        for tensor, written in _tensor_uses(func, args, kwargs):
             for ticket, held in self._outputs.items():
                 if any(overlap(tensor, buffer) for buffer in held):
                     self._fail(BufferReused if written else ReadBeforeWait, ticket, str(func))
@@ -154,9 +154,7 @@ def _sends_only(func: OpOverload, args: Sequence[Any]) -> bool:
     return func is torch.ops.c10d.send.default
 
 
-def _tensor_arguments(
-    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Tensor, bool]]:
+def _tensor_uses(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, bool]]:
     """Each tensor argument, and whether the op writes it: by alias info, or for c10d's ops by the argument's name."""
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)

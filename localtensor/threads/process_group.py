@@ -143,20 +143,18 @@ class Kernels:
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = _completed_work()
 
-    def _contribution(self, c10d_op: Served, call: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
+    def _contribution(self, op: Served, call: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
         """The rank's part in a collective, and whether its Work is returned to the user."""
         line, returns_work = origin(sys._getframe(2))
-        compared = call.writes if c10d_op.compares_outputs else list(flat(call.reads))
+        compared = call.writes if op.compares_outputs else list(flat(call.reads))
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
         root = None if call.root is None else group.ranks[call.root]
-        layout = _strides_if_not_contiguous(compared) if c10d_op.in_place else None
-        key = match_key(
-            c10d_op.kind.removesuffix("_coalesced"), tensors, device, call.op, root, c10d_op.must_match, layout
-        )
+        layout = _strides_if_not_contiguous(compared) if op.in_place else None
+        key = match_key(op.kind.removesuffix("_coalesced"), tensors, device, call.op, root, op.must_match, layout)
         part = Contribution(
             rank,
-            c10d_op.kind,
+            op.kind,
             group,
             call.reads,
             tensors,
@@ -173,11 +171,11 @@ class Kernels:
         _synchronize(device)
         return part, returns_work
 
-    def collective(self, c10d_op: Served, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
+    def collective(self, op: Served, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        wire_op, call = c10d_op.brings(arguments)
+        wire_op, call = op.brings(arguments)
         check_offer(wire_op.kind, call, rank, group.ranks)
         part, returns_work = self._contribution(wire_op, call, rank, group)
         returns_work = returns_work and asynchronous
@@ -191,11 +189,11 @@ class Kernels:
         ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
         if not asynchronous:
             simulation.wait(ticket)
-            return self._returned(c10d_op, arguments, self.completed_work)
+            return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
         simulation.baton.pause(rank)
-        return self._returned(c10d_op, arguments, work.boxed())
+        return self._returned(op, arguments, work.boxed())
 
     def _new_work(
         self, rank: int, ticket: Ticket, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
@@ -248,10 +246,10 @@ class Kernels:
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
             _synchronize(buffers[0].device if buffers else None)
 
-    def _returned(self, c10d_op: Served, arguments: Sequence[Any], work: object) -> Any:
-        if c10d_op.kind == "monitored_barrier":
+    def _returned(self, op: Served, arguments: Sequence[Any], work: object) -> Any:
+        if op.kind == "monitored_barrier":
             return None
-        return work if c10d_op.returns is None else (arguments[c10d_op.returns], work)
+        return work if op.returns is None else (arguments[op.returns], work)
 
     def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> Any:
         """Post a send or receive; returns its Work."""

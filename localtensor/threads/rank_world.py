@@ -146,7 +146,7 @@ def process_globals_guarded() -> Iterator[None]:
         stack.enter_context(_one_profiler())
         for name in ("collect_all", "wait_all"):
             stack.enter_context(wrapped(torch.futures, name, _wait_all_settled))
-        stack.enter_context(wrapped(dist, "_register_comm_hook", _register_settling_hook))
+        stack.enter_context(wrapped(dist, "_register_comm_hook", _register_hook))
         yield
 
 
@@ -169,9 +169,7 @@ def _wait_all_settled(original: Callable[..., Any], futures: Sequence[Any]) -> A
     return original(futures)
 
 
-def _register_settling_hook(
-    original: Callable[..., Any], reducer: object, state: object, hook: Callable[..., Any]
-) -> Any:
+def _register_hook(original: Callable[..., Any], reducer: object, state: object, hook: Callable[..., Any]) -> Any:
     @functools.wraps(hook)
     def settled(*args: Any) -> Any:
         future = hook(*args)

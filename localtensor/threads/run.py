@@ -161,14 +161,14 @@ def _run_rank(
 
 def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:
     """Return when all ranks have ended; end a run past its limit, unless it is being debugged."""
-    baton = simulation.baton
-    while not baton.wait(timeout):
-        holder = baton.holder
-        frame = None if holder is None else sys._current_frames().get(baton.idents.get(holder, 0))
+    token = simulation.baton
+    while not token.wait(timeout):
+        holder = token.holder
+        frame = None if holder is None else sys._current_frames().get(token.idents.get(holder, 0))
         if in_debugger(frame):
             continue
         running_at, waits = place_of(frame), simulation.waits()
-        left_behind = baton.interrupt(GRACE)
+        left_behind = token.interrupt(GRACE)
         if simulation.verdict is None:
             simulation.verdict = NeverEnded(timeout or 0.0, running_at, holder, waits, left_behind)
         return

@@ -99,9 +99,7 @@ class RunToken:
             _raise_in(self.idents[holder], Abort)
             if self.wait(grace / 2):
                 return ()
-            if (
-                self.holder == holder and holder in self.idents
-            ):  # Python drops exceptions raised in a callback of the collector
+            if self.holder == holder and holder in self.idents:  # Python drops exceptions in callbacks of the collector
                 _raise_in(self.idents[holder], Abort)
         if holder is None and self._unfinished:  # no rank has begun: those that have a thread begin, to end
             self._unfinished = {rank for rank, thread in enumerate(self._threads) if thread.ident is not None}

@@ -160,7 +160,7 @@ class Simulation:
         ticket = self._post(part)
         ticket.deliver = deliver
         mail = self._mail(part)
-        met = mail.recv_from_anyone(ticket, self.baton.number) if part.peer is None else mail.recv(ticket)
+        met = mail.recv_from_any(ticket, self.baton.number) if part.peer is None else mail.recv(ticket)
         if met is not None:
             self._deliver_message(met, ticket)
         return ticket

@@ -85,16 +85,16 @@ def python_state_view(generator: random.Random) -> Any:
     def view(of: random.Random) -> Any:
         return (ctypes.c_char * _MERSENNE_BYTES).from_address(id(of) + object.__basicsize__)
 
-    trial = random.Random(20)  # a position, then 624 words; checked on a generator of our own
+    probe = random.Random(20)  # a position, then 624 words; checked on a generator of our own
     for draws in (0, 1, 700):
         for _ in range(draws):
-            trial.random()
-        *words, position = trial.getstate()[1]
-        if view(trial).raw != struct.pack("i624I", position, *words):
+            probe.random()
+        *words, position = probe.getstate()[1]
+        if view(probe).raw != struct.pack("i624I", position, *words):
             return None
-    kept, want = view(trial).raw, [trial.random() for _ in range(700)]
-    view(trial).raw = kept
-    return view(generator) if [trial.random() for _ in range(700)] == want else None
+    kept, want = view(probe).raw, [probe.random() for _ in range(700)]
+    view(probe).raw = kept
+    return view(generator) if [probe.random() for _ in range(700)] == want else None
 
 
 class PythonGenerator(AlwaysReady):
@@ -127,22 +127,22 @@ class PythonGenerator(AlwaysReady):
 
 def numpy_gauss_offset(kind: type) -> int | None:
     """The offset in a RandomState of "has gauss", an int, 8 bytes before the kept number; None if a check fails."""
-    trial, mark = kind(1), 0.7071067811865476
+    probe, mark = kind(1), 0.7071067811865476
     size = kind.__basicsize__
 
     def raw() -> bytes:
-        return ctypes.string_at(id(trial), size)
+        return ctypes.string_at(id(probe), size)
 
-    _, key, position, *_ = trial.get_state()
-    trial.set_state(("MT19937", key, position, 1, mark))
+    _, key, position, *_ = probe.get_state()
+    probe.set_state(("MT19937", key, position, 1, mark))
     before, at = raw(), raw().find(struct.pack("d", mark))
     if at < 8 or before[at - 8 : at - 4] != struct.pack("i", 1):
         return None
-    trial.set_state(("MT19937", key, position, 0, 0.0))
+    probe.set_state(("MT19937", key, position, 0, 0.0))
     if raw()[at - 8 : at - 4] != struct.pack("i", 0):
         return None
-    (ctypes.c_char * 16).from_address(id(trial) + at - 8).raw = before[at - 8 : at + 8]
-    return at - 8 if trial.get_state()[3:] == (1, mark) else None
+    (ctypes.c_char * 16).from_address(id(probe) + at - 8).raw = before[at - 8 : at + 8]
+    return at - 8 if probe.get_state()[3:] == (1, mark) else None
 
 
 class NumpyGenerator:

@@ -143,13 +143,13 @@ def _sharing_function(
 def _mesh_and_key(propagator: Any, schema: Any) -> tuple[Any, Any]:
     """The mesh of a schema, and a key of all else that the result depends on.  Raises `NotShareable`."""
     meshes: list[Any] = []
-    asked = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
+    arguments = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
     if not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0].get_coordinate() is None:
         raise NotShareable
     mesh = meshes[0]
     return mesh, (
         schema.op,
-        asked,
+        arguments,
         tuple(mesh.shape),
         mesh.mesh_dim_names,
         mesh.device_type,

@@ -17,11 +17,7 @@ from localtensor.threads.state.generators import AlwaysReady, RankIdentity
 from localtensor.threads.state.patched_attributes import PATCHES
 from localtensor.threads.state.shared_propagation import ShardingRules
 
-_TORCHRUN_VARIABLES = {
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-    "GROUP_RANK": "0",
-}  # nothing ever listens there
+_TORCHRUN_VARIABLES = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}  # nothing listens there
 
 
 def torchrun_environment(who: RankIdentity) -> dict[str, str]:
@@ -216,9 +212,7 @@ LEFT_ALONE = (
     Unswapped("caches", "redistribution plans, tensor metadata: threads/dist_patches.py clears what depends on a rank"),
     Unswapped("warning_registries", "each module's: a warning shown once is shown once for all ranks"),
     Unswapped("logging", "handlers and levels, except those of assertLogs, are the process's"),
-    Unswapped(
-        "working_directory", "os.chdir, umask, signals: a system call at each hand-over, and rarely a rank's own"
-    ),
+    Unswapped("working_directory", "os.chdir, umask, signals: a system call per hand-over; rarely a rank's own"),
     Unswapped("garbage_collector", "one heap, one collector"),
     Unswapped("exception_hooks", "sys.excepthook and threading.excepthook: threads/run.py collects errors"),
     Unswapped("compile_configs", "torch._dynamo, _functorch, _inductor: compiled code is shared, so its settings are"),

@@ -124,7 +124,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     (
         "localtensor/collectives/rendezvous.py",
         "return -1 if part.peer is None else part.peer",
-    ): "who names no peer comes by `recv_from_anyone`, which does not ask for it",
+    ): "who names no peer comes by `recv_from_any`, which does not ask for it",
     (
         "localtensor/lockstep/comms/stacked_collectives.py",
         "return slice(int(ids[0]), int(ids[0]) + 1, 1)",
