@@ -216,18 +216,19 @@ SEND, RECV, RECV_FROM_ANY = "send", "recv_", "recv_any_source_"
 
 
 def _kernel(
-    kernels: Any, name: str, schema: torch.FunctionSchema, previous: Callable[..., Any] | None
+    serving: list[Any], name: str, schema: torch.FunctionSchema, previous: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     """The kernel of one c10d op while a simulation runs."""
     at, when, count = positions(name, schema)
     op = SERVED.get(name)
 
     def kernel(*arguments: Any) -> Any:
-        group = _group_of(arguments[at])
+        group = _group_of(arguments[at]) if serving else None
         if group is None:
             if previous is None:
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
             return previous(*arguments)
+        (kernels,) = serving
         rest = [plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
         with torch._C.DisableTorchFunction():  # the user's modes and default device must not apply here
             if op is not None:
@@ -264,15 +265,17 @@ def _group_of(boxed: torch.ScriptObject) -> Group | None:
 def kernels_in_place(kernels: Any) -> Iterator[None]:
     """Inside the block, `kernels` serves every c10d op that takes a process group."""
     library = torch.library.Library("c10d", "IMPL")
+    serving = [kernels]  # emptied at the end: torch may keep the kernels of the last run
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # intended
             for name, schema in _collective_ops():
                 for key in _dispatch_keys(f"c10d::{name}"):
-                    kernel = _kernel(kernels, name, schema, _previous_kernel(f"c10d::{name}", key))
+                    kernel = _kernel(serving, name, schema, _previous_kernel(f"c10d::{name}", key))
                     library.impl(name, kernel, key, allow_override=True)
         yield
     finally:
+        serving.clear()
         library._destroy()
 
 
