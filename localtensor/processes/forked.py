@@ -107,7 +107,7 @@ def _traceback_at(place: Place) -> TracebackType | None:
 def substitute_exception(kind: str, message: str, builtin_base: str = "Exception") -> BaseException:
     """An exception of a new class with this name, which holds only the message.
 
-    >>> error = stand_in("BadLoss", "nan", "ValueError")
+    >>> error = substitute_exception("BadLoss", "nan", "ValueError")
     >>> type(error).__name__, str(error), isinstance(error, ValueError)
     ('BadLoss', 'nan', True)
     """

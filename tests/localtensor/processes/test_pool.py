@@ -805,7 +805,7 @@ def test_restarts_leave_nothing_behind(pool, temporary):
 def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(temporary, monkeypatch):
     pool = Pool(2)
     pids = [outcome.value for outcome in pool.call(os.getpid, [(), ()])]
-    first = pool._crew.members[0].process
+    first = pool._group.members[0].process
 
     def interrupted():
         raise KeyboardInterrupt
@@ -814,7 +814,7 @@ def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(tem
     assert list(temporary.iterdir()) != []
     with pytest.raises(KeyboardInterrupt):
         pool.close()
-    assert list(temporary.iterdir()) == [] and pool._crew not in worker_group.CREWS
+    assert list(temporary.iterdir()) == [] and pool._group not in worker_group.CREWS
     assert_ended(pids)
 
 
@@ -849,7 +849,7 @@ def test_a_fork_server_that_is_gone_is_a_pool_that_did_not_start(gone, monkeypat
     def hire(*_):
         raise gone
 
-    monkeypatch.setattr(worker_group.WorkerGroup, "_hire", hire)
+    monkeypatch.setattr(worker_group.WorkerGroup, "_start_worker", hire)
     with Pool(2) as pool, pytest.raises(errors.PoolDidNotStart, match=rf"rank 0: {type(gone).__name__}"):
         pool.call(my_rank, [(), ()])
 
