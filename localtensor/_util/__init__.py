@@ -1,4 +1,4 @@
-"""Plumbing of the process that knows no domain: context, call sites, patching, pickling."""
+"""Domain-free utilities of the process: ambient context, call sites, patching, pickling."""
 
 from localtensor._util import lazy as _lazy
 

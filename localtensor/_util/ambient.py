@@ -1,8 +1,10 @@
-"""The simulation that runs now, the lockstep of each thread, the real processes that wait for work, and which shared
-caches live: all ambient state there is.
+"""All ambient state: the running simulation, each thread's lockstep modes, idle process pools, sharding rules, guards
+against implicit communication, and the shared caches.
 
-Only one simulation can run at a time, because it owns what torch keeps once per process.  Real processes are kept
-from one call to the next, since it takes a moment to start them.
+Only one simulation can run at a time, because it owns what torch keeps once per process.  Lockstep modes belong to a
+thread.  Sharding rules and guards belong to a thread and task; process-wide rules serve threads that have none of their
+own, and ranks have the guard of the thread that runs them.  Process pools are kept from one call to the next, because
+starting processes takes a moment.
 """
 
 import functools
@@ -15,38 +17,38 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-MOST_KEPT = 16  # real processes that wait idle, in all pools together
-_turn = threading.Lock()
+MOST_KEPT = 16  # idle processes, in all pools together
+_simulation_lock = threading.Lock()
 _running: list[Any] = []
 _serials = itertools.count(1)
-_pools_turn = threading.Lock()
-_pools: dict[Hashable, Any] = {}  # the one used last is last
+_pools_lock = threading.Lock()
+_pools: dict[Hashable, Any] = {}  # the most recently used pool is last
 
 
 def next_serial() -> int:
-    """A number that no other simulation of this process has."""
+    """A serial number, unique in this process."""
     return next(_serials)
 
 
 def running() -> Any | None:
-    """The simulation that runs now, or None."""
+    """The running simulation, or None."""
     return _running[-1] if _running else None
 
 
 def of_rank() -> Any | None:
-    """The simulation that runs now, if this thread is one of its ranks; else None."""
+    """The running simulation if this thread is one of its ranks, else None."""
     simulation = running()
     return simulation if simulation is not None and simulation.is_rank() else None
 
 
 @contextmanager
-def entered(simulation: object, busy: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
-    """While inside, `running()` is this simulation; a second thread waits outside until it is over.
+def simulation_entered(simulation: object, busy: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
+    """Inside the block, `running()` is this simulation; a second thread waits at entry until the first has left.
 
-    Raises what `busy` makes of a clause, if a mode is open: that would not end by waiting where it is this thread's.
+    Raises `busy(reason)` if a lockstep mode is open: waiting for a mode of this thread would never end.
     """
-    with _turn:
-        with _gate:
+    with _simulation_lock:
+        with _modes_lock:
             if _open_modes:
                 raise busy(_why_busy())
             _running.append(simulation)
@@ -58,11 +60,11 @@ def entered(simulation: object, busy: Callable[[str], Exception] = RuntimeError)
 
 @contextmanager
 def pool_of(key: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
-    """The pool kept under this key, or a new one; a second thread waits outside.  Pools end with this process.
+    """The pool kept under this key, or `make()`; a second thread waits at entry.  Pools end with this process.
 
-    The ones used longest ago are closed, when more than `MOST_KEPT` processes would be idle.
+    The least recently used pools are closed when more than `MOST_KEPT` processes would be idle.
     """
-    with _pools_turn:
+    with _pools_lock:
         pool = _pools.pop(key, None) or make()
         _pools[key] = pool
         while len(_pools) > 1 and sum(kept.ranks for kept in _pools.values()) > MOST_KEPT:
@@ -71,16 +73,13 @@ def pool_of(key: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
 
 
 def close_pools() -> None:
-    """No pool is kept: for tests that look at processes, or close what they began with."""
-    with _pools_turn:
+    """Close every kept pool (for tests)."""
+    with _pools_lock:
         while _pools:
             _pools.popitem()[1].close()
 
 
-# -- lockstep: each thread has its own modes; those of other threads are nothing to it
-
-
-_gate = threading.Lock()  # held for a moment only: either a simulation is there, or modes are
+_modes_lock = threading.Lock()  # held briefly: a simulation and lockstep modes exclude each other
 _open_modes: list[Any] = []
 
 
@@ -90,8 +89,8 @@ class _Ambient(threading.local):
 
 
 _ambient = _Ambient()
-_make_idle: list[Callable[[int], Any]] = []
-_idle: dict[int, Any] = {}
+_idle_mode_factory: list[Callable[[int], Any]] = []
+_idle_modes: dict[int, Any] = {}
 
 
 def lockstep() -> Any | None:
@@ -100,9 +99,9 @@ def lockstep() -> Any | None:
     return modes[-1] if modes else None
 
 
-def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
-    """The mode is this thread's.  Raises what `busy` makes of a clause, if something else is in the way."""
-    with _gate:
+def open_mode(mode: object, busy: Callable[[str], Exception]) -> None:
+    """Make the mode this thread's current one.  Raises `busy(reason)` if a simulation runs or the mode is open."""
+    with _modes_lock:
         simulation = running()
         if simulation is not None:
             raise busy(
@@ -116,16 +115,16 @@ def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
     _ambient.modes.append(mode)
 
 
-def close_mode(mode: Any) -> bool:
-    """The mode is this thread's no longer; the answer says whether it was the last of the process."""
-    with _gate:
+def close_mode(mode: object) -> bool:
+    """Remove the mode from this thread; True if no mode is left in the process."""
+    with _modes_lock:
         _open_modes[:] = [one for one in _open_modes if one is not mode]
     _ambient.modes[:] = [one for one in _ambient.modes if one is not mode]
     return not _open_modes
 
 
 def refuse_inside_mode(busy: Callable[[str], Exception]) -> None:
-    """Raises what `busy` makes of a clause, if this thread is in a mode."""
+    """Raises `busy(reason)` if this thread is in a lockstep mode."""
     if _ambient.modes:
         raise busy(_why_busy())
 
@@ -140,40 +139,37 @@ def _why_busy() -> str:
 
 
 def makes_idle_modes(make: Callable[[int], Any]) -> None:
-    """How to make a mode that nobody enters, for LocalTensors outside of any."""
-    _make_idle[:] = [make]
+    """Set the factory (ranks -> mode) of the never-entered modes that own LocalTensors made outside any mode."""
+    _idle_mode_factory[:] = [make]
 
 
 def idle_mode(world: int) -> Any:
-    """The mode of so many ranks that LocalTensors made outside of any mode belong to."""
-    if world not in _idle:
-        _idle[world] = _make_idle[0](world)
-    return _idle[world]
+    """The mode that owns LocalTensors of `world` ranks made outside any mode."""
+    if world not in _idle_modes:
+        _idle_modes[world] = _idle_mode_factory[0](world)
+    return _idle_modes[world]
 
 
-class _Users:
-    """Those who want something of the whole process: the first brings it about, the last undoes it."""
+class _UseCount:
+    """A count of the users of a process-wide change: the first user applies it, the last one undoes it."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
-        self.number = 0
+        self.lock = threading.Lock()
+        self.count = 0
 
     def begin(self, first: Callable[[], None]) -> None:
-        """Somebody wants it; `first` is called if nobody did before."""
-        with self.turn:
-            if not self.number:
+        """Add a user; `first` is called if there was none."""
+        with self.lock:
+            if not self.count:
                 first()
-            self.number += 1
+            self.count += 1
 
     def end(self, last: Callable[[], None]) -> None:
-        """Somebody wants it no longer; `last` is called if nobody else does."""
-        with self.turn:
-            self.number -= 1
-            if not self.number:
+        """Remove a user; `last` is called if none is left."""
+        with self.lock:
+            self.count -= 1
+            if not self.count:
                 last()
-
-
-# -- sharding rules of our own: each thread and each task has its own; those of the process are for who has none
 
 
 _rules: ContextVar[Any] = ContextVar("localtensor_rules", default=None)
@@ -181,120 +177,106 @@ _process_rules: list[Any] = []
 
 
 def rules() -> Any | None:
-    """The rules that are in force in this thread and task, or None.  Asked at each op, so it must be quick."""
+    """The sharding rules in force in this thread and task, or None.  Called at each op, so it must be quick."""
     own = _rules.get()
     return own if own is not None or not _process_rules else _process_rules[-1]
 
 
 def own_rules() -> Any | None:
-    """The same, less those of the process."""
+    """The rules of this thread and task, without those of the process."""
     return _rules.get()
 
 
 def process_rules() -> Any | None:
-    """Those of the process, or None."""
+    """The rules of the process, or None."""
     return _process_rules[-1] if _process_rules else None
 
 
 def put_rules(rules: Any | None) -> None:
-    """These are in force in this thread and task from here; None: those of the process, if it has any."""
+    """Set the rules of this thread and task; with None, those of the process apply."""
     _rules.set(rules)
 
 
-def put_process_rules(rules: Any) -> None:
-    """These are in force wherever a thread has none of its own, for good."""
+def put_process_rules(rules: object) -> None:
+    """Set the rules for every thread that has none of its own, permanently."""
     _process_rules.append(rules)
 
 
-_rules_users = _Users()
+_rules_users = _UseCount()
 begin_rules, end_rules = _rules_users.begin, _rules_users.end
-
-
-# -- explicit communication only: each thread and each task has its own guard; ranks have that of who runs them
 
 
 _guard: ContextVar[Any] = ContextVar("localtensor_guard", default=None)
 
 
 def guard() -> Any | None:
-    """What this thread and task asks before an op communicates by itself, or None.  Asked at each op: it is quick."""
+    """The guard that an op of this thread and task consults before it communicates implicitly, or None.  Called at each op."""
     return _guard.get()
 
 
 def put_guard(guard: Any | None) -> None:
-    """Ops of this thread and task ask this one from here."""
+    """Set the guard of this thread and task."""
     _guard.set(guard)
 
 
-_guards_users = _Users()
+_guards_users = _UseCount()
 begin_guards, end_guards = _guards_users.begin, _guards_users.end
 
 
 class _Backward(threading.local):
-    """How many want this thread's backward otherwise: what torch keeps of it is the thread's, and not a task's."""
+    """The users of a changed setting for this thread's backward: torch keeps it per thread, not per task."""
 
     def __init__(self) -> None:
         self.users = 0
-        self.kept: Any = None
+        self.context: Any = None
 
 
 _backward = _Backward()
 
 
 def hold_backward(begin: Callable[[], Any]) -> None:
-    """Somebody wants this thread's backward otherwise; `begin` is called if nobody did, and what it returns is kept."""
+    """Add a user of a changed backward; the first one calls `begin` and keeps the context that it returns."""
     if not _backward.users:
-        _backward.kept = begin()
+        _backward.context = begin()
     _backward.users += 1
 
 
 def release_backward() -> None:
-    """Somebody does no longer: what was kept is left, as a context is, if nobody else does.  In any order.
+    """Remove a user, in any order; the last one exits the context.
 
-    Nothing is done in a thread that holds nothing: a context that another thread has entered is left here.
+    Does nothing in a thread without users: the caller may have entered in another thread.
     """
     if not _backward.users:
         return
     _backward.users -= 1
     if not _backward.users:
-        kept, _backward.kept = _backward.kept, None
-        kept.__exit__(None, None, None)
-
-
-def _forget_pools() -> None:
-    """A forked child starts its own: the parent's processes know nothing of it."""
-    global _pools_turn  # a thread that the child does not have may hold it, and the turns
-    _pools_turn, _rules_users.turn, _guards_users.turn = threading.Lock(), threading.Lock(), threading.Lock()
-    _pools.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)
-
-
-# -- shared caches
+        context, _backward.context = _backward.context, None
+        context.__exit__(None, None, None)
 
 
 _caches: dict[int, "weakref.ref[Any]"] = {}
 
 
-def add_cache(cache: Any) -> None:
-    """The cache is one of `caches()` for as long as somebody else holds it."""
+def add_cache(cache: object) -> None:
+    """Register a cache: it is one of `caches()` for as long as something else refers to it."""
     serial = next_serial()
-    # No lambda: a Ctrl-C that comes while Python code runs for a weak reference is printed, and lost.
+    # No lambda: a Ctrl-C that arrives while Python code runs for a weak reference is printed and lost.
     _caches[serial] = weakref.ref(cache, functools.partial(_caches.pop, serial))
 
 
 def caches() -> list[Any]:
-    """Every cache that lives, the oldest first."""
+    """The caches that are alive, the oldest first."""
     return [cache for cache in (known() for known in _caches.copy().values()) if cache is not None]
 
 
-def _renew_caches() -> None:
-    """A forked child has one thread: what others compute nobody will finish, and what they hold nobody will free."""
+def _reset_after_fork() -> None:
+    """A forked child starts its own pools, and has no other thread that could release a lock or finish a value."""
+    global _pools_lock
+    _pools_lock, _rules_users.lock, _guards_users.lock = threading.Lock(), threading.Lock(), threading.Lock()
+    _pools.clear()
     for cache in caches():
         cache.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_caches)
+    os.register_at_fork(after_in_child=_reset_after_fork)

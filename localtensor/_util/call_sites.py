@@ -1,10 +1,9 @@
-"""Where in the user's own program a call was made, and by which of torch's doors it came in."""
+"""The user's line that made a call, and the entry point of torch through which it went."""
 
 import inspect
 import sys
 import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -20,7 +19,7 @@ _STDLIB = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _SITE = tuple(sysconfig.get_paths()[name] + "/" for name in ("purelib", "platlib"))
 
 USER, TORCH, OTHER, C10D, FUNCTIONAL, OPS, VIA_OPS = range(7)
-_ROOM = {
+_KIND_OF_FILE = {
     _TORCH + "distributed/c10d_logger.py": OTHER,
     _TORCH + "distributed/distributed_c10d.py": C10D,
     _TORCH + "distributed/_functional_collectives.py": FUNCTIONAL,
@@ -28,14 +27,14 @@ _ROOM = {
     _TORCH + "_library/autograd.py": OTHER,
     _TORCH + "overrides.py": OTHER,
 }
-_known: dict[str, int] = {}
+_kinds: dict[str, int] = {}
 
 
 class Origin(NamedTuple):
-    """The user's line as (file, line, function), or None; and whether the call hands its Work to the user.
+    """The user's line as (file, line, function), or None; and whether the call returns its Work to the user.
 
-    A functional collective keeps its Work to itself: the tensor that it returns waits when it is read.  FSDP and
-    the like keep theirs, too.
+    A functional collective keeps its Work: the tensor that it returns waits when it is read.  FSDP and the like
+    keep theirs, too.
     """
 
     line: tuple[str, int, str] | None
@@ -47,40 +46,40 @@ class Origin(NamedTuple):
 
 
 def _kind(file: str) -> int:
-    if file in _ROOM:
-        return _ROOM[file]
+    if file in _KIND_OF_FILE:
+        return _KIND_OF_FILE[file]
     if file.startswith(_TORCH):
         return TORCH
-    if file.endswith("/typing_extensions.py"):  # its @deprecated wraps functions of torch's and of others
+    if file.endswith("/typing_extensions.py"):  # @deprecated wraps functions of torch and others
         return OTHER
     library = file.startswith(_STDLIB) and not file.startswith(_SITE)
     return OTHER if library or file.startswith((_OURS, "<frozen")) else USER
 
 
 def is_user_file(file: str) -> bool:
-    """Whether code of that file is neither torch's, nor the standard library's, nor ours."""
+    """Whether the file belongs neither to torch, nor to the standard library, nor to this package."""
     return _kind(file) == USER
 
 
 def origin(frame: FrameType | None) -> Origin:
-    """Who made the call that this frame serves: the innermost frame that is neither torch's nor ours."""
-    door = None
+    """The origin of the call that this frame serves: the innermost frame outside torch and this package."""
+    entry = None
     while frame is not None:
         code = frame.f_code
-        kind = _known.get(code.co_filename)
+        kind = _kinds.get(code.co_filename)
         if kind is None:
-            kind = _known[code.co_filename] = _kind(code.co_filename)
-        # A user's dispatch mode is on the way of a call, not at its start.
+            kind = _kinds[code.co_filename] = _kind(code.co_filename)
+        # A user's dispatch mode handles a call; it does not start one.
         if kind == USER and not code.co_name.startswith("__torch_"):
-            # `group.allreduce([x])` comes straight from C++; an op that is called by its name, through _ops.py.
-            return Origin((code.co_filename, frame.f_lineno, code.co_name), door in (C10D, OPS, None))
-        # A dispatch mode passes a collective on through _ops.py too: who opened the door stands further out.
-        if kind in (C10D, FUNCTIONAL, OPS) and door in (None, OPS, VIA_OPS):
-            door = kind
-        elif kind == TORCH and door in (None, C10D, OPS):
-            door = VIA_OPS if door == OPS else TORCH  # the Work goes to torch's own code, which is not on trial
+            # `group.allreduce([x])` comes straight from C++; an op that is called by name, through _ops.py.
+            return Origin((code.co_filename, frame.f_lineno, code.co_name), entry in (C10D, OPS, None))
+        # A dispatch mode passes a collective on through _ops.py too: the entry point is further out.
+        if kind in (C10D, FUNCTIONAL, OPS) and entry in (None, OPS, VIA_OPS):
+            entry = kind
+        elif kind == TORCH and entry in (None, C10D, OPS):
+            entry = VIA_OPS if entry == OPS else TORCH  # the Work goes to torch's own code, which is trusted
         frame = frame.f_back
-    return Origin(None, door == C10D)
+    return Origin(None, entry == C10D)
 
 
 def place_of(frame: FrameType | None) -> Place | None:
@@ -88,43 +87,38 @@ def place_of(frame: FrameType | None) -> Place | None:
     return origin(frame).place
 
 
-def stack_of(ident: int) -> FrameType | None:
-    """The innermost frame of a thread, or None if it has ended."""
-    return sys._current_frames().get(ident)
-
-
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd", "debugpy")
 
 
 def in_debugger(frame: FrameType | None) -> bool:
-    """Somebody debugs this thread, or the one that asks: time does not count.  A coverage tool is no debugger."""
+    """Whether this thread or the calling one is being debugged; a coverage tool is no debugger."""
     tracer = getattr(sys.gettrace(), "__module__", None) or ""
-    names = (tracer, *(f.f_globals.get("__name__") or "" for f in _outwards(frame)))
+    names = (tracer, *(f.f_globals.get("__name__") or "" for f in _callers(frame)))
     return any(name.split(".")[0].startswith(_DEBUGGERS) for name in names)
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def handled() -> str | None:
-    """The exception that this thread is handling, in a line: what it does now may be part of its cleaning up."""
+def handled_exception() -> str | None:
+    """The exception that this thread is handling, in one line: a call made meanwhile may be part of the clean-up."""
     error = sys.exc_info()[1]
     if error is None:
         return None
     lines = user_lines(walk_tb(error.__traceback__))
     where = f" at {lines[-1]}" if lines else ""
     try:
-        words = str(error).partition("\n")[0][:80]
+        text = str(error).partition("\n")[0][:80]
     except Exception:  # why: an exception's own __str__ may raise anything
-        words = ""
-    return f"{type(error).__name__}{': ' * bool(words)}{words}{where}"
+        text = ""
+    return f"{type(error).__name__}{': ' * bool(text)}{text}{where}"
 
 
 def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:
-    """Those lines of a traceback, outermost first, that are the user's own."""
+    """The lines of a traceback that belong to the user's own code, outermost first."""
     return [
         Place(frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in walk
@@ -132,21 +126,18 @@ def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:
     ]
 
 
-# Which line of a test an exception came from.
-
-
 def raised_at(error: BaseException) -> Place | None:
-    """The innermost line of the user's own code on the way of the exception, None if there is no such.
+    """The innermost line of the user's own code in the exception's traceback, or None.
 
-    A function that hides itself from pytest's tracebacks, as pytest.fail does, is nobody's own.
+    Functions that hide themselves from pytest's tracebacks, as pytest.fail does, do not count.
     """
-    walk = traceback.walk_tb(error.__traceback__)
+    walk = walk_tb(error.__traceback__)
     lines = user_lines((frame, line) for frame, line in walk if not frame.f_locals.get("__tracebackhide__"))
     return lines[-1] if lines else None
 
 
-def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments by name."""
+def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, by parameter name; defaults are not filled in."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
 
 

@@ -1,6 +1,6 @@
-"""What the ranks of a program did: the calls that each made to others, and what became of it in the end.
+"""Events of a run: the communication calls of each rank, and how each rank ended.
 
-Strings and numbers only, apart from the value that a rank returned: an event outlives the rank.
+An event outlives its rank, so it holds strings and numbers only, apart from the value that a rank returned.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The rank finished; `value` is the parent's own copy.
+    """The rank's function returned; `value` is the parent's own copy.
 
     >>> Returned(rank=0, value=5)
     Returned(rank=0, value=5)
@@ -22,18 +22,18 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The rank's function raised; `kind` is the name of the exception's class, `at` when (0.0: nobody looked)."""
+    """The rank's function raised; `kind` is the name of the exception's class, `at` the time (0.0 if unknown)."""
 
     rank: int
     kind: str
     message: str
     traceback: str
-    at: float = field(default=0.0, repr=False, compare=False)  # by the machine's clock that never goes back
+    at: float = field(default=0.0, repr=False, compare=False)  # seconds of time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The rank was still busy when nobody waited for it any longer; `where` is its innermost line, or "unknown"."""
+    """The rank had not finished when the time was up; `where` is its innermost line, or "unknown"."""
 
     rank: int
     where: str
@@ -41,7 +41,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The rank's process ended under it; a negative `exitcode` is the number of the signal."""
+    """The rank's process ended; a negative `exitcode` is minus the number of the signal."""
 
     rank: int
     exitcode: int
@@ -68,11 +68,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One rank's part in one collective, send or receive: what must fit its peers' parts, and where it was made.
+    """One rank's call of a collective, send or receive: what must match its peers' calls, and where it was made.
 
     `group` is the global ranks of the process group, in group order; `number` counts this rank's collectives on
     that group from 0 (for send and recv: its messages with that peer and tag).  `tensors` are in short form
-    ("f32[8,4]"), `root`, `peer` and `rank` are global ranks; what a kind does not have is None.
+    ("f32[8,4]"), `root`, `peer` and `rank` are global ranks.  A field that does not apply is None.
 
     >>> print(Call(1, "broadcast", "0", (0, 1), 3, ("f32[4]",), device="cpu", root=0, place=Place("a.py", 7, "f")))
     rank 1: broadcast #3 of f32[4] on cpu, root=0, in group 0 (ranks 0, 1), at a.py:7 in f
@@ -93,7 +93,7 @@ class Call:
     input_splits: tuple[int, ...] | None = None
     output_splits: tuple[int, ...] | None = None
     place: Place | None = None
-    handling: str | None = None  # the exception that this rank was handling when it made the call
+    handling: str | None = None  # the exception being handled during the call
 
     def __str__(self) -> str:
         of = f" of {', '.join(self.tensors)}" if self.tensors else ""
@@ -108,7 +108,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that cannot go on: for which ranks it waits, and the call in which it does."""
+    """A blocked rank: the ranks for which it waits, and the call in which it does."""
 
     rank: int
     ranks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and for us.
+"""Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and at run time.
 
 The exports of `localtensor` are in part those of the package `strategies`, which is installed beside it.  That package is
 found also where a user has a folder of the same name.

@@ -1,4 +1,4 @@
-"""The samples of one of torch's OpInfos, for somebody who is no test of torch's.
+"""The samples of one of torch's OpInfos, drawn outside torch's own test suite.
 
 | torch part (under torch.testing._internal)       | why                                            | read on     | run on |
 |--------------------------------------------------|------------------------------------------------|-------------|--------|
@@ -7,8 +7,8 @@
 | OpInfo.sample_inputs                             | the samples                                    | 2.11 - 2.15 | 2.13   |
 | the switch set_seed of the iterator it returns   | it seeds all devices before each sample, alike | by feature  | 2.13   |
 
-`inspect.stack` reads a source file per frame and walks all modules: some 10 ms in a test of pytest's, beside the
-microseconds that most samples take.  `tests/localtensor/_util/test_opinfo.py` names each part.
+`inspect.stack` reads a source file per frame and walks all modules: some 10 ms under pytest, where most samples take
+microseconds.  `tests/localtensor/_util/test_opinfo.py` names each part.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from typing import Any
 
 import torch
 
-ASKS = "extract_test_fn"
-HOMES = ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core")
+TEST_LOOKUP = "extract_test_fn"
+LOOKUP_MODULES = ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core")
 
 
 @contextmanager
 def drawn(info: Any, device: str, dtype: torch.dtype, *, requires_grad: bool = False) -> Iterator[Iterator[Any]]:
-    """An iterator over `info.sample_inputs(...)` that has to be used inside; whoever seeds torch decides what it draws.
+    """An iterator over `info.sample_inputs(...)`, to be used inside the block; torch's global seed decides the samples.
 
-    Raises what torch raises for a device or dtype that the OpInfo has no samples of.
+    Raises what torch raises for a device or dtype for which the OpInfo has no samples.
     """
     try:
-        for home in _theirs():
-            setattr(home, ASKS, _no_test)
+        for home in _original_lookups():
+            setattr(home, TEST_LOOKUP, _no_test)
         samples = iter(info.sample_inputs(device, dtype, requires_grad=requires_grad))
         if hasattr(samples, "set_seed"):
             samples.set_seed = False
         yield samples
     finally:
-        for home, theirs in _theirs().items():  # not what was there before: another thread may be inside
-            setattr(home, ASKS, theirs)
+        for home, theirs in _original_lookups().items():  # not the value found at entry: another thread may be inside
+            setattr(home, TEST_LOOKUP, theirs)
 
 
 def _no_test() -> None:
-    """What torch's function says where no TestCase is running."""
+    """The value of torch's function where no TestCase is running."""
 
 
 @functools.cache
-def _theirs() -> Mapping[Any, Any]:
-    """The function of torch's in each module that has one."""
-    return {home: getattr(home, ASKS) for home in map(importlib.import_module, HOMES) if hasattr(home, ASKS)}
+def _original_lookups() -> Mapping[Any, Any]:
+    """torch's own function, by module that has it."""
+    return {
+        home: getattr(home, TEST_LOOKUP)
+        for home in map(importlib.import_module, LOOKUP_MODULES)
+        if hasattr(home, TEST_LOOKUP)
+    }

@@ -1,4 +1,4 @@
-"""What stands in for a part of somebody else's: an attribute for a while, and torch.distributed's world for a rank."""
+"""Temporary replacements of attributes, and a per-object version of torch.distributed's process-wide world."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.distributed import distributed_c10d as c10d
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While inside, `owner.name` is `value`; afterwards what it was, or nothing if it was not the owner's own.
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Inside the block `owner.name` is `value`; afterwards it is restored, or deleted if the owner had none of its own.
 
     >>> from types import SimpleNamespace
     >>> box = SimpleNamespace(x=1)
@@ -34,8 +34,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> AbstractContextManager[None]:
-    """While inside, who calls `owner.name(...)` calls `around(what it was, ...)`; functions and methods alike."""
+def wrapped(owner: object, name: str, around: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Inside the block `owner.name(...)` calls `around(original, ...)`, for functions and methods alike."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -45,11 +45,8 @@ def wrapped(owner: Any, name: str, around: Callable[..., Any]) -> AbstractContex
     return replaced(owner, name, ours)
 
 
-# torch.distributed's world - which groups there are - as an object of its own, where torch keeps it once per process.
-
-
 class OwnWorld(c10d._World):
-    """Its values belong to the object; torch's own class keeps most of them in its module."""
+    """The world of torch.distributed (its process groups) with values of its own: torch's class keeps them in its module."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
-"""Values on their way between our own processes: pickle, with tensors as plain bytes.
+"""Pickling between our own processes, with tensors as plain bytes.
 
-torch's own pickling of a tensor goes through an archive format (about 20 times slower for small
-ones, and complex32 does not come back in 2.13); its multiprocessing form shares memory.  Only
-bytes that one of our own processes has just written are ever read: nothing comes from a disk.
-torch is imported with the first tensor: a process may have an environment to set before that.
+torch's own pickling of a tensor uses an archive format (about 20 times slower for small tensors; complex32 fails to
+load in 2.13), and its multiprocessing form shares memory.  Only bytes that one of our own processes has just written
+are ever read.  torch is imported with the first tensor: a process may have to set its environment before that.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if (self.views or value.requires_grad) and _is_view(value):
             return NotImplemented
-        return rebuilt, _described(value)
+        return rebuild_tensor, _tensor_fields(value)
 
 
-def dumps(value: Any, *, views: bool = False) -> bytes:
-    """Bytes from which `loads` makes the same value again; dense tensors keep their strides.
+def dumps(value: object, *, views: bool = False) -> bytes:
+    """Bytes from which `loads` makes an equal value; dense tensors keep their strides.
 
-    Other strides, and lazy conjugates, become the dense tensor of the same values; with `views`, and where a gradient
-    is wanted, they are kept.
+    Tensors with other strides and lazy conjugates become dense tensors of the same values, except with `views` or
+    where they require a gradient.
 
     >>> import torch
     >>> loads(dumps((torch.arange(3), "x")))
@@ -52,11 +51,11 @@ def dumps(value: Any, *, views: bool = False) -> bytes:
 
 
 loads: Callable[[bytes], Any] = pickle.loads
-"""The value that `dumps` wrote, in another process of ours."""
+"""The value that `dumps` wrote."""
 
 
 def _is_plain(x: torch.Tensor) -> bool:
-    """Whether bytes, dtype, shape, strides and device are all there is to it."""
+    """Whether bytes, dtype, shape, strides and device describe the tensor completely."""
     odd = x.is_quantized or x.is_meta or x.__dict__ or x._backward_hooks
     return str(x.layout) == "torch.strided" and not odd
 
@@ -65,7 +64,7 @@ def _is_view(x: torch.Tensor) -> bool:
     return x.is_conj() or x.is_neg() or not x.is_contiguous()
 
 
-def _described(x: torch.Tensor) -> tuple[Any, ...]:
+def _tensor_fields(x: torch.Tensor) -> tuple[Any, ...]:
     import torch
 
     plain = x.detach().resolve_conj().resolve_neg()
@@ -76,10 +75,10 @@ def _described(x: torch.Tensor) -> tuple[Any, ...]:
     return bytearray(data), x.dtype, tuple(x.shape), tuple(strides), str(x.device), x.requires_grad
 
 
-def rebuilt(
+def rebuild_tensor(
     data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str, wants_grad: bool
 ) -> torch.Tensor:
-    """The tensor that `data` was made of, in memory of torch's own (a borrowed buffer could not be resized)."""
+    """The tensor of these fields, in memory that torch owns (a borrowed buffer could not be resized)."""
     import torch
 
     made = torch.empty(shape, dtype=dtype, device="cpu")

@@ -1,28 +1,66 @@
-"""What one rank offers to a collective or a message is fit by itself: said at its own call, before its peers come.
+"""Checks of what ranks bring to a collective: of one rank's own arguments, and of what all ranks must agree on.
 
-Real backends refuse some of it here, too, and read or write the wrong bytes with the rest.
+A rank's own arguments are checked when it makes its call, before its peers arrive.  Real backends refuse some of
+what is refused here, and read or write the wrong bytes with the rest.
+
+What the ranks must agree on is checked before anything moves.  Messages name a tensor by its place: `held[1]` is rank
+1's, `lists[1][0]` the first of rank 1's list.  Each check returns None or raises.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from localtensor.collectives import checks
-from localtensor.collectives.c10d_table import Brought
-from localtensor.errors import BadGroup, DtypeNotCarried, NegativeTag, NotContiguous
-from localtensor.layout.reductions import CARRIED, carrier, check_reducible
+from localtensor.errors import (
+    BadGroup,
+    DevicesDiffer,
+    DtypeNotCarried,
+    DtypesDiffer,
+    ListsDiffer,
+    NegativeSplit,
+    NegativeTag,
+    NoSuchDim,
+    NotContiguous,
+    NotDense,
+    NotOnePerRank,
+    RankOutside,
+    ScalarTensor,
+    ShapesDiffer,
+    SplitCount,
+    SplitsDisagree,
+    SplitSum,
+    UnevenDim,
+    WrongListLength,
+)
+from localtensor.layout.reductions import CARRIED, Op, PremulSum, carrier, check_reducible
 
-# gloo works on the memory of these as it lies: gaps are filled with what belongs elsewhere, and the rest stays.
-_IN_PLACE = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "broadcast"})
-_IN_ORDER = frozenset({"scatter", "reduce_scatter", "all_to_all_single"})  # rows arrive in the order of memory
+if TYPE_CHECKING:
+    from localtensor.collectives.c10d_table import Brought
+
+# gloo works on the memory of these as it lies: with gaps, it writes elements to the wrong places.
+_REQUIRE_DENSE = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "broadcast"})
+_REQUIRE_CONTIGUOUS = frozenset({"scatter", "reduce_scatter", "all_to_all_single"})  # rows go in memory order
+_ReduceOp: Any = dist.ReduceOp
+REDUCTION_NAMES = {
+    int(getattr(_ReduceOp.RedOpType, name)): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
+PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
+Named: TypeAlias = dict[str, Tensor]
+Splits: TypeAlias = Sequence[Sequence[int] | None]
 
 
 def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) -> None:
-    """`members` are the ranks of the group, `rank` one of them.
+    """Check what one rank brings to a collective; `members` are the global ranks of the group, `rank` one of them.
 
     Raises `DtypeNotCarried`, `DtypeNotReducible`, `UnknownReduction`, `RankOutside`, `WrongListLength`, `NotDense`,
-    `NotContiguous`: each rank by itself, so that a program can catch it, as it can on gloo.
+    `NotContiguous` on that rank alone, so that a program can catch it, as it can on gloo.
     """
     for x in flat(brought.reads):
         if x.dtype not in CARRIED:
@@ -30,23 +68,26 @@ def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) 
         if brought.op is not None:
             check_reducible(kind, brought.op, x.dtype)
     if brought.root is not None:
-        checks.check_rank(kind, "root", brought.root, len(members))
+        check_rank(kind, "root", brought.root, len(members))
     if kind == "all_gather" or (kind == "gather" and rank == members[brought.root or 0]):
-        checks.check_length(kind, rank, brought.writes, len(members))
-    if kind in _IN_PLACE:
+        check_length(kind, rank, brought.writes, len(members))
+    if kind in _REQUIRE_DENSE:
         for x in brought.writes:
-            checks.check_dense(kind, {"tensor": x})
+            check_dense(kind, {"tensor": x})
             if not x.is_contiguous() and not _without_gaps(x):
                 raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
-    elif kind in _IN_ORDER:
+    elif kind in _REQUIRE_CONTIGUOUS:
         for x in brought.writes:
-            checks.check_contiguous(kind, {"output": x})
+            check_contiguous(kind, {"output": x})
 
 
 def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int, ranks: int) -> None:
-    """`peer` is counted within the group; None is anyone.  Raises `RankOutside`, `NotContiguous`, `NegativeTag`."""
+    """Check a send or receive; `peer` is a group rank, or None for any.
+
+    Raises `RankOutside`, `NotContiguous`, `NegativeTag`.
+    """
     if peer is not None:
-        checks.check_rank(kind, "peer", peer, ranks)
+        check_rank(kind, "peer", peer, ranks)
     if tag < 0:
         raise NegativeTag(kind, tag)
     for x in tensors:
@@ -55,7 +96,7 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
 
 
 def flat(reads: Any) -> Iterator[Tensor]:
-    """The tensors of what a collective reads: a tensor, a list, or a list of lists."""
+    """The tensors in a tensor, a list, or a list of lists."""
     if isinstance(reads, Tensor):
         yield reads
     else:
@@ -63,8 +104,24 @@ def flat(reads: Any) -> Iterator[Tensor]:
             yield from flat(each)
 
 
+def named_reduction(op: Any) -> Any:
+    """The name of a reduction given as torch's ReduceOp, or as a name in any case; other objects unchanged.
+
+    >>> named_reduction(dist.ReduceOp.MAX), named_reduction("SUM")
+    ('max', 'sum')
+    """
+    if isinstance(op, str):
+        return op.lower()
+    if not isinstance(op, _ReduceOp | _ReduceOp.RedOpType):
+        return op
+    number = int(getattr(op, "op", op))
+    if number == PREMUL_SUM:
+        return PremulSum(float(op.__getstate__()[1]))
+    return REDUCTION_NAMES.get(number, f"reduce op {number}")
+
+
 def _without_gaps(x: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, each a place of its own, in whatever order.
+    """Whether the elements fill one contiguous range of memory without overlap, in any order.
 
     >>> import torch
     >>> x = torch.zeros(3, 4)
@@ -79,9 +136,143 @@ def _without_gaps(x: Tensor) -> bool:
     return True
 
 
-def must_fit(asked: Mapping[str, Any], rank: int, ranks: int) -> None:
-    """What init_process_group is asked for is what this run has, or nothing in particular."""
+def must_fit(arguments: Mapping[str, Any], rank: int, ranks: int) -> None:
+    """Check the world_size and rank passed to init_process_group against the run.  Raises `BadGroup`."""
     for name, actual in (("world_size", ranks), ("rank", rank)):
-        if asked.get(name, -1) not in (-1, actual):
+        if arguments.get(name, -1) not in (-1, actual):
             remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
-            raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)
+            raise BadGroup("init_process_group", name, f"{name}={arguments[name]}", f"this run has {actual}", remedy)
+
+
+def name_held(call: str, held: Sequence[Tensor]) -> Named:
+    """Each rank's tensor by its place.  Raises `NotOnePerRank` for a single tensor and for an empty list."""
+    check_group(call, "held", held)
+    return {f"held[{rank}]": x for rank, x in enumerate(held)}
+
+
+def name_lists(call: str, lists: Sequence[Sequence[Tensor]]) -> Named:
+    """Each tensor of each rank's list by its place.  Raises `NotOnePerRank` for a single tensor and for an empty list."""
+    check_group(call, "lists", lists)
+    for rank, tensors in enumerate(lists):
+        if isinstance(tensors, Tensor):
+            raise NotOnePerRank(call, f"lists[{rank}]", f"one tensor of shape {tuple(tensors.shape)}")
+    return {f"lists[{rank}][{i}]": x for rank, tensors in enumerate(lists) for i, x in enumerate(tensors)}
+
+
+def check_group(call: str, argument: str, held: Sequence[object]) -> None:
+    if isinstance(held, Tensor):
+        raise NotOnePerRank(call, argument, f"one tensor of shape {tuple(held.shape)}")
+    if not held:
+        raise NotOnePerRank(call, argument, "nothing")
+
+
+def check_wire(call: str, named: Named, op: Op | None = None) -> None:
+    """Check that all tensors are dense, on one device, and of one dtype that gloo carries (and reduces, with an op).
+
+    Each dtype is checked for reduction before dtypes are compared, so that the remedy for different dtypes, a common
+    dtype, can always be reduced.
+    """
+    check_dense(call, named)
+    for name, x in named.items():
+        if x.dtype not in CARRIED:
+            raise DtypeNotCarried(call, name, x.dtype, carrier(x.dtype))
+        if op is not None:
+            check_reducible(call, op, x.dtype)
+    check_one_kind(call, named)
+
+
+def check_dense(call: str, named: Named) -> None:
+    for name, x in named.items():
+        if x.layout != torch.strided:
+            raise NotDense(call, name, x.layout)
+
+
+def check_one_kind(call: str, named: Named) -> None:
+    """Check that all tensors have one device and one dtype."""
+    devices = {name: x.device for name, x in named.items()}
+    dtypes = {name: x.dtype for name, x in named.items()}
+    if len(set(devices.values())) > 1:
+        raise DevicesDiffer(call, devices)
+    if len(set(dtypes.values())) > 1:
+        raise DtypesDiffer(call, dtypes, carrier(reduce(torch.promote_types, dtypes.values())))
+
+
+def check_shapes(call: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    if len({tuple(shape) for shape in shapes.values()}) > 1:
+        raise ShapesDiffer(call, {name: tuple(shape) for name, shape in shapes.items()})
+
+
+def shapes_of(named: Named) -> dict[str, torch.Size]:
+    return {name: x.shape for name, x in named.items()}
+
+
+def check_contiguous(call: str, named: Named) -> None:
+    for name, x in named.items():
+        if not x.is_contiguous():
+            raise NotContiguous(call, name, tuple(x.shape), x.stride())
+
+
+def check_rank(call: str, argument: str, rank: int, ranks: int) -> None:
+    if not 0 <= rank < ranks:
+        raise RankOutside(call, argument, rank, ranks, ranks - 1)
+
+
+def check_length(call: str, rank: int, tensors: Sequence[Tensor], want: int) -> None:
+    if len(tensors) != want:
+        raise WrongListLength(call, rank, len(tensors), want)
+
+
+def check_equal_lengths(call: str, lists: Sequence[Sequence[Tensor]]) -> None:
+    lengths = {f"lists[{rank}]": len(tensors) for rank, tensors in enumerate(lists)}
+    if len(set(lengths.values())) > 1:
+        raise ListsDiffer(call, lengths)
+
+
+def check_dim(call: str, dim: int, shape: Sequence[int], *, for_scalars: str) -> None:
+    """Check that the shape has the dim, counted from the front; `for_scalars` is the remedy for a shape without dims."""
+    if not shape:
+        raise ScalarTensor(call, for_scalars)
+    if not 0 <= dim < len(shape):
+        raise NoSuchDim(call, dim, shape)
+
+
+def check_even(call: str, dim: int, shape: Sequence[int], ranks: int, *, instead: str = "") -> None:
+    if shape[dim] % ranks:
+        raise UnevenDim(call, dim, shape, ranks, instead)
+
+
+def sizes_sent(call: str, held: Sequence[Tensor], splits: Splits | None) -> list[list[int]]:
+    """The number of rows that each rank sends to each rank; None means equal pieces, for all ranks or for one."""
+    each = [None] * len(held) if splits is None else splits
+    if len(each) != len(held):
+        raise NotOnePerRank(call, "input_splits", f"{len(each)} lists for {len(held)} ranks")
+    return [
+        _even_sizes(call, x.shape, len(held)) if sizes is None else _checked_sizes(call, rank, sizes, x, len(held))
+        for rank, (x, sizes) in enumerate(zip(held, each, strict=True))
+    ]
+
+
+def _even_sizes(call: str, shape: Sequence[int], ranks: int) -> list[int]:
+    check_even(call, 0, shape, ranks, instead="name the sizes in input_splits")
+    return [shape[0] // ranks] * ranks
+
+
+def _checked_sizes(call: str, rank: int, sizes: Sequence[int], x: Tensor, ranks: int) -> list[int]:
+    argument = f"input_splits[{rank}]"
+    if len(sizes) != ranks:
+        raise SplitCount(call, argument, list(sizes), len(sizes), ranks)
+    if min(sizes) < 0:
+        raise NegativeSplit(call, argument, list(sizes))
+    if sum(sizes) != x.shape[0]:
+        raise SplitSum(call, argument, list(sizes), x.shape[0], sum(sizes))
+    return list(sizes)
+
+
+def check_received(call: str, sent: list[list[int]], splits: Splits | None) -> None:
+    """Check that each rank expects what its peers send; None expects equal pieces, on all ranks or on one."""
+    each = [None] * len(sent) if splits is None else splits
+    if len(each) != len(sent):
+        raise NotOnePerRank(call, "output_splits", f"{len(each)} lists for {len(sent)} ranks")
+    for rank, (expected, column) in enumerate(zip(each, zip(*sent, strict=True), strict=True)):
+        if len(set(column)) > 1 if expected is None else list(expected) != list(column):
+            raise SplitsDisagree(call, rank, "equal pieces" if expected is None else list(expected), list(column))

@@ -1,7 +1,11 @@
-"""c10d's ops, one entry each: what a rank brings to it, what it gets back, and which collective that is.
+"""The table of c10d's collective ops, and the kernels that replace them in the dispatcher while a simulation runs.
 
 The names are those of the dispatcher's ops in torch/csrc/distributed/c10d/Ops.cpp; they have not changed from
 torch 2.11 to 2.15, while the methods of ProcessGroup above them have.
+
+Every API of torch.distributed, in Python or C++, ends in such an op (`c10d::allreduce_`) with a process group among its
+arguments.  Calls on groups of other backends pass through to the previous kernel.  So dispatch modes and `CommDebugMode`
+see what they would see on a real backend, and the names of ProcessGroup's methods do not matter.
 """
 
 import functools
@@ -17,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.ambient import running
 from localtensor.collectives import reference
+from localtensor.collectives.argument_checks import PREMUL_SUM, REDUCTION_NAMES, named_reduction
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotServed
 from localtensor.layout.reductions import PremulSum
@@ -26,51 +30,51 @@ from localtensor.layout.reductions import PremulSum
 
 @dataclass(slots=True)
 class Brought:
-    """What one rank's call of a c10d op says: tensors that it reads and writes, and the arguments that count.
+    """The arguments of one rank's call of a c10d op: the tensors that it reads and writes, and the other arguments.
 
-    `reads` is a tensor, a list, or a list of lists, as the collective wants it; `root`, `peer` are group ranks.
+    `reads` is a tensor, a list, or a list of lists, as the collective takes it; `root` is a group rank.
     """
 
     reads: Any
     writes: list[Tensor]
     op: Any = None
     root: int | None = None
-    peer: int | None = None
-    tag: int | None = None
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One op: `read` sorts its arguments (without the process group), `compute` gives each rank what it writes.
+    """One c10d op.
 
-    `alike` says what of the tensors must be the same on all ranks; `returns` what the op gives back besides
-    its Work: the index of the argument, or None.  `by_output`: ranks are compared by what they write;
-    `in_place`: a backend goes through memory as it lies, so that the ranks' strides must be alike, too.
+    `read` makes a `Brought` of its arguments (without the process group); `compute` returns what each rank writes.
+    `must_match` is what the tensors of all ranks must have in common: "shapes", "dtypes" or "dtype"; with
+    `compares_outputs` the written tensors are compared instead of the read ones.  `in_place`: backends work on memory
+    as it lies, so the ranks' strides must match, too.  `returns` is the index of the argument that the op returns
+    beside its Work, or None.
 
-    `alone` is the op that it is on the wire if it brings one tensor: functional collectives call coalesced ops for
-    one tensor too, and meet ranks that call the plain ones.
+    `single` is the op that a call with one tensor stands for: functional collectives call coalesced ops for one tensor,
+    and must match ranks that call the plain op.
     """
 
     kind: str
     read: Callable[..., Brought]
     compute: Callable[[Sequence[Contribution]], Sequence[Sequence[Tensor]]]
-    alike: str = "shapes"
+    must_match: str = "shapes"
     returns: int | None = 0
-    by_output: bool = False
+    compares_outputs: bool = False
     in_place: bool = False
-    alone: str | None = None
+    single: str | None = None
 
     def brings(self, arguments: Sequence[Any]) -> "tuple[Served, Brought]":
-        """What a rank's call says, and the op that the calls of its peers have to fit."""
-        brought = self.read(*arguments)
-        if self.alone is None or len(brought.reads) != 1:
-            return self, brought
-        return SERVED[self.alone], replace(brought, reads=brought.reads[0])
+        """The op that the calls of the peers must match, and what this call brings to it."""
+        call = self.read(*arguments)
+        if self.single is None or len(call.reads) != 1:
+            return self, call
+        return SERVED[self.single], replace(call, reads=call.reads[0])
 
 
-def _held(parts: Sequence[Contribution]) -> list[Any]:
+def _inputs(parts: Sequence[Contribution]) -> list[Any]:
     return [part.inputs for part in parts]
 
 
@@ -78,38 +82,30 @@ def _root(parts: Sequence[Contribution]) -> int:
     return parts[0].group.ranks.index(parts[0].root) if parts[0].root is not None else 0
 
 
-def _singly(results: Sequence[Tensor]) -> list[list[Tensor]]:
+def _one_each(results: Sequence[Tensor]) -> list[list[Tensor]]:
     return [[x] for x in results]
 
 
-def _splits(parts: Sequence[Contribution], name: str) -> list[list[int] | None]:
-    return [getattr(part, name) for part in parts]
-
-
 def _all_to_all_single(parts: Sequence[Contribution]) -> list[list[Tensor]]:
-    sent, got = _splits(parts, "input_splits"), _splits(parts, "output_splits")
-    return _singly(reference.all_to_all_single(_held(parts), input_splits=sent, output_splits=got))
+    sent, got = [part.input_splits for part in parts], [part.output_splits for part in parts]
+    return _one_each(reference.all_to_all_single(_inputs(parts), input_splits=sent, output_splits=got))
 
 
-def _nothing(parts: Sequence[Contribution]) -> list[list[Tensor]]:
+def _no_results(parts: Sequence[Contribution]) -> list[list[Tensor]]:
     return [[] for _ in parts]
 
 
-def _coalesced(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Contribution]], list[list[Tensor]]]:
-    return lambda parts: reference.coalesced(_held(parts), one)
+def _coalesce(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Contribution]], list[list[Tensor]]]:
+    return lambda parts: reference.coalesced(_inputs(parts), one)
 
 
-def _scattered(parts: Sequence[Contribution]) -> list[list[Tensor]]:
-    return _singly(reference.scatter(_held(parts), _root(parts)))
-
-
-def _gathered(held: list[Tensor]) -> list[Tensor]:
-    """Scalars are gathered as one row each, as c10d does."""
+def _gather_rows(held: list[Tensor]) -> list[Tensor]:
+    """Scalars are gathered as one row each, as in c10d."""
     return reference.all_gather_into_tensor([x.reshape(1) if x.dim() == 0 else x for x in held])
 
 
-def _by_source(lists: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Each rank's copy of all ranks' lists, one after the other."""
+def _all_gather_coalesced(lists: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Each rank gets all ranks' lists, one after the other."""
     columns = reference.coalesced(lists, reference.all_gather)
     return [[column[source] for source in range(len(lists)) for column in mine] for mine in columns]
 
@@ -118,81 +114,81 @@ SERVED: dict[str, Served] = {
     "allreduce_": Served(
         "all_reduce",
         lambda tensors, op, sparse: Brought(tensors[0], tensors, op=op),
-        lambda parts: _singly(reference.all_reduce(_held(parts), parts[0].op)),
+        lambda parts: _one_each(reference.all_reduce(_inputs(parts), parts[0].op)),
         in_place=True,
     ),
     "allreduce_coalesced_": Served(
         "all_reduce_coalesced",
         lambda tensors, op: Brought(list(tensors), tensors, op=op),
-        lambda parts: reference.all_reduce_coalesced(_held(parts), parts[0].op),
+        lambda parts: reference.all_reduce_coalesced(_inputs(parts), parts[0].op),
         returns=None,
-        alone="allreduce_",
+        single="allreduce_",
     ),
     "reduce_": Served(
         "reduce",
         lambda tensors, op, root, index: Brought(tensors[0], tensors, op=op, root=root),
-        lambda parts: _singly(reference.reduce(_held(parts), parts[0].op, root=_root(parts))),
+        lambda parts: _one_each(reference.reduce(_inputs(parts), parts[0].op, root=_root(parts))),
         returns=None,
         in_place=True,
     ),
     "broadcast_": Served(
         "broadcast",
         lambda tensors, root, index: Brought(tensors[0], tensors, root=root),
-        lambda parts: _singly(reference.broadcast(_held(parts), _root(parts))),
+        lambda parts: _one_each(reference.broadcast(_inputs(parts), _root(parts))),
         in_place=True,
     ),
     "allgather_": Served(
         "all_gather",
         lambda outputs, inputs: Brought(inputs[0], outputs[0]),
-        lambda parts: reference.all_gather(_held(parts)),
+        lambda parts: reference.all_gather(_inputs(parts)),
     ),
     "_allgather_base_": Served(
         "all_gather_into_tensor",
         lambda output, source: Brought(source, [output]),
-        lambda parts: _singly(_gathered(_held(parts))),
+        lambda parts: _one_each(_gather_rows(_inputs(parts))),
     ),
     "allgather_into_tensor_coalesced_": Served(
         "all_gather_into_tensor_coalesced",
         lambda outputs, inputs: Brought(list(inputs), outputs),
-        _coalesced(_gathered),
+        _coalesce(_gather_rows),
         returns=None,
-        alone="_allgather_base_",
+        single="_allgather_base_",
     ),
     "allgather_coalesced_": Served(
         "all_gather_coalesced",
         lambda outputs, inputs: Brought(list(inputs), [x for output in outputs for x in output]),
-        lambda parts: _by_source(_held(parts)),
+        lambda parts: _all_gather_coalesced(_inputs(parts)),
         returns=None,
-        alone="allgather_",
+        single="allgather_",
     ),
     "gather_": Served(
         "gather",
         lambda outputs, inputs, root: Brought(inputs[0], [x for output in outputs for x in output], root=root),
-        lambda parts: reference.gather(_held(parts), _root(parts)),
+        lambda parts: reference.gather(_inputs(parts), _root(parts)),
         returns=None,
     ),
     "scatter_": Served(
         "scatter",
         lambda outputs, inputs, root: Brought([x for each in inputs for x in each], outputs, root=root),
-        _scattered,
-        by_output=True,
+        lambda parts: _one_each(reference.scatter(_inputs(parts), _root(parts))),
+        compares_outputs=True,
     ),
     "reduce_scatter_": Served(
         "reduce_scatter",
         lambda outputs, inputs, op: Brought(inputs[0], outputs, op=op),
-        lambda parts: _singly(reference.reduce_scatter(_held(parts), parts[0].op)),
+        lambda parts: _one_each(reference.reduce_scatter(_inputs(parts), parts[0].op)),
     ),
     "_reduce_scatter_base_": Served(
         "reduce_scatter_tensor",
         lambda output, source, op: Brought(source, [output], op=op),
-        lambda parts: _singly(reference.reduce_scatter_tensor(_held(parts), parts[0].op)),
+        lambda parts: _one_each(reference.reduce_scatter_tensor(_inputs(parts), parts[0].op)),
     ),
     "reduce_scatter_tensor_coalesced_": Served(
         "reduce_scatter_tensor_coalesced",
         lambda outputs, inputs, op: Brought(list(inputs), outputs, op=op),
-        lambda parts: _coalesced(lambda held: reference.reduce_scatter_tensor(held, parts[0].op))(parts),
+        lambda parts: _coalesce(lambda held: reference.reduce_scatter_tensor(held, parts[0].op))(parts),
         returns=None,
-        alone="_reduce_scatter_base_",
+        single="_reduce_scatter_base_",
     ),
     "alltoall_base_": Served(
         "all_to_all_single",
@@ -200,108 +196,98 @@ SERVED: dict[str, Served] = {
             source, [output], input_splits=list(sent) or None, output_splits=list(got) or None
         ),
         _all_to_all_single,
-        alike="dtype",
+        must_match="dtype",
         returns=None,
     ),
     "alltoall_": Served(
         "all_to_all",
         lambda outputs, inputs: Brought(list(inputs), outputs),
-        lambda parts: reference.all_to_all(_held(parts)),
-        alike="dtype",
+        lambda parts: reference.all_to_all(_inputs(parts)),
+        must_match="dtype",
     ),
-    "barrier": Served("barrier", lambda tensor, devices: Brought([], []), _nothing, returns=None),
+    "barrier": Served("barrier", lambda tensor, devices: Brought([], []), _no_results, returns=None),
     "monitored_barrier_": Served(
-        "monitored_barrier", lambda tensor, devices, timeout, everyone: Brought([], []), _nothing, returns=None
+        "monitored_barrier", lambda tensor, devices, timeout, everyone: Brought([], []), _no_results, returns=None
     ),
 }
 
-# Messages meet in pairs, so they have no `compute`.
-SEND, RECV, RECV_FROM_ANYONE = "send", "recv_", "recv_any_source_"
+# Sends and receives are matched in pairs, so they have no `compute`.
+SEND, RECV, RECV_FROM_ANY = "send", "recv_", "recv_any_source_"
 
 
-# c10d's ops in the dispatcher: while a simulation runs, ours stand there.
-#
-# Every API of torch.distributed, in Python or C++, ends in an op of the dispatcher (`c10d::allreduce_`) with a
-# process group in it.  Groups of other backends pass through to what was there before.  So dispatch modes and
-# `CommDebugMode` see what they would see on a real backend, and no name that torch gives a method matters.
-
-_ReduceOp: Any = dist.ReduceOp
-_REDUCTIONS = {
-    int(getattr(_ReduceOp.RedOpType, name)): name.lower()
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-}
-_PREMUL = int(_ReduceOp.RedOpType.PREMUL_SUM)
-
-
-def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What stands at a c10d op while a simulation runs."""
+def _kernel(
+    serving: list[Any], name: str, schema: torch.FunctionSchema, previous: Callable[..., Any] | None
+) -> Callable[..., Any]:
+    """The kernel of one c10d op while a simulation runs."""
     at, when, count = positions(name, schema)
-    served = SERVED.get(name)
+    op = SERVED.get(name)
 
     def kernel(*arguments: Any) -> Any:
-        kernels: Any = getattr(running(), "kernels", None)
-        group = kernels and _group_of(arguments[at])
-        if not kernels or not group:
+        group = _group_of(arguments[at]) if serving else None
+        if group is None:
             if previous is None:
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
             return previous(*arguments)
+        (kernels,) = serving
         rest = [plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
-        with torch._C.DisableTorchFunction():  # a mode of the user's, or a default device, is not for what we do
-            if served is not None:
-                later = when is None or len(arguments) <= when or bool(arguments[when])
-                return kernels.collective(served, group, rest, later=later and name not in _AT_ONCE)
+        with torch._C.DisableTorchFunction():  # the user's modes and default device must not apply here
+            if op is not None:
+                asynchronous = when is None or len(arguments) <= when or bool(arguments[when])
+                return kernels.collective(op, group, rest, asynchronous=asynchronous and name not in _BLOCKING)
             if name in (SEND, RECV):
                 return kernels.message(name, group, rest[0], rest[1], rest[2])
-            if name == RECV_FROM_ANYONE:
+            if name == RECV_FROM_ANY:
                 return kernels.message(name, group, rest[0], None, rest[1])
         raise NotServed(f"c10d::{name}", "no simulated collective of this name exists", gloo_has_it=False)
 
     return kernel
 
 
-def positions(name: str, schema: Any) -> tuple[int, int | None, int]:
-    """Of a c10d op: where its group and its async_op (None: it has none) stand, and how many other arguments count."""
+def positions(name: str, schema: torch.FunctionSchema) -> tuple[int, int | None, int]:
+    """The positions of a c10d op's group and async_op (None without one), and how many other arguments it has."""
     names = [argument.name for argument in schema.arguments]
     when = names.index("async_op") if "async_op" in names else None
     count = len([one for one in names if one not in ("process_group", "async_op", "timeout")])
-    # The time limit of a monitored barrier is an argument like any other.
+    # A monitored barrier takes its timeout as an ordinary argument.
     return names.index("process_group"), when, count + (name == "monitored_barrier_")
 
 
-_AT_ONCE = ("monitored_barrier_",)
+_BLOCKING = ("monitored_barrier_",)
 
 
-def _group_of(boxed: Any) -> Group | None:
-    """Our group behind a process group, or None if it is of another backend."""
+def _group_of(boxed: torch.ScriptObject) -> Group | None:
+    """The simulated group of a boxed process group, or None if it is of another backend."""
     groups: dict[Any, Group] = getattr(c10d._world, "groups", {})
     return groups.get(dist.ProcessGroup.unbox(boxed))
 
 
 @contextmanager
-def kernels_in_place() -> Iterator[None]:
-    """Our kernels stand at every c10d op that has a process group."""
+def kernels_in_place(kernels: Any) -> Iterator[None]:
+    """Inside the block, `kernels` serves every c10d op that takes a process group."""
     library = torch.library.Library("c10d", "IMPL")
+    serving = [kernels]  # emptied at the end: torch may keep the kernels of the last run
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # that is the purpose
+            warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # intended
             for name, schema in _collective_ops():
-                for key in _keys(f"c10d::{name}"):
-                    kernel = _kernel(name, schema, _previous(f"c10d::{name}", key))
+                for key in _dispatch_keys(f"c10d::{name}"):
+                    kernel = _kernel(serving, name, schema, _previous_kernel(f"c10d::{name}", key))
                     library.impl(name, kernel, key, allow_override=True)
         yield
     finally:
+        serving.clear()
         library._destroy()
 
 
-def _keys(full: str) -> list[str]:
-    """The kinds of tensors that the op takes; sparse ones too where it does, so that we refuse them."""
+def _dispatch_keys(full: str) -> list[str]:
+    """The dispatch keys of the op; sparse ones included where it takes them, so that they are refused."""
     sparse = [key for key in ("SparseCPU", "SparseCUDA") if torch._C._dispatch_has_kernel_for_dispatch_key(full, key)]
     return ["CPU", "CUDA", *sparse]
 
 
 @functools.cache
 def _collective_ops() -> tuple[tuple[str, Any], ...]:
-    """c10d's ops that have a process group, each with its schema."""
+    """c10d's ops that take a process group, each with its schema."""
     found = []
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::"):
@@ -312,49 +298,29 @@ def _collective_ops() -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-def _previous(full: str, key: str) -> Callable[..., Any] | None:
-    """What serves the groups of other backends."""
-    get_kernel = getattr(torch.library, "get_kernel", None)
-    if get_kernel is None or not torch._C._dispatch_has_kernel_for_dispatch_key(full, key):
+def _previous_kernel(full: str, key: str) -> Callable[..., Any] | None:
+    """The kernel that serves groups of other backends."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(full, key):
         return None
-    return functools.partial(
-        get_kernel(full, key).call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    )
+    kernel = torch.library.get_kernel(full, key)
+    return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
 def plain(argument: Any) -> Any:
-    """An argument as the tables of collectives/c10d_table.py want it: a reduction by its name."""
-    return _reduction(argument) if isinstance(argument, torch.ScriptObject) else argument
+    """An argument as `SERVED` takes it: a boxed reduction by its name, anything else unchanged."""
+    if not isinstance(argument, torch.ScriptObject):
+        return argument
+    number = int(argument.op())  # type: ignore[attr-defined]
+    return _premul_sum_of_caller() if number == PREMUL_SUM else REDUCTION_NAMES.get(number, f"reduce op {number}")
 
 
-def _reduction(boxed: Any) -> Any:
-    """The name of a reduction.  The factor of PREMUL_SUM stays in C++; its Python object is on the caller's stack."""
-    number = int(boxed.op())
-    return _premul_sum() if number == _PREMUL else _REDUCTIONS.get(number, f"reduce op {number}")
-
-
-def named_reduction(op: Any) -> Any:
-    """A reduction by its name, if it comes as torch's ReduceOp; names in any case.
-
-    >>> named_reduction(dist.ReduceOp.MAX), named_reduction("SUM")
-    ('max', 'sum')
-    """
-    if isinstance(op, str):
-        return op.lower()
-    found = getattr(op, "op", op)
-    if not isinstance(op, _ReduceOp | _ReduceOp.RedOpType):
-        return op
-    if int(found) == _PREMUL:
-        return PremulSum(float(op.__getstate__()[1]))
-    return _REDUCTIONS.get(int(found), f"reduce op {int(found)}")
-
-
-def _premul_sum() -> PremulSum:
+def _premul_sum_of_caller() -> PremulSum:
+    """The reduction of the caller: its factor stays in C++, so its Python object is looked up on the stack."""
     frame = sys._getframe(3)
     while frame is not None:
         for value in frame.f_locals.values():
             op = getattr(value, "reduceOp", value) if type(value).__name__.endswith("Options") else value
-            if isinstance(op, _ReduceOp) and int(op.op) == _PREMUL:
-                return PremulSum(float(op.__getstate__()[1]))
+            if isinstance(op, dist.ReduceOp) and isinstance(reduction := named_reduction(op), PremulSum):
+                return reduction
         frame = frame.f_back  # type: ignore[assignment]
     raise NotServed("PREMUL_SUM", "the factor was not found: pass the op straight to a function of torch.distributed")

@@ -1,4 +1,4 @@
-"""A value that all ranks must share: the same on each, or an error that says which ranks differ, where, by how much."""
+"""`assert_same_on_all_ranks`, and comparisons of values: where two differ, and by how much."""
 
 import math
 import sys
@@ -17,11 +17,11 @@ from localtensor.errors import CollectiveFailed, RanksDisagree
 from localtensor.layout.spec import shape_text
 
 
-def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = None) -> None:
-    """Nothing happens if every rank of the group brings the same value; a collective, like a barrier.
+def assert_same_on_all_ranks(value: object, what: str = "value", *, group: dist.ProcessGroup | None = None) -> None:
+    """Check that every rank of the group passes the same value; a collective call, like a barrier.
 
-    Tensors are compared bit for bit (NaN is the same as NaN), modules by their state, containers item by item,
-    anything else by ==.  Works in rank threads and in real processes.  Raises `RanksDisagree` on all ranks.
+    Tensors are compared bit for bit (NaN equals NaN), modules by their state, containers item by item, anything else
+    by ==.  Works in rank threads and in real processes.  Raises `RanksDisagree` on all ranks.
 
     >>> from localtensor import run
     >>> run(lambda: assert_same_on_all_ranks(torch.ones(2)), ranks=2).values
@@ -29,7 +29,7 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     """
     simulation = of_rank()
     place = origin(sys._getframe(1)).place
-    mine = _own(value)
+    mine = _copied(value)
     if simulation is None:
         held: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(held, (dist.get_rank(), mine, place), group=group)
@@ -41,14 +41,16 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     kind = "assert_same_on_all_ranks"
     line = None if place is None else (place.file, place.line, place.function)
     part = Contribution(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None, None), line=line)
-    simulation.wait(simulation.meet(part, lambda parts: _agree(what, parts), _ignore, hands_out=False))
+    simulation.wait(
+        simulation.contribute(part, lambda parts: _compare_parts(what, parts), _deliver_nothing, returns_work=False)
+    )
 
 
-def _ignore(result: None) -> None:
+def _deliver_nothing(result: None) -> None:
     pass
 
 
-def _agree(what: str, parts: Sequence[Contribution]) -> list[None]:
+def _compare_parts(what: str, parts: Sequence[Contribution]) -> list[None]:
     try:
         _compare(what, {part.rank: part.inputs for part in parts}, {part.rank: part.place for part in parts})
     except RanksDisagree:
@@ -62,24 +64,24 @@ def _compare(what: str, values: Mapping[int, Any], places: Mapping[int, Place | 
     first = min(values)
     for rank, value in values.items():
         for path, a, b in differences(values[first], value):
-            shorts = {one: said(_at(theirs, path)) for one, theirs in values.items()}
+            texts = {one: said(_value_at(theirs, path)) for one, theirs in values.items()}
             where = what + "".join(f"[{key!r}]" for key in path)
-            raise RanksDisagree(where, shorts, places, f"rank {rank} from rank {first} {how_far(a, b)}".strip())
+            raise RanksDisagree(where, texts, places, f"rank {rank} from rank {first} {how_far(a, b)}".strip())
 
 
-def _own(value: Any) -> Any:
-    """A copy that nobody else can change: plain containers of tensors and values."""
+def _copied(value: Any) -> Any:
+    """A private copy: plain containers of tensors and values."""
     if isinstance(value, torch.nn.Module):
-        return {name: _own(x) for name, x in value.state_dict().items()}
+        return {name: _copied(x) for name, x in value.state_dict().items()}
     if isinstance(value, Tensor):
         return getattr(value, "_local_tensor", value).detach().clone()
     if isinstance(value, Mapping):
-        return {key: _own(x) for key, x in value.items()}
-    return [_own(x) for x in value] if isinstance(value, list | tuple) else value
+        return {key: _copied(x) for key, x in value.items()}
+    return [_copied(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def differences(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
-    """Each place at which two values differ: the keys that lead there, and both values."""
+    """Each place at which two values differ: the keys that lead to it, and both values there."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if not same_bits(a, b):
             yield path, a, b
@@ -106,14 +108,14 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _equal_arrays(a: Any, b: Any) -> bool:
-    """NumPy answers for each element; and what is not the same as itself is not a number."""
+    """NumPy compares element by element; an element that differs from itself is NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal shape, dtype and elements; NaN counts as equal to NaN."""
+    """Whether shape, dtype, layout and elements are equal; NaN counts as equal to NaN."""
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
     a, b = comparable(a), comparable(b)
@@ -121,20 +123,20 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False
-    return not _differ(a, b).any()
+    return not _differing(a, b).any()
 
 
 def comparable(x: Tensor) -> Tensor:
-    """The same elements in a layout and dtype that torch compares: it has no == for sparse tensors and float8."""
+    """The same elements in a layout and dtype that torch can compare: it has no == for sparse tensors and float8."""
     dense = x if x.layout == torch.strided else x.to_dense()
     return dense.float() if dense.is_floating_point() and dense.element_size() == 1 else dense
 
 
-def _differ(a: Tensor, b: Tensor) -> Tensor:
+def _differing(a: Tensor, b: Tensor) -> Tensor:
     return (a != b) & ~(a.isnan() & b.isnan())
 
 
-def _at(value: Any, path: Sequence[Any]) -> Any:
+def _value_at(value: Any, path: Sequence[Any]) -> Any:
     for key in path:
         try:
             value = value[key]
@@ -143,7 +145,7 @@ def _at(value: Any, path: Sequence[Any]) -> Any:
     return value
 
 
-def said(value: Any) -> str:
+def said(value: object) -> str:
     """A value in short form."""
     if isinstance(value, Tensor):
         text = shape_text(value.shape, value.dtype)
@@ -153,11 +155,11 @@ def said(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def how_far(a: Any, b: Any) -> str:
-    """By how much two values differ, if that can be said."""
+def how_far(a: object, b: object) -> str:
+    """By how much two tensors of one shape and dtype differ; empty for other values."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.numel():
         a, b = comparable(a), comparable(b)
-        differ = int(_differ(a, b).sum())
+        differ = int(_differing(a, b).sum())
         far = f", by up to {(a.double() - b.double()).abs().max().item():.3g}" if a.is_floating_point() else ""
         return f"in {differ} of {a.numel()} elements{far}"
     return ""

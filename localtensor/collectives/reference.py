@@ -1,13 +1,12 @@
-"""Collectives as arithmetic: what each rank of one group holds afterwards.
+"""Collectives as arithmetic: pure functions from what the ranks of one group bring to what each holds afterwards.
 
-Each c10d collective is one pure function from what the ranks bring, in group order, to what they hold.
-Where a rank brings or gets one tensor, that is a list of tensors; where it brings or gets a list, a list of
-lists.  What comes out is fresh and contiguous: no result shares storage with an input or with another result,
-and no input is changed.  Autograd sees ordinary arithmetic, so the backward is the true adjoint.  A barrier
-has no value, and so no function.
+Arguments and results are in group order: a list of tensors where each rank brings or gets one tensor, a list of lists
+where each brings or gets a list.  Results are fresh and contiguous: no result shares storage with an input or with
+another result, and no input is changed.  Autograd sees ordinary arithmetic, so the backward is the true adjoint.  A
+barrier has no value, and so no function.
 
-The measure is gloo of torch 2.13.0: where it refuses, these refuse, and also where it waits for ever, ends
-the process, or returns other ranks' bits as numbers (shapes or dtypes that differ).  Every function raises
+The functions refuse what gloo of torch 2.13.0 refuses, and also the calls in which gloo hangs, ends the process, or
+returns other ranks' bits as numbers (shapes or dtypes that differ).  Every function raises
 
     NotOnePerRank      held is one tensor, or empty
     DtypeNotCarried    gloo's collectives do not take the dtype; send_recv takes any
@@ -23,7 +22,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from localtensor.collectives import checks
+from localtensor.collectives import argument_checks as checks
 from localtensor.errors import (
     ComplexNotGathered,
     ListFromNonRoot,
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 def all_reduce(held: Sequence[Tensor], op: Op = "sum") -> list[Tensor]:
-    """Every rank holds what all ranks' tensors fold into, in the shape and dtype they have.
+    """Every rank holds the reduction of all ranks' tensors, in their shape and dtype.
 
     >>> all_reduce([torch.tensor([1, 5]), torch.tensor([2, 3])], "max")
     [tensor([2, 5]), tensor([2, 5])]
@@ -49,9 +48,9 @@ def all_reduce(held: Sequence[Tensor], op: Op = "sum") -> list[Tensor]:
 
 
 def reduce(held: Sequence[Tensor], op: Op = "sum", *, root: int) -> list[Tensor]:
-    """The root holds what all ranks' tensors fold into; the others hold what they brought.
+    """The root holds the reduction of all ranks' tensors; the others hold what they brought.
 
-    torch promises nothing of the others (torch.distributed.reduce), and gloo leaves half-done sums there.
+    torch does not define the result of the others (torch.distributed.reduce), and gloo leaves partial sums there.
     Raises `RankOutside`.
 
     >>> reduce([torch.tensor([1]), torch.tensor([2])], root=1)
@@ -136,9 +135,9 @@ def scatter(lists: Sequence[Sequence[Tensor]], root: int) -> list[Tensor]:
 
 
 def reduce_scatter(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[Tensor]:
-    """Rank i holds what the i-th tensors of all ranks' lists fold into; the pieces may be uneven.
+    """Rank i holds the reduction of the i-th tensors of all ranks' lists; the pieces may be uneven.
 
-    Raises `WrongListLength`, and `NotContiguous`, because gloo adds up the wrong elements then.
+    Raises `WrongListLength`, and `NotContiguous`, because gloo then adds the wrong elements.
 
     >>> reduce_scatter([[torch.tensor([1, 2]), torch.tensor([3])], [torch.tensor([4, 5]), torch.tensor([6])]])
     [tensor([5, 7]), tensor([9])]
@@ -154,7 +153,7 @@ def reduce_scatter(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[Te
 
 
 def reduce_scatter_tensor(held: Sequence[Tensor], op: Op = "sum", *, dim: int = 0) -> list[Tensor]:
-    """Rank i holds the i-th of equal pieces, cut along `dim`, of what all ranks' tensors fold into.
+    """Rank i holds the i-th of equal pieces, cut along `dim`, of the reduction of all ranks' tensors.
 
     c10d itself cuts along dim 0; functional collectives offer the others (reduce_scatter_tensor).
     Raises `UnevenDim`, `ScalarTensor`, and `NoSuchDim` also for negative dims.
@@ -164,7 +163,7 @@ def reduce_scatter_tensor(held: Sequence[Tensor], op: Op = "sum", *, dim: int = 
     """
     call = "reduce_scatter_tensor"
     _check_held(call, held, op)
-    checks.check_dim(call, dim, held[0].shape, for_scalars=_a_row_each(held))
+    checks.check_dim(call, dim, held[0].shape, for_scalars=_one_row_per_rank(held))
     checks.check_even(call, dim, held[0].shape, len(held), instead="pass uneven pieces to reduce_scatter")
     return [_fresh(piece) for piece in fold(held, op).tensor_split(len(held), dim)]
 
@@ -202,7 +201,7 @@ def all_to_all_single(
     named = checks.name_held(call, held)
     checks.check_wire(call, named)
     for x in held:
-        checks.check_dim(call, 0, x.shape, for_scalars=_a_row_each(held))
+        checks.check_dim(call, 0, x.shape, for_scalars=_one_row_per_rank(held))
     checks.check_shapes(call, {f"{name}[0]": x.shape[1:] for name, x in named.items()})
     checks.check_contiguous(call, named)
     sizes = checks.sizes_sent(call, held, input_splits)
@@ -212,9 +211,9 @@ def all_to_all_single(
 
 
 def shard_dim_alltoall(held: Sequence[Tensor], *, gather_dim: int, shard_dim: int) -> list[Tensor]:
-    """Shards of `gather_dim` have become shards of `shard_dim`: cut along the one, joined along the other.
+    """Shards of `gather_dim` become shards of `shard_dim`: cut along `shard_dim`, joined along `gather_dim`.
 
-    What DTensor does for S(gather_dim) -> S(shard_dim) (torch.ops._dtensor.shard_dim_alltoall).
+    DTensor uses it for S(gather_dim) -> S(shard_dim) (torch.ops._dtensor.shard_dim_alltoall).
     Raises `UnevenDim`, `ScalarTensor`, and `NoSuchDim` also for negative dims, which end gloo's process.
 
     >>> shard_dim_alltoall([torch.tensor([[1, 2]]), torch.tensor([[3, 4]])], gather_dim=0, shard_dim=1)
@@ -225,7 +224,7 @@ def shard_dim_alltoall(held: Sequence[Tensor], *, gather_dim: int, shard_dim: in
     call = "shard_dim_alltoall"
     _check_held(call, held)
     for dim in (gather_dim, shard_dim):
-        checks.check_dim(call, dim, held[0].shape, for_scalars=_a_row_each(held))
+        checks.check_dim(call, dim, held[0].shape, for_scalars=_one_row_per_rank(held))
     checks.check_even(call, shard_dim, held[0].shape, len(held))
     pieces = [x.tensor_split(len(held), shard_dim) for x in held]
     return [torch.cat(column, gather_dim).contiguous() for column in zip(*pieces, strict=True)]
@@ -245,10 +244,10 @@ def permute(held: Sequence[Tensor], destinations: Sequence[int]) -> list[Tensor]
 
 
 def send_recv(held: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Each receiver holds its sender's tensor as it was before; who receives nothing holds what it brought.
+    """Each receiver holds its sender's tensor as it was before; a rank that receives nothing holds what it brought.
 
-    `pairs` are (sender, receiver), and travel at once as in torch.distributed.batch_isend_irecv.  Only the
-    two of a pair must agree in shape and dtype, and any dtype travels.
+    `pairs` are (sender, receiver), sent at the same time as in torch.distributed.batch_isend_irecv.  Only the two
+    ranks of a pair must agree in shape and dtype; any dtype can be sent.
     Raises `RankOutside`, `SelfSend`, `TwoSenders`, and `NotContiguous` as torch.distributed.send does.
 
     >>> send_recv([torch.tensor(1), torch.tensor(2), torch.tensor(3)], [(0, 1), (1, 2)])
@@ -266,7 +265,7 @@ def send_recv(held: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[
 
 
 def coalesced(lists: Sequence[Sequence[Tensor]], collective: Callable[[list[Tensor]], list[T]]) -> list[list[T]]:
-    """Rank i holds a list: what `collective` leaves it of the ranks' first tensors, of their second, and so on.
+    """Rank i holds a list: its results of `collective` on the ranks' first tensors, on their second, and so on.
 
     Raises `ListsDiffer` if the ranks bring different numbers of tensors, and what `collective` raises.
 
@@ -280,7 +279,7 @@ def coalesced(lists: Sequence[Sequence[Tensor]], collective: Callable[[list[Tens
 
 
 def all_reduce_coalesced(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[list[Tensor]]:
-    """Rank i holds a list: what all ranks' first tensors fold into, their second, and so on.
+    """Every rank holds a list: the reduction of all ranks' first tensors, of their second, and so on.
 
     Unlike one all_reduce after another, it needs one dtype in all tensors, as gloo does.
     Raises `ListsDiffer`, `NothingToReduce`.
@@ -300,7 +299,7 @@ def _fresh(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _a_row_each(held: Sequence[Tensor]) -> str:
+def _one_row_per_rank(held: Sequence[Tensor]) -> str:
     return f"Pass x.expand({len(held)}).contiguous(), a row for each rank."
 
 
@@ -317,7 +316,7 @@ def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: Op | None = N
 
 
 def _check_pairs(pairs: Sequence[tuple[int, int]], ranks: int) -> None:
-    """Each pair is two ranks of the group, and nobody receives twice."""
+    """Each pair is two different ranks of the group, and no rank receives twice."""
     sender_of: dict[int, int] = {}
     for sender, receiver in pairs:
         checks.check_rank("send_recv", "sender", sender, ranks)

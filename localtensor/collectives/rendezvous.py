@@ -1,14 +1,16 @@
-"""Who meets whom in a collective, and whether they fit.
+"""The matching of the ranks' calls: collectives by their number on a group, messages by sender, receiver and tag.
 
-The n-th collective that one rank makes on a group meets the n-th of each other member.  What must be alike is
-compared before anything moves; if it is not, the meeting is broken, and the error shows every part that arrived.
+The n-th collective that one rank calls on a group matches the n-th of each other member.  What must match is compared
+before anything moves; if it does not, the rendezvous is broken, and the error shows every call that arrived.
+
+A send is a rendezvous, as in gloo (its unbound buffers): it completes when its receive has been posted.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -26,16 +28,17 @@ from localtensor.errors import (
 )
 from localtensor.layout.spec import shape_text
 
+K = TypeVar("K")
 Line: TypeAlias = tuple[str, int, str] | None
 Signature: TypeAlias = tuple[tuple[torch.dtype, torch.Size], ...]
 
 
 @dataclass(slots=True, eq=False)
 class Contribution:
-    """One rank's part in a collective, quick to make; `call()` is the same in words.
+    """One rank's part in a collective or message, cheap to construct; `call()` is its text form.
 
-    `key` holds what must be alike on all ranks, in the order of `FIELDS`; `inputs` what the collective reads:
-    tensors, or lists of them, until it is over.
+    `key` holds what must match on all ranks, in the order of `MATCHED_FIELDS`; `inputs` holds what the collective
+    reads (tensors, or lists of them) until it is complete.
     """
 
     rank: int
@@ -89,8 +92,8 @@ class Contribution:
         )
 
 
-# What must be alike, and what it is called when it is not; the first that differs names the error.
-FIELDS: tuple[tuple[str, type[CollectiveMismatch]], ...] = (
+# What must match, and the error for a mismatch; the first field that differs decides.
+MATCHED_FIELDS: tuple[tuple[str, type[CollectiveMismatch]], ...] = (
     ("kind", KindMismatch),
     ("number of tensors", LengthMismatch),
     ("op", ReduceOpMismatch),
@@ -102,35 +105,35 @@ FIELDS: tuple[tuple[str, type[CollectiveMismatch]], ...] = (
 )
 
 
-def key_of(
+def match_key(
     kind: str,
     tensors: Signature,
     device: torch.device | None,
     op: object,
     root: int | None,
-    alike: str,
+    must_match: str,
     layout: tuple[tuple[int, ...], ...] | None = None,
 ) -> tuple[Any, ...]:
-    """What all ranks' parts must have in common; `alike` is "shapes", "dtypes" (of all tensors) or "dtype"."""
+    """What all ranks' parts must have in common; `must_match` is "shapes", "dtypes" (of all tensors) or "dtype"."""
     dtypes = tuple([dtype for dtype, _ in tensors])
     return (
         kind,
-        None if alike == "dtype" else len(tensors),
+        None if must_match == "dtype" else len(tensors),
         op,
         root,
-        dtypes[:1] if alike == "dtype" else dtypes,
+        dtypes[:1] if must_match == "dtype" else dtypes,
         None if device is None else device.type,
-        tuple([shape for _, shape in tensors]) if alike == "shapes" else None,
+        tuple([shape for _, shape in tensors]) if must_match == "shapes" else None,
         layout,
     )
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One rank's stake in a meeting or a message: done once `result` is there, delivered once it was waited for."""
+    """One rank's claim on the result of a rendezvous or message: done once `result` is set, delivered when waited for."""
 
     part: Contribution
-    peers: Callable[[], tuple[int, ...]]  # for whom it still waits
+    peers: Callable[[], tuple[int, ...]]  # the ranks for which it still waits
     deliver: Callable[[Any], None] | None = None
     result: Any = None
     done: bool = False
@@ -139,8 +142,8 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class Meeting:
-    """One collective of one group: the parts that have arrived, by rank, and each rank's stake in it."""
+class Rendezvous:
+    """One collective of one group: the parts that have arrived and the tickets, by rank."""
 
     group: "Group"
     number: int
@@ -158,16 +161,16 @@ class Meeting:
         if self.parts and self.broken is None:
             first = next(iter(self.parts.values()))
             if first.key != part.key:
-                self.broken = next(kind for (_, kind), a, b in zip(FIELDS, first.key, part.key) if a != b)
+                self.broken = next(kind for (_, kind), a, b in zip(MATCHED_FIELDS, first.key, part.key) if a != b)
         self.parts[part.rank] = part
         ticket = self.tickets[part.rank] = Ticket(part, self.missing)
         return ticket
 
     def mismatch(self) -> CollectiveMismatch:
-        """The error of a broken meeting."""
+        """The error of a broken rendezvous."""
         if self.broken is None:
-            raise RuntimeError("this meeting is not broken: please report it")
-        return self.broken([part.call() for part in self.parts.values()], self.group.last())
+            raise RuntimeError("this rendezvous is not broken: please report it")
+        return self.broken([part.call() for part in self.parts.values()], self.group.recent_calls())
 
 
 Compute: TypeAlias = Callable[[Sequence[Contribution]], Sequence[Any]]
@@ -175,28 +178,28 @@ Compute: TypeAlias = Callable[[Sequence[Contribution]], Sequence[Any]]
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A process group as all its members see it: global ranks in group order, and the meetings that are open."""
+    """A process group of the simulation: global ranks in group order, and the open rendezvous."""
 
     name: str
     ranks: tuple[int, ...]
     counts: dict[int, int] = field(default_factory=dict)
-    open: dict[int, Meeting] = field(default_factory=dict)
+    open: dict[int, Rendezvous] = field(default_factory=dict)
     closed: list[Contribution] = field(default_factory=list)
 
-    def meet(self, rank: int) -> Meeting:
-        """The meeting to which this rank's next collective belongs."""
+    def next_rendezvous(self, rank: int) -> Rendezvous:
+        """The rendezvous to which this rank's next collective belongs."""
         number = self.counts.get(rank, 0)
         self.counts[rank] = number + 1
-        meeting = self.open.get(number)
-        if meeting is None:
-            meeting = self.open[number] = Meeting(self, number)
-        return meeting
+        rendezvous = self.open.get(number)
+        if rendezvous is None:
+            rendezvous = self.open[number] = Rendezvous(self, number)
+        return rendezvous
 
-    def close(self, meeting: Meeting, compute: Compute) -> list[Ticket]:
-        """Everybody is there: what each rank holds afterwards is computed.  Its tickets, in group order."""
-        del self.open[meeting.number]
-        parts = [meeting.parts[rank] for rank in self.ranks]
-        tickets = [meeting.tickets[rank] for rank in self.ranks]
+    def close(self, rendezvous: Rendezvous, compute: Compute) -> list[Ticket]:
+        """Compute the results of a complete rendezvous.  Returns its tickets, in group order."""
+        del self.open[rendezvous.number]
+        parts = [rendezvous.parts[rank] for rank in self.ranks]
+        tickets = [rendezvous.tickets[rank] for rank in self.ranks]
         for ticket, result in zip(tickets, compute(parts), strict=True):
             ticket.result = result
             ticket.done = True
@@ -206,25 +209,21 @@ class Group:
         del self.closed[:-3]
         return tickets
 
-    def last(self) -> list[Call]:
-        """The last collectives that this group brought to an end: the first member's part of each."""
+    def recent_calls(self) -> list[Call]:
+        """The last three collectives that this group completed: the first member's part of each."""
         return [part.call() for part in self.closed]
 
-
-# Who meets whom in send and recv: by sender, receiver and tag, in the order in which they were posted.
-#
-# A send is a rendezvous, as in gloo (its unbound buffers): it is over when its receive has been posted.
 
 Key = tuple[int, int, int]  # sender, receiver, tag; global ranks
 
 
 class Mailbox:
-    """The sends and receives of one process group that have not met."""
+    """The unmatched sends and receives of one process group, in the order in which they were posted."""
 
     def __init__(self) -> None:
         self._sends: dict[Key, deque[Ticket]] = {}
         self._recvs: dict[Key, deque[Ticket]] = {}
-        self._from_anyone: dict[tuple[int, int], deque[Ticket]] = {}
+        self._from_any: dict[tuple[int, int], deque[Ticket]] = {}
         self._count: dict[tuple[str, int, int | None, int], int] = {}
 
     def number(self, kind: str, rank: int, peer: int | None, tag: int) -> int:
@@ -234,38 +233,38 @@ class Mailbox:
         return self._count[key]
 
     def send(self, ticket: Ticket) -> Ticket | None:
-        """The receive that this send meets; None if it must wait for one."""
+        """The receive that matches this send; None if it must wait for one."""
         part = ticket.part
         key = (part.rank, _peer(part), _tag(part))
-        met = _first(self._recvs, key) or _first(self._from_anyone, key[1:])
+        met = _pop_first(self._recvs, key) or _pop_first(self._from_any, key[1:])
         if met is None:
             self._sends.setdefault(key, deque()).append(ticket)
         return met
 
     def recv(self, ticket: Ticket) -> Ticket | None:
-        """The send that this receive meets; None if it must wait for one."""
+        """The send that matches this receive; None if it must wait for one."""
         key = (_peer(ticket.part), ticket.part.rank, _tag(ticket.part))
-        met = _first(self._sends, key)
+        met = _pop_first(self._sends, key)
         if met is None:
             self._recvs.setdefault(key, deque()).append(ticket)
         return met
 
-    def recv_from_anyone(self, ticket: Ticket, choose: Callable[[int], int]) -> Ticket | None:
-        """The first send of a sender that `choose(how many)` picks; None if it must wait for one."""
+    def recv_from_any(self, ticket: Ticket, choose: Callable[[int], int]) -> Ticket | None:
+        """The first send of the sender that `choose(number of senders)` picks; None if it must wait for one."""
         rank, tag = ticket.part.rank, _tag(ticket.part)
         senders = sorted(key for key, posted in self._sends.items() if posted and key[1:] == (rank, tag))
         if not senders:
-            self._from_anyone.setdefault((rank, tag), deque()).append(ticket)
+            self._from_any.setdefault((rank, tag), deque()).append(ticket)
             return None
-        return _first(self._sends, senders[choose(len(senders)) if len(senders) > 1 else 0])
+        return _pop_first(self._sends, senders[choose(len(senders)) if len(senders) > 1 else 0])
 
     def left(self) -> list[Ticket]:
-        """What has not met anything, by rank."""
-        boxes: tuple[dict[Any, deque[Ticket]], ...] = (self._sends, self._recvs, self._from_anyone)
+        """The unmatched tickets, by rank."""
+        boxes: tuple[dict[Any, deque[Ticket]], ...] = (self._sends, self._recvs, self._from_any)
         return sorted((t for box in boxes for posted in box.values() for t in posted), key=lambda t: t.part.rank)
 
 
-def _first(box: dict[Any, deque[Ticket]], key: Any) -> Ticket | None:
+def _pop_first(box: dict[K, deque[Ticket]], key: K) -> Ticket | None:
     posted = box.get(key)
     return posted.popleft() if posted else None
 

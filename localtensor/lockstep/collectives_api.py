@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from localtensor.collectives import checks, reference
+from localtensor.collectives import argument_checks as checks
+from localtensor.collectives import reference
 from localtensor.errors import ComplexNotGathered
 from localtensor.layout.reductions import Op, PremulSum, divided, fold
 from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives

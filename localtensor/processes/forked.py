@@ -1,7 +1,9 @@
-"""A function of this process, with all that it has closed over, on real ranks: each is a process forked from this one.
+"""Real ranks as processes forked from this one, for functions that cannot be sent by name.
 
-`run(on="gloo")` keeps its processes and sends them a function by name.  What a test is made of cannot be sent: the
-fixtures that it was given, a class made inside of a function.  A forked process has them already.
+`run(on="gloo")` keeps its processes and sends them a function by name.  A test's body cannot be sent: it may close over
+fixtures, or over a class defined inside a function.  A forked process has them already.
+
+An exception leaves a forked process as an `ExceptionRecord`, from which the parent rebuilds it.
 """
 
 import builtins
@@ -30,19 +32,25 @@ from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Wai
 from localtensor.errors import LocalTensorError, NestedRun, Refusal
 from localtensor.errors.programs import RankRaised
 from localtensor.processes import pool
-from localtensor.processes.job import Home, home, live
+from localtensor.processes.job import CallerState, caller_state, run_job
 from localtensor.processes.pool import GRACE, LEAVE
-from localtensor.processes.worker import PATIENCE, Answer, Reply, Seat, end_with_parent, serve, told
+from localtensor.processes.worker import (
+    GROUP_TIMEOUT,
+    Answer,
+    Reply,
+    WorkerSpec,
+    describe_exception,
+    end_with_parent,
+    serve,
+)
 from localtensor.processes.worker_group import WorkerGroup
-
-# An exception on its way out of a forked process: what can be said of it there, and what it is made again from.
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """How a rank failed: in words, as whoever shows failures wants it (`rendered`), and the exception itself.
+class ExceptionRecord:
+    """An exception as text, in the caller's form (`rendered`), and pickled.
 
-    `pickled` is None where that cannot be; `home` is then the class of Python's own that it is nearest to.
+    `pickled` is None if it cannot be pickled; the nearest builtin class, `builtin_base`, then stands for it.
     """
 
     kind: str
@@ -52,34 +60,41 @@ class Story:
     place: Place | None
     rendered: str
     pickled: bytes | None
-    home: str
+    builtin_base: str
 
 
-def story(error: BaseException, tell: Callable[[BaseException], str]) -> Story:
-    """What is known where the exception was caught."""
+def record_exception(error: BaseException, render: Callable[[BaseException], str]) -> ExceptionRecord:
+    """The record of an exception, made where it was caught."""
     at = time.monotonic()
-    return Story(*told(error), at, raised_at(error), _rendered(error, tell), _pickled(error), _home(error))
+    return ExceptionRecord(
+        *describe_exception(error),
+        at,
+        raised_at(error),
+        _render_safely(error, render),
+        _pickle_exception(error),
+        _builtin_base(error),
+    )
 
 
-def again(one: Story) -> BaseException:
-    """The exception, of its own class if it comes out of the pickle as it went in, else of one that is named alike.
+def rebuild_exception(one: ExceptionRecord) -> BaseException:
+    """The exception, of its own class if it survives pickling, else of a class of that name.
 
-    Its traceback is a single entry, at the line where it was raised.
+    Its traceback has a single entry, the line where it was raised.
     """
-    error = _again(one)
-    return error.with_traceback(_at(one.place)) if one.place else error
+    error = _unpickled(one)
+    return error.with_traceback(_traceback_at(one.place)) if one.place else error
 
 
-def _again(one: Story) -> BaseException:
+def _unpickled(one: ExceptionRecord) -> BaseException:
     with contextlib.suppress(Exception):  # why: reading an exception back runs its own code
-        error: Any = _Unpickler(io.BytesIO(one.pickled)).load() if one.pickled else None
+        error: Any = _ExceptionUnpickler(io.BytesIO(one.pickled)).load() if one.pickled else None
         if isinstance(error, BaseException) and (type(error).__name__, str(error)) == (one.kind, one.message):
             return error
-    return stand_in(one.kind, one.message, one.home)
+    return substitute_exception(one.kind, one.message, one.builtin_base)
 
 
-def _at(place: Place) -> TracebackType | None:
-    """A traceback that leads to this line: of a frame that has raised there, though it did nothing else."""
+def _traceback_at(place: Place) -> TracebackType | None:
+    """A traceback of one frame that raises at this line and does nothing else."""
     code = compile("raise ZeroDivisionError", place.file, "exec")
     try:
         exec(code.replace(co_firstlineno=place.line, co_name=place.function), {"__name__": "forked"})  # noqa: S102
@@ -89,41 +104,41 @@ def _at(place: Place) -> TracebackType | None:
     return None
 
 
-def stand_in(kind: str, message: str, home: str = "Exception") -> BaseException:
-    """An exception of a class that has this name, and no more than the message.
+def substitute_exception(kind: str, message: str, builtin_base: str = "Exception") -> BaseException:
+    """An exception of a new class with this name, which holds only the message.
 
-    >>> error = stand_in("BadLoss", "nan", "ValueError")
+    >>> error = substitute_exception("BadLoss", "nan", "ValueError")
     >>> type(error).__name__, str(error), isinstance(error, ValueError)
     ('BadLoss', 'nan', True)
     """
-    base = getattr(builtins, home)
+    base = getattr(builtins, builtin_base)
     made: Any = type(kind, (base,), {"__module__": __name__, "__str__": lambda self: message})
     error: BaseException = made.__new__(made, message)
     return error
 
 
-def _rendered(error: BaseException, tell: Callable[[BaseException], str]) -> str:
+def _render_safely(error: BaseException, render: Callable[[BaseException], str]) -> str:
     try:
-        return str(tell(error))
+        return str(render(error))
     except Exception as worse:  # why: it shows values of the user's, whose own code may raise anything
         return f"(its own text failed: {type(worse).__name__})"
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickle_exception(error: BaseException) -> bytes | None:
     stream = io.BytesIO()
     try:
-        _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(error)
+        _ExceptionPickler(stream, pickle.HIGHEST_PROTOCOL).dump(error)
     except Exception:  # why: pickling runs the exception's own code
         return None
     return stream.getvalue()
 
 
-def _home(error: BaseException) -> str:
+def _builtin_base(error: BaseException) -> str:
     return next(name for name in (kind.__name__ for kind in type(error).__mro__) if hasattr(builtins, name))
 
 
-class _Pickler(pickle.Pickler):
-    """Exceptions of classes that no module has by their name, such as pytest's own: a fork has them all the same."""
+class _ExceptionPickler(pickle.Pickler):
+    """Pickles exceptions of classes that cannot be found by name, such as pytest's own, by identity: a fork has them."""
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
         if not (isinstance(value, type) and issubclass(value, BaseException)):
@@ -131,29 +146,29 @@ class _Pickler(pickle.Pickler):
         found: Any = sys.modules.get(value.__module__)
         for part in value.__qualname__.split("."):
             found = getattr(found, part, None)
-        return None if found is value else _mark(value)
+        return None if found is value else _class_id(value)
 
 
-class _Unpickler(pickle.Unpickler):
+class _ExceptionUnpickler(pickle.Unpickler):
     def persistent_load(self, mark: Any) -> type[BaseException]:
-        found = [kind for kind in _kinds(BaseException) if _mark(kind) == mark]
+        found = [kind for kind in _subclasses(BaseException) if _class_id(kind) == mark]
         if not found:
             raise pickle.UnpicklingError(f"no class {mark[0]} was there before the fork")
         return found[0]
 
 
-def _mark(kind: type) -> tuple[str, int]:
-    """What tells a class from all others, here and in a fork: there it lies where it lay when they parted."""
+def _class_id(kind: type) -> tuple[str, int]:
+    """The identity of a class, here and in a fork, where it has the same address."""
     return f"{kind.__module__}.{kind.__qualname__}", id(kind)
 
 
-def _kinds(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+def _subclasses(kind: type[BaseException]) -> Iterator[type[BaseException]]:
     for one in kind.__subclasses__():
         yield one
-        yield from _kinds(one)
+        yield from _subclasses(one)
 
 
-Tell = Callable[[BaseException], str]
+Render = Callable[[BaseException], str]
 
 
 class NoFork(Refusal, call="run_forked", argument="on", values="on={on!r}"):
@@ -161,27 +176,32 @@ class NoFork(Refusal, call="run_forked", argument="on", values="on={on!r}"):
 
 
 def run_forked(
-    body: Callable[[int], object], ranks: int, on: str, seed: int, timeout: float | None, tell: Tell
+    body: Callable[[int], object], ranks: int, on: str, seed: int, timeout: float | None, render: Render
 ) -> None:
-    """Each rank has run `body(rank)` in a process forked from this one; none of them is left.
+    """Run `body(rank)` on every rank, each in a process forked from this one; no process is left afterwards.
 
     The default group is over gloo, or NCCL with a GPU for each rank.  Environment, generators and threads are as in
-    `run`; what a rank prints goes where this process has stdout and stderr.  `timeout` is in seconds, None for none.
-    Raises `RankRaised`: `errors` are the exceptions made again, `rendered` what `tell` made of each where it was
-    raised.  Raises `NeverEnded`, `NestedRun`, `TooFewGpus`, and `NoFork` where this process cannot be forked.  A rank
-    to which torch refuses every backward, because of what this process has done, counts as having raised `NoFork`.
+    `run`; output goes to the stdout and stderr of this process.  `timeout` is in seconds, None for no limit.
+
+    Raises `RankRaised`, whose `errors` are the rebuilt exceptions and whose `rendered` is `render(error)` of each, called
+    in its rank; `NeverEnded`, `NestedRun`, `TooFewGpus`; and `NoFork` where this process cannot be forked.  A rank in
+    which torch refuses every backward, because of what this process has done, counts as having raised `NoFork`.
     """
     _check(ranks, on)
-    limit = PATIENCE if timeout is None else timeout
-    crew = _Forked(ranks, on, partial(_answer, partial(_perform, body, tell, on), home(seed, _device(on))))
+    limit = GROUP_TIMEOUT if timeout is None else timeout
+    group = _ForkedGroup(
+        ranks,
+        on,
+        partial(_answer, partial(_perform, body, render, on), caller_state(seed, "cuda" if on == "nccl" else None)),
+    )
     try:
-        crew.start()
-        replies = crew.call([b"go"] * ranks, limit, GRACE, LEAVE)
+        group.start()
+        replies = group.call([b"go"] * ranks, limit, GRACE, LEAVE)
     finally:
-        crew.kill()
+        group.kill()
     outcomes = [_outcome(rank, reply) for rank, reply in enumerate(replies)]
     if not all(isinstance(outcome, Returned) for outcome in outcomes):
-        raise _fault(outcomes, _stories(replies), limit)
+        raise _error_of_ranks(replies, outcomes, limit)
 
 
 def _check(ranks: int, on: str) -> None:
@@ -194,18 +214,14 @@ def _check(ranks: int, on: str) -> None:
         problem = "this process has a default process group of its own, and a rank must have another"
         raise NoFork(on, problem, "Call torch.distributed.destroy_process_group() before.")
     if on == "nccl":
-        pool.enough_gpus(ranks)
+        pool.check_gpus(ranks)
         if torch.cuda.is_initialized():
             problem = "this process has used CUDA, and a process forked after that cannot"
             raise NoFork(on, problem, "Use CUDA inside of the ranks only, or run on 'gloo' or threads.")
 
 
-def _device(on: str) -> str | None:
-    return "cuda" if on == "nccl" else None
-
-
-class _Forked(WorkerGroup):
-    """A crew whose processes are copies of this one."""
+class _ForkedGroup(WorkerGroup):
+    """A worker group whose processes are forks of this one."""
 
     def __init__(self, ranks: int, backend: str, answer: Callable[[int, bytes, int], Reply]) -> None:
         super().__init__(ranks, backend)
@@ -220,52 +236,52 @@ class _Forked(WorkerGroup):
     def context(self) -> Any:
         return multiprocessing.get_context("fork")
 
-    def task(self, seat: Seat, ends: Sequence[Connection]) -> Callable[[Seat, Connection, Connection], None]:
-        return partial(_sit, partial(self._answer, seat.rank), os.getpid(), ends)
+    def task(
+        self, spec: WorkerSpec, ends: Sequence[Connection]
+    ) -> Callable[[WorkerSpec, Connection, Connection], None]:
+        return partial(_become_rank, partial(self._answer, spec.rank), os.getpid(), ends)
 
 
-def _sit(
-    answer: Answer, parent: int, ends: Sequence[Connection], seat: Seat, jobs: Connection, side: Connection
+def _become_rank(
+    answer: Answer, parent: int, ends: Sequence[Connection], spec: WorkerSpec, jobs: Connection, side: Connection
 ) -> None:
-    """The forked process becomes a rank, and ends with its parent."""
+    """Make this forked process a rank, which ends with its parent."""
     end_with_parent(parent)
-    gc.freeze()  # what is garbage of the parent's stays its own: a file would be written twice, a folder removed
+    gc.freeze()  # the parent's garbage is not collected here: a file would be written twice, a folder removed
     for end in ends:
-        end.close()  # else a rank would hold open the pipe whose end tells it, or another, that the parent is gone
-    serve(seat, jobs, side, answer)
+        end.close()  # else a rank keeps open a pipe whose end signals that the parent is gone
+    serve(spec, jobs, side, answer)
 
 
-def _answer(perform: Callable[[int], Story | None], mine: Home, rank: int, message: bytes, room: int) -> Reply:
+def _answer(
+    perform: Callable[[int], ExceptionRecord | None], mine: CallerState, rank: int, message: bytes, max_open: int
+) -> Reply:
     try:
-        found = live(pickle.dumps(_call), mine, perform, rank)
-    except BaseException as error:  # why: whatever it is, the parent has to hear of it
-        found = story(error, str)
+        found = run_job(perform, mine, rank)
+    except BaseException as error:  # why: reported to the parent, whatever it is
+        found = record_exception(error, str)
     return Reply("returned") if found is None else Reply("raised", found)
 
 
-def _call(perform: Callable[[int], Story | None], rank: int) -> Story | None:
-    return perform(rank)
-
-
-def _perform(body: Callable[[int], object], tell: Tell, on: str, rank: int) -> Story | None:
-    """None, or how the rank failed, told while it is still in its own state."""
+def _perform(body: Callable[[int], object], render: Render, on: str, rank: int) -> ExceptionRecord | None:
+    """None, or the record of the rank's exception, made while the rank still has its own state."""
     try:
         with _flushed():
             body(rank)
     except BaseException as error:  # why: what the body raises is its outcome, SystemExit and pytest's skips too
         with _flushed():
-            return story(_with_its_reason(error, on), tell)
+            return record_exception(_with_fork_reason(error, on), render)
     return None
 
 
-def _with_its_reason(error: BaseException, on: str) -> BaseException:
-    """Where torch refuses every backward in this process, and the error says no more than that: why, and what to do.
+def _with_fork_reason(error: BaseException, on: str) -> BaseException:
+    """The error, or `NoFork` with reason and remedy if torch refuses every backward in this process.
 
     Autograd's engine has a thread for each device but the CPU from the first backward on, and none after a fork
     (torch/csrc/autograd/engine.cpp, `in_bad_autograd_fork`).  FakeTensorMode, and so DTensor and torch.compile, puts a
     stand-in for a GPU where torch is built for CUDA and finds none.
     """
-    if type(error) is not RuntimeError or not _is_of_any_backward(error):
+    if type(error) is not RuntimeError or not _fails_in_any_backward(error):
         return error
     problem = "the first backward of this process was run while it had a GPU, or FakeTensorMode's stand-in for one, "
     problem += "and torch refuses every backward in a process forked after that"
@@ -275,26 +291,26 @@ def _with_its_reason(error: BaseException, on: str) -> BaseException:
     return known.with_traceback(error.__traceback__)
 
 
-def _is_of_any_backward(error: RuntimeError) -> bool:
-    """Whether the least of all backwards says the same; none is tried where the error does not speak of forks."""
+def _fails_in_any_backward(error: RuntimeError) -> bool:
+    """Whether a minimal backward raises the same error; it is tried only if the error mentions a fork."""
     try:
-        said = str(error)
-        if "fork" not in said:
+        message = str(error)
+        if "fork" not in message:
             return False
         with torch.inference_mode(False), torch.enable_grad():
             leaf = torch.ones((), device="cpu", requires_grad=True)
-    except Exception:  # why: a text of the user's own, or a mode of his that is still on, may raise anything
+    except Exception:  # why: the error's own __str__, or a mode still active, may raise anything; then nothing is known
         return False
     try:
         leaf.backward()
-    except Exception as refused:  # why: as above, and it is compared with what the user is told
-        return str(refused) == said
+    except Exception as refused:  # why: as above; it is compared with the user's error
+        return str(refused) == message
     return False
 
 
 @contextlib.contextmanager
 def _flushed() -> Iterator[None]:
-    """What was printed is out: the process will not end in a way that sees to that."""
+    """Flush stdout and stderr at the end of the block: the process ends without doing so."""
     try:
         yield
     finally:
@@ -307,23 +323,20 @@ def _outcome(rank: int, reply: Reply) -> Outcome:
     body: Any = reply.body
     if reply.kind == "returned":
         return Returned(rank, None)
-    if isinstance(body, Story):
+    if isinstance(body, ExceptionRecord):
         return Raised(rank, body.kind, body.message, body.traceback, body.at)
     return Waiting(rank, body) if reply.kind == "waiting" else Died(rank, body)
 
 
-def _stories(replies: Sequence[Reply]) -> dict[int, Story]:
-    return {rank: reply.body for rank, reply in enumerate(replies) if isinstance(reply.body, Story)}
-
-
-def _fault(outcomes: Sequence[Outcome], stories: dict[int, Story], seconds: float) -> LocalTensorError:
-    fault = pool.fault(outcomes, seconds)
+def _error_of_ranks(replies: Sequence[Reply], outcomes: Sequence[Outcome], seconds: float) -> LocalTensorError:
+    records = {rank: reply.body for rank, reply in enumerate(replies) if isinstance(reply.body, ExceptionRecord)}
+    fault = pool.error_of_outcomes(outcomes, seconds)
     if isinstance(fault, RankRaised):
-        fault.where.update({rank: one.place for rank, one in stories.items()})
-        fault.rendered = {rank: one.rendered for rank, one in stories.items()}
+        fault.where.update({rank: one.place for rank, one in records.items()})
+        fault.rendered = {rank: one.rendered for rank, one in records.items()}
         for one in fault.raised:
-            known = stories.get(one.rank)
-            fault.errors[one.rank] = again(known) if known else stand_in(one.kind, one.message)
+            known = records.get(one.rank)
+            fault.errors[one.rank] = rebuild_exception(known) if known else substitute_exception(one.kind, one.message)
             fault.errors[one.rank].__cause__ = pool.remote_traceback(one)
         fault.__cause__ = fault.errors[fault.raised[0].rank]
     return fault

@@ -1,16 +1,16 @@
-"""The ground truth: a program run by real processes, one a rank, over real torch.distributed.
+"""Programs on real processes, one per rank, over real torch.distributed.
 
     with Pool(2) as pool:
         outcomes = pool.call(my_module.program, [(x0,), (x1,)])   # one Outcome a rank, in rank order
 
-The processes start at the first call and are reused.  Between two calls nothing of the first may reach the
-second: whenever a group could be out of step the processes are killed, and the next call starts others.  That is
-cheap where there is a fork server (it has imported torch already, and new ranks meet within some 30 ms).
+The processes start at the first call and are reused.  No communication of one call may reach the next: whenever a group
+could be out of step, the processes are killed, and the next call starts others.  A rank's process keeps what a job
+leaves behind: modules, caches, random state, default dtype.
 
-A rank's process keeps what a job leaves behind: modules, caches, random state, default dtype.
+Everything stays on this machine: the ranks find each other through a file in a private folder, and gloo and NCCL are
+bound to the loopback interface.  Parent and child exchange pickled bytes over pipes.
 
-Everything stays on this machine: the ranks meet through a file in a private folder, and gloo and NCCL are bound
-to the loopback interface.  All that travels is pickle bytes over pipes between parent and child.
+`run_in_processes` runs a program as `localtensor.run` does on rank threads: from the same state, with the same refusals.
 """
 
 import builtins
@@ -23,6 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -34,23 +35,23 @@ from localtensor._util.call_sites import is_user_file, place_of
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
-from localtensor.processes.job import Lost, home, live
-from localtensor.processes.worker import PATIENCE, Reply
-from localtensor.processes.worker_group import WorkerGroup, tidy
-from localtensor.processes.worker_group import prepare as start_early
+from localtensor.processes import worker_group
+from localtensor.processes.job import FunctionNotFound, caller_state, run_job
+from localtensor.processes.worker import GROUP_TIMEOUT, Reply
+from localtensor.processes.worker_group import WorkerGroup, ranks_end_on_sigterm
 
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 Args = Sequence[Any]
+prepare = worker_group.prepare  # begins what the first call of a pool would wait for
 
 
 class Pool:
     """`ranks` processes that run functions together, with torch.distributed's default group initialised.
 
     `timeout` is for one call, in seconds.  Once a rank has raised or died, its silent peers get `grace` seconds.
-    A rank that has returned waits for its peers; `leave` seconds after the last reply it is ended instead, and who
-    waits for it is told by its backend, as where each process runs for itself.
-    Threads may share a pool: their calls take turns.
+    A rank that has returned waits for its peers; `leave` seconds after the last reply it is killed instead, so that its
+    peers get an error from the backend, as with independent processes.  Threads may share a pool: their calls take turns.
     """
 
     def __init__(
@@ -66,39 +67,39 @@ class Pool:
             raise errors.NoRanks("Pool", ranks)
         _check_backend(backend, ranks)
         self.ranks, self.backend = ranks, backend
-        self.timeout = _positive("Pool", "timeout", timeout)
-        self.grace = _positive("Pool", "grace", grace)
-        self.leave = None if leave is None else _positive("Pool", "leave", leave)
-        self._crew: WorkerGroup | None = None
-        self._end: Callable[[], object] | None = None  # ends the crew, also when the pool is garbage
+        self.timeout = _checked_seconds("Pool", "timeout", timeout)
+        self.grace = _checked_seconds("Pool", "grace", grace)
+        self.leave = None if leave is None else _checked_seconds("Pool", "leave", leave)
+        self._group: WorkerGroup | None = None
+        self._end: Callable[[], object] | None = None  # kills the group, also when the pool is collected
         self._closed = False
         self._turn = threading.Lock()
 
     def call(
         self, fn: Callable[..., object], args_per_rank: Sequence[Args], *, timeout: float | None = None
     ) -> list[Outcome]:
-        """What became of `fn(*args)` on each rank, in rank order.  Whatever the ranks do, the call ends.
+        """The outcome of `fn(*args)` on each rank, in rank order.  The call ends whatever the ranks do.
 
-        `fn` is found by its name in each process, so it stands at the top level of a module.  A rank that has not
-        come back in time is Waiting, and all processes are killed; the next call starts others.
+        Each process finds `fn` by name, so it must be at the top level of a module.  A rank that has not returned in
+        time is Waiting, and all processes are killed; the next call starts others.
         """
-        limit = self.timeout if timeout is None else _positive("Pool.call", "timeout", timeout)
-        jobs = _jobs(fn, args_per_rank, self.ranks)
-        with self._turn, tidy():
+        limit = self.timeout if timeout is None else _checked_seconds("Pool.call", "timeout", timeout)
+        jobs = _job_messages(fn, args_per_rank, self.ranks)
+        with self._turn, ranks_end_on_sigterm():
             if self._closed:
                 raise errors.PoolClosed("Pool.call", self.ranks)
             try:
-                crew = self._ready_crew()
-                replies = crew.call(jobs, limit, self.grace, self.leave)
-            except BaseException:  # why: Ctrl-C too must leave no process behind
+                group = self._ready_group()
+                replies = group.call(jobs, limit, self.grace, self.leave)
+            except BaseException:  # why: Ctrl-C too must leave no process behind; it is raised again
                 self._dismiss()
                 raise
-            if not crew.in_step(replies):
+            if not group.in_step(replies):
                 self._dismiss()
         return [_outcome(rank, reply, fn) for rank, reply in enumerate(replies)]
 
     def close(self) -> None:
-        """No process of this pool is left.  Closing twice is fine; calling after it is not."""
+        """End the pool's processes.  Closing twice is allowed; calling afterwards raises `PoolClosed`."""
         with self._turn:
             self._closed = True
             self._dismiss()
@@ -114,27 +115,22 @@ class Pool:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process of each rank, in rank order; empty while none run."""
-        return tuple(member.pid for member in self._crew.members) if self._crew else ()
+        return tuple(member.pid for member in self._group.members) if self._group else ()
 
-    def _ready_crew(self) -> WorkerGroup:
-        if self._crew and not self._crew.fit():
+    def _ready_group(self) -> WorkerGroup:
+        if self._group and not self._group.fit():
             self._dismiss()
-        if self._crew is None:
-            self._crew = WorkerGroup(self.ranks, self.backend)
-            self._end = finalize = weakref.finalize(self, self._crew.kill)
-            finalize.atexit = False  # the crew sees to that itself
-            self._crew.start()
-        return self._crew
+        if self._group is None:
+            self._group = WorkerGroup(self.ranks, self.backend)
+            self._end = finalize = weakref.finalize(self, self._group.kill)
+            finalize.atexit = False  # the group registers its own exit hook
+            self._group.start()
+        return self._group
 
     def _dismiss(self) -> None:
-        self._crew = None
+        self._group = None
         if self._end:
             self._end()
-
-
-def prepare() -> None:
-    """Begin what the first call of a pool would wait for; returns at once.  Nothing is lost where no call follows."""
-    start_early()
 
 
 def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
@@ -144,7 +140,7 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
             try:
                 return Returned(rank, pickle.loads(body))
             except Exception as error:  # why: reading a value back runs its own code
-                raise errors.NotSendable("Pool.call", "returned value", "value", rank, _brief(error)) from error
+                raise errors.NotSendable("Pool.call", "returned value", "value", rank, _error_text(error)) from error
         case "raised":
             return Raised(rank, *body)
         case "died":
@@ -163,69 +159,69 @@ def _check_backend(backend: str, ranks: int) -> None:
     if backend not in BACKENDS:
         raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
     if "nccl" in backend:
-        have = _gpus()
+        have = _gpu_count()
         if have < ranks:
             problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
             raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
 
 
-def _positive(call: str, argument: str, seconds: float) -> float:
-    if not isinstance(seconds, int | float) or not 0 < seconds <= PATIENCE:
+def _checked_seconds(call: str, argument: str, seconds: float) -> float:
+    if not isinstance(seconds, int | float) or not 0 < seconds <= GROUP_TIMEOUT:
         raise errors.NoTime(call, argument, seconds)
     return float(seconds)
 
 
-def _jobs(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) -> list[bytes]:
-    """One message a rank.  All are written before any is sent, so that a refusal finds the ranks idle."""
+def _job_messages(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) -> list[bytes]:
+    """One message per rank.  All are written before any is sent, so that the ranks are still idle on an error."""
     if len(args_per_rank) != ranks:
         problem = f"there are {ranks} ranks"
         raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
-    head = _by_name(fn, "Pool.call")
-    return [head + _packed(rank, args) for rank, args in enumerate(args_per_rank)]
+    head = _pickled_by_name(fn, "Pool.call")
+    return [head + _pickled_arguments(rank, args) for rank, args in enumerate(args_per_rank)]
 
 
-def _by_name(fn: Callable[..., Any], call: str) -> bytes:
+def _pickled_by_name(fn: Callable[..., Any], call: str) -> bytes:
     try:
         return pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # why: pickle refuses with three kinds of exception
-        raise NotImportable(call, name_of(fn), _brief(error)) from error
+        raise NotImportable(call, name_of(fn), _error_text(error)) from error
 
 
-def _packed(rank: int, args: Args) -> bytes:
+def _pickled_arguments(rank: int, args: Args) -> bytes:
     if not isinstance(args, tuple | list):
         problem = "the arguments of a rank are a tuple or a list"
         raise errors.WrongArguments("Pool.call", f"{type(args).__name__} for rank {rank}", problem)
     try:
         return dumps(args, views=True)
     except Exception as error:  # why: pickling an argument runs its own code
-        raise errors.NotSendable("Pool.call", "args_per_rank", _culprit(args), rank, _brief(error)) from error
+        raise errors.NotSendable(
+            "Pool.call", "args_per_rank", _unpicklable_type(args), rank, _error_text(error)
+        ) from error
 
 
-def _culprit(args: Args) -> str:
+def _unpicklable_type(args: Args) -> str:
     for arg in args:
         try:
             dumps(arg, views=True)
-        except Exception:  # why: it is the exception that we look for
+        except Exception:  # why: the argument that raises is the one looked for
             return type(arg).__name__
     return "tuple"
 
 
 def name_of(fn: object) -> str:
-    """The module and the name by which other processes find a function."""
+    """The module and name by which other processes find a function."""
     return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
 
 
-def _brief(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# A program run by real processes over gloo or NCCL, from the same start as on rank threads, and refused alike.
-
 GRACE = 1.0  # seconds for the other ranks, once one has raised or died
-LEAVE = 2.0  # seconds after which a rank that has returned is ended while others go on, as if it ran for itself
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
-_HOMES = (builtins, errors, torch.distributed)  # of exceptions that may come again here
-_LINE = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
+LEAVE = 2.0  # seconds after which a rank that has returned is killed while others run, as if it were alone
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process has exited")
+_EXCEPTION_MODULES = (builtins, errors, torch.distributed)  # whose exceptions are raised here as their own class
+_TRACEBACK_LINE = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
 
 
 def run_in_processes(
@@ -236,41 +232,38 @@ def run_in_processes(
     timeout: float | None,
     device: str | torch.device | None,
 ) -> tuple[Any, ...]:
-    """What `fn(*pieces[rank])` returned on each rank, each a process of its own; they are kept for the next call.
+    """The result of `fn(*pieces[rank])` on each rank, each in its own process; the processes are kept for the next call.
 
-    Raises `RankRaised` if ranks raise or die, `NeverEnded`, `TooFewGpus`, `NestedRun`; `NotImportable` where a
-    process does not find `fn`, and `NotSendable` where what it takes or returns cannot travel.
+    Raises `RankRaised` if ranks raise or die, `NeverEnded`, `TooFewGpus`, `NestedRun`; `NotImportable` if a process
+    does not find `fn`, and `NotSendable` if an argument or result cannot be pickled.
     """
     ranks = len(pieces)
     outer = ambient.of_rank()
     if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
     if on == "nccl":
-        enough_gpus(ranks)
+        check_gpus(ranks)
         device = device or "cuda"
-    function, mine = _by_name(fn, "run"), home(seed, device)
-    limit = PATIENCE if timeout is None else timeout
+    function, mine = _pickled_by_name(fn, "run"), caller_state(seed, device)
+    limit = GROUP_TIMEOUT if timeout is None else timeout
     try:
-        with _pool(ranks, on) as pool, _meshes_come_home_in_silence():
-            outcomes = pool.call(live, [(function, mine, *args) for args in pieces], timeout=limit)
+        make = partial(Pool, ranks, backend=on, grace=GRACE, leave=LEAVE)
+        with ambient.pool_of((ranks, on), make) as pool, _without_mesh_warnings():
+            outcomes = pool.call(run_job, [(function, mine, *args) for args in pieces], timeout=limit)
     except LocalTensorError as refused:
-        refused.args = tuple(_said_by_run(text) for text in refused.args)
+        refused.args = tuple(_as_text_of_run(text) for text in refused.args)
         raise
     for outcome in outcomes:
-        if isinstance(outcome, Returned) and isinstance(outcome.value, Lost):
+        if isinstance(outcome, Returned) and isinstance(outcome.value, FunctionNotFound):
             raise NotImportable("run", name_of(fn), outcome.value.detail)
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return tuple(outcome.value for outcome in outcomes if isinstance(outcome, Returned))
-    raise fault(outcomes, limit)
-
-
-def _pool(ranks: int, on: str) -> contextlib.AbstractContextManager[Any]:
-    return ambient.pool_of((ranks, on), lambda: Pool(ranks, backend=on, grace=GRACE, leave=LEAVE))
+    raise error_of_outcomes(outcomes, limit)
 
 
 @contextlib.contextmanager
-def _meshes_come_home_in_silence() -> Iterator[None]:
-    """torch warns that the mesh of a DTensor which a rank returned has no process group here: it needs none."""
+def _without_mesh_warnings() -> Iterator[None]:
+    """Suppress torch's warning that a returned DTensor's mesh has no process group here: it needs none."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before, logger.disabled = logger.disabled, True
     try:
@@ -279,39 +272,37 @@ def _meshes_come_home_in_silence() -> Iterator[None]:
         logger.disabled = before
 
 
-def fault(outcomes: Sequence[Outcome], seconds: float) -> NeverEnded | RankRaised:
-    """Why not all ranks returned: those that raised or died, the first one first; else they ran out of time."""
+def error_of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> NeverEnded | RankRaised:
+    """The error if not all ranks returned: those that raised or died, the first one first; else a timeout."""
     busy = [outcome for outcome in outcomes if isinstance(outcome, Waiting)]
     failed = [_as_raised(outcome) for outcome in outcomes if isinstance(outcome, Raised | Died)]
     if not failed:
         return NeverEnded(seconds, None, None, busy=busy)
-    failed.sort(key=lambda one: (_is_echo(one), one.at or float("inf"), one.rank))
+    failed.sort(key=lambda one: (_reports_lost_peer(one), one.at or float("inf"), one.rank))
     error = RankRaised(failed, (), {one.rank: _raised_at(one.traceback) for one in failed}, busy)
-    error.__cause__ = _again(failed[0])
+    error.__cause__ = _rebuilt(failed[0])
     return error
 
 
-def _is_echo(raised: Raised) -> bool:
-    """Whether the rank only says that another one has gone."""
-    return raised.kind in ("RuntimeError", "DistBackendError") and any(words in raised.message for words in _ECHOES)
+def _reports_lost_peer(raised: Raised) -> bool:
+    """Whether the error only reports the loss of another rank."""
+    return raised.kind in ("RuntimeError", "DistBackendError") and any(words in raised.message for words in _LOST_PEER)
 
 
-def enough_gpus(ranks: int) -> None:
-    if _gpus() < ranks:
-        raise TooFewGpus(ranks, _gpus())
+def check_gpus(ranks: int) -> None:
+    if _gpu_count() < ranks:
+        raise TooFewGpus(ranks, _gpu_count())
 
 
-def _gpus() -> int:
+def _gpu_count() -> int:
     return torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
 
 
-def _said_by_run(text: object) -> object:
-    """Inner code says what, the front says where."""
-    return (
-        text.replace("Pool.call: args_per_rank:", "run: args:").replace("Pool.call:", "run:")
-        if isinstance(text, str)
-        else text
-    )
+def _as_text_of_run(text: object) -> object:
+    """A message of the pool under the name of `run`, which the user called."""
+    if not isinstance(text, str):
+        return text
+    return text.replace("Pool.call: args_per_rank:", "run: args:").replace("Pool.call:", "run:")
 
 
 def _as_raised(outcome: Raised | Died) -> Raised:
@@ -326,30 +317,30 @@ def _raised_at(text: str) -> Place | None:
     """The innermost line of the user's own code in a traceback."""
     lines = [
         Place(one["file"], int(one["line"]), one["function"])
-        for one in _LINE.finditer(text)
+        for one in _TRACEBACK_LINE.finditer(text)
         if is_user_file(one["file"])
     ]
     return lines[-1] if lines else None
 
 
 class _RemoteTraceback(Exception):
-    """What a process printed of its exception; shown above the copy of it that is raised here."""
+    """The traceback of an exception in another process; shown above the copy that is raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
-def _again(raised: Raised) -> BaseException:
-    """The exception, of its own class if that is Python's, torch's or ours: others may not exist here."""
-    kind = next((found for home in _HOMES if (found := getattr(home, raised.kind, None))), None)
+def _rebuilt(raised: Raised) -> BaseException:
+    """The exception, of its own class if that is Python's, torch's or ours: other classes may not exist here."""
+    kind = next((found for module in _EXCEPTION_MODULES if (found := getattr(module, raised.kind, None))), None)
     error: BaseException = RuntimeError(f"{raised.kind}: {raised.message}")
     if isinstance(kind, type) and issubclass(kind, BaseException):
-        with contextlib.suppress(TypeError):  # UnicodeDecodeError and its like take more than a message
+        with contextlib.suppress(TypeError):  # UnicodeDecodeError and the like take more than a message
             error = kind.__new__(kind, raised.message) if issubclass(kind, LocalTensorError) else kind(raised.message)
     error.__cause__ = remote_traceback(raised)
     return error
 
 
 def remote_traceback(raised: Raised) -> Exception | None:
-    """The cause to give an exception that is raised here again: shown above it is where it was raised first."""
+    """The cause of an exception that is raised here again, which shows its first traceback; None without one."""
     return _RemoteTraceback(raised.traceback) if raised.traceback else None

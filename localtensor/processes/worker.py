@@ -1,8 +1,8 @@
-"""The child's side of a process pool: sits at one rank, does what it is sent, and ends with its parent.
+"""The child's side of a process pool: a process that serves one rank, runs jobs, and ends with its parent.
 
-Two pipes lead here.  On `jobs` the parent sends work and reads replies; on `side` it asks a rank that does not
-answer where it is.  Only plain pickle bytes travel, and only between these two processes.  When the parent is
-gone, `side` ends, and with it the process, even while a collective holds the main thread.
+The child has two pipes.  On `jobs` the parent sends work and reads replies; on `side` it asks for the position of a rank
+that does not reply.  Parent and child exchange pickled bytes only.  When the parent is gone, `side` closes, and the
+process ends, even while a collective holds the main thread.
 
 | torch part                                    | read on    | run on | without it                             |
 |-----------------------------------------------|------------|--------|----------------------------------------|
@@ -30,18 +30,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 from localtensor._util.pickling import dumps
 
-Steps: TypeAlias = tuple[int, int]  # how many operations the default group had begun: before the job, after it
+Steps: TypeAlias = tuple[int, int]  # operations that the default group had begun before the job, and after it
 
-PATIENCE = 86400  # seconds that a group waits for its members: longer than any call may last
-FENCE = b""  # the message that asks for a fence, where others bring a job
+GROUP_TIMEOUT = 86400  # seconds of a group's own timeout: longer than any call may last
+FENCE = b""  # the message that requests a fence; all others are jobs
 SYSTEM = sys.platform
 _PDEATHSIG = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
-LITTER = 400  # files that jobs may leave open in one process; each group left behind holds 5, and 3 threads
+MAX_LEFT_OPEN = 400  # files that jobs may leave open in one process; each group left behind holds 5, and 3 threads
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Which rank of which group a worker is, and the environment that goes with it."""
+class WorkerSpec:
+    """The rank and group of a worker, and its environment."""
 
     rank: int
     ranks: int
@@ -51,9 +51,10 @@ class Seat:
 
 
 class Reply(NamedTuple):
-    """`kind` is ready, returned, raised, no_function, no_arguments, unsendable, fenced or unfenced.
+    """A worker's reply; `kind` is ready, returned, raised, no_function, no_arguments, unsendable, fenced or unfenced.
 
-    The parent puts "died" there for a process that says nothing more, and "waiting" for one that is silent.  `body` is what the kind calls for.  `steps` is None when this process is not fit for another job.
+    The parent sets "died" for a process that has ended, and "waiting" for one that does not reply.  The type of `body`
+    depends on the kind.  `steps` is None if the process cannot take another job.
     """
 
     kind: str
@@ -61,116 +62,116 @@ class Reply(NamedTuple):
     steps: Steps | None = None
 
 
-Answer: TypeAlias = Callable[[bytes, int], Reply]  # of a message, in a process that may have so many files open
+Answer: TypeAlias = Callable[[bytes, int], Reply]  # (message, number of files that may be open) -> reply
 
 
 def calls_for_fence(reply: Reply) -> bool:
-    """Whether this job must be followed by a fence: it went through, and it used the default group."""
+    """Whether this job must be followed by a fence: it finished, and it used the default group."""
     return reply.kind in ("returned", "unsendable") and reply.steps is not None and reply.steps[0] != reply.steps[1]
 
 
-def serve(seat: Seat, jobs: Connection, side: Connection, answer: Answer | None = None) -> None:
-    """The life of a worker.  It leaves by os._exit: no cleanup of torch's may block on ranks that are gone.
+def serve(spec: WorkerSpec, jobs: Connection, side: Connection, answer: Answer | None = None) -> None:
+    """Run a worker.  It ends by os._exit, because torch's cleanup may block on ranks that are gone.
 
-    `answer` does what a message asks for; if not given, the message holds a pickled function and its arguments.
+    `answer` serves a message; by default a message is a pickled function and its arguments.
     """
-    heed_no_interrupt()
+    ignore_interrupt()
     multiprocessing.current_process().daemon = False  # a program may have children, such as data loaders
     os.environ.clear()
-    os.environ.update(seat.environ)
-    threading.Thread(target=_attend, args=(side, threading.get_ident(), seat.folder), daemon=True).start()
+    os.environ.update(spec.environ)
+    threading.Thread(target=_serve_side, args=(side, threading.get_ident(), spec.folder), daemon=True).start()
     try:
         try:
-            _sit_down(seat)
-        except BaseException as error:  # why: whatever it is, the parent has to hear of it
-            _post(jobs, Reply("raised", told(error)))
+            _init_group(spec)
+        except BaseException as error:  # why: reported to the parent, whatever it is
+            _send_reply(jobs, Reply("raised", describe_exception(error)))
         else:
-            _post(jobs, Reply("ready"))
-            _work(seat, jobs, answer or _answer)
+            _send_reply(jobs, Reply("ready"))
+            _serve_jobs(spec, jobs, answer or _run_message)
     except (EOFError, OSError):
         pass
-    _leave(seat.folder)
+    _leave(spec.folder)
 
 
 def end_with_parent(parent: int) -> None:
-    """Ctrl-C does not end this process, and Linux ends it with its parent, even while it hangs in native code.
+    """Ignore Ctrl-C, and on Linux end this process with its parent, even while it hangs in native code.
 
-    With the thread that started it, to be exact: who starts processes in a thread ends them there.
+    To be exact, it ends with the thread that started it: processes must be ended in the thread that starts them.
     """
-    heed_no_interrupt()
+    ignore_interrupt()
     if SYSTEM == "linux":
         CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def heed_no_interrupt() -> None:
-    """Ctrl-C is the parent's, who then ends us."""
+def ignore_interrupt() -> None:
+    """Ignore Ctrl-C: the parent handles it, and ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # the parent blocked it, for until we got here
+    if hasattr(signal, "pthread_sigmask"):  # the parent blocked it until now
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _sit_down(seat: Seat) -> None:
+def _init_group(spec: WorkerSpec) -> None:
     import torch  # deferred, so that the environment above is in force when a spawned worker loads it
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     device = None
-    if "nccl" in seat.backend:
-        device = torch.device("cuda", seat.rank % torch.cuda.device_count())
+    if "nccl" in spec.backend:
+        device = torch.device("cuda", spec.rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    os.stat(seat.folder)  # gone with the parent?  A FileStore would look for it for minutes, and hold the GIL meanwhile
-    store = dist.FileStore(os.path.join(seat.folder, "store"), seat.ranks)
-    # The parent keeps the time.  Were the group the first to lose patience, a hang would read as an exception.
-    patience = timedelta(seconds=PATIENCE)
+    os.stat(spec.folder)  # raises if the parent has removed it; a FileStore would wait for minutes, holding the GIL
+    store = dist.FileStore(os.path.join(spec.folder, "store"), spec.ranks)
+    # The parent keeps the time: if the group timed out first, a hang would look like an exception.
+    timeout = timedelta(seconds=GROUP_TIMEOUT)
     dist.init_process_group(
-        seat.backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=patience, device_id=device
+        spec.backend, store=store, rank=spec.rank, world_size=spec.ranks, timeout=timeout, device_id=device
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # what a rank printed shows even if it is killed next
+            stream.reconfigure(line_buffering=True)  # so output appears even if the rank is killed next
 
 
-def _work(seat: Seat, jobs: Connection, answer: Answer) -> None:
-    room = _open_files() + LITTER
+def _serve_jobs(spec: WorkerSpec, jobs: Connection, answer: Answer) -> None:
+    max_open = _open_files() + MAX_LEFT_OPEN
     while True:
         message = jobs.recv_bytes()
         if message == FENCE:
-            _post(jobs, Reply("fenced" if _fence(seat) else "unfenced"))
+            _send_reply(jobs, Reply("fenced" if _fence(spec) else "unfenced"))
         else:
-            _post(jobs, answer(message, room))
+            _send_reply(jobs, answer(message, max_open))
 
 
-def _fence(seat: Seat) -> bool:
-    """Nothing of the last job is under way; if something is, this never returns, and the parent loses patience.
+def _fence(spec: WorkerSpec) -> bool:
+    """Whether no operation of the last job is unfinished; if one is, this may also hang until the parent times out.
 
-    The parent asks for it when all ranks have replied: a rank still at work must not meet its peers' barrier.
-    A collective that was begun and never finished blocks the barrier.  A send that nobody received takes up the
-    receive that we post here, and then our own send finds none; the other way round, likewise.  (What carries a
-    tag other than 0 goes unseen, if all ranks began equally many operations.)
+    The parent requests it when all ranks have replied: a rank still at work must not reach its peers' barrier.  An
+    unfinished collective blocks the barrier.  An unmatched send takes the receive that is posted here, whose own send
+    then finds none, and vice versa.  (Messages with a tag other than 0 are missed, if all ranks began equally many
+    operations.)
     """
     import torch
     import torch.distributed as dist
 
-    peers = [rank for rank in range(seat.ranks) if rank != seat.rank and "gloo" in seat.backend]
+    peers = [rank for rank in range(spec.ranks) if rank != spec.rank and "gloo" in spec.backend]
     note = torch.zeros(1, device="cpu")
     try:
         under_way = [dist.barrier(async_op=True)]
         under_way += [dist.irecv(torch.zeros(1, device="cpu"), peer) for peer in peers]
         under_way += [dist.isend(note, peer) for peer in peers]
         return all([work is None or work.wait() for work in under_way])
-    except Exception:  # why: any failure of the fence is its answer
+    except Exception:  # why: any failure means that the fence did not hold
         return False
 
 
-def _post(jobs: Connection, reply: Reply) -> None:
+def _send_reply(jobs: Connection, reply: Reply) -> None:
     jobs.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
 
 
-def _answer(message: bytes, room: int) -> Reply:
-    """Do one job: three pickles in a row (search path or None, function, arguments)."""
-    before = _begun()
+def _run_message(message: bytes, max_open: int) -> Reply:
+    """Run one job: three consecutive pickles (search path or None, function, arguments)."""
+    before = _operations_begun()
     kind = "no_function"
     try:
         stream = io.BytesIO(message)
@@ -181,30 +182,31 @@ def _answer(message: bytes, room: int) -> Reply:
         args = pickle.load(stream)
         kind = "raised"
         value = fn(*args)
-    except BaseException as error:  # why: what the job raises is its outcome, SystemExit too
-        why: tuple[Any, ...] = (*told(error), time.monotonic()) if kind == "raised" else told(error)
-        return Reply(kind, why, _steps(before, room))
+    except BaseException as error:  # why: whatever the job raises is its outcome, SystemExit too
+        why: tuple[Any, ...] = (
+            (*describe_exception(error), time.monotonic()) if kind == "raised" else describe_exception(error)
+        )
+        return Reply(kind, why, _steps(before, max_open))
     try:
         body = dumps(value, views=True)
     except BaseException as error:  # why: a value's own pickling may raise anything
-        return Reply("unsendable", (type(value).__name__, told(error)[1]), _steps(before, room))
-    return Reply("returned", body, _steps(before, room))
+        return Reply("unsendable", (type(value).__name__, describe_exception(error)[1]), _steps(before, max_open))
+    return Reply("returned", body, _steps(before, max_open))
 
 
-def told(error: BaseException) -> tuple[str, str, str]:
-    """Kind, message and traceback, as strings: an exception's own class may not exist where they are read."""
-    beyond_us = error.__traceback__ and error.__traceback__.tb_next
+def describe_exception(error: BaseException) -> tuple[str, str, str]:
+    """Class name, message and traceback as strings: the exception's class may not exist in the reading process."""
+    user_part = error.__traceback__ and error.__traceback__.tb_next
     try:
-        return type(error).__name__, str(error), "".join(traceback.format_exception(type(error), error, beyond_us))
+        return type(error).__name__, str(error), "".join(traceback.format_exception(type(error), error, user_part))
     except Exception as worse:  # why: an exception's own __str__ may raise anything
         return type(error).__name__, f"(its own text failed: {type(worse).__name__})", ""
 
 
-def _begun() -> int | None:
-    """How many operations the default group has begun; None if there is no such group, or torch does not say.
+def _operations_begun() -> int | None:
+    """The number of operations that the default group has begun; None without such a group, or if torch lacks the counter.
 
-    This is the only private part of torch here (seen in 2.13.0).  Collectives and sends both count; a call that
-    is refused before it starts does not.
+    Collectives and sends both count; a call that is refused before it starts does not.
     """
     import torch.distributed as dist
 
@@ -212,9 +214,9 @@ def _begun() -> int | None:
     return int(count()) if count else None
 
 
-def _steps(before: int | None, room: int) -> Steps | None:
-    after = _begun()
-    return None if before is None or after is None or _open_files() > room else (before, after)
+def _steps(before: int | None, max_open: int) -> Steps | None:
+    after = _operations_begun()
+    return None if before is None or after is None or _open_files() > max_open else (before, after)
 
 
 def _open_files() -> int:
@@ -224,7 +226,7 @@ def _open_files() -> int:
         return 0
 
 
-def _attend(side: Connection, main: int, folder: str) -> None:
+def _serve_side(side: Connection, main: int, folder: str) -> None:
     try:
         while True:
             side.recv_bytes()
@@ -234,21 +236,21 @@ def _attend(side: Connection, main: int, folder: str) -> None:
 
 
 def _leave(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # a parent that was killed cannot do it
+    shutil.rmtree(folder, ignore_errors=True)  # a killed parent cannot remove it
     os._exit(0)
 
 
 def whereabouts(frame: FrameType | None, depth: int = 3) -> str:
     """The innermost lines of the user's own code, innermost first."""
-    stack = traceback.StackSummary.extract(_within_the_job(frame))
-    homes = tuple(_plumbing())
+    stack = traceback.StackSummary.extract(_frames_of_job(frame))
+    homes = tuple(_hidden_prefixes())
     mine = [summary for summary in stack if not summary.filename.startswith(homes)]
     return " < ".join(_place(summary) for summary in mine[:depth]) or "unknown"
 
 
-def _within_the_job(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+def _frames_of_job(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
     for inner, line in traceback.walk_stack(frame) if frame else ():
-        if inner.f_code is _work.__code__:
+        if inner.f_code is _serve_jobs.__code__:
             return
         yield inner, line
 
@@ -257,8 +259,8 @@ def _place(summary: traceback.FrameSummary) -> str:
     return f"{os.path.basename(summary.filename)}:{summary.lineno} in {summary.name}: {summary.line}"
 
 
-def _plumbing() -> Iterator[str]:
-    """Where the frames live that tell a user nothing: this package, torch, the standard library."""
+def _hidden_prefixes() -> Iterator[str]:
+    """The prefixes of files without user code: this package, torch, the standard library."""
     yield os.path.dirname(os.path.dirname(__file__)) + os.sep
     yield sysconfig.get_path("stdlib") + os.sep
     yield "<frozen "

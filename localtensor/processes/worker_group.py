@@ -1,9 +1,8 @@
-"""One generation of worker processes, seen from the parent: started together, killed together.
+"""The parent's side of a process pool: worker processes that are started together and killed together.
 
-That is cheap where there is a fork server: it has imported torch already, and new ranks meet within some 30 ms.
-All that travels is pickle bytes over pipes between parent and child.
+Starting is cheap where there is a fork server: it has imported torch already, and new ranks connect within some 30 ms.
 
-A private part of CPython, which has no public twin; read on 3.10, 3.11, 3.12 and 3.13; without it a folder is left lying:
+A private part of CPython, without a public equivalent; read on 3.10 to 3.13; without it a folder is left behind:
 
 | part | for what |
 |---|---|
@@ -32,19 +31,19 @@ from types import FrameType
 from typing import Any
 
 from localtensor import errors
-from localtensor.processes.worker import FENCE, Reply, Seat, calls_for_fence, serve
+from localtensor.processes.worker import FENCE, Reply, WorkerSpec, calls_for_fence, serve
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor.processes.worker", "localtensor.processes.job")
-CREWS: "set[WorkerGroup]" = set()  # that are there: who ends this process at once removes their folders
-# Once in the fork server, not in each rank: what test modules import, and what torch imports when DTensor is first used
-# (whose TORCHDYNAMO_* and TORCH_COMPILE_DISABLE are then those of when the server started).
+CREWS: "set[WorkerGroup]" = set()  # all living groups: an immediate exit of this process removes their folders
+# Imported once in the fork server, not in each rank, if this process has them: what test modules import, and what torch
+# imports when DTensor is first used (with TORCHDYNAMO_* and TORCH_COMPILE_DISABLE as of the start of the server).
 PRELOAD_IF_USED = ("pytest", "hypothesis", "torch._dynamo")
 
 
 @dataclass(slots=True)
-class _Member:
+class _Worker:
     """One worker, seen from the parent."""
 
     process: BaseProcess
@@ -53,7 +52,7 @@ class _Member:
     pid: int
 
     def reply(self) -> Reply:
-        """The reply that is there to be read; kind "died" if there is none, and will be none."""
+        """The next reply; of kind "died" if the process has ended without one."""
         try:
             if self.jobs.poll():
                 reply: Reply = pickle.loads(self.jobs.recv_bytes())
@@ -61,69 +60,71 @@ class _Member:
         except (EOFError, OSError):
             pass
         self.process.join(1)
-        if self.process.exitcode is None:  # it closed its pipe and lives on
+        if self.process.exitcode is None:  # it closed its pipe but is alive
             self.process.kill()
             self.process.join(1)
         return Reply("died", self.process.exitcode)
 
 
 class WorkerGroup:
-    """One generation of processes: started together, killed together."""
+    """Processes of one rank each, started together and killed together."""
 
     def __init__(self, ranks: int, backend: str) -> None:
         self.ranks, self.backend = ranks, backend
-        self.members: list[_Member] = []
+        self.members: list[_Worker] = []
         self._owner = os.getpid()
-        # 0700.  No TemporaryDirectory: a forked copy of that would take the folder along when it ends.
+        # Mode 0700.  Not a TemporaryDirectory, whose forked copy would remove the folder when it ends.
         self.folder = tempfile.mkdtemp(prefix="localtensor-")
         CREWS.add(self)
         self._path: list[str] = []
         self._fence = False
-        self._left = False  # ranks that had returned were ended before all others had
-        # Registered later than multiprocessing's own hook, hence run earlier: that one would join our processes.
+        self._left = False  # whether returned ranks were killed before the others returned
+        # Registered after multiprocessing's own hook, so it runs before that: it would join our processes.
         atexit.register(self.kill)
 
     def start(self) -> None:
-        """All ranks have joined the group."""
+        """Start all processes, and return when all ranks have joined the group.  Raises `PoolDidNotStart`."""
         context = self.context()
-        shared = environ(self.ranks)
-        with _without_chatter():
+        shared = worker_environment(self.ranks)
+        with _without_cpp_warnings():
             for rank in range(self.ranks):
                 try:
-                    with deaf():  # and whenever Ctrl-C comes, a process that has begun is a member
-                        self.members.append(self._hire(context, rank, shared))
-                except (ConnectionError, EOFError) as error:  # the fork server ended, for want of memory say
+                    with deaf():  # also: a Ctrl-C never finds a started process that is no member
+                        self.members.append(self._start_worker(context, rank, shared))
+                except (ConnectionError, EOFError) as error:  # the fork server ended, for example out of memory
                     why = f"rank {rank}: {type(error).__name__}: {error}"
                     raise errors.PoolDidNotStart("Pool.call", self.ranks, why) from error
         for rank, reply in enumerate(self.gather(time.monotonic() + START_LIMIT, grace=5.0)):
             if reply is None or reply.kind != "ready":
-                raise errors.PoolDidNotStart("Pool.call", self.ranks, f"rank {rank}: {_sad_story(reply)}")
+                raise errors.PoolDidNotStart("Pool.call", self.ranks, f"rank {rank}: {_startup_error(reply)}")
 
     def context(self) -> Any:
-        """How the processes are made."""
+        """The multiprocessing context of the processes."""
         return _context()
 
-    def task(self, seat: Seat, ends: Sequence[Connection]) -> Callable[[Seat, Connection, Connection], None]:
-        """What such a process does; `ends` are the parent's, of the pipes that it and those before it have."""
+    def task(
+        self, spec: WorkerSpec, ends: Sequence[Connection]
+    ) -> Callable[[WorkerSpec, Connection, Connection], None]:
+        """The main function of a process; `ends` are the parent's ends of all pipes opened so far."""
         return serve
 
-    def _hire(self, context: Any, rank: int, shared: dict[str, str]) -> _Member:
+    def _start_worker(self, context: Any, rank: int, shared: dict[str, str]) -> _Worker:
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        seat = Seat(rank, self.ranks, self.backend, self.folder, own)
+        spec = WorkerSpec(rank, self.ranks, self.backend, self.folder, own)
         jobs, their_jobs = context.Pipe()
         side, their_side = context.Pipe()
         ends = [end for member in self.members for end in (member.jobs, member.side)]
-        task = self.task(seat, [*ends, jobs, side])
+        task = self.task(spec, [*ends, jobs, side])
         process = context.Process(
-            target=task, args=(seat, their_jobs, their_side), name=f"localtensor rank {rank}", daemon=True
+            target=task, args=(spec, their_jobs, their_side), name=f"localtensor rank {rank}", daemon=True
         )
         process.start()
         their_jobs.close()
         their_side.close()
-        return _Member(process, jobs, side, process.pid)
+        return _Worker(process, jobs, side, process.pid)
 
     def call(self, jobs: Sequence[bytes], limit: float, grace: float, leave: float | None) -> list[Reply]:
-        """Each rank's reply to its job; of kind "waiting", with the line it is at, from a rank that stays silent."""
+        """Each rank's reply to its job; of kind "waiting", with its current line, for a rank that does not reply."""
         deadline = time.monotonic() + limit
         self.send(jobs, limit)
         replies = self.gather(deadline, grace, leave)
@@ -131,7 +132,7 @@ class WorkerGroup:
         return [reply or Reply("waiting", silent[rank]) for rank, reply in enumerate(replies)]
 
     def send(self, jobs: Sequence[bytes], limit: float) -> None:
-        """Every rank has its job, or is dead: if a frozen process does not take a large one, all are killed."""
+        """Send every rank its job; if a process does not read a large one within `limit` seconds, all are killed."""
         path = None if self._path == sys.path else list(sys.path)
         self._path = list(sys.path)
         head = pickle.dumps(path, pickle.HIGHEST_PROTOCOL)
@@ -142,17 +143,17 @@ class WorkerGroup:
             alarm.start()
         try:
             for member, job in zip(self.members, jobs, strict=True):
-                with contextlib.suppress(OSError):  # it died: gather will see it
+                with contextlib.suppress(OSError):  # it died: `gather` reports it
                     member.jobs.send_bytes(head + job)
         finally:
             if alarm:
                 alarm.cancel()
 
     def gather(self, deadline: float, grace: float, leave: float | None = None) -> list[Reply | None]:
-        """Each rank's reply; None for a rank that stays silent.
+        """Each rank's reply; None for a rank that does not reply by `deadline`.
 
-        So many seconds after the last reply, `leave` ends the ranks that have returned: as when a process ends
-        that others wait for, these are told.
+        `leave` seconds after the last reply the ranks that have returned are killed, so that ranks that wait for them
+        get an error from the backend.
         """
         got: dict[int, Reply] = {}
         while len(got) < self.ranks and (left := deadline - time.monotonic()) > 0:
@@ -171,7 +172,7 @@ class WorkerGroup:
         return [got.get(rank) for rank in range(self.ranks)]
 
     def whereabouts(self, ranks: Sequence[int], patience: float = 0.5) -> dict[int, str]:
-        """What line each of these ranks is at, as far as it can still say."""
+        """The current line of each of these ranks, or "unknown"."""
         found = dict.fromkeys(ranks, "unknown")
         for rank in ranks:
             with contextlib.suppress(OSError):
@@ -185,8 +186,8 @@ class WorkerGroup:
     def in_step(self, replies: Sequence[Reply]) -> bool:
         """Whether the group may serve another call.
 
-        It may if all ranks finished and began equally many operations (then a fence is under way, and the next
-        call sees whether it holds), or if no rank began any: a refusal before the first collective does no harm.
+        It may if all ranks finished and began equally many operations (then a fence is started, which the next call
+        checks), or if no rank began any.
         """
         present = [reply for reply in replies if reply.steps is not None]
         if self._left or len(present) < self.ranks or len({reply.steps for reply in present}) > 1:
@@ -195,13 +196,13 @@ class WorkerGroup:
         self._fence = all(fences)
         if self._fence:
             for member in self.members:
-                with contextlib.suppress(OSError):  # it died since: fit will see it
+                with contextlib.suppress(OSError):  # it died since: `fit` reports it
                     member.jobs.send_bytes(FENCE)
         return self._fence or all(reply.steps and reply.steps[0] == reply.steps[1] for reply in present)
 
     def fit(self) -> bool:
-        """Whether all ranks live, and the fence after the last call, if one was due, has held."""
-        if not self.mine():
+        """Whether all ranks are alive, and the fence after the last call, if there was one, has held."""
+        if not self.owned_here():
             return False
         if self._fence:
             self._fence = False
@@ -211,10 +212,10 @@ class WorkerGroup:
         return not wait(ends, 0)  # a pipe ends a moment before the fork server reports the death
 
     def kill(self) -> None:
-        """No process and no file is left.  A copy of this object in a forked child must not touch them."""
+        """Kill the processes and remove the files; does nothing in a forked copy of this process."""
         atexit.unregister(self.kill)
         members, self.members = self.members, []
-        if not self.mine():
+        if not self.owned_here():
             CREWS.discard(self)
             return
         try:
@@ -225,12 +226,12 @@ class WorkerGroup:
                 member.process.close()
                 member.jobs.close()
                 member.side.close()
-        finally:  # a Ctrl-C that comes while they end, most of all
+        finally:  # above all after a Ctrl-C while they end
             shutil.rmtree(self.folder, ignore_errors=True)
             CREWS.discard(self)
 
-    def mine(self) -> bool:
-        """Whether this process made it, and not one of which this is a forked copy."""
+    def owned_here(self) -> bool:
+        """Whether this process made the group, rather than a process of which this is a fork."""
         return self._owner == os.getpid()
 
     def _end(self, ranks: Sequence[int]) -> None:
@@ -239,12 +240,12 @@ class WorkerGroup:
             self.members[rank].process.kill()
 
     def _kill_members(self) -> None:
-        with contextlib.suppress(ValueError):  # put away by another thread just now
+        with contextlib.suppress(ValueError):  # closed by another thread meanwhile
             for member in self.members:
                 member.process.kill()
 
 
-def _sad_story(reply: Reply | None) -> str:
+def _startup_error(reply: Reply | None) -> str:
     if reply is None:
         return "silent"
     body: Any = reply.body
@@ -252,13 +253,13 @@ def _sad_story(reply: Reply | None) -> str:
 
 
 def _context() -> Any:
-    """Fork server if there is one: a process that has imported torch, started nothing, and forks the ranks."""
+    """The fork server's context if there is one: a process that has imported torch and forks the ranks; else spawn."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules)])
         # Not ours in a forked copy (ChildProcessError); a long TMPDIR makes its socket's path too long (OSError).
-        with _without_chatter(), contextlib.suppress(OSError):
-            resource_tracker.ensure_running()  # which lifts the mask of signals: not while the server starts
+        with _without_cpp_warnings(), contextlib.suppress(OSError):
+            resource_tracker.ensure_running()  # it resets the signal mask, so not while the server starts
             with deaf():
                 forkserver.ensure_running()
             return context
@@ -266,23 +267,23 @@ def _context() -> Any:
 
 
 def prepare() -> None:
-    """Have the fork server start, if there is one, and do not wait until it has imported torch."""
+    """Start the fork server, if there is one, without waiting until it has imported torch."""
     _context()
 
 
-def environ(ranks: int) -> dict[str, str]:
+def worker_environment(ranks: int) -> dict[str, str]:
     """The environment that ranks share: gloo and NCCL are bound to the loopback interface."""
     home = next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*|loopback.*", name)), None)
     if home is None:
         raise errors.PoolDidNotStart("Pool.call", ranks, "this machine has no loopback interface")
-    if not _loops_back():  # a store would try to connect for minutes
+    if not _loopback_is_up():  # else a store tries to connect for minutes
         raise errors.PoolDidNotStart("Pool.call", ranks, "the loopback interface of this machine is down")
     own = {"GLOO_SOCKET_IFNAME": home, "NCCL_SOCKET_IFNAME": home, "WORLD_SIZE": str(ranks)}
     return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **own}
 
 
-def _loops_back() -> bool:
-    """Whether there is a way to 127.0.0.1; nothing is sent."""
+def _loopback_is_up() -> bool:
+    """Whether 127.0.0.1 is reachable; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
         try:
             there.connect(("127.0.0.1", 9))
@@ -293,7 +294,7 @@ def _loops_back() -> bool:
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """Children that start now do not hear Ctrl-C from their first moment on: it is ours, and we end them."""
+    """Inside the block SIGINT is blocked, so that processes started there ignore Ctrl-C from the start."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -305,35 +306,35 @@ def deaf() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tidy() -> Iterator[None]:
-    """While inside, SIGTERM ends this process as ever, but first the ranks and what is theirs.
+def ranks_end_on_sigterm() -> Iterator[None]:
+    """Inside the block SIGTERM first ends the ranks and removes their files, then this process.
 
-    Where somebody heeds it, it stays his.  For no longer than the main thread waits for ranks: elsewhere a handler of
-    Python's would make SIGTERM wait for what is computed.
+    A handler of the user's is left in place.  The block lasts only while the main thread waits for ranks: otherwise a
+    Python handler would delay SIGTERM until the running native code returns.
     """
     free = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if free:
-        signal.signal(signal.SIGTERM, _terminated)
+        signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         yield
     finally:
-        if free and signal.getsignal(signal.SIGTERM) is _terminated:
+        if free and signal.getsignal(signal.SIGTERM) is _on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    crews = [crew for crew in CREWS if crew.mine()]
-    for crew in crews:
-        crew.kill()
-    if crews and (its := getattr(multiprocessing.process.current_process(), "_config", {}).get("tempdir")):
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    groups = [group for group in CREWS if group.owned_here()]
+    for group in groups:
+        group.kill()
+    if groups and (its := getattr(multiprocessing.process.current_process(), "_config", {}).get("tempdir")):
         shutil.rmtree(its, ignore_errors=True)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Children that start now load torch with its C++ warnings off: it reads the level once, when loaded."""
+def _without_cpp_warnings() -> Iterator[None]:
+    """Processes started in the block load torch without C++ warnings: it reads the level once, when loaded."""
     if "TORCH_CPP_LOG_LEVEL" in os.environ:
         yield
         return

@@ -1,1 +1,1 @@
-"""`lt.run` and `localtensor run`: threads or processes, arguments of each rank, torchrun scripts."""
+"""`lt.run` and `localtensor run`: programs and torchrun scripts on rank threads or real processes."""

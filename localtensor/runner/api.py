@@ -1,9 +1,9 @@
-"""Any torch.distributed program, on as many ranks as you like: `run(fn, *args, ranks=8)`."""
+"""`run(fn, *args, ranks=8)`: a torch.distributed program on any number of ranks."""
 
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -13,25 +13,25 @@ from localtensor._util.ambient import refuse_inside_mode
 from localtensor._util.events import Call
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import ModeBusy, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
-from localtensor.processes.job import moved
+from localtensor.processes.job import to_device
 from localtensor.threads.run import DAY, limit_said, run_in_threads
 
 TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
-WAYS = ("threads", "gloo", "nccl")
+RUN_MODES = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
-_SHARES = (True, False, None)
+_SHARE_VALUES = (True, False, None)
 
 
 class LeftoverWarning(UserWarning):
-    """The program left process groups behind that it had made itself."""
+    """The program did not destroy process groups that it had made."""
 
 
 @dataclass(frozen=True)
 class Run(Sequence[Any]):
-    """What a program left on each rank: `run[2]` is what rank 2 returned.
+    """The result of a program on each rank: `run[2]` is what rank 2 returned.
 
-    `calls` are the parts that the ranks took in collectives and messages, in the order in which they happened
-    (on threads only; a long run keeps the last million); `replay` is what `schedule=` takes to repeat the run.
+    `calls` are the ranks' collectives and messages, in order (on threads only; a long run keeps the last million);
+    `replay` is the text that repeats the run when passed as `schedule=`.
 
     >>> sim = run(torch.distributed.get_rank, ranks=3)
     >>> list(sim), sim[2]
@@ -52,9 +52,6 @@ class Run(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.values)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.values)
-
 
 def run(
     fn: Callable[..., Any],
@@ -68,28 +65,28 @@ def run(
     leftovers: str = "warn",
     share: bool | None = None,
 ) -> Run:
-    """Every rank has run `fn(*args)`, ordinary torch.distributed code, and what each returned is here.
+    """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
-    The default process group exists already when `fn` begins; a `fn` that calls `init_process_group` itself is
-    served as well.  Each rank gets its own copy of the arguments, as a process of its own would; of a list, which
-    must be as long as there are ranks, it gets its piece.  To share an object between ranks, reach it by closure.
-    Every rank's random generators (torch, Python, numpy) start from `seed`.
+    The default process group exists when `fn` begins; `fn` may also call `init_process_group` itself.  Each rank gets
+    its own copy of the arguments, as a process would; of a list, which must have one item per rank, it gets its item.
+    To share an object between ranks, refer to it by closure.  Every rank's random generators (torch, Python, numpy)
+    start from `seed`.
 
     on         "threads": all ranks in this process, one at a time, deterministic.  "gloo", "nccl": real processes,
                which find `fn` by its module and name.
-    schedule   who runs next at each yield point, for threads: `round_robin()` if None; `shuffled(seed)`,
+    schedule   the choice of the next rank at each yield point, for threads: `round_robin()` if None; `shuffled(seed)`,
                `pct(seed, depth)`, or a text to replay.
     timeout    seconds for the whole run, None for no limit; a debugger that holds a rank stops the clock.
                The environment variable LOCALTENSOR_TIMEOUT replaces the default; 0 is no limit.
-    device     where tensor arguments go, and the default device of each rank: "cpu", "cuda".
-    leftovers  what becomes of process groups that `fn` made and did not destroy, on threads: "warn", "raise",
-               "ignore".  Real processes clear them away.
-    share      whether ranks on threads share what DTensor propagates where it cannot depend on the rank, so that it is
-               computed once and not once for each; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
+    device     the device of tensor arguments, and the default device of each rank: "cpu", "cuda".
+    leftovers  on process groups that `fn` made and did not destroy, on threads: "warn", "raise" or "ignore".
+               Real processes remove them.
+    share      whether ranks on threads share DTensor's propagation where it cannot depend on the rank, so that it is
+               computed once; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
-    and, where a real run would hang or go wrong in silence, one of localtensor.errors.ProgramFault.
+    and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
 
     >>> def total(x):
     ...     torch.distributed.all_reduce(x)
@@ -98,10 +95,10 @@ def run(
     (tensor(3), tensor(3))
     """
     _check(fn, args, ranks, on, timeout, leftovers)
-    if share not in _SHARES:
-        raise UnknownWay(share, _SHARES, "share")
+    if share not in _SHARE_VALUES:
+        raise UnknownWay(share, _SHARE_VALUES, "share")
     refuse_inside_mode(ModeBusy)
-    pieces = deal(fn, args, ranks, device if on == "threads" else None)
+    pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
     if on != "threads":
         from localtensor.processes.pool import run_in_processes
 
@@ -123,20 +120,20 @@ def run(
 
 
 def limit(timeout: float | None) -> float | None:
-    """The seconds that a run may take; None if no limit.  The environment replaces the default.  Raises `NoTime`."""
+    """The timeout of a run in seconds, None for no limit; the environment replaces the default.  Raises `NoTime`."""
     return limit_said(timeout) if timeout == TIMEOUT else timeout
 
 
-def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, leftovers: Any) -> None:
+def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object) -> None:
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
-    misfit = _misfit(fn, args)
+    misfit = _signature_mismatch(fn, args)
     if misfit:
         raise NotCallableWith(fn, misfit)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise NoRanks("run", ranks)
-    if on not in WAYS:
-        raise UnknownWay(on, WAYS)
+    if on not in RUN_MODES:
+        raise UnknownWay(on, RUN_MODES)
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and 0 < timeout <= DAY):
         raise NoTime("run", "timeout", timeout)
@@ -144,43 +141,47 @@ def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, left
         raise UnknownWay(leftovers, _LEFTOVERS, "leftovers")
 
 
-def _misfit(fn: Any, args: Sequence[Any]) -> str:
+def _signature_mismatch(fn: Callable[..., Any], args: Sequence[Any]) -> str:
     """Why the function does not take these arguments; empty if it may."""
-    told = ""
-    for wrapped in (True, False):  # a decorator such as mock.patch gives arguments that its wrapped function takes
+    first = ""
+    for wrapped in (True, False):  # a decorator such as mock.patch supplies arguments of its wrapped function
         try:
             inspect.signature(fn, follow_wrapped=wrapped).bind(*args)
         except TypeError as misfit:
-            told = told or str(misfit)
-        except ValueError:  # a function of C has no signature: it will say so itself
+            first = first or str(misfit)
+        except ValueError:  # a C function without a signature raises by itself
             return ""
         else:
             return ""
-    return told
+    return first
 
 
-def deal(fn: Any, args: Sequence[Any], ranks: int, device: Any) -> list[tuple[Any, ...]]:
-    """Each rank's own arguments."""
-    names = _names(fn, len(args))
+def arguments_of_ranks(
+    fn: Callable[..., Any], args: Sequence[Any], ranks: int, device: str | torch.device | None
+) -> list[tuple[Any, ...]]:
+    """Each rank's own copy of the arguments.  Raises `PiecesDiffer`, `NotCopyable`."""
+    names = _argument_names(fn, len(args))
     for name, value in zip(names, args):
         if type(value) is list and len(value) != ranks:
             raise PiecesDiffer(name, len(value), ranks)
-    return [tuple(_own(name, value, rank, device) for name, value in zip(names, args)) for rank in range(ranks)]
+    return [
+        tuple(_own_argument(name, value, rank, device) for name, value in zip(names, args)) for rank in range(ranks)
+    ]
 
 
-def _own(name: str, value: Any, rank: int, device: Any) -> Any:
+def _own_argument(name: str, value: Any, rank: int, device: str | torch.device | None) -> Any:
     if type(value) is list:
         value = value[rank]
     elif hasattr(value, "__localtensor_on__"):
         value = value.__localtensor_on__(rank)
     try:
         own = copy.deepcopy(value)
-    except Exception as problem:  # why: whatever a class raises when it is copied is its refusal
+    except Exception as problem:  # why: the copying code of a user's class may raise anything
         raise NotCopyable(name, type(value).__name__, str(problem)) from problem
-    return moved(own, device)
+    return to_device(own, device)
 
 
-def _names(fn: Any, count: int) -> list[str]:
+def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     try:
         bound = [name for name, p in inspect.signature(fn).parameters.items() if p.kind is not p.VAR_POSITIONAL]
     except ValueError:

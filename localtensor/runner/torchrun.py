@@ -1,10 +1,9 @@
-"""`localtensor run`: a torchrun script on rank threads, or on real processes, in one command.
+"""`localtensor run`: a torchrun script on rank threads or on real processes.
 
-Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's environment.  What it prints goes
-out line by line, with its rank in front.
+Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's environment.  Its output appears line by
+line, with its rank in front.
 """
 
-import os
 import sys
 import threading
 import traceback
@@ -19,28 +18,27 @@ from localtensor import errors
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
 from localtensor.runner.torchrun_processes import (
-    UNREAD,
+    OUTPUT_CLOSED,
+    PrefixedWriter,
     RankLines,
     Script,
-    Tagged,
     execute,
-    nobody_reads,
     read,
     run_processes,
     search_path,
-    users_part,
+    stdout_is_closed,
+    user_traceback,
 )
 from localtensor.threads.run import DAY, run_in_threads
 
-FINE, FAILED, USAGE = 0, 1, 2
-WAYS = ("threads", "gloo")
-MOST = 1 << 16  # ranks
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OK, FAILED, USAGE = 0, 1, 2
+RUN_MODES = ("threads", "gloo")
+MAX_RANKS = 1 << 16  # ranks
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunOptions:
-    """What `localtensor run` was asked for."""
+    """The options of `localtensor run`."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -53,80 +51,82 @@ class TorchrunOptions:
     prefix: bool = True
 
 
-class Unfit(Refusal, call="run", values="{argument}={value}"):
-    """A number that `localtensor run` cannot take."""
+class InvalidNumber(Refusal, call="run", values="{argument}={value}"):
+    """A number that `localtensor run` does not accept."""
 
 
-def run_script(asked: TorchrunOptions) -> int:
-    """The exit code: that of the first rank that failed, 0 if none did, 2 if the question was wrong.
+def run_script(options: TorchrunOptions) -> int:
+    """Run the script; returns the exit code of the first rank that failed, 0 if none did, 2 for invalid options.
 
-    KeyboardInterrupt passes through; no thread or process of ours is left then.
+    KeyboardInterrupt is raised again after all threads and processes of the run have ended.
     """
     try:
-        script = _checked(asked)
+        script = _checked_script(options)
     except errors.LocalTensorError as refused:
-        _say(str(refused))
+        _print_error(str(refused))
         return USAGE
     except SyntaxError as error:
-        _say("".join(traceback.format_exception_only(error)))
+        _print_error("".join(traceback.format_exception_only(error)))
         return FAILED
-    prefix = asked.prefix and asked.ranks > 1
+    prefix = options.prefix and options.ranks > 1
     try:
-        if asked.on == "threads":
-            return _on_threads(asked, script, prefix=prefix)
+        if options.on == "threads":
+            return _on_threads(options, script, prefix=prefix)
         return run_processes(
-            asked.name, asked.arguments, asked.ranks, module=asked.module, seed=asked.seed,
-            timeout=asked.timeout or None, prefix=prefix,
+            options.name, options.arguments, options.ranks, module=options.module, seed=options.seed,
+            timeout=options.timeout or None, prefix=prefix,
         )  # fmt: skip
     except errors.RankRaised as fault:
-        if isinstance(fault.__cause__, BrokenPipeError) and nobody_reads():
-            return UNREAD
+        if isinstance(fault.__cause__, BrokenPipeError) and stdout_is_closed():
+            return OUTPUT_CLOSED
         first = fault.raised[0].rank
         with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
-            lines.write(_users_traceback(fault.__cause__))
-        _say(_told(fault))
+            lines.write(_user_traceback(fault.__cause__))
+        _print_error(_fault_text(fault))
     except errors.LocalTensorError as fault:
-        _say(_told(fault))
+        _print_error(_fault_text(fault))
     return FAILED
 
 
-def _checked(asked: TorchrunOptions) -> Script:
-    if asked.ranks < 1:
-        raise errors.NoRanks("run", asked.ranks)
-    if asked.ranks > MOST:
-        raise Unfit("ranks", asked.ranks, f"one machine has no room for more than {MOST}", "Ask for fewer.")
-    if not -(2**63) <= asked.seed < 2**63:
-        raise Unfit("seed", asked.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
-    if asked.on not in WAYS:
-        raise errors.UnknownWay(asked.on, WAYS)
-    if not 0 <= asked.timeout <= DAY:
-        raise errors.NoTime("run", "timeout", asked.timeout)
-    if asked.schedule is not None:
-        if asked.on != "threads":
-            raise errors.ThreadsOnly("schedule", asked.schedule, asked.on)
-        replay(asked.schedule)
-    with _first_on_path(asked):
-        script = read(asked.name, module=asked.module)
+def _checked_script(options: TorchrunOptions) -> Script:
+    if options.ranks < 1:
+        raise errors.NoRanks("run", options.ranks)
+    if options.ranks > MAX_RANKS:
+        raise InvalidNumber(
+            "ranks", options.ranks, f"one machine has no room for more than {MAX_RANKS}", "Ask for fewer."
+        )
+    if not -(2**63) <= options.seed < 2**63:
+        raise InvalidNumber("seed", options.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
+    if options.on not in RUN_MODES:
+        raise errors.UnknownWay(options.on, RUN_MODES)
+    if not 0 <= options.timeout <= DAY:
+        raise errors.NoTime("run", "timeout", options.timeout)
+    if options.schedule is not None:
+        if options.on != "threads":
+            raise errors.ThreadsOnly("schedule", options.schedule, options.on)
+        replay(options.schedule)
+    with _first_on_path(options):
+        script = read(options.name, module=options.module)
     if script is None:
-        raise errors.NoSuchScript(asked.name, "module" if asked.module else "file")
+        raise errors.NoSuchScript(options.name, "module" if options.module else "file")
     return script
 
 
 @contextmanager
-def _first_on_path(asked: TorchrunOptions) -> Iterator[None]:
-    """Modules beside the script are found."""
+def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
+    """Inside the block modules beside the script can be imported."""
     before = list(sys.path)
-    sys.path.insert(0, search_path(asked.name, module=asked.module))
+    sys.path.insert(0, search_path(options.name, module=options.module))
     try:
         yield
     finally:
         sys.path[:] = before
 
 
-def _on_threads(asked: TorchrunOptions, script: Script, *, prefix: bool) -> int:
+def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> int:
     codes: dict[int, int] = {}  # by rank, in the order in which they ended
-    argv = [script.file if asked.module else asked.name, *asked.arguments]
-    streams = _Streams(prefix=prefix) if asked.ranks > 1 else None
+    argv = [script.file if options.module else options.name, *options.arguments]
+    streams = _RankStreams(prefix=prefix) if options.ranks > 1 else None
 
     def body(rank: int) -> None:
         dist.destroy_process_group()  # a script makes its own, as under torchrun
@@ -139,48 +139,48 @@ def _on_threads(asked: TorchrunOptions, script: Script, *, prefix: bool) -> int:
             except SystemExit as leaving:
                 codes[rank] = _exit_code(leaving.code)
 
-    schedule = replay(asked.schedule) if asked.schedule else round_robin()
+    schedule = replay(options.schedule) if options.schedule else round_robin()
     with ExitStack() as stack:
-        stack.enter_context(_first_on_path(asked))
+        stack.enter_context(_first_on_path(options))
         if streams is not None:
             stack.enter_context(streams)
         try:
-            run_in_threads(body, asked.ranks, schedule, asked.seed, asked.timeout or None)
+            run_in_threads(body, options.ranks, schedule, options.seed, options.timeout or None)
         except errors.ProgramFault as fault:
             if not any(codes.values()) or isinstance(fault, errors.RankRaised):
                 raise
-            stack.callback(_say, _told(fault))  # one left with an error, and others waited for it
+            stack.callback(_print_error, _fault_text(fault))  # a rank exited with an error, and others waited for it
     if any(codes.values()):
-        _say(str(errors.ScriptFailed(codes)))
-    return next((code for code in codes.values() if code), FINE)
+        _print_error(str(errors.ScriptFailed(codes)))
+    return next((code for code in codes.values() if code), OK)
 
 
 def _exit_code(code: object) -> int:
-    """What python makes of sys.exit's argument: anything but a number is printed, and is a failure."""
+    """The exit code for an argument of sys.exit, as in python: anything but a number is printed, and is a failure."""
     if code is None or isinstance(code, int):
         return (code or 0) & 0xFF
     sys.stderr.write(f"{code}\n")
     return FAILED
 
 
-def _users_traceback(error: BaseException | None) -> str:
+def _user_traceback(error: BaseException | None) -> str:
     if error is None:
         return ""
-    return "".join(traceback.format_exception(type(error), error, users_part(error.__traceback__, _OURS)))
+    return "".join(traceback.format_exception(type(error), error, user_traceback(error.__traceback__)))
 
 
-def _told(fault: errors.LocalTensorError) -> str:
-    """A fault of the program by its name, for which one can search; a refusal of the command line without."""
+def _fault_text(fault: errors.LocalTensorError) -> str:
+    """The message of a fault, with its class name, by which it can be searched, if it is a fault of the program."""
     return f"{type(fault).__name__}: {fault}" if isinstance(fault, errors.ProgramFault) else str(fault)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(text.rstrip("\n") + "\n")
     sys.stderr.flush()
 
 
-class _Streams:
-    """sys.stdout and sys.stderr, which know what rank writes."""
+class _RankStreams:
+    """Replaces sys.stdout and sys.stderr by streams that separate the ranks."""
 
     def __init__(self, *, prefix: bool) -> None:
         self.prefix = prefix
@@ -190,7 +190,7 @@ class _Streams:
     def __enter__(self) -> None:
         self.real = (sys.stdout, sys.stderr)
         self.lines = [RankLines(stream, prefix=self.prefix) for stream in self.real]
-        sys.stdout, sys.stderr = (_Shared(self.mine, at, stream) for at, stream in enumerate(self.real))
+        sys.stdout, sys.stderr = (_SharedStream(self.mine, at, stream) for at, stream in enumerate(self.real))
 
     def __exit__(self, *error: object) -> None:
         if self.real is not None:
@@ -203,14 +203,14 @@ class _Streams:
             yield
 
 
-class _Shared:
-    """One of the two: a rank's thread writes to its own lines, any other to the stream itself."""
+class _SharedStream:
+    """A stream on which a rank's thread writes its own lines, and any other thread to the real stream."""
 
     def __init__(self, mine: threading.local, at: int, real: TextIO) -> None:
         self._mine, self._at, self._real = mine, at, real
 
-    def _stream(self) -> "TextIO | Tagged":
-        streams: list[Tagged] | None = getattr(self._mine, "streams", None)
+    def _stream(self) -> "TextIO | PrefixedWriter":
+        streams: list[PrefixedWriter] | None = getattr(self._mine, "streams", None)
         return self._real if streams is None else streams[self._at]
 
     def write(self, text: str) -> int:

@@ -1,7 +1,10 @@
-"""A script on real processes, one a rank, as torchrun starts them: on this machine, by loopback only.
+"""A script on real processes, one per rank, as torchrun starts them: on this machine, by loopback only.
 
-The ranks meet at a store in this process, which listens on the loopback interface only.  When one rank fails, or
-this process ends, all are killed.
+The ranks connect to a store in this process, which listens on the loopback interface only.  When one rank fails, or this
+process ends, all are killed.
+
+A rank's script is compiled once, and run as `__main__` in a namespace of its own: by `main` in a real process, by
+`execute` on a rank thread.
 """
 
 import importlib.util
@@ -24,36 +27,37 @@ import torch.distributed as dist
 
 from localtensor._util.events import Waiting
 from localtensor.errors import NeverEnded, ScriptFailed
-from localtensor.processes.worker import heed_no_interrupt
-from localtensor.processes.worker_group import deaf, environ
+from localtensor.processes.worker import ignore_interrupt
+from localtensor.processes.worker_group import deaf, worker_environment
 from localtensor.threads.state.special_slots import torchrun_environment
 
-UNREAD = 141  # exit code, as of a process that SIGPIPE ends
-LOOK = 0.02  # seconds between two looks at who has ended
-_HOME = str(Path(__file__).parents[2])
-_RANK = f"import sys; sys.path.append({_HOME!r}); from localtensor.runner.torchrun_processes import main; main(sys.argv[1:])"
-DRAIN = 2.0  # seconds for what the ranks have printed; a grandchild may hold the pipe for ever
+OUTPUT_CLOSED = 141  # exit code of a process ended by SIGPIPE
+POLL_INTERVAL = 0.02  # seconds between two checks for ended ranks
+_SOURCE_ROOT = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_RANK_PROGRAM = f"import sys; sys.path.append({_SOURCE_ROOT!r}); from localtensor.runner.torchrun_processes import main; main(sys.argv[1:])"
+DRAIN_LIMIT = 2.0  # seconds for the ranks' last output; a grandchild may keep the pipe open for ever
 
 
 class RankLines:
-    """A stream that ranks share: whole lines only, each with its rank in front."""
+    """A stream that ranks share: whole lines only, each prefixed with its rank."""
 
     def __init__(self, stream: TextIO, *, prefix: bool) -> None:
         self.stream, self.prefix = stream, prefix
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
 
     @contextmanager
-    def of(self, rank: int) -> Iterator["Tagged"]:
-        """Where this rank writes; a line that it has not ended is out when the block ends."""
-        tagged = Tagged(self, f"[rank {rank}] " if self.prefix else "")
+    def of(self, rank: int) -> Iterator["PrefixedWriter"]:
+        """The writer of a rank; an unfinished line is written at the end of the block."""
+        writer = PrefixedWriter(self, f"[rank {rank}] " if self.prefix else "")
         try:
-            yield tagged
+            yield writer
         finally:
-            tagged.end()
+            writer.end()
 
 
-class Tagged:
-    r"""What one rank writes.
+class PrefixedWriter:
+    r"""Writes one rank's lines to the shared stream.
 
     >>> import sys
     >>> with RankLines(sys.stdout, prefix=True).of(3) as lines:
@@ -69,7 +73,7 @@ class Tagged:
     def write(self, text: str) -> None:
         *whole, self._begun = (self._begun + text).split("\n")
         if whole:
-            with self._shared.turn:
+            with self._shared.lock:
                 self._shared.stream.write("".join(f"{self._tag}{line}\n" for line in whole))
                 self._shared.stream.flush()
 
@@ -79,7 +83,7 @@ class Tagged:
 
 
 @dataclass
-class _Who:
+class _RankIdentity:
     rank: int
     ranks: int
     seed: int
@@ -95,15 +99,15 @@ def run_processes(
     timeout: float | None,
     prefix: bool,
 ) -> int:
-    """The exit code of the first rank that failed, 0 if none did.  Raises `NeverEnded`."""
+    """Run the script; returns the exit code of the first rank that failed, 0 if none did.  Raises `NeverEnded`."""
     command = [str(seed), "-m" if module else "-f", name, *arguments]
-    lost: list[OSError] = []  # why what they print cannot be shown
-    shared = environ(ranks)  # refuses a machine on which the ranks could not meet, before there is a store
+    lost: list[OSError] = []  # why the ranks' output cannot be written
+    shared = worker_environment(ranks)  # raises before there is a store if the ranks could not connect
     with _store() as port, _ranks(command, ranks, seed, shared, port, lost, prefix=prefix) as processes:
-        codes = _codes(processes, timeout, lost)
+        codes = _exit_codes(processes, timeout, lost)
     if lost:
-        if nobody_reads():
-            return UNREAD
+        if stdout_is_closed():
+            return OUTPUT_CLOSED
         sys.stderr.write(f"run: the ranks' output: cannot be written ({lost[0].strerror}). Make room for it.\n")
         return next((code for code in codes.values() if code > 0), 1)
     if any(codes.values()):
@@ -111,8 +115,8 @@ def run_processes(
     return next((code if code > 0 else 128 - code for code in codes.values() if code), 0)
 
 
-def nobody_reads() -> bool:
-    """Standard output was a pipe whose reader has gone, as after `| head`; what is still to be written goes nowhere."""
+def stdout_is_closed() -> bool:
+    """Whether standard output is a pipe without a reader, as after `| head`; if so, redirect it to the null device."""
     if not hasattr(select, "poll"):
         return False
     pipe = select.poll()
@@ -123,10 +127,10 @@ def nobody_reads() -> bool:
     return True
 
 
-def _codes(
+def _exit_codes(
     processes: Sequence[subprocess.Popen[str]], timeout: float | None, lost: Sequence[OSError]
 ) -> dict[int, int]:
-    """Each rank's exit code, in the order in which they ended; the first that fails is the last that counts."""
+    """The exit codes by rank, in the order in which the ranks ended, up to the first failure."""
     codes: dict[int, int] = {}
     end = None if timeout is None else time.monotonic() + timeout
     while len(codes) < len(processes):
@@ -139,13 +143,13 @@ def _codes(
         if timeout is not None and end is not None and time.monotonic() > end:
             late = [Waiting(rank, "unknown") for rank in range(len(processes)) if rank not in codes]
             raise NeverEnded(timeout, None, None, busy=late)
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
     return codes
 
 
 @contextmanager
 def _store() -> Iterator[int]:
-    """Where the ranks meet, as torchrun's agent keeps it: the port of a store on the loopback interface."""
+    """The port of a store on the loopback interface, as torchrun's agent provides."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -170,25 +174,25 @@ def _ranks(
     *,
     prefix: bool,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes; none is left afterwards, and all that they printed is out."""
-    way_out = subprocess.PIPE if ranks > 1 else None  # whole lines, whoever is faster
-    pipe, ours = os.pipe()  # ends when this process does
+    """The ranks' processes; afterwards none is left, and all their output is written."""
+    way_out = subprocess.PIPE if ranks > 1 else None  # to keep the ranks' lines whole
+    pipe, ours = os.pipe()  # closes when this process ends
     processes: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
     try:
         for rank in range(ranks):
-            own = {**shared, **torchrun_environment(_Who(rank, ranks, seed)), **_rendezvous(port)}
+            own = {**shared, **torchrun_environment(_RankIdentity(rank, ranks, seed)), **_rendezvous(port)}
             with deaf():
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _RANK, str(pipe), *command],
+                    [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
                     env=own, pass_fds=[pipe], text=True, errors="replace",
                     stdout=way_out, stderr=way_out,
                 )  # fmt: skip
                 processes.append(process)
             for stream, out in zip((process.stdout, process.stderr), outs):
                 if stream is not None:
-                    readers.append(threading.Thread(target=_pass_on, args=(stream, out, rank, lost), daemon=True))
+                    readers.append(threading.Thread(target=_forward, args=(stream, out, rank, lost), daemon=True))
                     readers[-1].start()
         yield processes
     finally:
@@ -198,13 +202,13 @@ def _ranks(
             process.wait()
         os.close(pipe)
         os.close(ours)
-        end = time.monotonic() + DRAIN
+        end = time.monotonic() + DRAIN_LIMIT
         for reader in readers:
             reader.join(max(0.0, end - time.monotonic()))
 
 
 def _rendezvous(port: int) -> dict[str, str]:
-    """What torchrun tells its ranks of the store, and that their output is a pipe's."""
+    """torchrun's variables for the store, and settings for output through a pipe."""
     return {
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
@@ -212,35 +216,26 @@ def _rendezvous(port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _pass_on(stream: IO[str], out: RankLines, rank: int, lost: list[OSError]) -> None:
+def _forward(stream: IO[str], out: RankLines, rank: int, lost: list[OSError]) -> None:
     try:
         with stream, out.of(rank) as lines:
-            _copy(stream, lines)
+            for line in stream:
+                lines.write(line)
     except OSError as error:
         lost.append(error)
 
 
-def _copy(stream: IO[str], lines: Tagged) -> None:
-    for line in stream:
-        lines.write(line)
-
-
-# One rank of a script: its code, read once, and run as `__main__` in a namespace of its own.
-#
-# `main` is one real process of `localtensor run --on gloo`; rank threads call `execute` themselves.
-
-
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a rank runs: a file, or a module that is found on sys.path."""
+    """A rank's script: a file, or a module that is found on sys.path."""
 
     code: CodeType
     file: str
-    spec: Any = None  # a module's, as `python -m` has it
+    spec: Any = None  # of a module, as with `python -m`
 
 
 def read(name: str, *, module: bool) -> Script | None:
-    """The script of that path or module name, compiled; None if there is no such thing."""
+    """The script of this path or module name, compiled; None if it does not exist."""
     if module:
         return _module(name)
     file = Path(name)
@@ -253,7 +248,7 @@ def _module(name: str) -> Script | None:
     for full in (name, f"{name}.__main__"):
         try:
             spec = importlib.util.find_spec(full)
-        except (ImportError, ValueError):  # a package above it is missing, or the name is none
+        except (ImportError, ValueError):  # a parent package is missing, or the name is invalid
             return None
         if spec is not None and spec.submodule_search_locations is None and spec.origin:
             code = getattr(spec.loader, "get_code", lambda _: None)(full)
@@ -262,7 +257,7 @@ def _module(name: str) -> Script | None:
 
 
 def execute(script: Script) -> None:
-    """The script has run in this thread, as the module `__main__`, which stays in sys.modules."""
+    """Run the script in this thread as the module `__main__`, which stays in sys.modules."""
     main = ModuleType("__main__")
     spec = script.spec
     vars(main).update(
@@ -270,23 +265,23 @@ def execute(script: Script) -> None:
         __package__=spec.parent if spec else None, __loader__=spec.loader if spec else None,
     )  # fmt: skip
     sys.modules["__main__"] = main
-    exec(script.code, vars(main))  # noqa: S102  # running what the user names is the purpose
+    exec(script.code, vars(main))  # noqa: S102  # the purpose of the command
 
 
 def search_path(script: str, *, module: bool) -> str:
-    """What python would put first on sys.path."""
+    """The first entry of sys.path under python."""
     return os.getcwd() if module else str(Path(script).absolute().parent)
 
 
-def users_part(trace: TracebackType | None, ours: str) -> TracebackType | None:
-    """The traceback from the first line on that is not in our own folder."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((ours, "<frozen importlib")):
+def user_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from its first frame outside this package on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<frozen importlib")):
         trace = trace.tb_next
     return trace
 
 
-def _stay_with_parent(pipe: int) -> None:
-    """The process ends when its parent does, however that ends."""
+def _end_with_parent(pipe: int) -> None:
+    """End this process when its parent ends, for whatever reason."""
     os.set_inheritable(pipe, False)
 
     def watch() -> None:
@@ -296,8 +291,8 @@ def _stay_with_parent(pipe: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _seed(seed: int) -> None:
-    """As rank threads begin."""
+def _seed_generators(seed: int) -> None:
+    """Seed the generators as on rank threads."""
     import torch
 
     torch.manual_seed(seed)
@@ -307,20 +302,20 @@ def _seed(seed: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """`pipe seed -m|-f script arguments...`"""
-    heed_no_interrupt()
+    """Run a rank in its own process; `words` are `pipe seed -m|-f script arguments...`."""
+    ignore_interrupt()
     pipe, seed, how, name, *arguments = words
-    _stay_with_parent(int(pipe))
+    _end_with_parent(int(pipe))
     module = how == "-m"
     sys.path[0] = search_path(name, module=module)
     script = read(name, module=module)
-    if script is None:  # it was there when the parent looked
+    if script is None:  # the parent found it before
         sys.exit(f"{name} has gone")
     sys.argv = [script.file if module else name, *arguments]
-    _seed(int(seed))
+    _seed_generators(int(seed))
     try:
         execute(script)
-    except Exception as error:  # why: whatever the script raises is shown as python would show it
-        error.__traceback__ = users_part(error.__traceback__, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+    except Exception as error:  # why: whatever the script raises is shown as python shows it
+        error.__traceback__ = user_traceback(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Ranks as threads: run token, simulation, process group, Work, store, diagnosis of deadlocks."""
+"""Ranks as threads: run token, simulation, process groups, store, diagnosis of deadlocks."""
 
 from localtensor._util import lazy as _lazy
 

@@ -1,16 +1,17 @@
-"""The watch over buffers in flight: between an asynchronous collective and its wait.
+"""Race detection for buffers in flight, between an asynchronous collective and its wait.
 
-A real backend may write an output at any moment until then, and read an input at any moment.  So whoever reads
-such an output or writes such a buffer has a race, even if it went well this time.
+Until the wait, a real backend may write an output or read an input at any moment.  So reading such an output, or writing
+either buffer, is a race, even if the result is right this time.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,57 +21,59 @@ from localtensor.collectives.rendezvous import Ticket
 from localtensor.errors import BufferReused, ReadBeforeWait
 from localtensor.threads.simulation import Simulation
 
-# Whether two tensors share an element.
-
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """The two share an element, or a part of one.  Of strided ones whose ranges cross, only small ones are looked at one by one."""
+    """Whether two tensors share an element, or a part of one.
+
+    Strided tensors with overlapping ranges are compared element by element if they are small; large ones overlap only
+    if range and strides are equal.
+    """
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
         return False
-    first, second = _range(a), _range(b)
+    first, second = _byte_range(a), _byte_range(b)
     if first[1] <= second[0] or second[1] <= first[0]:
         return False
     if a.is_contiguous() and b.is_contiguous():
         return True
     if max(a.numel(), b.numel()) > 1 << 16:
         return first == second and a.stride() == b.stride()
-    unit = min(a.element_size(), b.element_size())  # the imaginary parts of a buffer begin in the midst of its elements
-    return bool(_units(a, unit) & _units(b, unit))
+    unit = min(a.element_size(), b.element_size())  # an imaginary part begins in the middle of an element
+    return bool(_memory_units(a, unit) & _memory_units(b, unit))
 
 
-def _range(x: Tensor) -> tuple[int, int]:
+def _byte_range(x: Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
     start = int(x.storage_offset())
     return start * x.element_size(), (start + last + 1) * x.element_size()
 
 
-def _units(x: Tensor, unit: int) -> set[int]:
-    """The places in memory that the elements fill, counted in so many bytes."""
-    many = x.element_size() // unit
+def _memory_units(x: Tensor, unit: int) -> set[int]:
+    """The memory that the elements occupy, as the numbers of units of `unit` bytes."""
+    count = x.element_size() // unit
     offsets = [int(x.storage_offset())]
     for size, stride in zip(x.shape, x.stride()):
         offsets = [offset + i * stride for offset in offsets for i in range(size)]
-    return {offset * many + part for offset in offsets for part in range(many)}
+    return {offset * count + part for offset in offsets for part in range(count)}
 
 
-class Watch(TorchDispatchMode):
-    """Sees every op of one rank while something of its own is in flight; lies at the bottom of its mode stack."""
+class BufferWatch(TorchDispatchMode):
+    """Checks every op of one rank while it has buffers in flight; sits at the bottom of the rank's mode stack."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self._simulation = simulation
         self._inputs: dict[Ticket, list[Tensor]] = {}
         self._outputs: dict[Ticket, list[Tensor]] = {}
-        self._readers = _Readers(self)
+        self._readers = _ReaderWatch(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would import its compiler at the first op, a second of time, to keep it away from here."""
+        """False: otherwise torch imports its compiler at the first op, which takes a second, to skip this mode."""
         return False
 
     def begin(self, ticket: Ticket, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         if not self._inputs:
-            _put_below(self, self._readers)
+            _push_below(self, self._readers)
         self._inputs[ticket] = list(inputs)
         self._outputs[ticket] = list(outputs)
 
@@ -78,92 +81,92 @@ class Watch(TorchDispatchMode):
         if self._inputs.pop(ticket, None) is not None:
             del self._outputs[ticket]
             if not self._inputs:
-                _take_out(self, self._readers)
+                _remove_modes(self, self._readers)
 
     def close(self) -> None:
-        """The rank has ended: nothing is watched any longer."""
+        """Stop watching: the rank has ended."""
         for ticket in list(self._inputs):
             self.end(ticket)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(_FAKE) is not None:  # DTensor propagates shapes, and real data is on the way
+        if torch._C._get_dispatch_mode(_FAKE_KEY) is not None:  # shape propagation: no data is read
             return func(*args, **kwargs)
-        if any(getattr(kind, "__torch_dispatch__", None) is not _PLAIN for kind in types):
-            return NotImplemented  # a DTensor, say: what it does with its local tensors comes by again
-        if not _only_views(func) and not _only_shapes(func) and func.overloadpacket is not _WAIT:
-            self._look(func, args, kwargs)
+        if any(getattr(kind, "__torch_dispatch__", None) is not _TENSOR_DISPATCH for kind in types):
+            return NotImplemented  # DTensor and the like: their ops on local tensors arrive here later
+        if not _is_view_op(func) and not _reads_metadata_only(func) and func.overloadpacket is not _WAIT:
+            self._check_op(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
-        for tensor, written in _arguments(func, args, kwargs):
+    def _check_op(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for tensor, written in _tensor_uses(func, args, kwargs):
             for ticket, held in self._outputs.items():
                 if any(overlap(tensor, buffer) for buffer in held):
-                    self._complain(BufferReused if written else ReadBeforeWait, ticket, str(func))
+                    self._fail(BufferReused if written else ReadBeforeWait, ticket, str(func))
             for ticket, held in self._inputs.items() if written else ():
                 if any(overlap(tensor, buffer) for buffer in held):
-                    self._complain(BufferReused, ticket, str(func))
+                    self._fail(BufferReused, ticket, str(func))
 
-    def read_by(self, name: str, tensor: Tensor) -> None:
-        """A function that no dispatch mode sees reads this tensor."""
+    def check_read(self, name: str, tensor: Tensor) -> None:
+        """Check a read by a function that no dispatch mode sees."""
         for ticket, held in self._outputs.items():
-            if any(overlap(local, buffer) for local in _locals(tensor) for buffer in held):
-                self._complain(ReadBeforeWait, ticket, name)
+            if any(overlap(local, buffer) for local in _plain_tensors(tensor) for buffer in held):
+                self._fail(ReadBeforeWait, ticket, name)
 
-    def _complain(self, kind: "type[ReadBeforeWait | BufferReused]", ticket: Ticket, name: str) -> None:
+    def _fail(self, kind: type[ReadBeforeWait | BufferReused], ticket: Ticket, name: str) -> None:
         self._simulation.fail(kind(ticket.part.call(), name, place_of(sys._getframe(2))))
 
 
-def _locals(tensor: Tensor) -> list[Tensor]:
+def _plain_tensors(tensor: Tensor) -> list[Tensor]:
     """The plain tensors that hold a tensor's elements."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return [getattr(tensor, name) for name in flatten()[0]] if flatten else [tensor]
 
 
 _WAIT = torch.ops._c10d_functional.wait_tensor
-_PLAIN = getattr(Tensor, "__torch_dispatch__", None)
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_TENSOR_DISPATCH = getattr(Tensor, "__torch_dispatch__", None)
+_FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
 
 
-def _only_views(func: Any) -> bool:
-    """It makes another view of its argument, or asks for metadata: no element is read or written."""
+def _is_view_op(func: OpOverload) -> bool:
+    """Whether the op makes a view of its argument, or reads metadata: no element is read or written."""
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def _only_shapes(func: Any) -> bool:
-    """It makes a new tensor after its argument's shape and dtype, or compares those; the schemas do not say so.
+def _reads_metadata_only(func: OpOverload) -> bool:
+    """Whether the op uses only shape and dtype of its argument, which the schemas do not say.
 
-    >>> [_only_shapes(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
+    >>> [_reads_metadata_only(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
     [True, True, False]
     """
     name = func.overloadpacket.__name__
-    return func.namespace == "aten" and (name.endswith("_like") or name.startswith("new_") or name in _ASK_METADATA)
+    return func.namespace == "aten" and (name.endswith("_like") or name.startswith("new_") or name in _METADATA_OPS)
 
 
-_ASK_METADATA = frozenset({"is_same_size", "is_pinned", "record_stream", "_assert_tensor_metadata"})
+_METADATA_OPS = frozenset({"is_same_size", "is_pinned", "record_stream", "_assert_tensor_metadata"})
 
 
-def _only_sends(func: Any, args: Any) -> bool:
-    """A send, or a broadcast on its root: the tensor stays as it is, though neither schema nor name says so."""
+def _sends_only(func: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether the op is a send, or a broadcast on its root: it does not write, though neither schema nor name says so."""
     if func is torch.ops.c10d.broadcast_.default:
         return bool(dist.ProcessGroup.unbox(args[1]).rank() == args[2])
     return func is torch.ops.c10d.send.default
 
 
-def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]:
-    """Each tensor that the op gets, and whether it writes it.  The schemas of c10d's ops do not say: names do."""
+def _tensor_uses(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, bool]]:
+    """Each tensor argument, and whether the op writes it: by alias info, or for c10d's ops by the argument's name."""
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         if func.namespace == "c10d":
-            written = not argument.name.startswith("input") and not _only_sends(func, args)
+            written = not argument.name.startswith("input") and not _sends_only(func, args)
         else:
             written = argument.alias_info is not None and argument.alias_info.is_write
         for tensor in _tensors(value):
             yield tensor, written
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -171,25 +174,25 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-# What reads elements without any op that a dispatch mode sees.
-_QUIET_READERS = {Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__array__}
+# These read elements without any op that a dispatch mode sees.
+_UNDISPATCHED_READERS = {Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__array__}
 
 
-class _Readers(TorchFunctionMode):
-    """Passes what a dispatch mode does not see on to the watch."""
+class _ReaderWatch(TorchFunctionMode):
+    """Reports reads that a dispatch mode does not see to the watch."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: BufferWatch) -> None:
         super().__init__()
         self._watch = watch
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _QUIET_READERS:
-            self._watch.read_by(f"Tensor.{func.__name__}", args[0])
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _UNDISPATCHED_READERS:
+            self._watch.check_read(f"Tensor.{func.__name__}", args[0])
         return func(*args, **(kwargs or {}))
 
 
-def _put_below(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
-    """The modes lie under all that are active, so that `with` blocks of the user still nest."""
+def _push_below(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
+    """Put the modes below all active ones, so that the user's `with` blocks still nest."""
     above = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()]
     dispatch._push_mode(mode)
     for other in reversed(above):
@@ -200,7 +203,7 @@ def _put_below(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
         _push_mode(one)
 
 
-def _take_out(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
+def _remove_modes(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
     above = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()]
     for other in reversed(above):
         if other is not mode:

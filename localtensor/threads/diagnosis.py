@@ -1,4 +1,4 @@
-"""Why a run did not end well: one error from what is known about its ranks."""
+"""Diagnosis of a failed run: one error from the state of its ranks."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localtensor._util.events import Place, Raised, Wait
-from localtensor.collectives.rendezvous import Line, Meeting, Ticket
+from localtensor.collectives.rendezvous import Line, Rendezvous, Ticket
 from localtensor.errors import (
     CollectiveFailed,
     CollectiveMismatch,
@@ -26,7 +26,7 @@ from localtensor.errors import (
     WrongListLength,
 )
 
-# What collectives/reference.py refuses because the ranks do not fit, under the name of what differs between them.
+# Refusals of collectives/reference.py because the ranks disagree, and the error of a run for each.
 _MISMATCH: dict[type[Exception], type[CollectiveMismatch]] = {
     ShapesDiffer: ShapeMismatch,
     SplitsDisagree: SplitMismatch,
@@ -36,20 +36,20 @@ _MISMATCH: dict[type[Exception], type[CollectiveMismatch]] = {
 
 
 @dataclass(slots=True)
-class Ended:
-    """How one rank ended: with a value, or with an exception and the user's line that it came from."""
+class RankEnd:
+    """How one rank ended: with a value, or with an exception and the user's line that raised it."""
 
     value: Any = None
     error: BaseException | None = None
     place: Place | None = None
 
 
-def refused(meeting: Meeting, refusal: Exception) -> LocalTensorError:
-    """Everybody is there, and the collective refuses what they bring; what is no refusal of ours is the `__cause__`."""
-    calls = [part.call() for part in meeting.parts.values()]
+def collective_error(rendezvous: Rendezvous, refusal: Exception) -> LocalTensorError:
+    """The error of a complete rendezvous whose collective refused its inputs; torch's own exception is its `__cause__`."""
+    calls = [part.call() for part in rendezvous.parts.values()]
     mismatch = _MISMATCH.get(type(refusal))
     if mismatch:
-        return mismatch(calls, meeting.group.last())
+        return mismatch(calls, rendezvous.group.recent_calls())
     if isinstance(refusal, LocalTensorError):
         return CollectiveFailed(calls, str(refusal))
     failed = CollectiveFailed(calls, f"{type(refusal).__name__}: {refusal}")
@@ -57,16 +57,16 @@ def refused(meeting: Meeting, refusal: Exception) -> LocalTensorError:
     return failed
 
 
-def why_stuck(
-    ended: Mapping[int, Ended],
-    broken: Meeting | None,
+def stuck_error(
+    ended: Mapping[int, RankEnd],
+    broken: Rendezvous | None,
     waits: Sequence[Wait],
     last: Mapping[int, Place | None],
     *,
     broke_first: bool,
 ) -> LocalTensorError:
-    """Somebody waits, and nobody can run.  What went wrong first is the cause: parts that do not fit, or a rank
-    that raised; then a rank that has returned; else the ranks wait for each other."""
+    """The error when some rank waits and none can run: the earlier of a mismatch and a rank that raised; else a rank
+    that has returned too early; else a deadlock."""
     raised = [rank for rank, end in ended.items() if end.error is not None]
     if broken is not None and (broke_first or not raised):
         return broken.mismatch()
@@ -76,10 +76,10 @@ def why_stuck(
     return EarlyReturn(waits, {rank: last.get(rank) for rank in returned}) if returned else Deadlock(waits)
 
 
-def at_the_end(
-    ended: Mapping[int, Ended], broken: Meeting | None, unmet: Sequence[Ticket], handed_out: Sequence[Ticket]
+def leftover_error(
+    ended: Mapping[int, RankEnd], broken: Rendezvous | None, unmet: Sequence[Ticket], handed_out: Sequence[Ticket]
 ) -> LocalTensorError | None:
-    """All ranks have ended: what they left undone, or None."""
+    """The error when all ranks have ended: what they left undone, or None."""
     unwaited = [ticket.part.call() for ticket in handed_out if ticket not in unmet]
     if any(end.error is not None for end in ended.values()):
         return _rank_raised(ended, ())
@@ -90,8 +90,8 @@ def at_the_end(
     return WorkNotWaited(unwaited) if unwaited else None
 
 
-def half_made(declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]]) -> LocalTensorError | None:
-    """A group that some of its members made and others never did: on gloo, those who made it wait there."""
+def partial_group_error(declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]]) -> LocalTensorError | None:
+    """The error for a group that only some of its members made, or None: on gloo, those that made it would wait."""
     for key, by_rank in declared.items():
         members = next(iter(by_rank.values()))[0]
         missing = [rank for rank in members if rank not in by_rank]
@@ -102,16 +102,16 @@ def half_made(declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]]
     return None
 
 
-def _rank_raised(ended: Mapping[int, Ended], waits: Sequence[Wait]) -> RankRaised:
+def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> RankRaised:
     failed = {rank: (end.error, end.place) for rank, end in ended.items() if end.error is not None}
-    raised = [_raised(rank, error) for rank, (error, _) in failed.items()]
+    raised = [_raised_event(rank, error) for rank, (error, _) in failed.items()]
     verdict = RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})
     verdict.errors = {rank: error for rank, (error, _) in failed.items() if error is not None}
     verdict.__cause__ = verdict.errors[raised[0].rank]
     return verdict
 
 
-def _raised(rank: int, error: BaseException) -> Raised:
+def _raised_event(rank: int, error: BaseException) -> Raised:
     kind = type(error).__name__
     try:
         return Raised(rank, kind, str(error), "".join(traceback.format_exception(error)))

@@ -1,6 +1,6 @@
-"""What stands in for torch.distributed's own functions while a simulation runs.
+"""Replacements of torch.distributed's own functions while a simulation runs.
 
-A function that a program has imported by name is reached as well: ours goes inside torch's logging decorators.
+A function that a program has imported by name is replaced as well, inside torch's logging decorators.
 """
 
 import functools
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch.distributed.nn.functional  # noqa: F401  # binds the default group of its arguments now, when there is none
+import torch.distributed.nn.functional  # binds the default group of its arguments now, when there is none
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -17,46 +17,55 @@ from localtensor._util.call_sites import innermost, named, origin
 from localtensor._util.events import Place
 from localtensor._util.patching import replaced, wrapped
 from localtensor.collectives.argument_checks import must_fit
-from localtensor.collectives.rendezvous import Group, Line
+from localtensor.collectives.rendezvous import Group
 from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
-from localtensor.threads.rank_world import BACKEND, DEVICES, RankWorld, c10d_cpp, init, show, world_now
+from localtensor.threads.rank_world import (
+    BACKEND,
+    DEVICES,
+    RankWorld,
+    c10d_cpp,
+    init_default_group,
+    set_shown_backend,
+    world_now,
+)
 
-FAKE = "fake"  # a backend of torch that does nothing: who wants no real communication gets none
+FAKE = "fake"  # torch's backend that does nothing; used as it is
 
 
 def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    asked = named(original, args, kwargs)
-    shown = str(asked.get("backend") or "gloo")
+    arguments = named(original, args, kwargs)
+    shown = str(arguments.get("backend") or "gloo")
     if shown.lower() == FAKE:
         if world.implicit and world.default_pg is not None:
             c10d.destroy_process_group()
         world.implicit = False
         return original(*args, **kwargs)
-    must_fit(asked, world.rank, world.simulation.ranks)
-    _must_be_known(shown)
+    must_fit(arguments, world.rank, world.simulation.ranks)
+    _check_backend(shown)
     implicit, world.implicit = world.implicit and world.default_pg is not None, False
     if implicit:
-        show(world, world.default_pg, shown)
+        set_shown_backend(world, world.default_pg, shown)
     elif world.default_pg is not None:
         return original(*args, **kwargs)  # refuses a second default group in its own words
     else:
-        init(world, shown)
-    world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), _user_line())
+        init_default_group(world, shown)
+    line = origin(sys._getframe(1)).line
+    world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), line)
     return None
 
 
 def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Each rank gets the group of its part.  torch itself splits the communicators of NCCL only."""
+    """Each rank gets the group of its split.  torch itself splits only NCCL's communicators."""
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    asked = named(original, args, kwargs)
-    order = world.pg_group_ranks[asked.get("parent_pg") or c10d._get_default_group()]
+    arguments = named(original, args, kwargs)
+    order = world.pg_group_ranks[arguments.get("parent_pg") or c10d._get_default_group()]
     members = sorted(order, key=order.__getitem__)
-    splits = asked.get("split_ranks")
+    splits = arguments.get("split_ranks")
     flat = [rank for split in splits or () for rank in split]
     if not splits or not all(splits) or len(set(flat)) != len(flat) or not set(flat) <= set(range(len(members))):
         problem = f"they must be lists of different ranks below {len(members)}, none of them empty"
@@ -64,39 +73,41 @@ def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     for split in splits:
         ranks = [members[rank] for rank in sorted(split)]
         if world.rank in ranks:
-            return c10d.new_group(ranks, use_local_synchronization=True, group_desc=asked.get("group_desc"))
+            return c10d.new_group(ranks, use_local_synchronization=True, group_desc=arguments.get("group_desc"))
     return None
 
 
 def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Every group is made here, and becomes one of ours; ranks that disagree about it are told."""
+    """Every group is made here, and becomes a simulated one; ranks that disagree about it raise `GroupMismatch`."""
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    asked = named(original, args, kwargs)
-    if str(asked["backend"]).lower() == FAKE:
+    arguments = named(original, args, kwargs)
+    if str(arguments["backend"]).lower() == FAKE:
         return original(*args, **kwargs)
-    ranks = tuple(asked["global_ranks_in_group"] or ())
+    ranks = tuple(arguments["global_ranks_in_group"] or ())
     if not ranks:
         world.epoch += 1
-    name, shown = str(asked["group_name"]), str(asked["backend"])
-    _must_be_known(shown)
-    group = _declare(world, name, ranks or tuple(range(world.simulation.ranks)), default=not ranks)
-    asked.update(backend=c10d.Backend(BACKEND), backend_options=None, device_id=None)
-    process_group, store = original(**asked)
+    name, shown = str(arguments["group_name"]), str(arguments["backend"])
+    _check_backend(shown)
+    group = _declare_group(world, name, ranks or tuple(range(world.simulation.ranks)), default=not ranks)
+    arguments.update(backend=c10d.Backend(BACKEND), backend_options=None, device_id=None)
+    process_group, store = original(**arguments)
     if process_group in world.pg_map:
         world.groups[process_group] = group
-        show(world, process_group, "gloo" if shown in (BACKEND, "undefined") else shown)
+        set_shown_backend(world, process_group, "gloo" if shown in (BACKEND, "undefined") else shown)
     return process_group, store
 
 
-def _not_wrapped(original: Callable[..., Any], wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch compare what the ranks call, over a gloo of its own: we do so anyway."""
+def _without_wrapper_group(
+    original: Callable[..., Any], wrapped_pg: torch.distributed.ProcessGroup, *args: Any, **kwargs: Any
+) -> Any:
+    """No wrapper group: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch would compare the ranks' calls, which we do anyway."""
     return original(wrapped_pg, *args, **kwargs) if world_now() is None else wrapped_pg
 
 
-def _must_be_known(backend: str) -> None:
-    """A backend that torch has, or one for each kind of device: "cpu:gloo,cuda:nccl"."""
+def _check_backend(backend: str) -> None:
+    """Check that torch has the backend, or each backend of "cpu:gloo,cuda:nccl".  Raises `BadGroup`."""
     for part in backend.split(","):
         name = part.rpartition(":")[2].lower()
         if name not in c10d.Backend.backend_list:
@@ -105,8 +116,8 @@ def _must_be_known(backend: str) -> None:
             raise BadGroup("new_group", "backend", f"backend={backend!r}", problem, f"Name one of {known}.")
 
 
-def _declare(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
-    """The rank makes a group of that name: all ranks must mean the same by it."""
+def _declare_group(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
+    """The group that the rank makes under this name; all ranks must give it the same members."""
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
     declared = simulation.declared.setdefault(key, {})
@@ -119,12 +130,8 @@ def _declare(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bo
     return simulation.groups.setdefault(key, Group(name, ranks))
 
 
-def _user_line() -> Line:
-    return origin(sys._getframe(2)).line
-
-
-def _create(options: Any, backend_options: Any = None) -> Any:
-    """What torch asks of a registered backend: something to lie under the process group."""
+def _create_backend(options: Any, backend_options: Any = None) -> Any:
+    """The constructor of the registered backend: an idle backend under the simulated process group."""
     if world_now() is None:
         raise BadGroup(
             "init_process_group",
@@ -133,34 +140,40 @@ def _create(options: Any, backend_options: Any = None) -> Any:
             "this backend lives inside a simulation only",
             "Call your function through localtensor.run(fn, ranks=...).",
         )
-    fake = c10d_cpp.FakeProcessGroup
-    make = getattr(fake, "_create_internal", fake)  # older torch has a public constructor
-    return make(options.group_rank, options.group_size)
+    return c10d_cpp.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
 
 
 @contextmanager
-def installed() -> Iterator[None]:
-    """torch.distributed is ours; afterwards everything is as it was before."""
+def patched_torch_distributed() -> Iterator[None]:
+    """Inside the block torch.distributed is replaced; afterwards everything is restored."""
     if not hasattr(c10d.Backend, BACKEND.upper()):
-        c10d.Backend.register_backend(BACKEND, _create, extended_api=True, devices=list(DEVICES))
+        c10d.Backend.register_backend(BACKEND, _create_backend, extended_api=True, devices=list(DEVICES))
     with ExitStack() as stack:
         stack.enter_context(replaced(c10d, "_world", c10d._world))
-        stack.enter_context(replaced(c10d, "_new_process_group_helper", _around(c10d._new_process_group_helper)))
-        stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _not_wrapped))
-        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15, where it was tried
-            stack.enter_context(wrapped(c10d, "_maybe_attach_flight_recorder", _not_recorded))
-        stack.enter_context(inside(c10d.init_process_group, _init_process_group))
-        stack.enter_context(inside(c10d.split_group, _split_group))
-        stack.enter_context(replaced(DeviceMesh, "_thread_id", property(_mesh_owner, _own_mesh)))
+        stack.enter_context(
+            replaced(
+                c10d, "_new_process_group_helper", functools.partial(_new_group_helper, c10d._new_process_group_helper)
+            )
+        )
+        stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
+        if hasattr(
+            c10d, "_maybe_attach_flight_recorder"
+        ):  # since torch 2.15: one per process, it warns of further ranks
+            stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
+        stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))
+        stack.enter_context(patched_inside_decorators(c10d.split_group, _split_group))
+        stack.enter_context(
+            replaced(DeviceMesh, "_thread_id", property(lambda mesh: mesh.__dict__.get("_thread_id"), _set_mesh_owner))
+        )
         c10d_cpp._set_thread_isolation_mode(True)
         stack.callback(c10d_cpp._set_thread_isolation_mode, False)
-        stack.callback(forget_meshes)
+        stack.callback(clear_mesh_caches)
         yield
 
 
-def forget_meshes() -> None:
-    """torch's process-wide caches hold nothing of this simulation's meshes (keys) and ranks (values)."""
-    tensor = "torch.distributed.tensor"  # who has not imported it has no such caches
+def clear_mesh_caches() -> None:
+    """Clear torch's process-wide caches, whose keys are meshes and whose values depend on the rank."""
+    tensor = "torch.distributed.tensor"  # without it there are no such caches
     redistribute, utils = sys.modules.get(f"{tensor}._redistribute"), sys.modules.get(f"{tensor}._collective_utils")
     for owner, name in (
         (redistribute, "_gen_transform_infos"),
@@ -172,27 +185,15 @@ def forget_meshes() -> None:
             getattr(found, "cache_clear", found)()
 
 
-def _not_recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """No flight recorder: there is one in a process, and it would warn of each rank but the first."""
-
-
-def _around(original: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.partial(_new_group_helper, original)
-
-
-def _mesh_owner(mesh: DeviceMesh) -> Any:
-    return mesh.__dict__.get("_thread_id")
-
-
-def _own_mesh(mesh: DeviceMesh, value: Any) -> None:
-    """A mesh belongs to one rank of one simulation: torch compares meshes by this, too, and caches by mesh."""
+def _set_mesh_owner(mesh: DeviceMesh, value: object) -> None:
+    """A mesh belongs to one rank of one simulation: torch compares meshes by this, and caches by mesh."""
     world = world_now()
     mesh.__dict__["_thread_id"] = value if world is None else (world.simulation.serial, world.rank)
 
 
 @contextmanager
-def inside(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
-    """Whoever has imported the decorated function reaches ours within the decorators."""
+def patched_inside_decorators(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
+    """Inside the block the decorated function calls `ours(original, ...)` within its decorators.  Raises `TorchChanged`."""
     original = innermost(decorated)
     while decorated is not original:
         for cell in decorated.__closure__ or ():

@@ -1,7 +1,7 @@
-"""The process groups of one simulation at work: a call of one rank becomes its part in a meeting.
+"""The c10d kernels of one simulation: a rank's call becomes its part in a rendezvous.
 
-The ranks' tensors are read when everybody is there, in the thread of the last; each rank writes its own results
-when it goes on.  What goes to the user before that is copied first, and watched until it is waited for.
+The ranks' tensors are read in the thread of the last rank to arrive; each rank writes its own results when it resumes.
+Inputs of a call that returns its Work to the user are copied first, and watched until the Work is waited for.
 """
 
 import functools
@@ -13,43 +13,42 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from localtensor._util.call_sites import handled, origin
+from localtensor._util.call_sites import handled_exception, origin
 from localtensor.collectives.argument_checks import check_message, check_offer, flat
 from localtensor.collectives.c10d_table import SEND, Brought, Served
-from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, key_of
+from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
-from localtensor.threads.buffer_watch import Watch
+from localtensor.threads.buffer_watch import BufferWatch
+from localtensor.threads.rank_world import c10d_cpp
 from localtensor.threads.simulation import Simulation
-
-# What an asynchronous collective hands back.
 
 
 class RankWork(Work):
-    """The Work of one rank's part; torch's C++ calls `wait` and `get_future`, Python the rest."""
+    """The Work of one rank's call; torch's C++ calls `wait` and `get_future`, Python the rest."""
 
     def __init__(self, simulation: Simulation, ticket: Ticket, outputs: Sequence[Tensor]) -> None:
         super().__init__()
         self._simulation = simulation
         self._ticket = ticket
         self.outputs = list(outputs)
-        self.settled: Callable[[], None] | None = None  # called once, when it is waited for
+        self.on_wait: Callable[[], None] | None = None  # called once, at the first wait
         self.waits_left = 1  # a functional collective waits once for each of its outputs
-        self.forget: Callable[[], None] | None = None  # called once, when nobody will wait for it again
-        self.abandoned = False  # the rank has ended, and torch asks for it once more
+        self.release: Callable[[], None] | None = None  # called once, after the last wait
+        self.abandoned = False  # the rank has ended, and torch waits once more
 
     def wait(self, timeout: object = None) -> bool:
-        """The collective is over and its outputs hold its result.  A deadlock is found at once: no time limit."""
+        """Return when the outputs hold the result.  `timeout` is ignored: a deadlock is found at once."""
         simulation, ticket = self._simulation, self._ticket
         self.waits_left -= 1
-        if self.waits_left == 0 and self.forget is not None:
-            forget, self.forget = self.forget, None  # it knows this work: a circle, else, that only the collector finds
-            forget()
+        if self.waits_left == 0 and self.release is not None:
+            release, self.release = self.release, None  # it refers to this work: a reference cycle
+            release()
         if self.abandoned or (ticket.waited and ticket.deliver is None):
             return True
         simulation.rank()
-        settled, self.settled = self.settled, None
-        if settled is not None:
-            settled()
+        on_wait, self.on_wait = self.on_wait, None
+        if on_wait is not None:
+            on_wait()
         simulation.wait(ticket)
         return True
 
@@ -60,8 +59,8 @@ class RankWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Once it says so, the outputs can be used: torch's documentation asks for no wait() after that."""
-        done = self._simulation.peek(self._ticket)
+        """Whether the outputs hold the result: torch's documentation demands no wait() after True."""
+        done = self._simulation.poll(self._ticket)
         if done:
             self.wait()
         return done
@@ -77,7 +76,7 @@ class RankWork(Work):
         return self.outputs
 
     def source_rank(self) -> int:
-        """The group rank of the sender that a receive has met."""
+        """The group rank of the sender that a receive was matched with."""
         self.wait()
         part = self._ticket.part
         return part.group.ranks.index(part.rank if part.peer is None else part.peer)
@@ -85,16 +84,16 @@ class RankWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """A future of the outputs.  Python's waits when it is asked; C++, which cannot, gets one that is over."""
-        asker = sys._getframe(1).f_code
-        future = _LateFuture(self)
-        if "get_future" not in asker.co_names:
+        """A future of the outputs: for Python one that waits when it is used, for C++, which cannot, a completed one."""
+        caller = sys._getframe(1).f_code
+        future = _WaitingFuture(self)
+        if "get_future" not in caller.co_names:
             future.wait()
         return future
 
 
-class _LateFuture(torch.futures.Future):
-    """Done when its work has been waited for; every question waits."""
+class _WaitingFuture(torch.futures.Future):
+    """A future that is completed by waiting for its Work; every method waits."""
 
     def __init__(self, work: RankWork) -> None:
         super().__init__()
@@ -118,119 +117,117 @@ class _LateFuture(torch.futures.Future):
             self.settle()
         return super().done()
 
-    def then(self, callback: Any) -> Any:
+    def then(self, callback: Callable[..., Any]) -> Any:
         self.settle()
         return super().then(callback)
 
-    def add_done_callback(self, callback: Any) -> None:
+    def add_done_callback(self, callback: Callable[..., Any]) -> None:
         self.settle()
         super().add_done_callback(callback)
 
 
-c10d_cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
-
-
-def _over() -> Any:
-    """A Work that is over, as the dispatcher carries it."""
+def _completed_work() -> Any:
+    """A completed Work, boxed for the dispatcher."""
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
     return c10d_cpp._create_work_from_future(future).boxed()
 
 
 class Kernels:
-    """The kernels of one simulation."""
+    """The kernels of one simulation, which collectives/c10d_table.py puts in place."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.watches = [Watch(simulation) for _ in range(simulation.ranks)]
-        # Of each rank, because C++ does not keep the Python side of a Work alive.
-        self.kept: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
-        self.over = _over()
+        self.watches = [BufferWatch(simulation) for _ in range(simulation.ranks)]
+        # By rank: C++ does not keep the Python side of a Work alive.
+        self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
+        self.completed_work = _completed_work()
 
-    def part(self, served: Served, brought: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
-        """The rank's part in a collective, and whether its Work goes to the user."""
-        line, hands_out = origin(sys._getframe(2))
-        compared = brought.writes if served.by_output else list(flat(brought.reads))
+    def _contribution(self, op: Served, call: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
+        """The rank's part in a collective, and whether its Work is returned to the user."""
+        line, returns_work = origin(sys._getframe(2))
+        compared = call.writes if op.compares_outputs else list(flat(call.reads))
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
-        root = None if brought.root is None else group.ranks[brought.root]
-        layout = _layout(compared) if served.in_place else None
-        key = key_of(served.kind.removesuffix("_coalesced"), tensors, device, brought.op, root, served.alike, layout)
+        root = None if call.root is None else group.ranks[call.root]
+        layout = _strides_if_not_contiguous(compared) if op.in_place else None
+        key = match_key(op.kind.removesuffix("_coalesced"), tensors, device, call.op, root, op.must_match, layout)
         part = Contribution(
             rank,
-            served.kind,
+            op.kind,
             group,
-            brought.reads,
+            call.reads,
             tensors,
             device,
             key,
-            op=brought.op,
+            op=call.op,
             root=root,
-            input_splits=brought.input_splits,
-            output_splits=brought.output_splits,
+            input_splits=call.input_splits,
+            output_splits=call.output_splits,
             line=line,
             layout=layout,
-            handling=handled(),
+            handling=handled_exception(),
         )
-        _settle(device)
-        return part, hands_out
+        _synchronize(device)
+        return part, returns_work
 
-    def collective(self, served: Served, group: Group, arguments: Sequence[Any], *, later: bool) -> Any:
-        """What the op returns, with its Work."""
+    def collective(self, op: Served, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
+        """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        meant, brought = served.brings(arguments)
-        check_offer(meant.kind, brought, rank, group.ranks)
-        part, hands_out = self.part(meant, brought, rank, group)
-        hands_out = hands_out and later
-        read = list(flat(brought.reads)) if hands_out else ()
-        if hands_out:  # the user may write it before the others have come
-            part.inputs = _copied(brought.reads)
+        wire_op, call = op.brings(arguments)
+        check_offer(wire_op.kind, call, rank, group.ranks)
+        part, returns_work = self._contribution(wire_op, call, rank, group)
+        returns_work = returns_work and asynchronous
+        read = list(flat(call.reads)) if returns_work else ()
+        if returns_work:  # the user may write them before the others arrive
+            part.inputs = _copied(call.reads)
 
         def deliver(results: Sequence[Tensor]) -> None:
-            self.write(part, brought.writes, results)
+            self._write(part, call.writes, results)
 
-        ticket = simulation.meet(part, _plainly(meant.compute), deliver, hands_out=hands_out)
-        if not later:
+        ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
+        if not asynchronous:
             simulation.wait(ticket)
-            return self.answer(served, arguments, self.over)
-        work = self.work(rank, ticket, brought.writes, read if hands_out else None, sends=_only_sends(part))
+            return self._returned(op, arguments, self.completed_work)
+        sends = part.kind == "broadcast" and rank == part.root
+        work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
         simulation.baton.pause(rank)
-        return self.answer(served, arguments, work.boxed())
+        return self._returned(op, arguments, work.boxed())
 
-    def work(
-        self, rank: int, ticket: Any, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
+    def _new_work(
+        self, rank: int, ticket: Ticket, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
     ) -> RankWork:
-        """The Work of this part; if `read` is not None, its buffers are watched until it is waited for.
+        """A new Work; if `read` is not None, the buffers are watched until it is waited for.
 
-        What a rank only `sends` may be read meanwhile, even where it is called an output.
+        With `sends` the outputs are only sent, as by the root of a broadcast, and may be read meanwhile.
         """
         work = RankWork(self.simulation, ticket, writes)
-        self.kept[rank][work] = None
+        self.held_works[rank][work] = None
         watch = self.watches[rank]
         if read is not None:
             outputs = [] if sends else writes
             written = {id(x) for x in outputs}
             watch.begin(ticket, [x for x in read if id(x) not in written], outputs)
 
-        # C++ that finds the Python side gone waits for ever: a functional collective waits once for each output.
+        # C++ hangs when the Python side is gone, and a functional collective waits once for each output.
         functional = read is None or sys._getframe(3).f_code.co_filename == torch._ops.__file__
         work.waits_left = max(len(writes), 1) if functional else 1
-        work.forget = functools.partial(self.kept[rank].pop, work, None)
-        work.settled = functools.partial(watch.end, ticket)
+        work.release = functools.partial(self.held_works[rank].pop, work, None)
+        work.on_wait = functools.partial(watch.end, ticket)
         return work
 
     def leave(self, rank: int) -> None:
-        """The rank has ended: nothing of it is left in torch's registry of functional collectives to be waited for."""
+        """Remove an ended rank's Works from torch's registry of functional collectives."""
         self.watches[rank].close()
-        for work in list(self.kept[rank]):
+        for work in list(self.held_works[rank]):
             work.abandoned = True
             for output in work.outputs:
                 torch.ops._c10d_functional.wait_tensor(output)
-        self.kept[rank].clear()
+        self.held_works[rank].clear()
 
-    def write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """The buffers hold the results; autograd and modes do not notice, as they would not on a real backend."""
+    def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Write results to buffers unseen by autograd and modes, as a real backend does."""
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
             torch._C._DisableTorchDispatch(),
@@ -241,24 +238,24 @@ class Kernels:
                     got, want = f"{tuple(buffer.shape)} of {buffer.dtype}", f"{tuple(result.shape)} of {result.dtype}"
                     detail = f"rank {part.rank} offers a buffer of shape {got} for a result of shape {want}"
                     calls = [part.call()]
-                    if part.kind == "all_to_all":  # the result is what one other rank has brought
+                    if part.kind == "all_to_all":  # the result comes from one other rank
                         sender = part.group.ranks[index]
                         detail += f", which rank {sender} sends"
-                        calls += [] if sender == part.rank else self.simulation.parts_like(part, sender)
+                        calls += [] if sender == part.rank else self.simulation.matching_calls(part, sender)
                     self.simulation.fail(CollectiveFailed(calls, detail))
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
-            _settle(buffers[0].device if buffers else None)
+            _synchronize(buffers[0].device if buffers else None)
 
-    def answer(self, served: Served, arguments: Sequence[Any], work: Any) -> Any:
-        if served.kind == "monitored_barrier":
+    def _returned(self, op: Served, arguments: Sequence[Any], work: object) -> Any:
+        if op.kind == "monitored_barrier":
             return None
-        return work if served.returns is None else (arguments[served.returns], work)
+        return work if op.returns is None else (arguments[op.returns], work)
 
     def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> Any:
-        """A send or receive is posted: its Work."""
+        """Post a send or receive; returns its Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        line, hands_out = origin(sys._getframe(2))
+        line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
         inputs = [x.detach().clone() for x in tensors] if sends else None
@@ -266,57 +263,54 @@ class Kernels:
         part = Contribution(
             rank, "send" if sends else "recv", group, inputs, signature, tensors[0].device, line=line, tag=tag
         )
-        part.handling = handled()
-        _settle(part.device)
+        part.handling = handled_exception()
+        _synchronize(part.device)
         part.peer = None if peer is None else group.ranks[peer]
         if sends:
             ticket = simulation.send(part)
         else:
-            ticket = simulation.recv(part, lambda results: self.write(part, tensors, results))
-        work = self.work(rank, ticket, [] if sends else tensors, (tensors if sends else []) if hands_out else None)
+            ticket = simulation.recv(part, lambda results: self._write(part, tensors, results))
+        work = self._new_work(
+            rank, ticket, [] if sends else tensors, (tensors if sends else []) if returns_work else None
+        )
         simulation.baton.pause(rank)
         return work.boxed()
 
 
-def _only_sends(part: Contribution) -> bool:
-    """The root of a broadcast holds already what the others get."""
-    return part.kind == "broadcast" and part.rank == part.root
-
-
 @functools.cache
-def _plainly(compute: Compute) -> Compute:
-    """The same arithmetic, in the tensors' own dtype and without a record for autograd, whoever comes last."""
+def _without_autocast(compute: Compute) -> Compute:
+    """`compute` in the tensors' own dtype and unseen by autograd, whichever rank arrives last."""
 
-    def plain(parts: Sequence[Contribution]) -> Sequence[Any]:
+    def wrapped(parts: Sequence[Contribution]) -> Sequence[Any]:
         with torch._C._DisableAutocast(), torch.no_grad():
-            results = compute(_on_one_device(parts))
-        _settle(parts[0].device)
+            results = compute(_to_one_device(parts))
+        _synchronize(parts[0].device)
         return results
 
-    return plain
+    return wrapped
 
 
-def _settle(device: torch.device | None) -> None:
-    """What this rank has asked of its GPU is done: another rank, on another stream, reads it next."""
+def _synchronize(device: torch.device | None) -> None:
+    """Wait for this rank's GPU stream: another rank reads the tensors next, on another stream."""
     if device is not None and device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
-def _on_one_device(parts: Sequence[Contribution]) -> Sequence[Contribution]:
-    """Ranks with a GPU each bring their tensors to the first one's; each copies its own result back."""
+def _to_one_device(parts: Sequence[Contribution]) -> Sequence[Contribution]:
+    """Move the inputs of ranks with a GPU each to the first rank's GPU; each rank copies its own result back."""
     devices = {part.device for part in parts if part.device is not None}
     if len(devices) > 1:
         for part in parts:
-            part.inputs = _moved(part.inputs, parts[0].device)
+            part.inputs = _to_device(part.inputs, parts[0].device)
     return parts
 
 
-def _moved(reads: Any, device: torch.device | None) -> Any:
-    return reads.to(device) if isinstance(reads, Tensor) else [_moved(each, device) for each in reads]
+def _to_device(reads: Any, device: torch.device | None) -> Any:
+    return reads.to(device) if isinstance(reads, Tensor) else [_to_device(each, device) for each in reads]
 
 
-def _layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
-    """How the elements lie in memory; None if just as they are counted."""
+def _strides_if_not_contiguous(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
+    """The strides of all tensors; None if all are contiguous."""
     return None if all(x.is_contiguous() for x in tensors) else tuple(x.stride() for x in tensors)
 
 

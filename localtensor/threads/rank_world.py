@@ -1,16 +1,30 @@
-"""The world of each rank: which process groups it has, as torch keeps them once per process.
+"""Process-global state of torch under rank threads: each rank's process groups, and parts that ranks cannot share.
 
-A group is an ordinary `ProcessGroup` with torch's own fake backend under it, registered under the name
-"localtensor"; `threads/process_group.py` serves its collectives.  A program that asks for gloo or nccl gets it too,
-and `get_backend()` answers what it asked for.
+A group is an ordinary `ProcessGroup` with torch's own fake backend under it, registered under the name "localtensor";
+`threads/process_group.py` serves its collectives.  A program that requests gloo or nccl gets it too, and
+`get_backend()` returns what was requested.
 
-torch's private parts that a simulation touches, here and in threads/process_group.py, collectives/c10d_table.py, threads/dist_patches.py and
-threads/buffer_watch.py, are listed in `PRIVATE`; threads/rank_world.py and threads/state/shared_propagation.py have tables of their own.
+Other parts that torch keeps once per process cannot be swapped at a hand-over.  They are made harmless, or refused:
+
+torch.compile     Dynamo keeps compiled code by code object and takes `get_rank()` for a constant: the second rank would
+                  run the first one's code.  So compiled functions run eagerly (`torch.compiler.set_stance`).
+torch.profiler    One profiler per process; a second one across a hand-over ends the process.  Refused by name.
+collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first; so is the one that a
+                  communication hook of DistributedDataParallel returns.
+fake tensors      torch 2.11, built with CUDA and run without a GPU, keeps a stand-in for the missing device in memory
+                  of the thread that first made a fake tensor.  When that rank has ended, the next fake tensor kills
+                  the process.  So the thread that starts the ranks makes it first.
+DTensor's cache   torch empties a thread's cache of shardings after the thread has ended, under a lock that each thread
+                  takes at its first op, and lets other threads run meanwhile: the next rank's first op then hangs.
+                  So a rank empties its cache itself, while it runs alone.
+
+`PRIVATE` lists torch's private parts that a simulation touches, here and in threads/process_group.py,
+collectives/c10d_table.py, threads/dist_patches.py and threads/buffer_watch.py.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
@@ -29,24 +43,23 @@ from localtensor.threads.simulation import Simulation
 c10d_cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 BACKEND = "localtensor"
 DEVICES = ("cpu", "cuda")
-Made: TypeAlias = tuple[tuple[int, ...], Line]  # a group that the program made itself: its ranks, and where
-
+MadeGroup: TypeAlias = tuple[tuple[int, ...], Line]  # its ranks, and the line that made it
 
 # Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
 PRIVATE = {
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "a Backend that does nothing, under each group",
     "torch._C._distributed_c10d._set_thread_isolation_mode": "group names are looked up per thread",
-    "torch._C._distributed_c10d._create_work_from_future": "a Work that is over",
+    "torch._C._distributed_c10d._create_work_from_future": "a completed Work",
     "torch.distributed.distributed_c10d._world": "which groups this rank has",
     "torch.distributed.distributed_c10d._World": "the class of that",
-    "torch.distributed.distributed_c10d._new_process_group_helper": "every group is made here, and becomes ours",
+    "torch.distributed.distributed_c10d._new_process_group_helper": "every group is made here, and becomes a simulated one",
     "torch.distributed.distributed_c10d._create_process_group_wrapper": "what DETAIL puts around a group: not here",
     "torch.distributed.distributed_c10d._unregister_all_process_groups": "a rank's group names go when it ends",
     "torch._C._AutoDispatchBelowADInplaceOrView": "results are written as a backend writes them: unseen by autograd",
     "torch._C._DisableAutocast": "collectives compute in the tensors' own dtype",
     "torch._C._DisableTorchDispatch": "results are written unseen by dispatch modes",
     "torch.distributed.distributed_c10d._get_default_group": "which group a split begins with",
-    "torch.library.Library._destroy": "torch's own kernels stand there again",
+    "torch.library.Library._destroy": "restores torch's own kernels",
     "torch._C.DispatchKeySet": "how another backend's kernel is called",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "the watch lies below the modes of the user",
     "torch.utils._python_dispatch._pop_mode": "to put it there",
@@ -58,48 +71,45 @@ PRIVATE = {
     "torch._C._get_dispatch_mode": "whether a fake mode is on, in which nothing in flight is read or written",
     "torch._C._TorchDispatchModeKey": "the name of that mode",
     "torch._C.DisableTorchFunction": "what a collective does in Python is unseen by function modes",
-    "torch._C._dispatch_get_all_op_names": "every c10d op is served, or refused by its name",
-    "torch._C._dispatch_has_kernel_for_dispatch_key": "whether another backend's kernel stands there already",
+    "torch._C._dispatch_get_all_op_names": "every c10d op is served, or refused by name",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "whether another backend has a kernel for the op",
 }
 
 
 class RankWorld(OwnWorld):
-    """The groups of one rank."""
+    """The process groups of one rank."""
 
     def __init__(self, simulation: Simulation, rank: int) -> None:
         super().__init__()
         self.simulation = simulation
         self.rank = rank
-        self.implicit = False  # the default group was made by us, and the program has not asked for it
-        self.epoch = 0  # how many default groups it has had: torch begins to count names anew with each
+        self.implicit = False  # the default group was made by us, and the program has not requested it
+        self.epoch = 0  # the number of default groups so far: with each, torch numbers the groups from 0 again
         self.groups: dict[Any, Group] = {}
-        self.made: dict[str, Made] = {}
+        self.made: dict[str, MadeGroup] = {}
 
 
 def world_now() -> RankWorld | None:
-    """The world of the rank that runs, or None outside of a simulation."""
+    """The world of the running rank, or None outside a simulation."""
     world = c10d._world
     return world if isinstance(world, RankWorld) and of_rank() is not None else None
 
 
-# -- joining and leaving, in the rank's own thread
-
-
-def join(world: RankWorld) -> None:
-    """The rank has a default group of all ranks, as after init_process_group."""
-    init(world, "gloo")
+def join_default_group(world: RankWorld) -> None:
+    """Make a default group of all ranks, as init_process_group does; called in the rank's own thread."""
+    init_default_group(world, "gloo")
     world.implicit = True
 
 
-def leave(world: RankWorld) -> dict[str, Made]:
-    """The rank has no group any more; the answer names those that the program made itself, and left."""
+def leave_groups(world: RankWorld) -> dict[str, MadeGroup]:
+    """Remove all groups of the rank, in its own thread; returns those that the program made and did not destroy."""
     left = {name: made for name, made in world.made.items() if name in world.pg_names.values()}
     world.simulation.kernels.leave(world.rank)
     c10d._unregister_all_process_groups()
     return left
 
 
-def init(world: RankWorld, shown: str) -> None:
+def init_default_group(world: RankWorld, shown: str) -> None:
     simulation = world.simulation
     hook = sys.excepthook
     try:
@@ -107,28 +117,14 @@ def init(world: RankWorld, shown: str) -> None:
             backend=BACKEND, store=simulation.store, rank=world.rank, world_size=simulation.ranks
         )
     finally:
-        sys.excepthook = hook  # torch puts its own there, with this rank's number
-    show(world, world.default_pg, shown)
+        sys.excepthook = hook  # torch replaces it, with this rank's number
+    set_shown_backend(world, world.default_pg, shown)
 
 
-def show(world: RankWorld, group: Any, backend: str) -> None:
+def set_shown_backend(world: RankWorld, group: Any, backend: str) -> None:
     _, store = world.pg_map[group]
     world.pg_map[group] = (backend, store)
 
-
-# What torch keeps once per process and no hand-over can swap: made harmless while ranks share the process, or refused.
-#
-# torch.compile     Dynamo keeps what it compiled by code object and takes `get_rank()` for a constant: the second rank
-#                   would run the first one's code.  So compiled functions run eagerly (`torch.compiler.set_stance`).
-# torch.profiler    One profiler per process; a second one across a hand-over ends the process.  Refused by name.
-# collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first; so is the one that a
-#                   communication hook of DistributedDataParallel returns.
-# fake tensors      torch 2.11, built with CUDA and run without a GPU, keeps a stand-in for the missing device in memory of
-#                   the thread that first made a fake tensor.  When that rank has ended, the next fake tensor kills the
-#                   process.  So the thread that starts the ranks comes first.
-# DTensor's cache   torch empties a thread's cache of shardings when the thread has ended, under a lock that each thread
-#                   takes at its first op, and lets other threads run meanwhile: the next rank's first op then waits
-#                   for ever.  So a rank empties its cache itself, as long as it runs alone.
 
 # Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0.
 PROCESS_GLOBALS_PRIVATE = {
@@ -142,38 +138,38 @@ PROCESS_GLOBALS_PRIVATE = {
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """While inside, the limits above hold for all ranks; afterwards everything is as it was before."""
-    guard_first()
+def process_globals_guarded() -> Iterator[None]:
+    """Inside the block the process-global parts above are made harmless; afterwards everything is restored."""
+    make_fake_tensors_safe()
     with ExitStack() as stack:
-        stack.enter_context(_eagerly())
+        stack.enter_context(_without_compiling())
         stack.enter_context(_one_profiler())
         for name in ("collect_all", "wait_all"):
-            stack.enter_context(wrapped(torch.futures, name, _settled_first))
-        stack.enter_context(wrapped(dist, "_register_comm_hook", _settling_hook))
+            stack.enter_context(wrapped(torch.futures, name, _wait_all_settled))
+        stack.enter_context(wrapped(dist, "_register_comm_hook", _register_hook))
         yield
 
 
-def guard_first() -> None:
-    """Threads that end may make fake tensors from here on: this thread, which must outlive them, was first."""
+def make_fake_tensors_safe() -> None:
+    """Let threads that end make fake tensors: this thread, which must outlive them, makes torch's stand-in first."""
     if torch.__version__.startswith("2.11.") and torch.version.cuda is not None and not torch.cuda.is_available():
         torch._C._ensureCUDADeviceGuardSet()
 
 
-def rank_over() -> None:
-    """What DTensor keeps of this thread's ops is gone: nothing is left for torch to free when the thread has ended."""
+def clear_sharding_cache() -> None:
+    """Clear DTensor's cache of this thread, so that torch has nothing to free after the thread has ended."""
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # not every torch has it
     if clear is not None and "torch.distributed.tensor" in sys.modules:
         clear()
 
 
-def _settled_first(original: Callable[..., Any], futures: Any) -> Any:
+def _wait_all_settled(original: Callable[..., Any], futures: Sequence[Any]) -> Any:
     for future in futures:
         _settle(future)
     return original(futures)
 
 
-def _settling_hook(original: Callable[..., Any], reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
+def _register_hook(original: Callable[..., Any], reducer: object, state: object, hook: Callable[..., Any]) -> Any:
     @functools.wraps(hook)
     def settled(*args: Any) -> Any:
         future = hook(*args)
@@ -183,22 +179,23 @@ def _settling_hook(original: Callable[..., Any], reducer: Any, state: Any, hook:
     return original(reducer, state, settled)
 
 
-def _settle(future: Any) -> None:
-    """A future of ours is done; any other is left as it is."""
+def _settle(future: object) -> None:
+    """Wait for a future of ours; any other is left as it is."""
     settle = getattr(future, "settle", None)
     if settle is not None:
         settle()
 
 
 @contextmanager
-def _eagerly() -> Iterator[None]:
-    """Compiled functions run as they were written.  torch's compiler is not imported for that: it takes a second."""
+def _without_compiling() -> Iterator[None]:
+    """Compiled functions run eagerly.  torch's compiler is not imported for that, because it takes a second."""
     with ExitStack() as stack:
-        forced: list[None] = []
+        forced = False
 
         def force() -> None:
+            nonlocal forced
             if not forced:
-                forced.append(None)
+                forced = True
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
 
         def compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

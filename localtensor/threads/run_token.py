@@ -1,8 +1,8 @@
-"""One thread a rank, and one baton: who holds it runs, everybody else stands still.
+"""One thread per rank, and one run token: the rank that holds it runs, all others wait.
 
-A rank hands the baton on where it must wait (`block`) and may hand it on at any yield point (`pause`); a
-`Schedule` says to whom.  So nothing here is ever run by two threads at once, and a run is a function of the
-schedule's answers.  If nobody can run, `judge` says why, and every rank is ended where it stands.
+A rank passes the token on where it must wait (`block`) and may pass it on at any yield point (`pause`); a `Schedule`
+chooses the next holder.  So no two ranks run at once, and a run is a function of the schedule's choices.  If no rank can
+run, `diagnose` is called, and every rank is ended where it is.
 """
 
 import ctypes
@@ -13,21 +13,21 @@ from collections.abc import Callable, Container
 
 from localtensor.concurrency.schedule import Schedule
 
-BRIEF = 0.01  # seconds that a rank has to end, once its peers have used up the time for it
-SLICE = 1.0  # seconds of one wait
-COURTESY = 0.1  # seconds in which the rank that runs may still come to a yield point by itself, which is safer
+SHORT_GRACE = 0.01  # seconds that a rank has to end, once its peers have used up the common grace
+WAIT_SLICE = 1.0  # seconds of one wait, so that Ctrl-C is seen
+YIELD_GRACE = 0.1  # seconds in which the running rank may still reach a yield point by itself, which is safer
 
 
 class Abort(BaseException):
-    """Ends a rank whose program has been judged already.  Not an `Exception`: a program must not catch it."""
+    """Ends a rank whose run is over.  Not an `Exception`: a program must not catch it."""
 
 
-class Baton:
-    """The threads of one run.
+class RunToken:
+    """The threads of one run, of which one holds the token.
 
-    `swap(old, new)` is called at each hand-over, before the new rank runs (None: nobody, at both ends);
-    `judge()` when unfinished ranks remain and none of them can run; `turn(rank)` in that rank's thread, when it has
-    got the baton.  All run in some rank's thread.
+    `swap(old, new)` is called at each hand-over, before the new rank runs (None: no rank, at start and end);
+    `diagnose()` when unfinished ranks remain and none of them can run; `on_turn(rank)` in the rank's thread, when it
+    has received the token.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class Baton:
         ranks: int,
         schedule: Schedule,
         swap: Callable[[int | None, int | None], None],
-        judge: Callable[[], None],
-        turn: Callable[[int], None] = lambda rank: None,
+        diagnose: Callable[[], None],
+        on_turn: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.ranks = ranks
         self.holder: int | None = None
         self.aborting = False
-        self.lost: set[int] = set()  # ranks that no longer obey: what they do is ignored
+        self.lost: set[int] = set()  # ranks that did not end when interrupted: what they do is ignored
         self.refusal: Exception | None = None  # what the schedule raised, which ended the run
         self.idents: dict[int, int] = {}
         self._schedule = schedule
         self._swap = swap
-        self._judge = judge
-        self._turn = turn
+        self._diagnose = diagnose
+        self._on_turn = on_turn
         self._runnable = list(range(ranks))
         self._unfinished = set(range(ranks))
-        self._polled: set[int] = set()  # since all that can run last had a turn
+        self._polled: set[int] = set()  # ranks that polled since all runnable ones last had a turn
         self._locks = [threading.Lock() for _ in range(ranks)]
         for lock in self._locks:
             lock.acquire()
@@ -58,22 +58,22 @@ class Baton:
         self._done.acquire()
         self._threads: list[threading.Thread] = []
 
-    # -- called by the thread that wants the run
-
     def start(self, body: Callable[[int], None]) -> None:
-        """Each rank has a thread; the first that the schedule names runs `body(rank)`."""
+        """Start a thread per rank; the rank that the schedule chooses runs `body(rank)`."""
         self._schedule.begin(self.ranks)
         for rank in range(self.ranks):  # RuntimeError: the machine has no more threads
-            thread = threading.Thread(target=self._live, args=(rank, body), name=f"rank {rank}", daemon=True)
+            thread = threading.Thread(target=self._run_rank, args=(rank, body), name=f"rank {rank}", daemon=True)
             self._threads.append(thread)
             thread.start()
         self._pass_on(None, self._schedule.next(self._runnable, None))
 
     def wait(self, seconds: float | None) -> bool:
-        """True once every rank has finished; False if `seconds` passed before."""
+        """True when every rank has finished; False if `seconds` passed before."""
         end = None if seconds is None else time.monotonic() + seconds
-        # In slices: a Ctrl-C that comes just before the wait is seen only when a wait ends.
-        while not self._done.acquire(timeout=SLICE if end is None else max(0.0, min(SLICE, end - time.monotonic()))):
+        # In slices: a Ctrl-C that arrives just before the wait is seen only when a wait ends.
+        while not self._done.acquire(
+            timeout=WAIT_SLICE if end is None else max(0.0, min(WAIT_SLICE, end - time.monotonic()))
+        ):
             if end is not None and time.monotonic() >= end:
                 return False
         self._done.release()
@@ -85,82 +85,80 @@ class Baton:
                 thread.join()
 
     def interrupt(self, grace: float) -> tuple[int, ...]:
-        """Every rank has ended, or is named in the answer: it did not obey.
+        """End every rank; returns the ranks that did not end.
 
-        The rank that runs is sent an exception, and has `grace` seconds; one that is stuck in a call into C cannot be
-        stopped.  The others are then ended without it, and have as long, but all together: there may be hundreds.
-        If this is interrupted itself, a second call goes on from there.
+        An exception is raised in the running rank, which has `grace` seconds; a rank stuck in a call into C cannot be
+        stopped.  The others are then ended without it, within `grace` seconds for all of them together.  If this is
+        itself interrupted, a second call continues it.
         """
         self.aborting = True
-        if self.holder is not None and self.wait(COURTESY):
+        if self.holder is not None and self.wait(YIELD_GRACE):
             return ()
         holder = self.holder
         if holder is not None and holder in self.idents:
             _raise_in(self.idents[holder], Abort)
             if self.wait(grace / 2):
                 return ()
-            if self.holder == holder and holder in self.idents:  # Python drops what is raised in a collector's callback
+            if self.holder == holder and holder in self.idents:  # Python drops exceptions in callbacks of the collector
                 _raise_in(self.idents[holder], Abort)
-        if holder is None and self._unfinished:  # nobody has begun: those that have a thread begin, to end
+        if holder is None and self._unfinished:  # no rank has begun: those that have a thread begin, to end
             self._unfinished = {rank for rank, thread in enumerate(self._threads) if thread.ident is not None}
-            self._end_the_rest(None)
+            self._end_next(None)
         last = None
-        while not self.wait(grace if last is None else max(last - time.monotonic(), BRIEF)):
+        while not self.wait(grace if last is None else max(last - time.monotonic(), SHORT_GRACE)):
             stuck = self.holder
             if stuck is None:
                 break
             last = last or time.monotonic() + grace
             self.lost.add(stuck)
             self._unfinished.discard(stuck)
-            self._end_the_rest(stuck)
+            self._end_next(stuck)
         return tuple(sorted(self.lost))
 
-    # -- called by the rank that holds the baton
-
     def pause(self, rank: int) -> None:
-        """A yield point: somebody else may have run when it returns."""
+        """A yield point: other ranks may run before it returns."""
         self.check(rank)
         chosen = self._next(self._runnable, rank)
         if chosen != rank:
             self._pass_on(rank, chosen)
-            self._stand(rank)
+            self._await_turn(rank)
 
     def step_aside(self, rank: int) -> None:
-        """A yield point of a rank that polls: whoever can run runs first, or two that poll could go on for ever."""
+        """A yield point of a rank that polls: all runnable ranks run first, else two polling ranks could loop for ever."""
         self.check(rank)
         self._polled.add(rank)
         others = [other for other in self._runnable if other not in self._polled]
-        if not others:  # everybody has had a turn
+        if not others:  # all have had a turn
             self._polled = {rank}
             others = [other for other in self._runnable if other != rank]
         if others:
             self._pass_on(rank, self._next(others, rank))
-            self._stand(rank)
+            self._await_turn(rank)
 
     def block(self, rank: int) -> None:
-        """Returns when somebody has called `wake(rank)`; raises `Abort` if that can no longer happen."""
+        """Wait until `wake(rank)` is called; raises `Abort` if that can no longer happen."""
         self.check(rank)
         del self._runnable[bisect_left(self._runnable, rank)]
         if not self._runnable:
-            self._judge()
+            self._diagnose()
             self.aborting = True
             raise Abort
         self._pass_on(rank, self._next(self._runnable, rank))
-        self._stand(rank)
+        self._await_turn(rank)
 
-    def only(self, ranks: Container[int]) -> bool:
-        """No other ranks can run."""
+    def only_runnable(self, ranks: Container[int]) -> bool:
+        """Whether only these ranks can run."""
         return all(rank in ranks for rank in self._runnable)
 
     def wake(self, rank: int) -> None:
         insort(self._runnable, rank)
 
     def number(self, below: int) -> int:
-        """The schedule's choice among so many."""
+        """The schedule's choice of a number below `below`."""
         try:
             return self._schedule.number(below)
         except Exception as refusal:  # why: a schedule of the user's may raise anything
-            raise self._refused(refusal) from refusal
+            raise self._aborted(refusal) from refusal
 
     def check(self, rank: int) -> None:
         """Raises `Abort` if the run is over."""
@@ -168,30 +166,28 @@ class Baton:
             raise Abort
 
     def _next(self, runnable: list[int], rank: int) -> int:
-        """Whom the schedule names; if it refuses (a replay of another program), the run is over."""
+        """The schedule's choice; if it raises (a replay of another program), the run is over."""
         try:
             return self._schedule.next(runnable, rank)
         except Exception as refusal:  # why: a schedule of the user's may raise anything
-            raise self._refused(refusal) from refusal
+            raise self._aborted(refusal) from refusal
 
-    def give_up(self, crash: Exception) -> None:
-        """The run is over, and `refusal` says why.  Never returns."""
-        raise self._refused(crash) from crash
+    def abort_with(self, crash: Exception) -> None:
+        """End the run with this exception.  Never returns."""
+        raise self._aborted(crash) from crash
 
-    def _refused(self, refusal: Exception) -> Abort:
+    def _aborted(self, refusal: Exception) -> Abort:
         self.refusal = self.refusal or refusal
         self.aborting = True
         return Abort()
 
-    # -- the threads
-
-    def _live(self, rank: int, body: Callable[[int], None]) -> None:
+    def _run_rank(self, rank: int, body: Callable[[int], None]) -> None:
         self.idents[rank] = threading.get_ident()
-        if self.aborting and rank not in self._unfinished:  # the run was interrupted while its threads were made
+        if self.aborting and rank not in self._unfinished:  # interrupted while the threads were being started
             return
         try:
             self._locks[rank].acquire()
-            self._turn(rank)
+            self._on_turn(rank)
             if not self.aborting:
                 body(rank)
         except Abort:
@@ -201,16 +197,16 @@ class Baton:
                 try:
                     self._leave(rank)
                     break
-                except Abort:  # it was sent when the rank was on its way out; that happens twice at most
+                except Abort:  # raised while the rank was leaving; twice at most
                     continue
 
     def _leave(self, rank: int) -> None:
-        """The rank is gone, and another has the baton; a second call does what the first could not."""
+        """End the rank and pass the token on; a second call completes an interrupted first one."""
         if rank in self.lost or (self.holder != rank and rank not in self._unfinished):
             return
-        if self.holder != rank:  # it was sent away when it had handed over, and did not stand still yet
+        if self.holder != rank:  # interrupted after a hand-over, before it waited
             self._locks[rank].acquire()
-        self.idents.pop(rank, None)  # the system gives the number to the next thread, which may be one of the user's
+        self.idents.pop(rank, None)  # the system reuses the number, perhaps for a thread of the user's
         self._unfinished.discard(rank)
         if not self.aborting:
             del self._runnable[bisect_left(self._runnable, rank)]
@@ -218,12 +214,12 @@ class Baton:
                 self._pass_on(rank, self._next(self._runnable, rank))
                 return
             if self._unfinished:
-                self._judge()
+                self._diagnose()
                 self.aborting = True
-        self._end_the_rest(rank)
+        self._end_next(rank)
 
-    def _end_the_rest(self, rank: int | None) -> None:
-        """The next unfinished rank gets the baton, to unwind; after the last, the run is over."""
+    def _end_next(self, rank: int | None) -> None:
+        """Pass the token to the next unfinished rank, to unwind; after the last one the run is over."""
         if self._unfinished:
             self._pass_on(rank, min(self._unfinished))
         else:
@@ -236,12 +232,12 @@ class Baton:
         self.holder = new
         self._locks[new].release()
 
-    def _stand(self, rank: int) -> None:
+    def _await_turn(self, rank: int) -> None:
         self._locks[rank].acquire()
-        self._turn(rank)
+        self._on_turn(rank)
         self.check(rank)
 
 
 def _raise_in(ident: int, kind: type[BaseException]) -> None:
-    """The exception is raised in that thread as soon as it runs Python code again (CPython's own way to do it)."""
+    """Raise the exception in that thread when it next runs Python code (a CPython API)."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))

@@ -1,4 +1,4 @@
-"""The key-value store of one simulation: who waits for a key lets the others run."""
+"""The key-value store of one simulation; a rank that waits for a key lets the others run."""
 
 import sys
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from localtensor.threads.simulation import Simulation
 
 
 class RankStore(Store):
-    """torch.distributed's Store over one dict; keys and values as torch passes them, values as bytes."""
+    """torch.distributed's Store over one dict of bytes."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self._simulation = simulation
         self._values: dict[str, bytes] = {}
         self._waiting: list[tuple[tuple[str, ...], Ticket]] = []
-        self._everyone = Group("store", tuple(range(simulation.ranks)))
+        self._group = Group("store", tuple(range(simulation.ranks)))
         self._timeout = timedelta(seconds=300)
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = _bytes(value)
         for entry in list(self._waiting):
             keys, ticket = entry
@@ -37,30 +37,30 @@ class RankStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         if amount == 0:
-            self._polled()
+            self._yield_turn()
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
 
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         if (key not in self._values and not _bytes(expected)) or self._values.get(key) == _bytes(expected):
             self.set(key, desired)
             return _bytes(desired)
         held = self._values.get(key, _bytes(expected))
-        self._polled()
+        self._yield_turn()
         return held
 
-    def append(self, key: str, value: Any) -> None:
+    def append(self, key: str, value: str | bytes) -> None:
         self.set(key, self._values.get(key, b"") + _bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
         found = all(key in self._values for key in keys)
         if not found:
-            self._polled()
+            self._yield_turn()
         return found
 
-    def _polled(self) -> None:
-        """The others have had a turn: this may be a question in a loop."""
+    def _yield_turn(self) -> None:
+        """Let the other ranks run: the caller may be polling in a loop."""
         if self._simulation.is_rank():
             self._simulation.baton.step_aside(self._simulation.rank())
 
@@ -71,7 +71,7 @@ class RankStore(Store):
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
-    # The next three are asked for by C++, under its own names; Python's are those of the base class.
+    # C++ calls the next three under its own names.
 
     def deleteKey(self, key: str) -> bool:  # noqa: N802
         return self._values.pop(key, None) is not None
@@ -93,18 +93,18 @@ class RankStore(Store):
         return self._timeout
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """All keys are there; until then the others run, and a key that nobody can set is a deadlock."""
+        """Wait until all keys are set, while other ranks run; a key that no rank can set is a deadlock."""
         if all(key in self._values for key in keys):
             return
         rank = self._simulation.rank()
-        others = tuple(other for other in self._everyone.ranks if other != rank)
+        others = tuple(other for other in self._group.ranks if other != rank)
         kind = f"store.wait({', '.join(map(repr, keys))})"
-        part = Contribution(rank, kind, self._everyone, None, (), None, line=origin(sys._getframe(1)).line)
+        part = Contribution(rank, kind, self._group, None, (), None, line=origin(sys._getframe(1)).line)
         part.number = 0
         ticket = Ticket(part, lambda: others)
         self._waiting.append((tuple(keys), ticket))
         self._simulation.block(ticket)
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)

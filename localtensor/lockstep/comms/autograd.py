@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.c10d_table import SERVED, Brought, named_reduction
+from localtensor.collectives.argument_checks import named_reduction
+from localtensor.collectives.c10d_table import SERVED, Brought
 from localtensor.errors import AnotherMode
 from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue

@@ -1,11 +1,10 @@
-"""What a rank patches for a while is patched on that rank: slots for mock.patch, for monkeypatch and for assertLogs.
+"""Slots that keep a rank's temporary patches on that rank: mock.patch, monkeypatch and assertLogs.
 
-In a real run each process has its own modules, and so its own patches.  On rank threads the last rank to enter a
-patch would have it for all, and what the ranks put back when they leave depends on their order.  Here each place that
-a rank patches during a run is noted, and a hand-over swaps what stands there.
+In a real run each process has its own modules, and so its own patches.  On rank threads a patch would apply to all
+ranks, and what the ranks restore would depend on their order.  So each place that a rank patches during a run is
+recorded, and a hand-over swaps its value.
 
-A patch object that decorates a function is one for all ranks, and keeps in itself what it will put back: each rank
-enters a copy of its own.
+A patch object that decorates a function is shared by all ranks, and keeps what it will restore: each rank enters a copy.
 """
 
 import copy
@@ -18,14 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from localtensor._util.ambient import running
-from localtensor.threads.state.generators import Who
-from localtensor.threads.state.slots import TRIED
+from localtensor.threads.state.generators import RankIdentity
 
-_NOTHING: Any = object()  # stands where no attribute is
+_NOTHING: Any = object()  # the value of a missing attribute
 
 
 class Attribute:
-    """An attribute in the namespace of a module, a class or an object, and what was there before any rank came."""
+    """An attribute in the namespace of a module, a class or an object, and its value before the run."""
 
     __slots__ = ("before", "name", "owner")
 
@@ -45,8 +43,8 @@ class Attribute:
             setattr(self.owner, self.name, value)
 
 
-class Level(Attribute):
-    """The level of a logger, which remembers the answers that it gave by it."""
+class LoggerLevel(Attribute):
+    """The level of a logger, set through setLevel, which clears the logger's cache."""
 
     __slots__ = ()
 
@@ -55,8 +53,8 @@ class Level(Attribute):
             self.owner.setLevel(value)
 
 
-class Contents:
-    """What is in a dict, as with `patch.dict`."""
+class DictContents:
+    """The contents of a dict, as patched by `patch.dict`."""
 
     __slots__ = ("before", "name", "owner")
 
@@ -72,41 +70,39 @@ class Contents:
         self.owner.update(value)
 
 
-Place = Attribute | Contents
+PatchedPlace = Attribute | DictContents
 
 
-class _Slot:
-    """The values of each place that a rank of this run has patched, by place."""
-
-    tried = TRIED
+class _PatchSlot:
+    """A slot with the values of all places that a rank of this run has patched, by place."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], PatchedPlace] = {}
 
-    def note(self, places: list[Place]) -> None:
+    def note(self, places: list[PatchedPlace]) -> None:
         for place in places:
             self.places.setdefault((id(place.owner), place.name), place)
 
-    def save(self) -> dict[Place, Any]:
+    def save(self) -> dict[PatchedPlace, Any]:
         return {place: place.get() for place in self.places.values()} if self.places else {}
 
-    def load(self, want: dict[Place, Any], held: dict[Place, Any]) -> None:
+    def load(self, want: dict[PatchedPlace, Any], held: dict[PatchedPlace, Any]) -> None:
         for place in self.places.values():
             place.put(want.get(place, place.before))
 
-    def initial(self, who: Who) -> dict[Place, Any]:
+    def initial(self, who: RankIdentity) -> dict[PatchedPlace, Any]:
         return self.outside()
 
-    def outside(self) -> dict[Place, Any]:
-        """Everything as it was before any rank came."""
+    def outside(self) -> dict[PatchedPlace, Any]:
+        """Every place as it was before the run."""
         return {}
 
     def over(self) -> None:
-        """The run has ended, and all is as it was: nothing that was patched is held any longer."""
+        """Forget the patched places after the run, when all are restored."""
         self.places.clear()
 
-    def noting(self, kind: Any, method: str, places_of: Callable[..., list[Place]]) -> None:
-        """Whoever calls this method during a run has the places noted that it patches."""
+    def noting(self, kind: Any, method: str, places_of: Callable[..., list[PatchedPlace]]) -> None:
+        """Wrap `kind.method`, so that a call during a run notes the places that it patches."""
         original = getattr(kind, method)
 
         @functools.wraps(original)
@@ -121,14 +117,14 @@ class _Slot:
         setattr(kind, method, noted)
 
 
-class _Entered(threading.local):
-    """Each thread's, and so each rank's: the patches that it is in, by id; each with the copy that was entered."""
+class _EnteredPatches(threading.local):
+    """The patches that a thread (a rank) has entered, by id, each with the entered copy."""
 
     def __init__(self) -> None:
         self.copies: dict[int, list[tuple[Any, Any]]] = {}
 
 
-class Patches(_Slot):
+class MockPatches(_PatchSlot):
     """`mock.patch`, `mock.patch.object`, `mock.patch.multiple` and `mock.patch.dict`, as blocks and as decorators."""
 
     name = "patches"
@@ -136,7 +132,7 @@ class Patches(_Slot):
 
     def __init__(self) -> None:
         super().__init__()
-        self.entered = _Entered()
+        self.entered = _EnteredPatches()
 
     def ready(self) -> bool:
         return hasattr(getattr(sys.modules.get("unittest.mock"), "patch", None), "stopall")
@@ -149,7 +145,7 @@ class Patches(_Slot):
         self._copying(kind)
 
     def inside(self) -> bool:
-        """Whether the rank of this thread is in a patch."""
+        """Whether the rank of this thread has entered a patch."""
         return bool(self.entered.copies)
 
     def _copying(self, kind: Any) -> None:
@@ -172,17 +168,17 @@ class Patches(_Slot):
 
         kind.__enter__, kind.__exit__ = entered, left
 
-    def _contents(self, block: Any) -> list[Place]:
-        """The dict that `patch.dict` changes; os.environ is none, and has a slot of its own."""
+    def _contents(self, block: Any) -> list[PatchedPlace]:
+        """The dict that `patch.dict` changes; os.environ is not a dict, and has a slot of its own."""
         owner = pkgutil.resolve_name(block.in_dict) if isinstance(block.in_dict, str) else block.in_dict
-        return [Contents(owner)] if isinstance(owner, dict) else []
+        return [DictContents(owner)] if isinstance(owner, dict) else []
 
 
-class Logs(_Slot):
+class AssertedLogs(_PatchSlot):
     """`TestCase.assertLogs`, which gives a logger handlers of its own for a while."""
 
     name = "asserted_logs"
-    why = "assertLogs on one rank would hear what another rank logs, or nothing"
+    why = "assertLogs on one rank would capture what another rank logs, or nothing"
 
     def ready(self) -> bool:
         return hasattr(sys.modules.get("unittest.case"), "TestCase")
@@ -191,14 +187,14 @@ class Logs(_Slot):
         test: Any = sys.modules["unittest.case"].TestCase()
         self.noting(type(test.assertLogs()), "__enter__", self._logger)
 
-    def _logger(self, block: Any) -> list[Place]:
+    def _logger(self, block: Any) -> list[PatchedPlace]:
         named = block.logger_name
         logger = named if isinstance(named, logging.Logger) else logging.getLogger(named)
-        return [Attribute(logger, "handlers"), Attribute(logger, "propagate"), Level(logger, "level")]
+        return [Attribute(logger, "handlers"), Attribute(logger, "propagate"), LoggerLevel(logger, "level")]
 
 
-class MonkeyPatches(_Slot):
-    """`pytest.MonkeyPatch`: one for all ranks, which puts everything back when the test is over."""
+class MonkeyPatches(_PatchSlot):
+    """`pytest.MonkeyPatch`: one object for all ranks, which restores everything at the end of the test."""
 
     name = "monkeypatches"
     why = "what the last rank sets by monkeypatch would be there for all"
@@ -213,14 +209,14 @@ class MonkeyPatches(_Slot):
         for method in ("setitem", "delitem"):
             self.noting(kind, method, self._contents)
 
-    def _attribute(self, _: Any, target: Any, name: Any = None, *rest: Any, **options: Any) -> list[Place]:
+    def _attribute(self, _: Any, target: Any, name: Any = None, *rest: Any, **options: Any) -> list[PatchedPlace]:
         if isinstance(target, str):
             home, _, name = target.rpartition(".")
             target = pkgutil.resolve_name(home)
         return [Attribute(target, name)]
 
-    def _contents(self, _: Any, dic: Any, *rest: Any, **options: Any) -> list[Place]:
-        return [Contents(dic)] if isinstance(dic, dict) else []
+    def _contents(self, _: Any, dic: Any, *rest: Any, **options: Any) -> list[PatchedPlace]:
+        return [DictContents(dic)] if isinstance(dic, dict) else []
 
 
-PATCHES = (Patches, Logs, MonkeyPatches)
+PATCHES = (MockPatches, AssertedLogs, MonkeyPatches)

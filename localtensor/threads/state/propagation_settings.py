@@ -1,12 +1,12 @@
-"""What stands in no argument of a call and changes how it is propagated all the same: each setting once, with its reason.
+"""The ambient settings that change how a call is propagated, though they are no argument of it, each with its reason.
 
-This is the one list for every cache of propagated answers: DTensor's, shared by rank threads or kept from one program to
-the next, and that of a propagator which asks no DTensor.  `ambient()` is read at each lookup and is part of its key, so all
-getters together take a fraction of a microsecond.  To import this module imports DTensor, which takes a second.
+All caches of propagated results use this list: DTensor's, shared by rank threads or kept between programs, and that of
+the propagator without DTensor.  `ambient()` is read at each lookup and is part of the key, so all getters together take
+a fraction of a microsecond.  Importing this module imports DTensor, which takes a second.
 
-What was looked at and left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor rules), a
-default device (a spec has none), TF32 and oneDNN switches (digits only), and torch-function modes: they may do anything,
-so a propagator computes its answers without them.
+Left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor rules), a default device (a spec has
+none), TF32 and oneDNN switches (digits only), and torch-function modes: they may do anything, so a propagator computes
+its results without them.
 
 torch's private parts are touched through `PRIVATE`.
 """
@@ -37,7 +37,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: `get()` is a value that can be hashed; `why` says what goes wrong without it."""
+    """One setting: `get()` is a hashable value; `why` says what would go wrong without it, `changes` what it affects."""
 
     name: str
     get: Callable[[], Hashable]
@@ -46,28 +46,24 @@ class Setting:
 
 
 def _modes() -> Hashable:
-    """The classes of the dispatch modes of this thread, the outermost first; a fake mode with its shape environment."""
-    return _open_modes() if _modes_open() else None
-
-
-def _open_modes() -> Hashable:
+    """The classes of this thread's dispatch modes, outermost first, and whether each has a shape environment."""
+    if not _modes_open():
+        return None
     modes = _get_current_dispatch_mode_stack()
     return tuple((type(mode), getattr(mode, "shape_env", None) is not None) for mode in modes)
 
 
 def _autocast() -> Hashable:
-    """What autocast does on each device, if it does anything."""
-    return _autocast_of_each() if _any_autocast() else None
-
-
-def _autocast_of_each() -> Hashable:
+    """The devices on which autocast is on, with their dtypes; None if it is off everywhere."""
+    if not _any_autocast():
+        return None
     return tuple(
         (device, torch.get_autocast_dtype(device)) for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
     )
 
 
 _modes_open = torch._C._len_torch_dispatch_stack
-_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
+_any_autocast = torch._C._is_any_autocast_enabled
 
 SETTINGS = (
     Setting(
@@ -107,7 +103,7 @@ SETTINGS = (
         "which inputs are wanted",
     ),
 )
-_a, _b, _c, _d, _e, _f = [setting.get for setting in SETTINGS]  # written out: a loop over them costs half as much again
+_a, _b, _c, _d, _e, _f = [setting.get for setting in SETTINGS]  # unrolled: a loop over them is 1.5 times as slow
 
 
 def ambient() -> tuple[Any, ...]:

@@ -1,15 +1,19 @@
-"""DTensor's propagation, shared between the ranks of a run: who asks first computes, the others get theirs at once.
+"""DTensor's propagation and sharding rules under rank threads: results are shared, registered rules are per rank.
 
-torch keeps propagated shardings per thread, because they may depend on the rank.  Most do not: what a rule says
-follows from placements, shapes and arguments, and a rank comes in only through the size of its own piece.  So a
-result is shared if every tensor in it is cut into equal pieces, if it holds none of the placements that carry
-state (_MaskPartial) or other geometry (_StridedShard), and if it was found by rules that torch brought: anybody else's
-may ask for the rank, and then ranks that disagree wait for each other for ever, which a simulation must show.  Each
-rank gets it on its own mesh.  The rest is computed by each rank for itself, as before; so is everything that a thread
-asks while it is `alone()`: in a patch of a test's, which may watch propagation, or change it.
+torch keeps propagated shardings per thread, because they may depend on the rank.  Most do not: the result of a rule
+follows from placements, shapes and arguments, and the rank matters only through the size of its own piece.  So the first
+rank computes a result for all, if every tensor in it is cut into equal pieces, if it holds no placements with state
+(_MaskPartial) or other geometry (_StridedShard), and if torch's own rules produced it: other rules may ask for the
+rank, and ranks that disagree then deadlock, which a simulation must show.  Each rank gets the result on its own mesh.
+Everything else each rank computes for itself, as in torch; so does a rank inside a test's patch, which may observe or
+change propagation.
 
-What is shared is kept in a `SingleFlightCache`.  Ranks take turns, and a rank that computes may lose its turn (a rule of the
-user may do anything): who comes for the same then does not wait, which could be for ever, but computes alone.
+A rank that computes may lose its turn, because a user's rule may do anything.  Another rank with the same question then
+computes for itself, since waiting could take for ever.
+
+A rule that a module registers when it is imported is for all ranks, since Python imports a module only once.  Rules that
+a rank registers later, as by `register_sharding` in the body of a test, are swapped at each hand-over, key by key, and
+removed when the run is over.
 
 torch's private parts are touched through `PRIVATE`.
 """
@@ -25,167 +29,159 @@ from localtensor._util.patching import replaced
 from localtensor.concurrency.single_flight import Same, SingleFlightCache, rare_key, value_key
 from localtensor.concurrency.single_flight_cells import Circular
 from localtensor.concurrency.sync import Gate, Threads
-from localtensor.threads.state.generators import Who
-from localtensor.threads.state.slots import TRIED
+from localtensor.threads.state.generators import RankIdentity
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 PRIVATE = {
-    "torch.distributed.tensor.DTensor._op_dispatcher": "where the one propagator of the process is",
+    "torch.distributed.tensor.DTensor._op_dispatcher": "holds the one propagator of the process, with its tables",
     "torch.distributed.tensor._sharding_prop.LocalLRUCache": "torch's cache per thread, which stays in front of ours",
-    "torch.distributed.tensor._op_schema.OutputSharding": "what propagation answers",
-    "torch.distributed.tensor._op_schema.OpSchema": "what it is asked",
+    "torch.distributed.tensor._op_schema.OutputSharding": "the result of propagation",
+    "torch.distributed.tensor._op_schema.OpSchema": "its argument",
 }
-_RULES = "torch.distributed.tensor._ops."
-_TORCHS = ("aten", "prims")  # what torch has rules for; ops of others are no part of these
+_TORCH_RULES = "torch.distributed.tensor._ops."
+_TORCH_NAMESPACES = ("aten", "prims")  # the namespaces of ops for which torch has rules
 
 
-def wanted(share: bool | None) -> bool:
-    """Whether ranks share: as asked, or as LOCALTENSOR_SHARE in the environment says, or else they do."""
+def is_sharing(share: bool | None) -> bool:
+    """`share`, or if it is None the setting of LOCALTENSOR_SHARE in the environment (default: True)."""
     return os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
 
 
-class Alone(Exception):
-    """Not for sharing: each rank finds out for itself."""
+class NotShareable(Exception):
+    """The result must not be shared: each rank computes it for itself."""
 
 
-class _OwnMatter(Exception):
-    """What was found out is for the rank that asked: `answer`."""
+class _OwnRankOnly(Exception):
+    """The computed `answer` is for the calling rank only."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
 
-class _Turns(Threads):
-    """Ranks run one at a time: none waits for another here."""
+class _NeverWaiting(Threads):
+    """Synchronization for ranks, which run one at a time: none waits for another."""
 
     def gate(self, name: str = "") -> Gate:
-        return _NoWait()
+        return _ClosedGate()
 
 
-class _NoWait:
+class _ClosedGate:
     def open(self) -> None:
-        """Nobody waits."""
+        """No rank waits."""
 
     def wait(self, seconds: float | None = None) -> bool:
-        raise Alone
+        raise NotShareable
 
 
 class Sharing:
-    """What the ranks of one run share; nothing before the program has imported DTensor, which takes a second."""
+    """The propagation shared by the ranks of one run, from the program's import of DTensor on."""
 
-    def __init__(self, alone: Callable[[], bool]) -> None:
-        self.alone = alone
-        self.known: SingleFlightCache[Any] = SingleFlightCache(name="propagation of the ranks", sync=_Turns())
+    def __init__(self, alone: Callable[[], bool], *, on: bool) -> None:
+        self.alone, self.on = alone, on
+        self.known: SingleFlightCache[Any] = SingleFlightCache(name="propagation of the ranks", sync=_NeverWaiting())
         self._propagator: Any = None
         self._undo = ExitStack()
 
-    def look(self) -> None:
-        """Sharing goes on from here if DTensor is there now.  Asked at each hand-over, so it must be quick."""
-        if self._propagator is None and "torch.distributed.tensor" in sys.modules:
+    def update(self) -> None:
+        """Start sharing if it is on and DTensor has been imported.  Called at each hand-over, so it must be quick."""
+        if self.on and self._propagator is None and "torch.distributed.tensor" in sys.modules:
             self._begin()
 
     def _begin(self) -> None:
         dispatcher = getattr(getattr(sys.modules["torch.distributed.tensor"], "DTensor", None), "_op_dispatcher", None)
         if dispatcher is None:
-            return  # it is just being imported
+            return  # DTensor is being imported
         from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
         self._propagator = propagator = dispatcher.sharding_propagator
-        ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, self.known, self.alone)
-        # Asked where torch has no C++ cache for a call.
+        ours = _sharing_function(propagator, propagator.propagate_op_sharding_non_cached, self.known, self.alone)
+        # torch calls it where its C++ cache does not serve a call.
         self._undo.enter_context(replaced(propagator, "propagate_op_sharding", LocalLRUCache(ours)))
         self._undo.enter_context(replaced(propagator, "propagate_op_sharding_non_cached", ours))
 
     def end(self) -> None:
-        """torch's propagator is as it was."""
+        """Restore torch's propagator."""
         self._undo.close()
 
 
-class NotSharing(Sharing):
-    """Each rank finds out everything for itself, as in a process of its own."""
-
-    def look(self) -> None:
-        """torch's propagator stays as it is."""
-
-
 @contextmanager
-def shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> Iterator[Sharing]:
-    """While inside, threads share what they propagate, but for one that is `alone()` when it asks; none if not `on`."""
-    sharing = Sharing(alone) if on else NotSharing(alone)
-    sharing.look()
+def propagation_shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> Iterator[Sharing]:
+    """Inside the block threads share propagation if `on`, except a thread for which `alone()` is true at the call."""
+    sharing = Sharing(alone, on=on)
+    sharing.update()
     try:
         yield sharing
     finally:
         sharing.end()
 
 
-def _sharing(
+def _sharing_function(
     propagator: Any, compute: Callable[[Any], Any], known: SingleFlightCache[Any], alone: Callable[[], bool]
 ) -> Callable[[Any], Any]:
     def shareable(schema: Any) -> Any:
         answer = compute(schema)
         try:
             _check_shareable(answer)
-        except Alone:
-            raise _OwnMatter(answer) from None
+        except NotShareable:
+            raise _OwnRankOnly(answer) from None
         return answer
 
     def propagate(schema: Any) -> Any:
         if alone():
             return compute(schema)
         try:
-            mesh, key = _question(propagator, schema)
-            return _on(mesh, known.get(key, shareable, schema))
-        except (Alone, Circular):
+            mesh, key = _mesh_and_key(propagator, schema)
+            return _on_mesh(mesh, known.get(key, shareable, schema))
+        except (NotShareable, Circular):
             return compute(schema)
-        except _OwnMatter as own:
+        except _OwnRankOnly as own:
             return own.answer
 
     return propagate
 
 
-def _question(propagator: Any, schema: Any) -> tuple[Any, Any]:
-    """The one mesh of a schema, and all else that the answer depends on."""
+def _mesh_and_key(propagator: Any, schema: Any) -> tuple[Any, Any]:
+    """The mesh of a schema, and a key of all else that the result depends on.  Raises `NotShareable`."""
     meshes: list[Any] = []
-    asked = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
+    arguments = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
     if not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0].get_coordinate() is None:
-        raise Alone
+        raise NotShareable
     mesh = meshes[0]
     return mesh, (
         schema.op,
-        asked,
+        arguments,
         tuple(mesh.shape),
         mesh.mesh_dim_names,
         mesh.device_type,
-        _ambient(propagator, schema),
+        _rules_and_settings(propagator, schema),
     )
 
 
-def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
-    """What changes an answer and stands in no argument: the rule itself, and torch's settings.  Raises `Alone`."""
+def _rules_and_settings(propagator: Any, schema: Any) -> tuple[Any, ...]:
+    """What changes a result and is no argument: the rule itself, and torch's settings.  Raises `NotShareable`."""
     from localtensor.threads.state.propagation_settings import ambient
 
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
     rules = [table.get(schema.op) for table in tables]
     used = [rule for rule in rules if rule is not None]
-    # Without a rule of its own an op goes by its decomposition, which is made of torch's own ops, whichever.
-    used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCHS]
+    # An op without a rule is propagated by its decomposition, which may use any of torch's own ops.
+    used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCH_NAMESPACES]
     if not all(map(_is_torchs, used)):
-        raise Alone
+        raise NotShareable
     return (*map(Same, rules), ambient())
 
 
-def _is_torchs(rule: Any) -> bool:
-    """Whether torch wrote the rule.  A wrapper may have taken its name, but not the module that it was made in."""
-    return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_RULES)
+def _is_torchs(rule: object) -> bool:
+    """Whether torch defines the rule.  A wrapper may have copied its name, but not the globals of its module."""
+    return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_TORCH_RULES)
 
 
 def _key(value: Any, meshes: list[Any]) -> Any:
-    """A value as part of a key, and the meshes of its specs.  Raises `Alone`."""
+    """A value as part of a key, and the meshes of its specs.  Raises `NotShareable`."""
 
     def leaf(value: Any) -> Any:
         if not (hasattr(value, "placements") and hasattr(value, "tensor_meta")):
-            return rare_key(value, leaf, Alone)
+            return rare_key(value, leaf, NotShareable)
         _check_even(value)
         meshes.append(value.mesh)
         meta = value.tensor_meta
@@ -196,32 +192,38 @@ def _key(value: Any, meshes: list[Any]) -> Any:
 
 
 def _check_even(spec: Any) -> None:
-    """Every rank holds a piece of the same size, and the placements are plain values.  Raises `Alone`."""
+    """Check that all ranks hold pieces of one size, and that placements are plain values.  Raises `NotShareable`."""
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
     if spec.tensor_meta is None:
-        raise Alone
+        raise NotShareable
     sizes = list(spec.tensor_meta.shape)
     for size, placement in zip(spec.mesh.shape, spec.placements, strict=True):
         if type(placement) is Shard:
             if not isinstance(sizes[placement.dim], int) or sizes[placement.dim] % size:
-                raise Alone
+                raise NotShareable
             sizes[placement.dim] //= size
         elif type(placement) not in (Replicate, Partial):
-            raise Alone
+            raise NotShareable
 
 
 def _check_shareable(answer: Any) -> None:
-    """All specs in an answer are on one mesh and even.  Raises `Alone`."""
+    """Check that all specs in a result are on one mesh and even.  Raises `NotShareable`."""
     meshes: list[Any] = []
-    wanted = answer.redistribute_schema
-    _key((answer.output_spec, *([wanted.args_schema, wanted.kwargs_schema] if wanted is not None else [])), meshes)
+    redistributed = answer.redistribute_schema
+    _key(
+        (
+            answer.output_spec,
+            *([redistributed.args_schema, redistributed.kwargs_schema] if redistributed is not None else []),
+        ),
+        meshes,
+    )
     if any(mesh is not meshes[0] for mesh in meshes):
-        raise Alone
+        raise NotShareable
 
 
-def _on(mesh: Any, value: Any) -> Any:
-    """The same answer, on another rank's mesh; nothing that can change is shared with the first."""
+def _on_mesh(mesh: Any, value: Any) -> Any:
+    """The same result on another rank's mesh; mutable parts are copied."""
     if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
         changes = {"mesh": mesh} | {
             f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init and f.name != "mesh"
@@ -229,29 +231,21 @@ def _on(mesh: Any, value: Any) -> Any:
         return type(value)(**changes)
     if hasattr(value, "args_schema"):
         return dataclasses.replace(
-            value, args_schema=_on(mesh, value.args_schema), kwargs_schema=_on(mesh, value.kwargs_schema)
+            value, args_schema=_on_mesh(mesh, value.args_schema), kwargs_schema=_on_mesh(mesh, value.kwargs_schema)
         )
     if hasattr(value, "redistribute_schema"):
         return dataclasses.replace(
-            value, output_spec=_on(mesh, value.output_spec), redistribute_schema=_on(mesh, value.redistribute_schema)
+            value,
+            output_spec=_on_mesh(mesh, value.output_spec),
+            redistribute_schema=_on_mesh(mesh, value.redistribute_schema),
         )
     if isinstance(value, list | tuple):
-        return type(value)([_on(mesh, item) for item in value])
+        return type(value)([_on_mesh(mesh, item) for item in value])
     if isinstance(value, dict):
-        return {name: _on(mesh, item) for name, item in value.items()}
+        return {name: _on_mesh(mesh, item) for name, item in value.items()}
     return value
 
 
-# DTensor's tables of sharding rules: what a rank registers in its program is its own, as in a process.
-#
-# A rule that a module registers when it is imported is for all ranks, since Python imports a module only once.  What a
-# rank writes later, `register_sharding` in the body of a test say, is swapped at each hand-over, key by key, and gone
-# when the run is over.
-
-# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
-SHARDING_RULES_PRIVATE = {
-    "torch.distributed.tensor.DTensor._op_dispatcher": "where the one propagator of the process is, with its tables",
-}
 TABLES = (
     "op_strategy_funcs",
     "op_single_dim_strategy_funcs",
@@ -264,8 +258,8 @@ _GONE: Any = object()
 _IMPORTS = ("exec_module", "_call_with_frames_removed")  # functions that run the body of a module
 
 
-class Table(dict[Any, Any]):
-    """One of the tables.  `changed` holds, for each key that a program has written, what was there before."""
+class RuleTable(dict[Any, Any]):
+    """One of the tables.  `changed` holds the previous value of each key that a program has written."""
 
     def __init__(self, entries: dict[Any, Any]) -> None:
         super().__init__(entries)
@@ -295,7 +289,7 @@ class Table(dict[Any, Any]):
             self.changed[key] = self.get(key, _GONE)
 
     def differences(self) -> dict[Any, Any]:
-        """What there is now under the keys where it is not what was there before."""
+        """The current values of the changed keys, where they differ from the previous ones."""
         now = {key: self.get(key, _GONE) for key in self.changed}
         return {key: value for key, value in now.items() if value is not self.changed[key]}
 
@@ -318,13 +312,13 @@ def importing() -> bool:
 
 
 class ShardingRules:
-    """The slot: what each rank has under the keys that any rank has written."""
+    """The slot of each rank's values under the keys that any rank has written."""
 
-    name, tried = "sharding_rules", TRIED
+    name = "sharding_rules"
     why = "the rank that leaves a block with a rule of its own would take the rule from those still in it"
 
     def __init__(self) -> None:
-        self.tables: list[Table] = []
+        self.tables: list[RuleTable] = []
 
     def ready(self) -> bool:
         return hasattr(self._propagator(), TABLES[0])
@@ -337,7 +331,7 @@ class ShardingRules:
         propagator = self._propagator()
         for name in TABLES:
             if hasattr(propagator, name):
-                self.tables.append(Table(getattr(propagator, name)))
+                self.tables.append(RuleTable(getattr(propagator, name)))
                 setattr(propagator, name, self.tables[-1])
 
     def save(self) -> list[dict[Any, Any]]:
@@ -348,13 +342,13 @@ class ShardingRules:
             for key, before in table.changed.items():
                 table.put(key, mine.get(key, before))
 
-    def initial(self, who: Who) -> list[dict[Any, Any]]:
-        """The tables as they are: what the last run changed in them is over."""
+    def initial(self, who: RankIdentity) -> list[dict[Any, Any]]:
+        """The tables as they are; changes of the previous run are forgotten."""
         for table in self.tables:
             table.changed.clear()
         return self.outside()
 
-    def late(self, who: Who) -> list[dict[Any, Any]]:
+    def late(self, who: RankIdentity) -> list[dict[Any, Any]]:
         return self.outside()
 
     def outside(self) -> list[dict[Any, Any]]:

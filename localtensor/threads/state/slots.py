@@ -1,9 +1,8 @@
-"""What torch keeps once for a process and a real run would keep once for each rank, as tables.
+"""Tables of the state that torch keeps once per process and a real run has once per rank.  Tried on torch 2.13.0.
 
-`FLAGS` are switches in torch's C++, each with a getter and a setter; `NAMES` are names in the namespace of a module
-or object.  What takes more than that is in threads/state/generators.py and threads/state/special_slots.py; what is not swapped, and why, in
-threads/state/special_slots.py.  A part that the installed torch does not have is left out; tests/localtensor/threads/state/test_swap.py says
-which those are.
+`FLAGS` are switches in torch's C++, each with a getter and a setter; `NAMES` are names in the namespace of a module or
+object.  Other slots are in generators.py and special_slots.py; what is not swapped, and why, in special_slots.py.  A
+part that the installed torch lacks is left out; tests/localtensor/threads/state/test_swap.py lists those.
 """
 
 import sys
@@ -13,11 +12,10 @@ from typing import Any
 
 import torch
 
-TRIED = ("2.13.0",)
 _C: Any = torch._C
 
 
-def same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
@@ -30,13 +28,12 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Flags:
+class FlagSlot:
     """A slot of switches."""
 
     name: str
     why: str
     flags: tuple[Flag, ...]
-    tried: tuple[str, ...] = TRIED
 
     def save(self) -> list[Any]:
         return [flag.get() for flag in self.flags]
@@ -48,12 +45,11 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class Names:
-    """A slot of names in one namespace: "module" or "module:attribute.attribute".
+class NameSlot:
+    """A slot of names in one namespace `home`: "module" or "module:attribute.attribute".
 
-    `plain` values are handed over as they are.  `owned` ones are dicts and lists that are changed in place, so each
-    rank has a copy of its own.  `fresh` makes of the value that the first rank has, when it has imported the module
-    during the run, the one that the others begin with.
+    `plain` values are swapped by reference.  `owned` values are dicts and lists that are changed in place, so each rank
+    has a copy.  When a rank imports the module during the run, `fresh` makes the other ranks' first value from its own.
     """
 
     name: str
@@ -61,29 +57,28 @@ class Names:
     home: str
     plain: tuple[str, ...] = ()
     owned: tuple[str, ...] = ()
-    fresh: Callable[[Any], Any] = same
+    fresh: Callable[[Any], Any] = _identity
     older: tuple[str, ...] = ()  # plain values that only older versions keep here
-    tried: tuple[str, ...] = TRIED
 
     @property
     def module(self) -> str:
         return self.home.partition(":")[0]
 
     def space(self) -> dict[str, Any]:
-        """The namespace itself: what is written to it is there.  Its module must have been imported."""
+        """The namespace itself, writable.  Its module must have been imported."""
         home = sys.modules[self.module]
         for attribute in filter(None, self.home.partition(":")[2].split(".")):
             home = getattr(home, attribute)
         return vars(home)
 
 
-GONE: list[str] = []  # what the installed torch has not; the tests say so
+MISSING: list[str] = []  # parts that the installed torch lacks; the tests list them
 
 
 def _flag(get: str, put: str) -> tuple[Flag, ...]:
     if hasattr(_C, get) and hasattr(_C, put):
         return (Flag(getattr(_C, get), getattr(_C, put)),)
-    GONE.extend(f"torch._C.{name}" for name in (get, put) if not hasattr(_C, name))
+    MISSING.extend(f"torch._C.{name}" for name in (get, put) if not hasattr(_C, name))
     return ()
 
 
@@ -110,7 +105,7 @@ def _anomaly() -> tuple[Flag, ...]:
 
 
 def _reductions() -> tuple[Flag, ...]:
-    """Newer torch answers with a pair: whether, and whether split-k may."""
+    """Newer torch returns a pair: whether it is allowed, and whether for split-k."""
     several = [_switch(f"cublas_allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")]
 
     def spread(put: Callable[..., object]) -> Callable[[Any], object]:
@@ -128,13 +123,13 @@ def _only_with_cuda() -> tuple[Flag, ...]:
 _PRECISIONS = (
     ("generic", "all"),
     *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
-)  # parents first: setting one changes what its children say
+)  # parents first: setting one changes its children
 _BACKENDS, _OPS = (tuple(names) for names in zip(*_PRECISIONS))
 _matmul, _cudnn, _onednn = _C._get_float32_matmul_precision, _C._get_cudnn_allow_tf32, _C._get_onednn_allow_tf32
-MIXED = "mixed"  # torch refuses to say, because its old and its new switches were both used
+MIXED = "mixed"  # torch refuses to read it, because both its old and its new switches were used
 
 
-def _said(get: Callable[[], Any]) -> Any:
+def _value_or_mixed(get: Callable[[], Any]) -> Any:
     try:
         return get()
     except RuntimeError:
@@ -142,16 +137,16 @@ def _said(get: Callable[[], Any]) -> Any:
 
 
 def precisions() -> tuple[Any, ...]:
-    """The old switches, then the new ones; old ones set new ones, so that is the order to put them back in."""
+    """The old switches, then the new ones: the order for restoring, because old ones set new ones."""
     new = map(_C._get_fp32_precision_getter, _BACKENDS, _OPS)
     try:
         return (_matmul(), _cudnn(), _onednn(), *new)
     except RuntimeError:
-        return (_said(_matmul), _said(_cudnn), _said(_onednn), *new)
+        return (_value_or_mixed(_matmul), _value_or_mixed(_cudnn), _value_or_mixed(_onednn), *new)
 
 
 def put_precisions(want: tuple[Any, ...]) -> None:
-    """Exact, unless torch itself refuses to say what the old switches are (`MIXED`); those then stay as they are."""
+    """Restore all switches, except old ones that torch refused to read (`MIXED`), which stay as they are."""
     olds = (_C._set_float32_matmul_precision, _C._set_cudnn_allow_tf32, _C._set_onednn_allow_tf32)
     for put, value, held in zip(olds, want, precisions()):
         if value not in (MIXED, None, held):
@@ -162,42 +157,44 @@ def put_precisions(want: tuple[Any, ...]) -> None:
 
 
 FLAGS = (
-    Flags("default_dtype", "torch.set_default_dtype is process-wide", _flag("get_default_dtype", "_set_default_dtype")),
-    Flags(
+    FlagSlot(
+        "default_dtype", "torch.set_default_dtype is process-wide", _flag("get_default_dtype", "_set_default_dtype")
+    ),
+    FlagSlot(
         "deterministic",
         "a rank may ask for deterministic algorithms, or for filled memory",
         _deterministic() + _switch("deterministic_fill_uninitialized_memory"),
     ),
-    Flags(
+    FlagSlot(
         "attention_backends",
         "torch.nn.attention.sdpa_kernel sets process-wide flags while its block runs",
         _attention("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3")
         + _switch("sdp_priority_order", "math_sdp_allow_fp16_bf16_reduction"),
     ),
-    Flags(
+    FlagSlot(
         "cudnn",
         "torch.backends.cudnn.flags sets them while its block runs",
         _switch("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_depthwise_kernel"),
     ),
-    Flags(
+    FlagSlot(
         "cpu_libraries",
         "torch.backends.mkldnn.flags sets them while its block runs",
         _switch("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "qengine"),
     ),
-    Flags(
+    FlagSlot(
         "matmul_reductions",
         "they change the numbers of a product in half precision",
         _reductions()
         + _switch("cublas_allow_fp16_accumulation", "cpu_allow_fp16_reduced_precision_reduction")
         + _only_with_cuda(),
     ),
-    Flags(
+    FlagSlot(
         "float32_precision",
         "a rank may ask for TF32, and a matmul on another rank must not have it",
         (Flag(precisions, put_precisions),),
     ),
-    Flags("anomaly", "torch.autograd.detect_anomaly is process-wide", _anomaly()),
-    Flags(
+    FlagSlot("anomaly", "torch.autograd.detect_anomaly is process-wide", _anomaly()),
+    FlagSlot(
         "checks",
         "what torch checks and warns of, by switches of the process",
         _switch("warnAlways", "autograd_fallback_mode", "backcompat_broadcast_warn", "backcompat_keepdim_warn")
@@ -206,19 +203,19 @@ FLAGS = (
 )
 
 
-def _nothing(seen: Any) -> None:
+def _none(seen: object) -> None:
     return None
 
 
-def _lasting(handlers: dict[Any, Any]) -> dict[Any, Any]:
-    """Without those that only a block (loss_parallel, context_parallel) puts there for its time."""
+def _lasting_handlers(handlers: dict[Any, Any]) -> dict[Any, Any]:
+    """The handlers without those that a block (loss_parallel, context_parallel) installs temporarily."""
     passing = ("torch.distributed.tensor.parallel.", "torch.distributed.tensor.experimental.")
     return {op: handler for op, handler in handlers.items() if not handler.__module__.startswith(passing)}
 
 
 _CP = "torch.distributed.tensor.experimental._context_parallel"
 NAMES = (
-    Names(
+    NameSlot(
         "module_hooks",
         "hooks for all modules; CommDebugMode registers some",
         "torch.nn.modules.module",
@@ -235,72 +232,72 @@ NAMES = (
             "_global_forward_hooks_with_kwargs",
         ),
     ),
-    Names(
+    NameSlot(
         "optimizer_hooks",
         "hooks for all optimizers",
         "torch.optim.optimizer",
         owned=("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
     ),
-    Names(
+    NameSlot(
         "rng_tracker",
         "DTensor's random state, made for the mesh of one rank",
         "torch.distributed.tensor._random",
         ("_rng_tracker",),
-        fresh=_nothing,
+        fresh=_none,
     ),
-    Names(
+    NameSlot(
         "dtensor_handlers",
         "loss_parallel and context_parallel change them while their blocks run",
         "torch.distributed.tensor:DTensor._op_dispatcher",
         owned=("_custom_op_handlers",),
-        fresh=_lasting,
+        fresh=_lasting_handlers,
         older=("_allow_implicit_replication",),
     ),
-    Names(
+    NameSlot(
         "attention_function",
         "context_parallel puts another function there while its block runs",
         "torch.nn.functional",
         ("scaled_dot_product_attention",),
     ),
-    Names(
+    NameSlot(
         "context_parallel",
         "how context_parallel is switched on, and the handlers that it puts back",
         f"{_CP}._attention",
         ("_dispatch_mode",),
         ("existing_custom_ops",),
     ),
-    Names(
+    NameSlot(
         "context_parallel_options",
         "context_parallel and set_rotate_method change them in place",
         f"{_CP}._attention:_cp_options",
         ("convert_to_f32", "enable_load_balance", "rotate_method"),
     ),
-    Names(
+    NameSlot(
         "checkpoint",
         "set_checkpoint_early_stop and its like set them while their blocks run",
         "torch.utils.checkpoint",
         ("_checkpoint_debug_enabled", "_enable_checkpoint_early_stop"),
     ),
-    Names(
+    NameSlot(
         "parametrize_cache",
         "parametrize.cached() counts its blocks and keeps tensors",
         "torch.nn.utils.parametrize",
         ("_cache_enabled",),
         ("_cache",),
     ),
-    Names(
+    NameSlot(
         "module_conversion",
         "torch.__future__ says how a module's parameters are converted",
         "torch.__future__",
         ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
     ),
-    Names(
+    NameSlot(
         "saved_tensors",
         "allow_mutation_on_saved_tensors refuses a second block, of whichever rank",
         "torch.autograd.graph",
         ("_allow_mutation_on_saved_tensors_enabled",),
     ),
-    Names(
+    NameSlot(
         "dispatch_flags",
         "whether a dispatch mode is on; the modes themselves are per thread, these flags are not",
         "torch.utils._python_dispatch",
@@ -310,59 +307,59 @@ NAMES = (
             "_is_in_any_mode_without_ignore_compile_internals",
         ),
     ),
-    Names(
+    NameSlot(
         "current_device",
         "a shadow of the default device; the device itself is per thread",
         "torch.utils._device",
         ("CURRENT_DEVICE",),
     ),
-    Names(
+    NameSlot(
         "print_options",
         "torch.set_printoptions is process-wide",
         "torch._tensor_str:PRINT_OPTS",
         ("precision", "threshold", "edgeitems", "linewidth", "sci_mode"),
     ),
-    Names(
+    NameSlot(
         "transformer_fastpath",
         "torch.backends.mha.set_fastpath_enabled is process-wide",
         "torch.backends.mha",
         ("_is_fastpath_enabled",),
     ),
-    Names(
+    NameSlot(
         "redistribute",
         "use_min_cost_redistribution_plan and its like set them while their blocks run",
         "torch.distributed.tensor._redistribute",
         ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION"),
     ),
-    Names(
+    NameSlot(
         "fully_shard",
         "disable_fsdp_module_new_init sets it while its block runs",
         "torch.distributed.fsdp._fully_shard._fully_shard",
         ("_enable_fsdp_module_new_init",),
     ),
-    Names(
+    NameSlot(
         "fsdp_extensions",
         "tensor parallelism sets its own for FSDP",
         "torch.distributed.fsdp._fsdp_extensions",
         ("_extensions",),
-        fresh=_nothing,
+        fresh=_none,
     ),
-    Names(
+    NameSlot(
         "shard_group",
         "load_with_process_group sets it while its block runs",
         "torch.distributed._shard.api",
         ("_CURRENT_PROCESS_GROUP",),
-        fresh=_nothing,
+        fresh=_none,
     ),
-    Names(
+    NameSlot(
         "init_method",
         "how this rank was initialised; init_process_group sets it",
         "torch.distributed.distributed_c10d",
         ("_default_pg_init_method",),
     ),
-    Names("hub_dir", "torch.hub.set_dir is process-wide", "torch.hub", ("_hub_dir",)),
-    Names(
+    NameSlot("hub_dir", "torch.hub.set_dir is process-wide", "torch.hub", ("_hub_dir",)),
+    NameSlot(
         "output", "contextlib.redirect_stdout on one rank must not take another's lines", "sys", ("stdout", "stderr")
     ),
-    Names("argv", "scripts read it, and some change it", "sys", owned=("argv",)),
+    NameSlot("argv", "scripts read it, and some change it", "sys", owned=("argv",)),
 )

@@ -1,9 +1,10 @@
-"""The environment, the warnings and context_parallel's sharding rules: slots that take more than a name or a flag.
+"""Slots that take more than a name or a flag: environment, warnings, context_parallel's rules; and what is not swapped.
 
-Such a slot has a `name`, says `why` it is one, and has `ready()`, whether what it is about is there by now; `save()`, what
-the running rank has; `load(want, held)`, another's in its place; `initial(who)`, what a rank begins with.  It may have
-`bind()`, called once, when it is ready; `late(who)` and `outside()`, what a rank and the caller had before it was ready
-(else `initial(who)`, and what the run leaves); and `over()`, called when the run has ended.
+Such a slot has a `name`, a reason `why`, and the methods `ready()`, whether its subject has been imported; `save()`, the
+running rank's value; `load(want, held)`, which puts another rank's value in its place; and `initial(who)`, a rank's
+first value.  Optional are `bind()`, called once, when it is ready; `late(who)` and `outside()`, the values of a rank
+and of the caller from before it was ready (default: `initial(who)`, and what the run leaves); and `over()`, called when
+the run has ended.
 """
 
 import os
@@ -12,23 +13,22 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from localtensor.threads.state.generators import Who
+from localtensor.threads.state.generators import AlwaysReady, RankIdentity
 from localtensor.threads.state.patched_attributes import PATCHES
 from localtensor.threads.state.shared_propagation import ShardingRules
-from localtensor.threads.state.slots import TRIED
 
-TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}  # nothing ever listens there
+_TORCHRUN_VARIABLES = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}  # nothing listens there
 
 
-def torchrun_environment(who: Who) -> dict[str, str]:
+def torchrun_environment(who: RankIdentity) -> dict[str, str]:
     """What torchrun sets for a rank, all ranks on one host."""
     mine = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(who.rank))
     all_of_us = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(who.ranks))
-    return mine | all_of_us | {"GROUP_WORLD_SIZE": "1"} | TORCHRUN
+    return mine | all_of_us | {"GROUP_WORLD_SIZE": "1"} | _TORCHRUN_VARIABLES
 
 
 class RankEnvironment(dict[Any, Any]):
-    """The dict inside a rank's os.environ.  It notes in `changed` which keys any rank of the run has set."""
+    """The dict inside a rank's os.environ.  `changed` are the keys that any rank of the run has set."""
 
     __slots__ = ("changed",)
 
@@ -54,13 +54,13 @@ class RankEnvironment(dict[Any, Any]):
         super().update(new)
 
 
-class Environment:
-    """os.environ and os.environb are two views of one dict of encoded strings; C code sees what putenv was told.
+class EnvironmentSlot(AlwaysReady):
+    """os.environ and os.environb are two views of one dict of encoded strings; C code sees the values given to putenv.
 
-    A hand-over swaps that dict, and tells putenv of the keys in which any two ranks may differ.
+    A hand-over swaps that dict, and calls putenv for the keys in which two ranks may differ.
     """
 
-    name, tried = "environment", TRIED
+    name = "environment"
     why = "RANK and its like differ, and what a rank sets in os.environ is its own"
 
     def __init__(self) -> None:
@@ -68,9 +68,6 @@ class Environment:
         self.front = self.views[0]
         self.base: Any = None
         self.changed: set[Any] = set()
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> dict[Any, Any]:
         held: dict[Any, Any] = self.front["_data"]
@@ -91,7 +88,7 @@ class Environment:
                 else:
                     os.putenv(key, value)
 
-    def initial(self, who: Who) -> dict[Any, Any]:
+    def initial(self, who: RankIdentity) -> dict[Any, Any]:
         held = self.save()
         if held is not self.base:  # the first rank of a run: its peers share the set of changed keys
             self.base, self.changed = held, set()
@@ -101,22 +98,19 @@ class Environment:
         return RankEnvironment({**held, **own}, self.changed)
 
 
-class Warnings:
+class WarningsSlot(AlwaysReady):
     """Filters, and the functions that show a warning.
 
-    When filters differ, Python is told; it then forgets which warnings it has shown, so each may be shown again.
+    When filters differ, Python is notified; it then forgets which warnings it has shown, so they may appear again.
     """
 
-    name, tried = "warnings", TRIED
-    why = "filters and ways to show a warning are process-wide: assertWarns on one rank must not hear another's"
+    name = "warnings"
+    why = "filters and ways to show a warning are process-wide: assertWarns on one rank must not catch another's"
     wanted = ("filters", "onceregistry", "showwarning", "_showwarnmsg_impl", "formatwarning", "defaultaction")
 
     def __init__(self) -> None:
         self.space = vars(warnings)
         self.names = tuple(name for name in self.wanted if name in self.space)
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> list[Any]:
         space = self.space
@@ -125,21 +119,18 @@ class Warnings:
     def load(self, want: list[Any], held: list[Any]) -> None:
         self.space.update(zip(self.names, want))
         if want[0] != held[0]:
-            with warnings.catch_warnings():  # entering and leaving a block is the public way to tell Python
+            with warnings.catch_warnings():  # entering and leaving a block is the public way to notify Python
                 pass
 
-    def initial(self, who: Who) -> list[Any]:
+    def initial(self, who: RankIdentity) -> list[Any]:
         return [value.copy() if isinstance(value, list | dict) else value for value in self.save()]
 
 
-class MainModule:
+class MainModule(AlwaysReady):
     """sys.modules["__main__"]: each rank of a script has its own, where pickle finds the classes that it defines."""
 
-    name, tried = "main_module", TRIED
+    name = "main_module"
     why = "localtensor run gives each rank the script as a module of its own"
-
-    def ready(self) -> bool:
-        return True
 
     def save(self) -> Any:
         return sys.modules["__main__"]
@@ -147,7 +138,7 @@ class MainModule:
     def load(self, want: Any, held: Any) -> None:
         sys.modules["__main__"] = want
 
-    def initial(self, who: Who) -> Any:
+    def initial(self, who: RankIdentity) -> Any:
         return self.save()
 
 
@@ -158,7 +149,7 @@ class ContextParallelRules:
     before that of the table, which has the last word; so it is ready as early, though its own module may never come.
     """
 
-    name, tried = "context_parallel_rules", TRIED
+    name = "context_parallel_rules"
     why = "the first rank to leave context_parallel would take the rules from those still in it"
     module = "torch.distributed.tensor.experimental._context_parallel._sharding_rules"
 
@@ -173,66 +164,72 @@ class ContextParallelRules:
             rules = sys.modules[self.module]
             rules.register_cp_sharding_rules() if want else rules.unregister_cp_sharding_rules()
 
-    def initial(self, who: Who) -> bool:
+    def initial(self, who: RankIdentity) -> bool:
         return False
 
 
-SPECIALS = (*PATCHES, MainModule, Environment, Warnings, ContextParallelRules, ShardingRules)  # last: the last word
-
-
-# What is not swapped when one rank hands over to another: torch keeps it per thread already, or ranks may share it.
+SPECIALS = (
+    *PATCHES,
+    MainModule,
+    EnvironmentSlot,
+    WarningsSlot,
+    ContextParallelRules,
+    ShardingRules,
+)  # last: the last word
 
 
 @dataclass(frozen=True)
-class Shared:
-    """`why` it is not swapped.  tests/localtensor/threads/state/test_swap.py proves each entry of `PER_THREAD`."""
+class Unswapped:
+    """State that a hand-over does not swap: torch keeps it per thread, or ranks may share it.
+
+    tests/localtensor/threads/state/test_swap.py proves each entry of `PER_THREAD`.
+    """
 
     name: str
     why: str
-    tried: tuple[str, ...] = TRIED
 
 
-# A thread of a rank has these for itself, and begins with torch's own first values, not with the caller's.
+# Each rank's thread has these for itself, and begins with torch's initial values, not with the caller's.
 PER_THREAD = (
-    Shared("default_device", "torch.set_default_device puts a mode on the thread's stack"),
-    Shared("grad_mode", "no_grad, enable_grad and inference_mode are in the thread"),
-    Shared("autocast", "whether, in which dtype, and its cache"),
-    Shared("dispatch_modes", "the stack of TorchDispatchMode"),
-    Shared("function_modes", "the stack of TorchFunctionMode"),
-    Shared("explicit_redistribution", "ExplicitRedistributionContext keeps itself in a threading.local"),
-    Shared("implicit_replication", "a thread-local switch in C++; older torch keeps a name: see dtensor_handlers"),
-    Shared("autograd_multithreading", "set_multithreading_enabled is in the thread"),
-    Shared("flush_denormal", "a register of the thread; it begins as a copy of that of the thread that started it"),
-    Shared("num_threads", "a thread that has computed keeps its number; new threads begin with the last one set"),
-    Shared("mesh_stack", "with mesh: device_mesh._mesh_resources is a threading.local"),
-    Shared("numpy_errstate", "numpy.errstate is a context variable, which a thread has for itself"),
+    Unswapped("default_device", "torch.set_default_device puts a mode on the thread's stack"),
+    Unswapped("grad_mode", "no_grad, enable_grad and inference_mode are in the thread"),
+    Unswapped("autocast", "whether, in which dtype, and its cache"),
+    Unswapped("dispatch_modes", "the stack of TorchDispatchMode"),
+    Unswapped("function_modes", "the stack of TorchFunctionMode"),
+    Unswapped("explicit_redistribution", "ExplicitRedistributionContext keeps itself in a threading.local"),
+    Unswapped("implicit_replication", "a thread-local switch in C++; older torch keeps a name: see dtensor_handlers"),
+    Unswapped("autograd_multithreading", "set_multithreading_enabled is in the thread"),
+    Unswapped("flush_denormal", "a register of the thread; it begins as a copy of that of the thread that started it"),
+    Unswapped("num_threads", "a thread that has computed keeps its number; new threads begin with the last one set"),
+    Unswapped("mesh_stack", "with mesh: device_mesh._mesh_resources is a threading.local"),
+    Unswapped("numpy_errstate", "numpy.errstate is a context variable, which a thread has for itself"),
 )
 
 LEFT_ALONE = (
-    Shared("process_group_world", "c10d's _world and its C++ registry: the engine's own business"),
-    Shared("modules_and_path", "sys.modules and sys.path: one program, imported once"),
-    Shared("registrations", "torch.library, pytrees, safe globals, backends: as for sharding rules"),
-    Shared("caches", "redistribution plans, tensor metadata: the engine clears what depends on a rank"),
-    Shared("warning_registries", "each module's: a warning shown once is shown once for all ranks"),
-    Shared("logging", "handlers and levels, but for assertLogs: the engine says whose line it is"),
-    Shared("working_directory", "os.chdir, umask, signals: a system call at each hand-over, and rarely a rank's own"),
-    Shared("garbage_collector", "one heap, one collector"),
-    Shared("exception_hooks", "sys.excepthook and threading.excepthook: the engine gathers errors"),
-    Shared("compile_configs", "torch._dynamo, _functorch, _inductor: compiled code is shared, so its settings are"),
-    Shared("profiler", "torch.profiler records a process: a profile by one rank shows all"),
-    Shared("forward_ad_levels", "one list in C++: a second rank inside forward_ad.dual_level is refused by torch"),
-    Shared("vmap_fallback", "private, for debugging functorch"),
-    Shared("active_ddp_module", "read only by torch.compile"),
-    Shared("debug_level", "torch.distributed.set_debug_level: logs and checks; 0.15 microseconds at each hand-over"),
-    Shared("sm_carveout", "experimental, and each change is warned of"),
-    Shared("default_tensor_type", "set_default_tensor_type is deprecated; its dtype half is the slot default_dtype"),
-    Shared("cuda_device", "torch.cuda.set_device and streams: the CUDA runtime keeps them per thread"),
-    Shared("other_generators", "those of MPS and XPU: ranks there are not simulated"),
-    Shared("context_parallel_functions", "_replaced_functions: keyed by a wrapper that only one rank has"),
-    Shared("opt_einsum", "the order of an einsum; torch.backends keeps it in two places that torch itself mixes up"),
-    Shared("symmetric_memory", "its test switches and pools; the simulation has no symmetric memory"),
-    Shared("rpc", "torch.distributed.rpc and elastic agents are not simulated"),
-    Shared("sharded_tensor_ids", "the old ShardedTensor numbers its tensors for RPC"),
-    Shared("flash_attention_registry", "which kernels are installed, by an import"),
-    Shared("fork_rng_warning", "whether a warning was shown"),
+    Unswapped("process_group_world", "c10d's _world and its C++ registry: swapped by threads/run.py"),
+    Unswapped("modules_and_path", "sys.modules and sys.path: one program, imported once"),
+    Unswapped("registrations", "torch.library, pytrees, safe globals, backends: as for sharding rules"),
+    Unswapped("caches", "redistribution plans, tensor metadata: threads/dist_patches.py clears what depends on a rank"),
+    Unswapped("warning_registries", "each module's: a warning shown once is shown once for all ranks"),
+    Unswapped("logging", "handlers and levels, except those of assertLogs, are the process's"),
+    Unswapped("working_directory", "os.chdir, umask, signals: a system call per hand-over; rarely a rank's own"),
+    Unswapped("garbage_collector", "one heap, one collector"),
+    Unswapped("exception_hooks", "sys.excepthook and threading.excepthook: threads/run.py collects errors"),
+    Unswapped("compile_configs", "torch._dynamo, _functorch, _inductor: compiled code is shared, so its settings are"),
+    Unswapped("profiler", "torch.profiler records a process: a profile by one rank shows all"),
+    Unswapped("forward_ad_levels", "one list in C++: a second rank inside forward_ad.dual_level is refused by torch"),
+    Unswapped("vmap_fallback", "private, for debugging functorch"),
+    Unswapped("active_ddp_module", "read only by torch.compile"),
+    Unswapped("debug_level", "torch.distributed.set_debug_level: logs and checks; 0.15 microseconds at each hand-over"),
+    Unswapped("sm_carveout", "experimental, and each change is warned of"),
+    Unswapped("default_tensor_type", "set_default_tensor_type is deprecated; its dtype half is the slot default_dtype"),
+    Unswapped("cuda_device", "torch.cuda.set_device and streams: the CUDA runtime keeps them per thread"),
+    Unswapped("other_generators", "those of MPS and XPU: ranks there are not simulated"),
+    Unswapped("context_parallel_functions", "_replaced_functions: keyed by a wrapper that only one rank has"),
+    Unswapped("opt_einsum", "the order of an einsum; torch.backends keeps it in two places that torch itself mixes up"),
+    Unswapped("symmetric_memory", "its test switches and pools; the simulation has no symmetric memory"),
+    Unswapped("rpc", "torch.distributed.rpc and elastic agents are not simulated"),
+    Unswapped("sharded_tensor_ids", "the old ShardedTensor numbers its tensors for RPC"),
+    Unswapped("flash_attention_registry", "which kernels are installed, by an import"),
+    Unswapped("fork_rng_warning", "whether a warning was shown"),
 )

@@ -1,16 +1,16 @@
-"""What a process has once and each rank should have for itself is swapped when one rank hands over to another.
+"""The swap of per-process state at a hand-over between ranks, so that each rank has its own.
 
     with OutsideState():
         states = [RankState(rank, ranks, seed=0) for rank in range(ranks)]
         switch(None, states[0])       # rank 0 runs
         switch(states[0], states[1])  # rank 1 runs
 
-`SLOTS` lists what is swapped; threads/state/special_slots.py lists what is not, and why.  Only one rank may run at a time, and
-whoever calls `switch` must be the one thread that runs.  A hand-over between ranks that changed nothing takes some
-microseconds: switches are polled and put only where they differ, names are swapped by reference.
+`SLOTS` lists what is swapped; special_slots.py lists what is not, and why.  Only one rank may run at a time, and only its
+thread may call `switch`.  A hand-over between ranks that changed nothing takes some microseconds: switches are read and
+set only where they differ, names are swapped by reference.
 
-A module that is imported during the run is swapped from the next hand-over on.  What its own import did (a filter,
-an environment variable) stays with the rank that imported it first, because Python imports a module only once.
+The state of a module that is imported during the run is swapped from the next hand-over on.  What its import itself did
+(a filter, an environment variable) stays with the first rank that imported it, because Python imports a module only once.
 """
 
 import sys
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from localtensor.threads.state.generators import GENERATORS
-from localtensor.threads.state.slots import FLAGS, NAMES, Flags, Names
+from localtensor.threads.state.slots import FLAGS, NAMES, FlagSlot, NameSlot
 from localtensor.threads.state.special_slots import SPECIALS
 
 _ALL_SPECIALS = [make() for make in (*GENERATORS, *SPECIALS)]
@@ -29,7 +29,7 @@ SLOTS: dict[str, Any] = {slot.name: slot for slot in (*FLAGS, *NAMES, *_ALL_SPEC
 
 
 class _SlotPlan:
-    """The slots whose modules are there, flat, so that a hand-over is a few plain loops.  It only ever grows."""
+    """The slots whose modules are imported, as flat lists, so that a hand-over is a few plain loops.  It only grows."""
 
     def __init__(self) -> None:
         flags = [flag for slot in FLAGS for flag in slot.flags]
@@ -37,20 +37,20 @@ class _SlotPlan:
         self.plain: list[tuple[dict[str, Any], str]] = []
         self.owned: list[tuple[dict[str, Any], str]] = []
         self.specials: list[Any] = []
-        # What a rank begins with that has not met the slot before; for an owned value also the place of its twin.
+        # The first values of a rank that is new to a slot; for an owned value also the index of its alias.
         self.fresh_plain: list[Any] = []
         self.fresh_owned: list[tuple[Any, int | None]] = []
-        self.waiting: list[Names] = list(NAMES)
+        self.waiting: list[NameSlot] = list(NAMES)
         self.specials_waiting: list[Any] = list(_ALL_SPECIALS)
-        self.modules = 0  # how many were imported when this last looked
+        self.modules = 0  # the number of imported modules at the last check
         self.cuda_waits = False
 
     def grow(self) -> None:
-        """Slots whose module has been imported since are in the plan."""
+        """Add the slots whose module has been imported since."""
         for slot in [slot for slot in self.waiting if slot.module in sys.modules]:
             try:
                 space = slot.space()
-            except AttributeError:  # it is just being imported, or this torch has no such thing
+            except AttributeError:  # being imported, or absent in this torch
                 continue
             self._add(slot, space)
             self.waiting.remove(slot)
@@ -63,7 +63,7 @@ class _SlotPlan:
         built = torch.backends.cuda.is_built()
         self.cuda_waits = built and any(special.name == "cuda_generators" for special in self.specials_waiting)
 
-    def _add(self, slot: Names, space: dict[str, Any]) -> None:
+    def _add(self, slot: NameSlot, space: dict[str, Any]) -> None:
         for name in (*slot.plain, *slot.older):
             if name in space:
                 self.plain.append((space, name))
@@ -74,8 +74,8 @@ class _SlotPlan:
                 self.owned.append((space, name))
                 self.fresh_owned.append((slot.fresh(space[name].copy()), twins[0] if twins else None))
 
-    def news(self) -> bool:
-        """Whether `grow` may find something: something was imported, or CUDA initialised, since it last looked."""
+    def has_new(self) -> bool:
+        """Whether `grow` may add slots: a module was imported, or CUDA initialised, since the last check."""
         return len(sys.modules) != self.modules or (self.cuda_waits and torch.cuda.is_initialized())
 
 
@@ -83,12 +83,12 @@ _PLAN = _SlotPlan()
 
 
 class _State:
-    """One value for each slot of the plan."""
+    """A value for each slot of the plan."""
 
     __slots__ = ("flags", "owned", "plain", "specials")
 
     def __init__(self) -> None:
-        if _PLAN.news():
+        if _PLAN.has_new():
             _PLAN.grow()
         self.flags: list[Any] = []
         self.plain: list[Any] = []
@@ -101,17 +101,17 @@ class _State:
         self.owned = [space[name] for space, name in _PLAN.owned]
         self.specials = [special.save() for special in _PLAN.specials]
 
-    def meet_new_slots(self) -> None:
-        """Values for the slots that have joined the plan since this state was last saved."""
+    def add_new_slots(self) -> None:
+        """Add values for the slots that have joined the plan since this state was saved."""
         self.plain += _PLAN.fresh_plain[len(self.plain) :]
         for fresh, twin in _PLAN.fresh_owned[len(self.owned) :]:
             self.owned.append(fresh.copy() if twin is None else self.owned[twin])
 
 
 class RankState(_State):
-    """What belongs to one rank: at first, the caller's state, its generators seeded alike on all ranks.
+    """The state of one rank: at first the caller's state, with generators seeded equally on all ranks.
 
-    Make those of a run while the caller's state is still there: before any of them is switched to.
+    Make the states of a run before switching to any of them, while the process still has the caller's state.
     """
 
     __slots__ = ("rank", "ranks", "seed")
@@ -123,20 +123,20 @@ class RankState(_State):
         held = self.owned
         firsts = [[other is value for other in held].index(True) for value in held]
         self.owned = []
-        for at, first in enumerate(firsts):  # names of one dict in the caller are names of one dict here
+        for at, first in enumerate(firsts):  # aliases of one dict in the caller stay aliases
             self.owned.append(held[at].copy() if first == at else self.owned[first])
         self.specials = [special.initial(self) for special in _PLAN.specials]
 
-    def meet_new_slots(self) -> None:
-        super().meet_new_slots()
+    def add_new_slots(self) -> None:
+        super().add_new_slots()
         for special in _PLAN.specials[len(self.specials) :]:
             self.specials.append(getattr(special, "late", special.initial)(self))
 
 
 def switch(old: RankState | None, new: RankState | None) -> None:
-    """What the running rank has is in `old`, and what `new` holds is what the process has."""
+    """Save the process's state to `old`, and load the state of `new` (None: the caller, kept elsewhere)."""
     plan = _PLAN
-    if plan.news():
+    if plan.has_new():
         plan.grow()
     flags = [get() for get in plan.gets]
     plain = [space[name] for space, name in plan.plain]
@@ -156,7 +156,7 @@ def _load(new: _State, flags: list[Any], plain: list[Any], owned: list[Any], spe
         special.load(want, held)
     if len(new.plain) < len(plain) or len(new.owned) < len(owned) or len(new.specials) < len(specials):
         known = len(new.specials)
-        new.meet_new_slots()
+        new.add_new_slots()
         for special, want, held in zip(plan.specials[known:], new.specials[known:], specials[known:]):
             special.load(want, held)
     if plain != new.plain:
@@ -167,7 +167,7 @@ def _load(new: _State, flags: list[Any], plain: list[Any], owned: list[Any], spe
 
 
 def _put(flags: list[Any]) -> None:
-    """Each switch is as wanted; some setters warn, and nobody asked for those warnings."""
+    """Set each switch that differs, without the warnings of some setters."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for get, put, want in zip(_PLAN.gets, _PLAN.puts, flags):
@@ -176,7 +176,7 @@ def _put(flags: list[Any]) -> None:
 
 
 class OutsideState(_State):
-    """The caller's state, back as it was when the block ends, however it ends."""
+    """The caller's state, restored at the end of the block."""
 
     def __enter__(self) -> "OutsideState":
         self.save()
@@ -192,23 +192,23 @@ class OutsideState(_State):
             if hasattr(special, "over"):
                 special.over()
 
-    def meet_new_slots(self) -> None:
-        """What the caller had of slots that were not ready then; where nobody can say, what there is now stays."""
-        super().meet_new_slots()
+    def add_new_slots(self) -> None:
+        """Add the caller's values of new slots; where they are unknown, the current values stay."""
+        super().add_new_slots()
         for special in _PLAN.specials[len(self.specials) :]:
             self.specials.append(getattr(special, "outside", special.save)())
 
 
 def slot_value(name: str) -> Any:
-    """What the process has in a slot now; None while the slot's module is not imported.
+    """The current value of a slot; None while its module is not imported.
 
     >>> slot_value("default_dtype")
     [torch.float32]
     """
     slot = SLOTS[name]
-    if isinstance(slot, Flags):
+    if isinstance(slot, FlagSlot):
         return slot.save()
-    if isinstance(slot, Names):
+    if isinstance(slot, NameSlot):
         if slot.module not in sys.modules:
             return None
         space = slot.space()

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor._util.ambient import entered, running
+from localtensor._util.ambient import running, simulation_entered
 
 
 def test_nothing_runs_outside_of_a_run():
@@ -15,7 +15,7 @@ def test_nothing_runs_outside_of_a_run():
 
 def test_a_block_that_fails_is_left():
     def fails():
-        with entered("mine"):
+        with simulation_entered("mine"):
             assert running() == "mine"
             raise KeyError
 
@@ -29,12 +29,12 @@ def test_a_second_thread_waits_until_the_first_is_out():
 
     def second():
         inside.wait()
-        with entered("second"):
+        with simulation_entered("second"):
             order.append(("second in", running()))
 
     thread = threading.Thread(target=second)
     thread.start()
-    with entered("first"):
+    with simulation_entered("first"):
         inside.set()
         thread.join(0.05)  # it cannot come in, however long we wait
         order.append(("first", running(), thread.is_alive()))

@@ -50,7 +50,7 @@ def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before()
 
 
 @pytest.mark.ranks(4, schedules=7)
-def test_a_receive_from_anyone_says_who_it_was(rank):
+def test_a_receive_from_any_says_who_it_was(rank):
     if rank == 0:
         assert sorted(heard() for _ in range(3)) == [(1, 10.0), (2, 20.0), (3, 30.0)]
     else:
@@ -58,7 +58,7 @@ def test_a_receive_from_anyone_says_who_it_was(rank):
 
 
 @pytest.mark.ranks(3)
-def test_a_receive_from_anyone_takes_the_tag_that_it_asks_for(rank):
+def test_a_receive_from_any_takes_the_tag_that_it_asks_for(rank):
     if rank == 0:
         assert [heard(tag=2), heard(tag=1)] == [(2, 2.0), (1, 1.0)]
     else:

@@ -347,7 +347,7 @@ def test_ranks_do_not_run_what_this_process_wants_done_at_its_end(tmp_path):
 def test_a_fork_leaves_the_kept_processes_their_folder():
     lt.run(dist.barrier, ranks=1, on="gloo")
     *_, pool = ambient._pools.values()  # the last used: those of other tests may have lost their processes
-    folder = Path(pool._crew.folder)
+    folder = Path(pool._group.folder)
     on_forks(lambda rank: None, ranks=1)
     assert folder.is_dir()
     ambient.close_pools()

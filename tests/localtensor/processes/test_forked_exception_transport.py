@@ -1,7 +1,7 @@
 import pytest
 
 from localtensor._util.call_sites import raised_at
-from localtensor.processes.forked import again, stand_in, story
+from localtensor.processes.forked import rebuild_exception, record_exception, substitute_exception
 
 
 class NeedsTwo(Exception):
@@ -33,7 +33,7 @@ EXACT = {"ours", "skip", "local", "exit"}
 @pytest.mark.parametrize("name", sorted(errors_to_send()))
 def test_an_exception_is_itself_again_or_one_of_the_same_name_and_nature(name):
     error = errors_to_send()[name]
-    found = again(story(error, repr))
+    found = rebuild_exception(record_exception(error, repr))
     assert (type(found).__name__, str(found)) == (type(error).__name__, str(error))
     assert (type(found) is type(error)) == (name in EXACT)
     assert isinstance(found, Exception) == isinstance(error, Exception)
@@ -42,14 +42,14 @@ def test_an_exception_is_itself_again_or_one_of_the_same_name_and_nature(name):
 
 
 def test_a_stand_in_says_its_message_and_no_more():
-    error = stand_in("Skipped", "why", "BaseException")
+    error = substitute_exception("Skipped", "why", "BaseException")
     assert str(error) == "why" and not isinstance(error, Exception)
 
 
 def test_an_exception_leads_to_the_line_where_it_was_raised_and_to_no_other():
     with pytest.raises(ValueError, match="invalid literal") as caught:
         int("x")
-    found = again(story(caught.value, repr))
+    found = rebuild_exception(record_exception(caught.value, repr))
     assert raised_at(found) == raised_at(caught.value) is not None
     assert found.__traceback__.tb_next is None
-    assert again(story(ValueError("made only"), repr)).__traceback__ is None
+    assert rebuild_exception(record_exception(ValueError("made only"), repr)).__traceback__ is None

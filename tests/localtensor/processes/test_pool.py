@@ -805,7 +805,7 @@ def test_restarts_leave_nothing_behind(pool, temporary):
 def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(temporary, monkeypatch):
     pool = Pool(2)
     pids = [outcome.value for outcome in pool.call(os.getpid, [(), ()])]
-    first = pool._crew.members[0].process
+    first = pool._group.members[0].process
 
     def interrupted():
         raise KeyboardInterrupt
@@ -814,7 +814,7 @@ def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(tem
     assert list(temporary.iterdir()) != []
     with pytest.raises(KeyboardInterrupt):
         pool.close()
-    assert list(temporary.iterdir()) == [] and pool._crew not in worker_group.CREWS
+    assert list(temporary.iterdir()) == [] and pool._group not in worker_group.CREWS
     assert_ended(pids)
 
 
@@ -849,7 +849,7 @@ def test_a_fork_server_that_is_gone_is_a_pool_that_did_not_start(gone, monkeypat
     def hire(*_):
         raise gone
 
-    monkeypatch.setattr(worker_group.WorkerGroup, "_hire", hire)
+    monkeypatch.setattr(worker_group.WorkerGroup, "_start_worker", hire)
     with Pool(2) as pool, pytest.raises(errors.PoolDidNotStart, match=rf"rank 0: {type(gone).__name__}"):
         pool.call(my_rank, [(), ()])
 
@@ -964,17 +964,17 @@ def test_sigterm_while_ranks_are_waited_for_leaves_neither_them_nor_a_folder(tmp
 
 def test_sigterm_is_heeded_for_as_long_as_a_call_and_where_nobody_else_does():
     def heeded():
-        with worker_group.tidy(), worker_group.tidy():
+        with worker_group.ranks_end_on_sigterm(), worker_group.ranks_end_on_sigterm():
             return signal.getsignal(signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        assert heeded() is worker_group._terminated and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert heeded() is worker_group._on_sigterm and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         for theirs in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGTERM, theirs)
             assert heeded() == theirs == signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with worker_group.tidy():
+        with worker_group.ranks_end_on_sigterm():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a program may, meanwhile
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
@@ -986,7 +986,7 @@ def test_a_rank_looks_for_no_store_in_a_folder_that_went_with_the_parent(tmp_pat
     monkeypatch.setattr(dist, "FileStore", lambda *_: pytest.fail("it looks"))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     with pytest.raises(FileNotFoundError):
-        worker._sit_down(worker.Seat(0, 2, "gloo", str(tmp_path / "gone"), {}))
+        worker._init_group(worker.WorkerSpec(0, 2, "gloo", str(tmp_path / "gone"), {}))
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):

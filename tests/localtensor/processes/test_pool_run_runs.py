@@ -348,7 +348,7 @@ def test_causes_come_in_order_of_time_and_echoes_last():
         Raised(0, "RuntimeError", ECHO, "", at=1.0), Raised(1, "ValueError", "late", "", at=3.0), Died(2, 7),
         Raised(3, "ValueError", "early", "", at=2.0), Waiting(4, "unknown"), Returned(5, None),
     ]  # fmt: skip
-    error = real.fault(outcomes, 5.0)
+    error = real.error_of_outcomes(outcomes, 5.0)
     assert [(one.rank, one.kind) for one in error.raised] == [
         (3, "ValueError"), (1, "ValueError"), (2, "Died"), (0, "RuntimeError"),
     ]  # fmt: skip
@@ -362,6 +362,6 @@ def test_causes_come_in_order_of_time_and_echoes_last():
     ("UnicodeDecodeError", "x", RuntimeError("UnicodeDecodeError: x")), ("print", "x", RuntimeError("print: x")),
 ])  # fmt: skip
 def test_an_exception_comes_again_of_its_own_class_where_that_is_known(kind, message, want):
-    error = real.fault([Raised(0, kind, message, "")], 1.0).__cause__
+    error = real.error_of_outcomes([Raised(0, kind, message, "")], 1.0).__cause__
     assert type(error) is type(want)
     assert isinstance(want, BadGroup) or str(error) == str(want)

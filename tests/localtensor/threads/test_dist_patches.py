@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
 from localtensor.errors import BadGroup, EarlyReturn, GroupMismatch, GroupsLeftOver, RankRaised, TorchChanged
-from localtensor.threads.dist_patches import installed
+from localtensor.threads.dist_patches import patched_torch_distributed
 
 
 def cause_of(kind, program, ranks):
@@ -242,7 +242,7 @@ def test_everything_is_put_back_when_the_block_ends_however_it_ends():
     inside = []
 
     def fails():
-        with installed():
+        with patched_torch_distributed():
             inside.extend(stands())
             raise KeyError
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import localtensor as lt
 from localtensor.errors import CollectiveFailed, LayoutMismatch, ReadBeforeWait
-from localtensor.threads.process_group import _on_one_device
+from localtensor.threads.process_group import _to_one_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
 WRITES = {
@@ -250,4 +250,4 @@ def test_what_comes_from_several_devices_meets_on_the_first_ranks():
     brought = [
         SimpleNamespace(device=torch.device(name), inputs=[torch.ones(2, device=name)]) for name in ("meta", "cpu")
     ]
-    assert [part.inputs[0].device.type for part in _on_one_device(brought)] == ["meta", "meta"]
+    assert [part.inputs[0].device.type for part in _to_one_device(brought)] == ["meta", "meta"]

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import localtensor as lt
 from localtensor.errors import LocalTensorError
 from localtensor.threads import run as threads
-from localtensor.threads.run_token import Baton
+from localtensor.threads.run_token import RunToken
 
 # -- programs that end badly, of many kinds
 
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_every_rank_and_leaves_nothing(busy):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_ranks_that_do_not_obey(monkeypatch):
-    over, began, graces, interrupt = threading.Event(), threading.Event(), [], Baton.interrupt
+    over, began, graces, interrupt = threading.Event(), threading.Event(), [], RunToken.interrupt
 
     def stuck():
         began.set()
@@ -231,8 +231,8 @@ def test_a_second_ctrl_c_does_not_wait_for_ranks_that_do_not_obey(monkeypatch):
         return interrupt(baton, grace)
 
     before = threading.enumerate()
-    monkeypatch.setattr(threads, "_await", pressed)
-    monkeypatch.setattr(Baton, "interrupt", pressed_again)
+    monkeypatch.setattr(threads, "_wait_for_ranks", pressed)
+    monkeypatch.setattr(RunToken, "interrupt", pressed_again)
     with pytest.raises(KeyboardInterrupt):
         lt.run(stuck, ranks=3)
     assert graces == [threads.GRACE, 0]

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from localtensor import replay, round_robin, shuffled
-from localtensor.threads.run_token import Abort, Baton
+from localtensor.threads.run_token import Abort, RunToken
 
 
 class Told:
@@ -13,7 +13,7 @@ class Told:
 
     def __init__(self, ranks, schedule=None):
         self.swaps, self.judged, self.log = [], 0, []
-        self.baton = Baton(ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.judge)
+        self.baton = RunToken(ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.judge)
 
     def judge(self):
         self.judged += 1
@@ -277,7 +277,7 @@ def test_who_is_interrupted_while_he_interrupts_goes_on_where_he_was(monkeypatch
 
     told.baton.start(body)
     began.wait()
-    monkeypatch.setattr(told.baton, "_end_the_rest", interrupted)
+    monkeypatch.setattr(told.baton, "_end_next", interrupted)
     with pytest.raises(KeyboardInterrupt):
         told.baton.interrupt(0.05)
     assert told.baton.interrupt(0.3) == (0,)  # enough for the other two, on a busy machine too
@@ -315,8 +315,8 @@ def test_a_rank_may_be_sent_away_at_any_moment_of_the_hand_over(at):
     told, calls = Told(3), []
 
     def profile(frame, event, arg):
-        name, ours = frame.f_code.co_name, frame.f_code.co_filename == Baton.check.__code__.co_filename
-        over = (name, event) == ("_live", "return")  # the thread's last moment: it has nothing more to do
+        name, ours = frame.f_code.co_name, frame.f_code.co_filename == RunToken.check.__code__.co_filename
+        over = (name, event) == ("_run_rank", "return")  # the thread's last moment: it has nothing more to do
         if ours and not over and event in ("call", "return", "c_return") and told.baton.aborting:
             calls.append((name, event))
             if len(calls) == at + 1:

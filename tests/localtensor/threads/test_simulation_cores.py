@@ -6,7 +6,7 @@ import pytest
 
 import localtensor as lt
 from localtensor.threads import simulation
-from localtensor.threads.simulation import LOOK, Cores
+from localtensor.threads.simulation import CHECK_INTERVAL, CoreAffinity
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
@@ -21,7 +21,7 @@ def allowed_here(_rank=None):
 def test_all_ranks_run_on_one_core_and_the_caller_on_all_of_his(monkeypatch):
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(simulation, "STARVED", 0)  # on a busy machine the run would move
+    monkeypatch.setattr(simulation, "MIN_CPU_SHARE", 0)  # on a busy machine the run would move
     before = allowed_here()
     used = lt.run(allowed_here, ranks=3).values
     assert len(used[0]) == 1 and set(used) == {used[0]}
@@ -40,9 +40,9 @@ def test_who_wants_all_cores_gets_them(monkeypatch, name, value):
 def test_any_number_of_threads_that_openmp_takes_is_read(monkeypatch, value, one_core):
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", value)
-    kept, run = [], Cores(1)
+    kept, run = [], CoreAffinity(1)
     monkeypatch.setattr(simulation.os, "sched_setaffinity", lambda pid, where: kept.append(where))
-    run.turn(0)
+    run.follow(0)
     assert bool(kept) is one_core
 
 
@@ -53,12 +53,12 @@ def test_a_starved_run_moves_and_a_busy_one_stays(monkeypatch):
     monkeypatch.setattr(simulation.time, "process_time", lambda: used[0])
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    run = Cores(2)
-    run.turn(0)
+    run = CoreAffinity(2)
+    run.follow(0)
     assert len(moved_to) == 1  # the thread goes where the run is
-    clock[0], used[0] = clock[0] + 2 * LOOK, used[0] + 2 * LOOK
-    run.turn(0)
+    clock[0], used[0] = clock[0] + 2 * CHECK_INTERVAL, used[0] + 2 * CHECK_INTERVAL
+    run.follow(0)
     assert len(moved_to) == 1  # the core was ours all the time
-    clock[0], used[0] = clock[0] + 2 * LOOK, used[0] + 0.1 * LOOK
-    run.turn(0)
+    clock[0], used[0] = clock[0] + 2 * CHECK_INTERVAL, used[0] + 0.1 * CHECK_INTERVAL
+    run.follow(0)
     assert len(moved_to) == 2 and moved_to[0] != moved_to[1]

@@ -23,7 +23,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "any number below 0",
     (
         "localtensor/collectives/reference.py",
-        "agree.check_even(call, shard_dim, held[0].shape, len(held))",
+        "checks.check_even(call, shard_dim, held[0].shape, len(held))",
     ): "all ranks bring one shape",
     (
         "localtensor/lockstep/values/stacks.py",
@@ -124,7 +124,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     (
         "localtensor/collectives/rendezvous.py",
         "return -1 if part.peer is None else part.peer",
-    ): "who names no peer comes by `recv_from_anyone`, which does not ask for it",
+    ): "who names no peer comes by `recv_from_any`, which does not ask for it",
     (
         "localtensor/lockstep/comms/stacked_collectives.py",
         "return slice(int(ids[0]), int(ids[0]) + 1, 1)",
@@ -139,7 +139,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "tensors that are on the device already stay as they are",
     (
         "localtensor/threads/simulation.py",
-        "FRUITLESS = 10_000  # questions in a row whether a work is done, by ranks of which none can do anything else",
+        "MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable, that count as a deadlock",
     ): "any large number: it only says when a loop without end is given up",
     (
         "localtensor/lockstep/comms/stacked_collectives.py",
@@ -151,11 +151,11 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "nobody passes it",
     (
         "localtensor/threads/rank_world.py",
-        "self.implicit = False  # the default group was made by us, and the program has not asked for it",
+        "self.implicit = False  # the default group was made by us, and the program has not requested it",
     ): "`join` sets it before anybody asks",
     (
         "localtensor/threads/rank_world.py",
-        "self.epoch = 0  # how many default groups it has had: torch begins to count names anew with each",
+        "self.epoch = 0  # the number of default groups so far: with each, torch numbers the groups from 0 again",
     ): "any number: names of two epochs need only differ",
 }
 """(path, the changed line as it is now, stripped) -> why a change of it may be unseen."""

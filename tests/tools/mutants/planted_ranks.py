@@ -16,7 +16,7 @@ SCHEDULES = (
     ),
     Planted(
         "localtensor/threads/run_token.py",
-        "            self._judge()\n            self.aborting = True\n            raise Abort",
+        "            self._diagnose()\n            self.aborting = True\n            raise Abort",
         "            self.aborting = True\n            raise Abort",
         "a deadlock ends the run without a word",
     ),
@@ -30,7 +30,7 @@ SCHEDULES = (
         "localtensor/threads/run_token.py",
         "            self._unfinished.discard(stuck)\n",
         "",
-        "a rank that does not obey gets the baton again, and the others are never ended",
+        "a rank that does not obey gets the run token again, and the others are never ended",
     ),
     Planted(
         "localtensor/concurrency/schedule.py",
@@ -66,8 +66,8 @@ MEETINGS = (
     ),
     Planted(
         "localtensor/collectives/rendezvous.py",
-        "parts = [meeting.parts[rank] for rank in self.ranks]",
-        "parts = list(meeting.parts.values())",
+        "parts = [rendezvous.parts[rank] for rank in self.ranks]",
+        "parts = list(rendezvous.parts.values())",
         "all_gather gives the tensors in the order in which ranks came",
     ),
     Planted(
@@ -148,7 +148,7 @@ VERDICTS = (
     ),
     Planted(
         "localtensor/processes/pool.py",
-        "(_is_echo(one), one.at or",
+        "(_reports_lost_peer(one), one.at or",
         "(one.at or",
         "the rank that only says that its peer has gone is called the first cause",
     ),
@@ -317,7 +317,7 @@ PROCESSES = (
     ),
     Planted(
         "localtensor/processes/worker.py",
-        "        if inner.f_code is _work.__code__:\n            return\n",
+        "        if inner.f_code is _serve_jobs.__code__:\n            return\n",
         "",
         "a rank that hangs is said to be in our own lines, or in those that started it",
     ),

@@ -32,7 +32,7 @@ SEEN_FROM = {
         "tests/localtensor/layout/test_shard_order.py",
     ),
     "localtensor/errors/collectives.py": (
-        "tests/localtensor/collectives/test_checks.py",
+        "tests/localtensor/collectives/test_argument_checks_refusals.py",
         "tests/localtensor/layout/test_reductions.py",
     ),
     "localtensor/concurrency/results.py": (

@@ -198,19 +198,24 @@ def test_a_rule_that_is_not_torchs_may_ask_for_the_rank_so_each_rank_asks_it():
 def test_an_op_that_goes_by_the_rules_of_its_parts_is_not_shared_where_one_rule_is_not_torchs():
     schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()  # any that no table has
     table, op = propagator().op_single_dim_strategy_funcs, torch.ops.aten.mm.default
-    assert shared_propagation._ambient(propagator(), schema)
+    assert shared_propagation._rules_and_settings(propagator(), schema)
     torchs = table[op]
     table[op] = dataclasses.replace(torchs, func=lambda op, args, kwargs: [])
     try:
-        with pytest.raises(shared_propagation.Alone):
-            shared_propagation._ambient(propagator(), schema)
+        with pytest.raises(shared_propagation.NotShareable):
+            shared_propagation._rules_and_settings(propagator(), schema)
     finally:
         table[op] = torchs
 
 
 def test_every_rule_that_torch_brings_is_known_for_torchs():
     tables = propagator().op_single_dim_strategy_funcs, propagator().op_strategy_funcs, propagator().op_to_rules
-    rules = {op: rule for table in tables for op, rule in table.items() if op.namespace in shared_propagation._TORCHS}
+    rules = {
+        op: rule
+        for table in tables
+        for op, rule in table.items()
+        if op.namespace in shared_propagation._TORCH_NAMESPACES
+    }
     assert len(rules) > 500
     others = [str(op) for op, rule in rules.items() if not shared_propagation._is_torchs(rule)]
     assert others == [], "they are shared no longer: look at propagation._RULES"
@@ -219,10 +224,10 @@ def test_every_rule_that_torch_brings_is_known_for_torchs():
 def test_a_rule_for_an_op_of_somebody_elses_keeps_nobody_from_sharing():
     schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()
     table, op = propagator().op_strategy_funcs, torch.ops._c10d_functional.wait_tensor.default
-    before = shared_propagation._ambient(propagator(), schema)
+    before = shared_propagation._rules_and_settings(propagator(), schema)
     table[op] = lambda schema: None
     try:
-        assert shared_propagation._ambient(propagator(), schema) == before
+        assert shared_propagation._rules_and_settings(propagator(), schema) == before
     finally:
         del table[op]
 
@@ -239,7 +244,7 @@ def cuda_autocast():
 
 def test_what_a_rank_has_set_is_part_of_the_question():
     schema = type("Schema", (), {"op": torch.ops.aten.mm.default})()
-    asked = [shared_propagation._ambient(propagator(), schema)]
+    asked = [shared_propagation._rules_and_settings(propagator(), schema)]
     cpu = functools.partial(torch.autocast, "cpu", cache_enabled=False)
     settings = (
         torch.no_grad, torch.inference_mode, functools.partial(cpu, torch.bfloat16), functools.partial(cpu, torch.float16),
@@ -247,18 +252,18 @@ def test_what_a_rank_has_set_is_part_of_the_question():
     )  # fmt: skip
     for setting in settings:
         with setting():
-            asked.append(shared_propagation._ambient(propagator(), schema))
+            asked.append(shared_propagation._rules_and_settings(propagator(), schema))
     assert len(set(asked)) == 6
-    assert shared_propagation._ambient(propagator(), schema) == asked[0]
+    assert shared_propagation._rules_and_settings(propagator(), schema) == asked[0]
 
 
 def test_a_rule_that_changes_during_the_run_is_asked_again():
     schema = type("Schema", (), {"op": torch.ops.aten.mm.default})()
     table = propagator().op_single_dim_strategy_funcs
-    before = shared_propagation._ambient(propagator(), schema)
+    before = shared_propagation._rules_and_settings(propagator(), schema)
     rule = table.pop(schema.op)
     try:
-        assert shared_propagation._ambient(propagator(), schema) != before
+        assert shared_propagation._rules_and_settings(propagator(), schema) != before
     finally:
         table[schema.op] = rule
 

@@ -31,7 +31,7 @@ def schema(*args, op=torch.ops.aten.add.Tensor, **kwargs):
 
 
 def key(*args, **kwargs):
-    return shared_propagation._question(TABLES, schema(*args, **kwargs))[1]
+    return shared_propagation._mesh_and_key(TABLES, schema(*args, **kwargs))[1]
 
 
 DIFFERENT = {
@@ -84,7 +84,7 @@ def test_a_default_dtype_is_part_of_the_question():
     (spec(mesh(2), Shard(0)), {"generator": torch.Generator()}),
 ], ids=["no mesh", "left out", "two meshes", "uneven", "no shape", "uneven within", "strided", "a tensor", "a generator"])  # fmt: skip
 def test_what_may_depend_on_the_rank_is_each_ranks_own(args):
-    with pytest.raises(shared_propagation.Alone):
+    with pytest.raises(shared_propagation.NotShareable):
         key(*args)
 
 
@@ -103,7 +103,7 @@ EVEN, UNEVEN = spec(HERE, Shard(0)), spec(HERE, Shard(0), shape=(7, 4))
     Answer(EVEN, schema(UNEVEN)), Answer(EVEN, schema(EVEN, out=UNEVEN)), Answer(EVEN, schema(spec(mesh(2), Replicate()))),
 ])  # fmt: skip
 def test_an_answer_that_may_depend_on_the_rank_is_each_ranks_own(found):
-    with pytest.raises(shared_propagation.Alone):
+    with pytest.raises(shared_propagation.NotShareable):
         shared_propagation._check_shareable(found)
 
 
@@ -115,7 +115,7 @@ def test_a_thread_that_is_to_be_alone_is():
     asked = []
     compute = lambda schema: asked.append(schema) or Answer(None)  # noqa: E731
     known = SingleFlightCache(name="test")
-    alone = shared_propagation._sharing(TABLES, compute, known, lambda: True)
+    alone = shared_propagation._sharing_function(TABLES, compute, known, lambda: True)
     assert alone(schema(EVEN)) == alone(schema(EVEN)) and len(asked) == 2 and known.stats().size == 0
 
 
@@ -123,7 +123,7 @@ def test_what_is_found_out_in_a_mode_is_no_answer_outside_of_it():
     def compute(schema):
         return Answer(None, None if torch._C._len_torch_dispatch_stack() else Asked((), {}))
 
-    together = shared_propagation._sharing(TABLES, compute, SingleFlightCache(name="test"), lambda: False)
+    together = shared_propagation._sharing_function(TABLES, compute, SingleFlightCache(name="test"), lambda: False)
     with FakeTensorMode():
         within = together(schema(EVEN))
     assert within.redistribute_schema is None and together(schema(EVEN)).redistribute_schema is not None
@@ -136,7 +136,7 @@ def test_a_rule_that_asks_for_itself_is_computed_as_torch_would():
         depth.append(1)
         return Answer(None) if len(depth) == 3 else together(question)
 
-    together = shared_propagation._sharing(TABLES, compute, SingleFlightCache(name="test"), lambda: False)
+    together = shared_propagation._sharing_function(TABLES, compute, SingleFlightCache(name="test"), lambda: False)
     assert together(schema(EVEN)) == Answer(None) and len(depth) == 3
 
 
@@ -158,4 +158,4 @@ def test_every_spec_of_an_answer_is_put_on_the_mesh_of_who_asks():
         one = Lies(mesh)
         return Answer([one, None, (one,)], Asked((one, [one, 2]), {"out": one}))
 
-    assert shared_propagation._on("mine", on("another's")) == on("mine")
+    assert shared_propagation._on_mesh("mine", on("another's")) == on("mine")

@@ -9,7 +9,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.testing._internal.distributed._tensor import common_dtensor
 
 from localtensor import run
-from localtensor.threads.state.shared_propagation import TABLES, Table
+from localtensor.threads.state.shared_propagation import TABLES, RuleTable
 
 op_strategy_context = getattr(common_dtensor, "op_strategy_context", None)
 HAS_CONTEXT = pytest.mark.skipif(
@@ -90,7 +90,7 @@ def test_a_rule_that_was_there_before_the_run_is_on_all_ranks():
 def test_every_way_to_write_is_noticed(write):
     run(dist.get_rank, ranks=1)
     table = PROPAGATOR.op_strategy_funcs  # as every run leaves it
-    assert type(table) is Table
+    assert type(table) is RuleTable
     table.put("a", 1)
 
     def change():

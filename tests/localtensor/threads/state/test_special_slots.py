@@ -13,15 +13,6 @@ from localtensor.threads.state.swap import OutsideState, RankState, switch
 DISPATCHER = dtensor.DTensor._op_dispatcher
 
 
-@pytest.fixture
-def ranks():
-    """Two ranks, the first of them running."""
-    with OutsideState():
-        states = [RankState(rank, 2, seed=5) for rank in range(2)]
-        switch(None, states[0])
-        yield states
-
-
 def printenv(*names):
     """As a program sees it that the rank starts."""
     look = f"import os; print([os.environ.get(name) for name in {names!r}])"
