@@ -9,7 +9,7 @@ from strategies.base import signals
 
 def main() -> None:
     """The console script."""
-    signals.watch()
+    signals.install_handlers()
     try:
         from strategies.cli.app import main as run  # why here: this takes a while, and Ctrl-C may come meanwhile
     except (

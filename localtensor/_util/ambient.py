@@ -35,7 +35,7 @@ def running() -> Any | None:
     return _running[-1] if _running else None
 
 
-def of_rank() -> Any | None:
+def simulation_of_this_rank() -> Any | None:
     """The running simulation if this thread is one of its ranks, else None."""
     simulation = running()
     return simulation if simulation is not None and simulation.is_rank() else None
@@ -138,7 +138,7 @@ def _why_busy() -> str:
     return f"localtensor.run {where}"
 
 
-def makes_idle_modes(make: Callable[[int], Any]) -> None:
+def set_idle_mode_factory(make: Callable[[int], Any]) -> None:
     """Set the factory (ranks -> mode) of the never-entered modes that own LocalTensors made outside any mode."""
     _idle_mode_factory[:] = [make]
 
@@ -192,12 +192,12 @@ def process_rules() -> Any | None:
     return _process_rules[-1] if _process_rules else None
 
 
-def put_rules(rules: Any | None) -> None:
+def set_rules(rules: Any | None) -> None:
     """Set the rules of this thread and task; with None, those of the process apply."""
     _rules.set(rules)
 
 
-def put_process_rules(rules: object) -> None:
+def set_process_rules(rules: object) -> None:
     """Set the rules for every thread that has none of its own, permanently."""
     _process_rules.append(rules)
 
@@ -214,7 +214,7 @@ def guard() -> Any | None:
     return _guard.get()
 
 
-def put_guard(guard: Any | None) -> None:
+def set_guard(guard: Any | None) -> None:
     """Set the guard of this thread and task."""
     _guard.set(guard)
 

@@ -38,7 +38,7 @@ class Origin(NamedTuple):
     """
 
     line: tuple[str, int, str] | None
-    hands_work_out: bool
+    returns_work: bool
 
     @property
     def place(self) -> Place | None:
@@ -82,7 +82,7 @@ def origin(frame: FrameType | None) -> Origin:
     return Origin(None, entry == C10D)
 
 
-def place_of(frame: FrameType | None) -> Place | None:
+def place_of_frame(frame: FrameType | None) -> Place | None:
     """The user's innermost line on this frame's stack."""
     return origin(frame).place
 
@@ -126,7 +126,7 @@ def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:
     ]
 
 
-def raised_at(error: BaseException) -> Place | None:
+def place_of_error(error: BaseException) -> Place | None:
     """The innermost line of the user's own code in the exception's traceback, or None.
 
     Functions that hide themselves from pytest's tracebacks, as pytest.fail does, do not count.
@@ -136,12 +136,12 @@ def raised_at(error: BaseException) -> Place | None:
     return lines[-1] if lines else None
 
 
-def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bound_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call, by parameter name; defaults are not filled in."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
 
 
-def innermost(function: Any) -> Callable[..., Any]:
+def undecorated(function: Any) -> Callable[..., Any]:
     """The function within torch's logging decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__

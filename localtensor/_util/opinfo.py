@@ -26,7 +26,9 @@ LOOKUP_MODULES = ("torch.testing._internal.common_utils", "torch.testing._intern
 
 
 @contextmanager
-def drawn(info: Any, device: str, dtype: torch.dtype, *, requires_grad: bool = False) -> Iterator[Iterator[Any]]:
+def drawn_samples(
+    info: Any, device: str, dtype: torch.dtype, *, requires_grad: bool = False
+) -> Iterator[Iterator[Any]]:
     """An iterator over `info.sample_inputs(...)`, to be used inside the block; torch's global seed decides the samples.
 
     Raises what torch raises for a device or dtype for which the OpInfo has no samples.

@@ -45,7 +45,7 @@ def wrapped(owner: object, name: str, around: Callable[..., Any]) -> AbstractCon
     return replaced(owner, name, ours)
 
 
-class OwnWorld(c10d._World):
+class IndependentWorld(c10d._World):
     """The world of torch.distributed (its process groups) with values of its own: torch's class keeps them in its module."""
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class OwnWorld(c10d._World):
 
 
 def _own(name: str) -> property:
-    def read(self: OwnWorld) -> Any:
+    def read(self: IndependentWorld) -> Any:
         return self.__dict__.setdefault(f"_own_{name}", {})
 
-    def write(self: OwnWorld, value: Any) -> None:
+    def write(self: IndependentWorld, value: Any) -> None:
         self.__dict__[f"_own_{name}"] = value
 
     return property(read, write)
@@ -65,4 +65,4 @@ def _own(name: str) -> property:
 
 for _name, _value in vars(c10d._World).items():
     if isinstance(_value, property) and _name not in ("default_pg", "pg_coalesce_state", "comms", "pg_config_info"):
-        setattr(OwnWorld, _name, _own(_name))
+        setattr(IndependentWorld, _name, _own(_name))

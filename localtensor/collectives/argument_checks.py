@@ -38,10 +38,10 @@ from localtensor.errors import (
     UnevenDim,
     WrongListLength,
 )
-from localtensor.layout.reductions import CARRIED, Op, PremulSum, carrier, check_reducible
+from localtensor.layout.reductions import GLOO_DTYPES, PremulSum, ReductionOp, carrier_dtype, check_reducible
 
 if TYPE_CHECKING:
-    from localtensor.collectives.c10d_table import Brought
+    from localtensor.collectives.c10d_table import CallArguments
 
 # gloo works on the memory of these as it lies: with gaps, it writes elements to the wrong places.
 _REQUIRE_DENSE = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "broadcast"})
@@ -56,15 +56,15 @@ Named: TypeAlias = dict[str, Tensor]
 Splits: TypeAlias = Sequence[Sequence[int] | None]
 
 
-def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) -> None:
+def check_rank_arguments(kind: str, brought: CallArguments, rank: int, members: Sequence[int]) -> None:
     """Check what one rank brings to a collective; `members` are the global ranks of the group, `rank` one of them.
 
     Raises `DtypeNotCarried`, `DtypeNotReducible`, `UnknownReduction`, `RankOutside`, `WrongListLength`, `NotDense`,
     `NotContiguous` on that rank alone, so that a program can catch it, as it can on gloo.
     """
-    for x in flat(brought.reads):
-        if x.dtype not in CARRIED:
-            raise DtypeNotCarried(kind, "tensor", x.dtype, carrier(x.dtype))
+    for x in flat_tensors(brought.reads):
+        if x.dtype not in GLOO_DTYPES:
+            raise DtypeNotCarried(kind, "tensor", x.dtype, carrier_dtype(x.dtype))
         if brought.op is not None:
             check_reducible(kind, brought.op, x.dtype)
     if brought.root is not None:
@@ -95,19 +95,19 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
             raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
-def flat(reads: Any) -> Iterator[Tensor]:
+def flat_tensors(reads: Any) -> Iterator[Tensor]:
     """The tensors in a tensor, a list, or a list of lists."""
     if isinstance(reads, Tensor):
         yield reads
     else:
         for each in reads:
-            yield from flat(each)
+            yield from flat_tensors(each)
 
 
-def named_reduction(op: Any) -> Any:
+def reduction_name(op: Any) -> Any:
     """The name of a reduction given as torch's ReduceOp, or as a name in any case; other objects unchanged.
 
-    >>> named_reduction(dist.ReduceOp.MAX), named_reduction("SUM")
+    >>> reduction_name(dist.ReduceOp.MAX), reduction_name("SUM")
     ('max', 'sum')
     """
     if isinstance(op, str):
@@ -136,7 +136,7 @@ def _without_gaps(x: Tensor) -> bool:
     return True
 
 
-def must_fit(arguments: Mapping[str, Any], rank: int, ranks: int) -> None:
+def check_init_arguments(arguments: Mapping[str, Any], rank: int, ranks: int) -> None:
     """Check the world_size and rank passed to init_process_group against the run.  Raises `BadGroup`."""
     for name, actual in (("world_size", ranks), ("rank", rank)):
         if arguments.get(name, -1) not in (-1, actual):
@@ -166,7 +166,7 @@ def check_group(call: str, argument: str, held: Sequence[object]) -> None:
         raise NotOnePerRank(call, argument, "nothing")
 
 
-def check_wire(call: str, named: Named, op: Op | None = None) -> None:
+def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
     """Check that all tensors are dense, on one device, and of one dtype that gloo carries (and reduces, with an op).
 
     Each dtype is checked for reduction before dtypes are compared, so that the remedy for different dtypes, a common
@@ -174,8 +174,8 @@ def check_wire(call: str, named: Named, op: Op | None = None) -> None:
     """
     check_dense(call, named)
     for name, x in named.items():
-        if x.dtype not in CARRIED:
-            raise DtypeNotCarried(call, name, x.dtype, carrier(x.dtype))
+        if x.dtype not in GLOO_DTYPES:
+            raise DtypeNotCarried(call, name, x.dtype, carrier_dtype(x.dtype))
         if op is not None:
             check_reducible(call, op, x.dtype)
     check_one_kind(call, named)
@@ -194,7 +194,7 @@ def check_one_kind(call: str, named: Named) -> None:
     if len(set(devices.values())) > 1:
         raise DevicesDiffer(call, devices)
     if len(set(dtypes.values())) > 1:
-        raise DtypesDiffer(call, dtypes, carrier(reduce(torch.promote_types, dtypes.values())))
+        raise DtypesDiffer(call, dtypes, carrier_dtype(reduce(torch.promote_types, dtypes.values())))
 
 
 def check_shapes(call: str, shapes: Mapping[str, Sequence[int]]) -> None:

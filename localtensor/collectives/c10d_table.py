@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor.collectives import reference
-from localtensor.collectives.argument_checks import PREMUL_SUM, REDUCTION_NAMES, named_reduction
+from localtensor.collectives.argument_checks import PREMUL_SUM, REDUCTION_NAMES, reduction_name
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotServed
 from localtensor.layout.reductions import PremulSum
 
 
 @dataclass(slots=True)
-class Brought:
+class CallArguments:
     """The arguments of one rank's call of a c10d op: the tensors that it reads and writes, and the other arguments.
 
     `reads` is a tensor, a list, or a list of lists, as the collective takes it; `root` is a group rank.
@@ -44,10 +44,10 @@ class Brought:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class CollectiveOp:
     """One c10d op.
 
-    `read` makes a `Brought` of its arguments (without the process group); `compute` returns what each rank writes.
+    `read` makes a `CallArguments` of its arguments (without the process group); `compute` returns what each rank writes.
     `must_match` is what the tensors of all ranks must have in common: "shapes", "dtypes" or "dtype"; with
     `compares_outputs` the written tensors are compared instead of the read ones.  `in_place`: backends work on memory
     as it lies, so the ranks' strides must match, too.  `returns` is the index of the argument that the op returns
@@ -58,7 +58,7 @@ class Served:
     """
 
     kind: str
-    read: Callable[..., Brought]
+    read: Callable[..., CallArguments]
     compute: Callable[[Sequence[Contribution]], Sequence[Sequence[Tensor]]]
     must_match: str = "shapes"
     returns: int | None = 0
@@ -66,12 +66,12 @@ class Served:
     in_place: bool = False
     single: str | None = None
 
-    def brings(self, arguments: Sequence[Any]) -> "tuple[Served, Brought]":
+    def read_call(self, arguments: Sequence[Any]) -> "tuple[CollectiveOp, CallArguments]":
         """The op that the calls of the peers must match, and what this call brings to it."""
         call = self.read(*arguments)
         if self.single is None or len(call.reads) != 1:
             return self, call
-        return SERVED[self.single], replace(call, reads=call.reads[0])
+        return COLLECTIVE_OPS[self.single], replace(call, reads=call.reads[0])
 
 
 def _inputs(parts: Sequence[Contribution]) -> list[Any]:
@@ -110,104 +110,104 @@ def _all_gather_coalesced(lists: list[list[Tensor]]) -> list[list[Tensor]]:
     return [[column[source] for source in range(len(lists)) for column in mine] for mine in columns]
 
 
-SERVED: dict[str, Served] = {
-    "allreduce_": Served(
+COLLECTIVE_OPS: dict[str, CollectiveOp] = {
+    "allreduce_": CollectiveOp(
         "all_reduce",
-        lambda tensors, op, sparse: Brought(tensors[0], tensors, op=op),
+        lambda tensors, op, sparse: CallArguments(tensors[0], tensors, op=op),
         lambda parts: _one_each(reference.all_reduce(_inputs(parts), parts[0].op)),
         in_place=True,
     ),
-    "allreduce_coalesced_": Served(
+    "allreduce_coalesced_": CollectiveOp(
         "all_reduce_coalesced",
-        lambda tensors, op: Brought(list(tensors), tensors, op=op),
+        lambda tensors, op: CallArguments(list(tensors), tensors, op=op),
         lambda parts: reference.all_reduce_coalesced(_inputs(parts), parts[0].op),
         returns=None,
         single="allreduce_",
     ),
-    "reduce_": Served(
+    "reduce_": CollectiveOp(
         "reduce",
-        lambda tensors, op, root, index: Brought(tensors[0], tensors, op=op, root=root),
+        lambda tensors, op, root, index: CallArguments(tensors[0], tensors, op=op, root=root),
         lambda parts: _one_each(reference.reduce(_inputs(parts), parts[0].op, root=_root(parts))),
         returns=None,
         in_place=True,
     ),
-    "broadcast_": Served(
+    "broadcast_": CollectiveOp(
         "broadcast",
-        lambda tensors, root, index: Brought(tensors[0], tensors, root=root),
+        lambda tensors, root, index: CallArguments(tensors[0], tensors, root=root),
         lambda parts: _one_each(reference.broadcast(_inputs(parts), _root(parts))),
         in_place=True,
     ),
-    "allgather_": Served(
+    "allgather_": CollectiveOp(
         "all_gather",
-        lambda outputs, inputs: Brought(inputs[0], outputs[0]),
+        lambda outputs, inputs: CallArguments(inputs[0], outputs[0]),
         lambda parts: reference.all_gather(_inputs(parts)),
     ),
-    "_allgather_base_": Served(
+    "_allgather_base_": CollectiveOp(
         "all_gather_into_tensor",
-        lambda output, source: Brought(source, [output]),
+        lambda output, source: CallArguments(source, [output]),
         lambda parts: _one_each(_gather_rows(_inputs(parts))),
     ),
-    "allgather_into_tensor_coalesced_": Served(
+    "allgather_into_tensor_coalesced_": CollectiveOp(
         "all_gather_into_tensor_coalesced",
-        lambda outputs, inputs: Brought(list(inputs), outputs),
+        lambda outputs, inputs: CallArguments(list(inputs), outputs),
         _coalesce(_gather_rows),
         returns=None,
         single="_allgather_base_",
     ),
-    "allgather_coalesced_": Served(
+    "allgather_coalesced_": CollectiveOp(
         "all_gather_coalesced",
-        lambda outputs, inputs: Brought(list(inputs), [x for output in outputs for x in output]),
+        lambda outputs, inputs: CallArguments(list(inputs), [x for output in outputs for x in output]),
         lambda parts: _all_gather_coalesced(_inputs(parts)),
         returns=None,
         single="allgather_",
     ),
-    "gather_": Served(
+    "gather_": CollectiveOp(
         "gather",
-        lambda outputs, inputs, root: Brought(inputs[0], [x for output in outputs for x in output], root=root),
+        lambda outputs, inputs, root: CallArguments(inputs[0], [x for output in outputs for x in output], root=root),
         lambda parts: reference.gather(_inputs(parts), _root(parts)),
         returns=None,
     ),
-    "scatter_": Served(
+    "scatter_": CollectiveOp(
         "scatter",
-        lambda outputs, inputs, root: Brought([x for each in inputs for x in each], outputs, root=root),
+        lambda outputs, inputs, root: CallArguments([x for each in inputs for x in each], outputs, root=root),
         lambda parts: _one_each(reference.scatter(_inputs(parts), _root(parts))),
         compares_outputs=True,
     ),
-    "reduce_scatter_": Served(
+    "reduce_scatter_": CollectiveOp(
         "reduce_scatter",
-        lambda outputs, inputs, op: Brought(inputs[0], outputs, op=op),
+        lambda outputs, inputs, op: CallArguments(inputs[0], outputs, op=op),
         lambda parts: _one_each(reference.reduce_scatter(_inputs(parts), parts[0].op)),
     ),
-    "_reduce_scatter_base_": Served(
+    "_reduce_scatter_base_": CollectiveOp(
         "reduce_scatter_tensor",
-        lambda output, source, op: Brought(source, [output], op=op),
+        lambda output, source, op: CallArguments(source, [output], op=op),
         lambda parts: _one_each(reference.reduce_scatter_tensor(_inputs(parts), parts[0].op)),
     ),
-    "reduce_scatter_tensor_coalesced_": Served(
+    "reduce_scatter_tensor_coalesced_": CollectiveOp(
         "reduce_scatter_tensor_coalesced",
-        lambda outputs, inputs, op: Brought(list(inputs), outputs, op=op),
+        lambda outputs, inputs, op: CallArguments(list(inputs), outputs, op=op),
         lambda parts: _coalesce(lambda held: reference.reduce_scatter_tensor(held, parts[0].op))(parts),
         returns=None,
         single="_reduce_scatter_base_",
     ),
-    "alltoall_base_": Served(
+    "alltoall_base_": CollectiveOp(
         "all_to_all_single",
-        lambda output, source, got, sent: Brought(
+        lambda output, source, got, sent: CallArguments(
             source, [output], input_splits=list(sent) or None, output_splits=list(got) or None
         ),
         _all_to_all_single,
         must_match="dtype",
         returns=None,
     ),
-    "alltoall_": Served(
+    "alltoall_": CollectiveOp(
         "all_to_all",
-        lambda outputs, inputs: Brought(list(inputs), outputs),
+        lambda outputs, inputs: CallArguments(list(inputs), outputs),
         lambda parts: reference.all_to_all(_inputs(parts)),
         must_match="dtype",
     ),
-    "barrier": Served("barrier", lambda tensor, devices: Brought([], []), _no_results, returns=None),
-    "monitored_barrier_": Served(
-        "monitored_barrier", lambda tensor, devices, timeout, everyone: Brought([], []), _no_results, returns=None
+    "barrier": CollectiveOp("barrier", lambda tensor, devices: CallArguments([], []), _no_results, returns=None),
+    "monitored_barrier_": CollectiveOp(
+        "monitored_barrier", lambda tensor, devices, timeout, everyone: CallArguments([], []), _no_results, returns=None
     ),
 }
 
@@ -219,8 +219,8 @@ def _kernel(
     serving: list[Any], name: str, schema: torch.FunctionSchema, previous: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     """The kernel of one c10d op while a simulation runs."""
-    at, when, count = positions(name, schema)
-    op = SERVED.get(name)
+    at, when, count = argument_positions(name, schema)
+    op = COLLECTIVE_OPS.get(name)
 
     def kernel(*arguments: Any) -> Any:
         group = _group_of(arguments[at]) if serving else None
@@ -229,7 +229,7 @@ def _kernel(
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
             return previous(*arguments)
         (kernels,) = serving
-        rest = [plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
+        rest = [plain_argument(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
         with torch._C.DisableTorchFunction():  # the user's modes and default device must not apply here
             if op is not None:
                 asynchronous = when is None or len(arguments) <= when or bool(arguments[when])
@@ -243,7 +243,7 @@ def _kernel(
     return kernel
 
 
-def positions(name: str, schema: torch.FunctionSchema) -> tuple[int, int | None, int]:
+def argument_positions(name: str, schema: torch.FunctionSchema) -> tuple[int, int | None, int]:
     """The positions of a c10d op's group and async_op (None without one), and how many other arguments it has."""
     names = [argument.name for argument in schema.arguments]
     when = names.index("async_op") if "async_op" in names else None
@@ -306,8 +306,8 @@ def _previous_kernel(full: str, key: str) -> Callable[..., Any] | None:
     return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
-def plain(argument: Any) -> Any:
-    """An argument as `SERVED` takes it: a boxed reduction by its name, anything else unchanged."""
+def plain_argument(argument: Any) -> Any:
+    """An argument as `COLLECTIVE_OPS` takes it: a boxed reduction by its name, anything else unchanged."""
     if not isinstance(argument, torch.ScriptObject):
         return argument
     number = int(argument.op())  # type: ignore[attr-defined]
@@ -320,7 +320,7 @@ def _premul_sum_of_caller() -> PremulSum:
     while frame is not None:
         for value in frame.f_locals.values():
             op = getattr(value, "reduceOp", value) if type(value).__name__.endswith("Options") else value
-            if isinstance(op, dist.ReduceOp) and isinstance(reduction := named_reduction(op), PremulSum):
+            if isinstance(op, dist.ReduceOp) and isinstance(reduction := reduction_name(op), PremulSum):
                 return reduction
         frame = frame.f_back  # type: ignore[assignment]
     raise NotServed("PREMUL_SUM", "the factor was not found: pass the op straight to a function of torch.distributed")

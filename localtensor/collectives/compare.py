@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from localtensor._util.ambient import of_rank
+from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import origin
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
@@ -27,7 +27,7 @@ def assert_same_on_all_ranks(value: object, what: str = "value", *, group: dist.
     >>> run(lambda: assert_same_on_all_ranks(torch.ones(2)), ranks=2).values
     (None, None)
     """
-    simulation = of_rank()
+    simulation = simulation_of_this_rank()
     place = origin(sys._getframe(1)).place
     mine = _copied(value)
     if simulation is None:
@@ -64,9 +64,9 @@ def _compare(what: str, values: Mapping[int, Any], places: Mapping[int, Place | 
     first = min(values)
     for rank, value in values.items():
         for path, a, b in differences(values[first], value):
-            texts = {one: said(_value_at(theirs, path)) for one, theirs in values.items()}
+            texts = {one: short_text(_value_at(theirs, path)) for one, theirs in values.items()}
             where = what + "".join(f"[{key!r}]" for key in path)
-            raise RanksDisagree(where, texts, places, f"rank {rank} from rank {first} {how_far(a, b)}".strip())
+            raise RanksDisagree(where, texts, places, f"rank {rank} from rank {first} {difference_text(a, b)}".strip())
 
 
 def _copied(value: Any) -> Any:
@@ -145,7 +145,7 @@ def _value_at(value: Any, path: Sequence[Any]) -> Any:
     return value
 
 
-def said(value: object) -> str:
+def short_text(value: object) -> str:
     """A value in short form."""
     if isinstance(value, Tensor):
         text = shape_text(value.shape, value.dtype)
@@ -155,7 +155,7 @@ def said(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def how_far(a: object, b: object) -> str:
+def difference_text(a: object, b: object) -> str:
     """By how much two tensors of one shape and dtype differ; empty for other values."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.numel():
         a, b = comparable(a), comparable(b)

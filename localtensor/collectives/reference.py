@@ -31,12 +31,12 @@ from localtensor.errors import (
     SelfSend,
     TwoSenders,
 )
-from localtensor.layout.reductions import Op, fold
+from localtensor.layout.reductions import ReductionOp, fold
 
 T = TypeVar("T")
 
 
-def all_reduce(held: Sequence[Tensor], op: Op = "sum") -> list[Tensor]:
+def all_reduce(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
     """Every rank holds the reduction of all ranks' tensors, in their shape and dtype.
 
     >>> all_reduce([torch.tensor([1, 5]), torch.tensor([2, 3])], "max")
@@ -47,7 +47,7 @@ def all_reduce(held: Sequence[Tensor], op: Op = "sum") -> list[Tensor]:
     return [_fresh(total) for _ in held]
 
 
-def reduce(held: Sequence[Tensor], op: Op = "sum", *, root: int) -> list[Tensor]:
+def reduce(held: Sequence[Tensor], op: ReductionOp = "sum", *, root: int) -> list[Tensor]:
     """The root holds the reduction of all ranks' tensors; the others hold what they brought.
 
     torch does not define the result of the others (torch.distributed.reduce), and gloo leaves partial sums there.
@@ -134,7 +134,7 @@ def scatter(lists: Sequence[Sequence[Tensor]], root: int) -> list[Tensor]:
     return [_fresh(piece) for piece in lists[root]]
 
 
-def reduce_scatter(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[Tensor]:
+def reduce_scatter(lists: Sequence[Sequence[Tensor]], op: ReductionOp = "sum") -> list[Tensor]:
     """Rank i holds the reduction of the i-th tensors of all ranks' lists; the pieces may be uneven.
 
     Raises `WrongListLength`, and `NotContiguous`, because gloo then adds the wrong elements.
@@ -152,7 +152,7 @@ def reduce_scatter(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[Te
     return [_fresh(fold(column, op)) for column in columns]
 
 
-def reduce_scatter_tensor(held: Sequence[Tensor], op: Op = "sum", *, dim: int = 0) -> list[Tensor]:
+def reduce_scatter_tensor(held: Sequence[Tensor], op: ReductionOp = "sum", *, dim: int = 0) -> list[Tensor]:
     """Rank i holds the i-th of equal pieces, cut along `dim`, of the reduction of all ranks' tensors.
 
     c10d itself cuts along dim 0; functional collectives offer the others (reduce_scatter_tensor).
@@ -278,7 +278,7 @@ def coalesced(lists: Sequence[Sequence[Tensor]], collective: Callable[[list[Tens
     return [[column[rank] for column in columns] for rank in range(len(lists))]
 
 
-def all_reduce_coalesced(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[list[Tensor]]:
+def all_reduce_coalesced(lists: Sequence[Sequence[Tensor]], op: ReductionOp = "sum") -> list[list[Tensor]]:
     """Every rank holds a list: the reduction of all ranks' first tensors, of their second, and so on.
 
     Unlike one all_reduce after another, it needs one dtype in all tensors, as gloo does.
@@ -303,13 +303,13 @@ def _one_row_per_rank(held: Sequence[Tensor]) -> str:
     return f"Pass x.expand({len(held)}).contiguous(), a row for each rank."
 
 
-def _check_held(call: str, held: Sequence[Tensor], op: Op | None = None) -> None:
+def _check_held(call: str, held: Sequence[Tensor], op: ReductionOp | None = None) -> None:
     named = checks.name_held(call, held)
     checks.check_wire(call, named, op)
     checks.check_shapes(call, checks.shapes_of(named))
 
 
-def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: Op | None = None) -> checks.Named:
+def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: ReductionOp | None = None) -> checks.Named:
     named = checks.name_lists(call, lists)
     checks.check_wire(call, named, op)
     return named

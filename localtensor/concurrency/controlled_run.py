@@ -1,7 +1,7 @@
 """One run of a program under a schedule: exactly one thread runs, and hands over at yield points only.
 
 Threads are started once and used from run to run; a hand-over is one lock released and one taken, about 8 us.  The
-outcome of a run is its `Ending`.  Lighter than `threads.run_token`, whose ranks must be stoppable from outside.
+outcome of a run is its `RunOutcome`.  Lighter than `threads.run_token`, whose ranks must be stoppable from outside.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Protocol
 
 from localtensor.concurrency.schedule import Schedule
 
-PATIENCE = 10.0
+HANG_SECONDS = 10.0
 """Seconds that a thread may run without a yield point; then the run ends as hung."""
 
 
-class Ended(BaseException):
+class RunEnded(BaseException):
     """Unwinds a thread whose run is over.  Not an `Exception`: a program must not catch it."""
 
 
-class Obstacle(Protocol):
+class Blocker(Protocol):
     """A lock or gate that blocks a thread."""
 
     def why(self) -> str:
@@ -33,7 +33,7 @@ class Obstacle(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunOutcome:
     """The outcome of a run; `kind` is "" where all threads ended and nothing was raised."""
 
     kind: str = ""
@@ -79,7 +79,7 @@ class ThreadGroup:
             self.job(number)
 
 
-class Stage:
+class ControlledRun:
     """One run.  `current` is the thread that runs, None before and after; the other state serves locks and gates."""
 
     def __init__(self, group: ThreadGroup, schedule: Schedule, most: int) -> None:
@@ -87,16 +87,16 @@ class Stage:
         self.over = False
         self.trace: list[tuple[int, str]] = []
         self.runnable: list[int] = []
-        self.waits: dict[int, Obstacle] = {}
+        self.waits: dict[int, Blocker] = {}
         self.timed: dict[int, float] = {}  # deadline, by a clock that moves only when no thread can run
         self.clock = 0.0
-        self.ending = Ending()
+        self.ending = RunOutcome()
         self._refusal: BaseException | None = None
         self._group, self._schedule, self._most = group, schedule, most
         self._unfinished: list[int] = []
         self._threads: Sequence[Callable[[], object]] = ()
 
-    def run(self, threads: Sequence[Callable[[], object]]) -> Ending:
+    def run(self, threads: Sequence[Callable[[], object]]) -> RunOutcome:
         """Runs all threads to their end.  Raises what the schedule raised, such as `ReplayDiverged`."""
         group = self._group
         group.ensure_threads(len(threads))
@@ -112,7 +112,7 @@ class Stage:
         except BaseException:  # why: Ctrl-C above all; the threads unwind, and it is raised again
             self.over = True
             if self.current is not None:  # else the last thread has ended, and `home` may be taken already
-                group.lost = not group.home.acquire(timeout=PATIENCE)
+                group.lost = not group.home.acquire(timeout=HANG_SECONDS)
             raise
         if self._refusal is not None:
             raise self._refusal
@@ -120,18 +120,18 @@ class Stage:
 
     def _wait(self) -> None:
         done = -1
-        while not self._group.home.acquire(timeout=PATIENCE):
+        while not self._group.home.acquire(timeout=HANG_SECONDS):
             if len(self.trace) == done:
                 self._group.lost = True
                 last = next((what for thread, what in reversed(self.trace) if thread == self.current), "it began")
-                self.end("hung", f"thread {self.current} came to no yield point for {PATIENCE:.0f} s after: {last}")
+                self.end("hung", f"thread {self.current} came to no yield point for {HANG_SECONDS:.0f} s after: {last}")
                 return
             done = len(self.trace)
 
     def pause(self, me: int, what: str) -> None:
         """A yield point: others may have run when it returns, and now `me` does `what`."""
         if self.over:
-            raise Ended
+            raise RunEnded
         trace = self.trace
         if len(trace) >= self._most:
             unfinished = ", ".join(map(str, self._unfinished))
@@ -143,13 +143,13 @@ class Stage:
             turns[chosen].release()
             turns[me].acquire()
             if self.over:
-                raise Ended
+                raise RunEnded
         trace.append((me, what))
 
-    def block(self, me: int, what: str, before: Obstacle) -> None:
+    def block(self, me: int, what: str, before: Blocker) -> None:
         """`me` cannot run until another thread calls `wake(me)`; others run meanwhile."""
         if self.over:
-            raise Ended
+            raise RunEnded
         self.runnable.remove(me)
         self.waits[me] = before
         if not self.runnable and not self._expire():
@@ -162,7 +162,7 @@ class Stage:
         self.timed.pop(thread, None)
         insort(self.runnable, thread)
 
-    def suspend(self, thread: int, before: Obstacle) -> None:
+    def suspend(self, thread: int, before: Blocker) -> None:
         """Blocks another thread, which could run so far."""
         self.runnable.remove(thread)
         self.waits[thread] = before
@@ -171,14 +171,14 @@ class Stage:
         """The schedule's choice of a number from 0 to `below` - 1."""
         return self._from_schedule(self._schedule.number, below)
 
-    def end(self, kind: str, detail: str) -> Ended:
+    def end(self, kind: str, detail: str) -> RunEnded:
         """Ends the run with this outcome, unless it has ended already."""
         if not self.over:
-            self.ending, self.over = Ending(kind, detail), True
-        return Ended()
+            self.ending, self.over = RunOutcome(kind, detail), True
+        return RunEnded()
 
     def choose(self, me: int) -> int:
-        """The thread that runs next, by the schedule.  Raises `Ended` where the schedule raises."""
+        """The thread that runs next, by the schedule.  Raises `RunEnded` where the schedule raises."""
         return self._from_schedule(self._schedule.next, self.runnable, me)
 
     def _from_schedule(self, choose: Callable[..., int], *args: object) -> int:
@@ -187,9 +187,9 @@ class Stage:
         except Exception as refusal:  # why: any error of a schedule ends the run, and is raised by `run`
             self._refusal = self._refusal or refusal
             self.over = True
-            raise Ended from refusal
+            raise RunEnded from refusal
 
-    def _deadlock(self) -> Ended:
+    def _deadlock(self) -> RunEnded:
         detail = "; ".join(f"thread {thread} waits for {self.waits[thread].why()}" for thread in sorted(self.waits))
         return self.end("deadlock", detail)
 
@@ -209,14 +209,14 @@ class Stage:
             if not self.over:
                 self.trace.append((me, "begins"))
                 self._threads[me]()
-        except Ended:
+        except RunEnded:
             pass
         except BaseException as error:  # why: any error of a thread is the outcome of the run
             detail = str(error).partition("\n")[0]
             self.end("raised", f"thread {me} raised {type(error).__name__}: {detail}")
         try:
             self._end_thread(me)
-        except Ended:
+        except RunEnded:
             self._end_the_rest()
 
     def _end_thread(self, me: int) -> None:

@@ -38,17 +38,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from localtensor.concurrency import schedule as schedules_of
-from localtensor.concurrency.controlled_run import Stage, ThreadGroup
-from localtensor.concurrency.results import Explored, Failure, Program
-from localtensor.concurrency.schedule import Diary, Pct, Schedule, Shuffled
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.controlled_run import ControlledRun, ThreadGroup
+from localtensor.concurrency.results import ExplorationResult, Failure, Program
+from localtensor.concurrency.schedule import PctSchedule, RecordedSchedule, Schedule, ShuffledSchedule
+from localtensor.concurrency.sync import ScheduledSync
 from localtensor.errors.runs import BadExploration, BadProgram, BadSchedule, ReplayDiverged
 
 _TEXT = re.compile(r"bounded((?::[0-9]{1,9}:[0-9]{1,9})*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BranchPoint:
     """A choice with alternatives: its number in the run, the other options, and whether they preempt a thread."""
 
     place: int
@@ -56,10 +56,10 @@ class Choice:
     preempts: bool
 
 
-class Bounded:
+class BoundedSchedule:
     """A `Schedule`: round robin, except for the answers in `turns`, each a pair (number of the choice, answer).
 
-    >>> schedule = Bounded(((1, 1),))
+    >>> schedule = BoundedSchedule(((1, 1),))
     >>> schedule.begin(2)
     >>> [schedule.next([0, 1], current=0) for _ in range(3)], schedule.text
     ([0, 1, 0], 'bounded:1:1')
@@ -73,7 +73,7 @@ class Bounded:
         self.begin(0)
 
     def begin(self, ranks: int) -> None:
-        self.choices: list[Choice] = []  # after the last turn: earlier ones belong to other schedules
+        self.choices: list[BranchPoint] = []  # after the last turn: earlier ones belong to other schedules
         self._place = -1
 
     def next(self, runnable: Sequence[int], current: int | None) -> int:
@@ -89,7 +89,7 @@ class Bounded:
             return turn
         chosen = _default(runnable, current)
         if len(runnable) > 1:
-            self.choices.append(Choice(place, tuple(one for one in runnable if one != chosen), going))
+            self.choices.append(BranchPoint(place, tuple(one for one in runnable if one != chosen), going))
         return chosen
 
     def number(self, below: int) -> int:
@@ -98,7 +98,7 @@ class Bounded:
         if turn >= below:
             raise ReplayDiverged(f"answer {self._place} is the number {turn}, and it has to be below {below}")
         if self._place >= self._from and below > 1:
-            self.choices.append(Choice(self._place, tuple(range(1, below)), preempts=False))
+            self.choices.append(BranchPoint(self._place, tuple(range(1, below)), preempts=False))
         return turn
 
 
@@ -111,15 +111,15 @@ class Frontier:
         self._ahead[0].append(((), 0))
         self._pending = 1
 
-    def take(self) -> Bounded | None:
+    def take(self) -> BoundedSchedule | None:
         """A schedule with the fewest preemptions; None if none is left."""
         for waiting in self._ahead:
             if waiting:
                 self._pending -= 1
-                return Bounded(*waiting.pop())
+                return BoundedSchedule(*waiting.pop())
         return None
 
-    def grow(self, ran: Bounded) -> None:
+    def grow(self, ran: BoundedSchedule) -> None:
         """Adds the schedules that differ from this run in one answer after its last turn."""
         for choice in reversed(ran.choices):
             cost = ran.preemptions + choice.preempts
@@ -132,7 +132,7 @@ class Frontier:
                 self._pending += 1
 
 
-def read(text: str) -> Bounded:
+def read_bounded(text: str) -> BoundedSchedule:
     """The schedule of a text such as `bounded:17:1:25:0`.  Raises `BadSchedule`."""
     found = _TEXT.fullmatch(text)
     if found is None:
@@ -141,7 +141,7 @@ def read(text: str) -> Bounded:
     turns = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     if any(late <= early for (early, _), (late, _) in pairwise(turns)):
         raise BadSchedule(text, "its places do not ascend")
-    return Bounded(turns)
+    return BoundedSchedule(turns)
 
 
 def _default(runnable: Sequence[int], current: int | None) -> int:
@@ -155,13 +155,13 @@ def _default(runnable: Sequence[int], current: int | None) -> int:
 
 
 POLICIES = ("bounded", "pct", "shuffled")
-STEPS = 10_000
+LIVELOCK_STEPS = 10_000
 """The default limit of steps in one run; beyond it the run is a livelock."""
-Maker = Callable[[Scheduled], Program]
+ProgramMaker = Callable[[ScheduledSync], Program]
 
 
 def explore(
-    program: Maker,
+    program: ProgramMaker,
     *,
     schedules: int = 1000,
     policy: str = "pct",
@@ -169,9 +169,9 @@ def explore(
     depth: int = 3,
     seed: int = 0,
     seconds: float | None = None,
-    steps: int = STEPS,
+    steps: int = LIVELOCK_STEPS,
     progress: Callable[[int], object] | None = None,
-) -> Explored:
+) -> ExplorationResult:
     """The first failure among at most `schedules` schedules, or none.
 
     policy: "bounded" tries every schedule with at most `bound` preemptions, the fewest first, and is `complete` when it
@@ -194,30 +194,30 @@ def explore(
             failure, ran = _run(group, program, schedule, steps)
             count, longest = count + 1, max(longest, ran)
             if failure is not None:
-                return Explored(count, False, _confirmed(group, program, schedule, steps, failure), longest)
-            if frontier and isinstance(schedule, Bounded):
+                return ExplorationResult(count, False, _confirmed(group, program, schedule, steps, failure), longest)
+            if frontier and isinstance(schedule, BoundedSchedule):
                 frontier.grow(schedule)
             if progress and count % 256 == 0:
                 progress(count)
         complete = frontier is not None and frontier.take() is None  # also False if the frontier dropped any
-    return Explored(count, complete, None, longest)
+    return ExplorationResult(count, complete, None, longest)
 
 
-def replay(program: Maker, text: str, *, steps: int = STEPS) -> Failure | None:
+def replay(program: ProgramMaker, text: str, *, steps: int = LIVELOCK_STEPS) -> Failure | None:
     """The failure of the program under the schedule of that text; None if it passes.
 
     Raises `BadSchedule` for a text that cannot be read, `ReplayDiverged` if the program no longer matches the text.
     """
-    schedule = read(text) if text.startswith("bounded") else schedules_of.replay(text)
+    schedule = read_bounded(text) if text.startswith("bounded") else schedules_of.replay(text)
     with ThreadGroup() as group:
         failure, _ = _run(group, program, schedule, steps)
     return failure and replace(failure, text=text)
 
 
-def _run(group: ThreadGroup, program: Maker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
+def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
     """One run: its failure, if any, and the number of its steps."""
-    stage = Stage(group, schedule, steps)
-    made = program(Scheduled(stage))
+    stage = ControlledRun(group, schedule, steps)
+    made = program(ScheduledSync(stage))
     if not isinstance(made, Program) or not made.threads:
         raise BadProgram(repr(made), "it is no Program with threads")
     ending = stage.run(made.threads)
@@ -238,11 +238,11 @@ def _error_line(error: Exception) -> str:
     return words if words and isinstance(error, AssertionError) else f"{type(error).__name__}: {words}"
 
 
-def _confirmed(group: ThreadGroup, program: Maker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
+def _confirmed(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
     """The failure with a text that lists the schedule's answers, if a second run fails in the same way."""
     if group.lost:
         return failure
-    recorded = schedule if isinstance(schedule, Bounded) else Diary(schedule)
+    recorded = schedule if isinstance(schedule, BoundedSchedule) else RecordedSchedule(schedule)
     second, _ = _run(group, program, recorded, steps)
     same = second is not None and replace(second, text=failure.text) == failure
     return replace(failure, text=recorded.text if same else failure.text, repeats=same)
@@ -251,9 +251,9 @@ def _confirmed(group: ThreadGroup, program: Maker, schedule: Schedule, steps: in
 def _random_schedules(policy: str, seed: int, depth: int, longest: Callable[[], int]) -> Iterator[Schedule]:
     """Schedules by seeds.  pct spreads its priority changes over the steps of the longest run so far."""
     if policy == "pct":
-        yield Bounded()
+        yield BoundedSchedule()
     while True:
-        yield Shuffled(seed) if policy == "shuffled" else Pct(seed, depth, max(longest(), 1))
+        yield ShuffledSchedule(seed) if policy == "shuffled" else PctSchedule(seed, depth, max(longest(), 1))
         seed += 1
 
 

@@ -24,12 +24,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from localtensor.concurrency.results import Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.sync import ScheduledSync
 
 
 def by_lines(
-    program: Callable[[Scheduled], Program], *where: Any, opcodes: bool = False
-) -> Callable[[Scheduled], Program]:
+    program: Callable[[ScheduledSync], Program], *where: Any, opcodes: bool = False
+) -> Callable[[ScheduledSync], Program]:
     """The program with a yield point at each line of `where` (modules, classes or functions).
 
     With `opcodes` each bytecode is one: a schedule may switch threads between the read and the write of one `+=`.
@@ -40,7 +40,7 @@ def by_lines(
     def wanted(code: CodeType) -> bool:
         return code.co_filename in files or code in codes
 
-    def made(sync: Scheduled) -> Program:
+    def made(sync: ScheduledSync) -> Program:
         plain = program(sync)
         tracer = _Tracer(sync, wanted, opcodes)
         return Program([partial(tracer.run, thread) for thread in plain.threads], plain.check)
@@ -49,7 +49,7 @@ def by_lines(
 
 
 class _Tracer:
-    def __init__(self, sync: Scheduled, wanted: Callable[[CodeType], bool], opcodes: bool) -> None:
+    def __init__(self, sync: ScheduledSync, wanted: Callable[[CodeType], bool], opcodes: bool) -> None:
         self._sync, self._wanted, self._opcodes = sync, wanted, opcodes
 
     def run(self, thread: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
 
-LINE = 110  # characters of one line of an interleaving
+LINE_WIDTH = 110  # characters of one line of an interleaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ def _thread_lines(who: int, steps: Iterable[tuple[int, str]]) -> list[str]:
     words = [(what, sum(1 for _ in same)) for what, same in groupby(what for _, what in steps)]
     detail = ", ".join(what if times == 1 else f"{what} {times} times" for what, times in words)
     head = f"  thread {who}: "
-    return wrap(detail, LINE, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+    return wrap(detail, LINE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Explored:
+class ExplorationResult:
     """schedules: how many were run.  complete: all within the bound were run.  longest: steps of the longest run."""
 
     schedules: int

@@ -1,7 +1,7 @@
 """Schedules: the policies that choose which rank runs next, and the one line of text that repeats a run.
 
 One rank thread runs at a time.  At each yield point (a collective, a wait, a lock of this project) the engine queries a
-`Schedule`.  Every policy is a short class; `Diary` wraps one and writes the text; `replay` reads it.
+`Schedule`.  Every policy is a short class; `RecordedSchedule` wraps one and writes the text; `replay` reads it.
 
     round_robin                  the rank that ran goes on while it can, then the next higher one
     shuffled:42                  any rank that can run, by the seed 42
@@ -24,7 +24,7 @@ from zlib import crc32
 from localtensor.errors import BadSchedule, ReplayDiverged
 
 
-class RoundRobin:
+class RoundRobinSchedule:
     text = "round_robin"
 
     def begin(self, ranks: int) -> None:
@@ -40,7 +40,7 @@ class RoundRobin:
         return 0
 
 
-class Shuffled:
+class ShuffledSchedule:
     def __init__(self, seed: int) -> None:
         self.text = f"shuffled:{seed}"
         self._seed = seed
@@ -55,7 +55,7 @@ class Shuffled:
         return _draw(self._rng, below)
 
 
-class Pct:
+class PctSchedule:
     def __init__(self, seed: int, depth: int, steps: int) -> None:
         self.text = f"pct:{seed}:{depth}:{steps}"
         self._seed, self._depth, self._steps = seed, depth, steps
@@ -83,8 +83,8 @@ def _draw(rng: random.Random, below: int) -> int:
     return min(int(rng.random() * below), below - 1)
 
 
-LONGEST = 160  # characters in a text: with the words around it, a line of 200
-_LISTED = LONGEST - len("@999999999999#1c0ffee5")  # of them, characters before the digest
+MOST_TEXT = 160  # characters in a text: with the words around it, a line of 200
+_LISTED = MOST_TEXT - len("@999999999999#1c0ffee5")  # of them, characters before the digest
 
 
 class Schedule(Protocol):
@@ -116,10 +116,10 @@ def round_robin() -> Schedule:
     >>> schedule.text
     'round_robin'
     """
-    return RoundRobin()
+    return RoundRobinSchedule()
 
 
-def shuffled(seed: int | None = None) -> "Diary":
+def shuffled(seed: int | None = None) -> "RecordedSchedule":
     """Any rank that can run, all with equal probability.  Without a seed it draws one, which the text shows.
 
     Raises `BadSchedule` for a seed that is no whole number from 0 to 2**64 - 1.
@@ -131,10 +131,10 @@ def shuffled(seed: int | None = None) -> "Diary":
     >>> schedule.text
     'shuffled:42=4:2,n0'
     """
-    return Diary(Shuffled(**_check_settings("shuffled", seed=_seed_or_random(seed))))
+    return RecordedSchedule(ShuffledSchedule(**_check_settings("shuffled", seed=_seed_or_random(seed))))
 
 
-def pct(seed: int | None = None, depth: int = 3, steps: int = 1000) -> "Diary":
+def pct(seed: int | None = None, depth: int = 3, steps: int = 1000) -> "RecordedSchedule":
     """The rank of the highest priority; priorities are random, and fall at `depth` - 1 random steps.
 
     Finds any bug that needs `depth` ordered events with a chance of at least 1 / (ranks * steps ** (depth - 1)), if
@@ -150,7 +150,7 @@ def pct(seed: int | None = None, depth: int = 3, steps: int = 1000) -> "Diary":
     >>> schedule.text
     'pct:7:2:5=2:0x4,1'
     """
-    return Diary(Pct(**_check_settings("pct", seed=_seed_or_random(seed), depth=depth, steps=steps)))
+    return RecordedSchedule(PctSchedule(**_check_settings("pct", seed=_seed_or_random(seed), depth=depth, steps=steps)))
 
 
 def replay(text: str) -> Schedule:
@@ -169,27 +169,27 @@ def replay(text: str) -> Schedule:
     Traceback (most recent call last):
     localtensor.errors.runs.ReplayDiverged: ...answer 2 in the text is the number 0, and what can run is 1, 2, 3...
     """
-    read = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= LONGEST else None
+    read = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= MOST_TEXT else None
     if read is None:
-        raise BadSchedule(text, f"it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to {LONGEST} characters")
+        raise BadSchedule(text, f"it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to {MOST_TEXT} characters")
     made = _policy_named(text, read["policy"], [int(setting) for setting in read["settings"].split(":")[1:]])
     if not read["ranks"] and not read["count"]:
         return made
-    policy = made.policy if isinstance(made, Diary) else made
+    policy = made.policy if isinstance(made, RecordedSchedule) else made
     if read["ranks"]:
         policy = _ListedAnswers(policy, int(read["ranks"]), read["answers"])
     if len(policy.text) > _LISTED:
         raise BadSchedule(text, f"what stands before the digest has more than {_LISTED} characters")
-    return Diary(policy, due=(int(read["count"]), int(read["digest"], 16)) if read["count"] else None)
+    return RecordedSchedule(policy, due=(int(read["count"]), int(read["digest"], 16)) if read["count"] else None)
 
 
-class Diary:
+class RecordedSchedule:
     """Wraps a policy and records its answers: all of them while they fit into a text, else their digest.
 
     Its memory does not grow with the run.  `due` is a number of answers and the digest that they must have, else
     `ReplayDiverged` is raised.  Two runs of one program under one policy gave the same answers if their texts are equal.
 
-    >>> diary = Diary(round_robin())
+    >>> diary = RecordedSchedule(round_robin())
     >>> diary.begin(2)
     >>> [diary.next([1], current=None) for _ in range(1000)] == [1] * 1000
     True
@@ -231,7 +231,7 @@ class Diary:
             self._runs[-1] = answer, self._runs[-1][1] + 1
         else:
             self._runs.append((answer, 1))
-            if 2 * len(self._runs) > LONGEST:  # each takes a digit and a comma at least
+            if 2 * len(self._runs) > MOST_TEXT:  # each takes a digit and a comma at least
                 self._runs = None
 
     @property

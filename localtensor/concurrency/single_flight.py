@@ -16,7 +16,7 @@ Guarantees, under any interleaving of threads:
 
 A compute function must not wait for another thread that uses the same cache, other than through the cache.
 
-`value_key` and `rare_key` turn arguments into parts of keys, such that equal keys mean equal results.  1, 1.0 and True are
+`value_key` and `uncommon_value_key` turn arguments into parts of keys, such that equal keys mean equal results.  1, 1.0 and True are
 equal in Python and mean different things, and so do 0.0 and -0.0; NaN is equal to itself here.  Each cache passes a `leaf`
 for the values that only it knows, such as tensors.
 """
@@ -40,20 +40,20 @@ from localtensor.concurrency.single_flight_cells import (
     KEPT,
     AtomicCounter,
     BucketTable,
-    Cell,
+    CacheCell,
     Circular,
-    Held,
-    Nested,
-    miss_explained,
-    parts_of,
+    OwnedLock,
+    ReentrantUse,
+    key_parts,
+    miss_explanation,
     wait_graph_of,
 )
-from localtensor.concurrency.sync import THREADS, Sync
+from localtensor.concurrency.sync import THREAD_SYNC, Sync
 from localtensor.errors.base import Refusal
 
 LIMIT = 16384
 SLICE = 0.05  # seconds; an exception sent to a waiting thread arrives between two slices
-_NONE: tuple[Cell, ...] = ()
+_NONE: tuple[CacheCell, ...] = ()
 V = TypeVar("V")
 
 
@@ -92,8 +92,8 @@ class SingleFlightCache(Generic[V]):
         *,
         name: str,
         limit: int = LIMIT,
-        sync: Sync = THREADS,
-        parts: Callable[[Any], Mapping[str, Any]] = parts_of,
+        sync: Sync = THREAD_SYNC,
+        parts: Callable[[Any], Mapping[str, Any]] = key_parts,
     ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise BadCache(
@@ -106,7 +106,7 @@ class SingleFlightCache(Generic[V]):
         self._sync = sync
         self._counters = {what: AtomicCounter() for what in ("hits", "misses", "waits", "failures", "evictions")}
         self._hit = self._counters["hits"].add
-        self._own = Held(sync)
+        self._own = OwnedLock(sync)
         self._wait_graph = wait_graph_of(sync)
         self._table = BucketTable()
         ambient.add_cache(self)
@@ -147,13 +147,13 @@ class SingleFlightCache(Generic[V]):
         for cell in table.get(hash(key), _NONE):
             if cell.key is key or cell.key == key:
                 return "kept" if cell.state is KEPT else "being computed"
-        return miss_explained(key, [cell.key for cell in self._kept()], self._parts)
+        return miss_explanation(key, [cell.key for cell in self._kept()], self._parts)
 
     def after_fork(self) -> None:
         """Drops the keys that other threads of the parent were computing: those threads do not exist in this process."""
         me = self._sync.me()
         self._wait_graph.reset(self._sync)
-        self._own = Held(self._sync)
+        self._own = OwnedLock(self._sync)
         for cell in [cell for cells in self._table.values() for cell in cells]:
             if cell.state is not KEPT and cell.owner != me:
                 self._table.remove(cell)
@@ -161,7 +161,7 @@ class SingleFlightCache(Generic[V]):
     def __repr__(self) -> str:
         return f"SingleFlightCache({self.name!r}, {len(self._kept())} of {self._limit})"
 
-    def _kept(self) -> list[Cell]:
+    def _kept(self) -> list[CacheCell]:
         return [cell for cell in self._table.ring.copy() if cell.state is KEPT]
 
     def _missed(self, key: Hashable, compute: Callable[..., V] | None, args: tuple[Any, ...]) -> V:
@@ -172,7 +172,7 @@ class SingleFlightCache(Generic[V]):
         number, me = hash(key), self._sync.me()
         while True:
             table = self._table
-            mine = Cell(key, number, me, self._sync.gate())
+            mine = CacheCell(key, number, me, self._sync.gate())
             try:
                 try:
                     cell = self._claim(table, mine)
@@ -187,13 +187,13 @@ class SingleFlightCache(Generic[V]):
             try:
                 if cell is not None and self._answered(cell, me):
                     return cell.value  # type: ignore[no-any-return]
-            except Nested:
+            except ReentrantUse:
                 cell = None
             if cell is None:  # this thread holds the lock already: the value cannot be kept
                 self._counters["misses"].add()
                 return compute(*args)
 
-    def _claim(self, table: BucketTable, mine: Cell) -> Cell | None:
+    def _claim(self, table: BucketTable, mine: CacheCell) -> CacheCell | None:
         """The one cell of the key: `mine`, if there was none; None if this thread holds the lock already."""
         key, number, seen = mine.key, mine.number, _NONE
         while True:
@@ -209,7 +209,7 @@ class SingleFlightCache(Generic[V]):
                 return mine
             seen = cells
 
-    def _work(self, table: BucketTable, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
+    def _work(self, table: BucketTable, cell: CacheCell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
         self._counters["misses"].add()
         self._sync.step("claimed")
         try:
@@ -227,14 +227,14 @@ class SingleFlightCache(Generic[V]):
         self._keep(table, cell)
         return value
 
-    def _keep(self, table: BucketTable, cell: Cell) -> None:
+    def _keep(self, table: BucketTable, cell: CacheCell) -> None:
         for _ in self._own.run(cell.owner, table.keep, cell, self._limit):
             self._counters["evictions"].add()
 
-    def _forget(self, table: BucketTable, cell: Cell) -> None:
+    def _forget(self, table: BucketTable, cell: CacheCell) -> None:
         self._own.run(cell.owner, table.remove, cell)
 
-    def _settle(self, table: BucketTable, cell: Cell) -> None:
+    def _settle(self, table: BucketTable, cell: CacheCell) -> None:
         """Releases the threads that wait for the cell; if it has no value, one of them computes.  Idempotent."""
         gate = cell.gate
         if gate is None or not cell.claimed:
@@ -246,10 +246,10 @@ class SingleFlightCache(Generic[V]):
         gate.open()
         cell.gate = None
 
-    def _answered(self, cell: Cell, me: int) -> bool:
+    def _answered(self, cell: CacheCell, me: int) -> bool:
         """Waits for the cell of another thread; False if that thread was ended before there was a value.
 
-        Raises what computing raised; `Circular`; `Nested`.
+        Raises what computing raised; `Circular`; `ReentrantUse`.
         """
         if cell.state is KEPT:
             cell.used = True
@@ -270,7 +270,7 @@ class SingleFlightCache(Generic[V]):
             raise _own_copy(cell.error).with_traceback(cell.trace)
         return True
 
-    def _wait(self, cell: Cell, me: int) -> None:
+    def _wait(self, cell: CacheCell, me: int) -> None:
         cycle = self._wait_graph.add(me, cell)
         if cycle:
             raise Circular(self.name, [one.key for one in cycle])
@@ -298,7 +298,7 @@ def _own_copy(error: Exception) -> Exception:
     return twin
 
 
-AS_IT_IS = frozenset({
+SELF_KEYED_TYPES = frozenset({
     int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme,
 })  # fmt: skip
 """Types whose values are their own key: none equals a value of another of these types.  All others become a tuple."""
@@ -306,7 +306,7 @@ _COMMON = frozenset({bool, float, list, tuple, dict})
 _TRUE, _FALSE = (bool, True), (bool, False)
 
 
-class Same:
+class IdentityKey:
     """A key part that equals only itself.  It keeps its object alive, so that no other object gets the same id."""
 
     __slots__ = ("thing",)
@@ -315,7 +315,7 @@ class Same:
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.thing is other.thing
+        return isinstance(other, IdentityKey) and self.thing is other.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
@@ -331,13 +331,13 @@ def value_key(value: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
     (<class 'list'>, 1, (<class 'tuple'>, (<class 'float'>, 2.0), (<class 'bool'>, True)))
     """
     kind = type(value)
-    if kind in AS_IT_IS:
+    if kind in SELF_KEYED_TYPES:
         return value  # type: ignore[no-any-return]
     if kind is list or kind is tuple:
         parts: list[Any] = [kind]
         for item in value:  # a loop, for speed at each lookup: a comprehension would make `leaf` a closure cell
             kind = type(item)
-            parts.append(item if kind in AS_IT_IS else value_key(item, leaf) if kind in _COMMON else leaf(item))
+            parts.append(item if kind in SELF_KEYED_TYPES else value_key(item, leaf) if kind in _COMMON else leaf(item))
         return tuple(parts)
     if kind is bool:
         return _TRUE if value else _FALSE
@@ -348,7 +348,7 @@ def value_key(value: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
     return leaf(value)
 
 
-def rare_key(value: Any, leaf: Callable[[Any], Hashable], refused: Callable[[Any], Exception]) -> Hashable:
+def uncommon_value_key(value: Any, leaf: Callable[[Any], Hashable], refused: Callable[[Any], Exception]) -> Hashable:
     """The key of a value of a less common type, as the last resort of a `leaf`.  Raises `refused(value)` for any other."""
     kind = type(value)
     if isinstance(value, Mapping):

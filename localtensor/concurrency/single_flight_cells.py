@@ -19,7 +19,7 @@ class Circular(Refusal):
     """A computation that waits for itself: by way of the same key, or of keys that other threads compute."""
 
     def __init__(self, name: str, keys: Sequence[object]) -> None:
-        first, *others = [brief(key) for key in keys]
+        first, *others = [short_repr(key) for key in keys]
         problem = "this thread is computing it now, and asks for it again"
         if others:
             problem = f"it waits for {', which waits for '.join(others)}, which this thread is computing"
@@ -27,11 +27,11 @@ class Circular(Refusal):
         super().__init__(f"{name}.get", "key", first, problem, remedy)
 
 
-class Nested(Exception):
+class ReentrantUse(Exception):
     """A finaliser or signal handler uses the cache while its own thread holds the lock: it must not wait for itself."""
 
 
-def brief(thing: object, most: int = 200) -> str:
+def short_repr(thing: object, most: int = 200) -> str:
     """The repr of a thing, cut to `most` characters; the name of its class if the repr fails."""
     try:
         text = repr(thing)
@@ -40,7 +40,7 @@ def brief(thing: object, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-class Cell:
+class CacheCell:
     """One key: the thread that computes it, then its value.  `state` is written last, after the values it stands for."""
 
     __slots__ = ("claimed", "error", "gate", "key", "number", "owner", "state", "trace", "used", "value")
@@ -58,7 +58,7 @@ class Cell:
         self.trace: Any = None
 
 
-class BucketTable(dict[int, "tuple[Cell, ...]"]):
+class BucketTable(dict[int, "tuple[CacheCell, ...]"]):
     """Cells by the hash of their keys.  The tuples are replaced, never changed, so that readers need no lock.
 
     `ring` holds the kept cells, the next to be evicted first.
@@ -68,9 +68,9 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ring: deque[Cell] = deque()
+        self.ring: deque[CacheCell] = deque()
 
-    def try_add(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
+    def try_add(self, cell: CacheCell, beside: tuple[CacheCell, ...]) -> bool:
         """Adds the cell; False if the cells of its hash are no longer those of `beside`."""
         if self.get(cell.number, ()) is not beside:
             return False
@@ -78,14 +78,14 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
         self[cell.number] = (*beside, cell)
         return True
 
-    def keep(self, cell: Cell, limit: int) -> list[Cell]:
+    def keep(self, cell: CacheCell, limit: int) -> list[CacheCell]:
         """Marks the cell as kept, and returns the cells that were evicted for it."""
         gone = self.make_space(limit)
         self.ring.append(cell)
         cell.state = KEPT
         return gone
 
-    def remove(self, cell: Cell) -> None:
+    def remove(self, cell: CacheCell) -> None:
         """Removes the cell from its bucket."""
         rest = tuple([other for other in self.get(cell.number, ()) if other is not cell])
         if rest:
@@ -93,7 +93,7 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
         else:
             self.pop(cell.number, None)
 
-    def make_space(self, limit: int) -> list[Cell]:
+    def make_space(self, limit: int) -> list[CacheCell]:
         """Evicts until fewer than `limit` cells are kept: the oldest unused since last examined.  Returns the evicted."""
         gone = []
         looks = len(self.ring)
@@ -109,7 +109,7 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
         return gone
 
 
-class Held:
+class OwnedLock:
     """A lock that knows which thread holds it: a finaliser or signal handler of that thread must not take it again."""
 
     __slots__ = ("by", "lock")
@@ -139,21 +139,21 @@ class WaitGraph:
 
     def reset(self, sync: Sync) -> None:
         """Forgets all waits."""
-        self.own = Held(sync)
-        self._waits: dict[int, Cell] = {}
+        self.own = OwnedLock(sync)
+        self._waits: dict[int, CacheCell] = {}
 
-    def add(self, me: int, cell: Cell) -> list[Cell]:
+    def add(self, me: int, cell: CacheCell) -> list[CacheCell]:
         """Registers that the thread waits for the cell; returns the cycle instead if that would close one.
 
-        Raises `Nested`.
+        Raises `ReentrantUse`.
         """
         if self.own.by == me:
-            raise Nested
+            raise ReentrantUse
         return self.own.run(me, self._cycle_of, me, cell)
 
-    def _cycle_of(self, me: int, cell: Cell) -> list[Cell]:
-        cycle: list[Cell] = []
-        awaited: Cell | None = cell
+    def _cycle_of(self, me: int, cell: CacheCell) -> list[CacheCell]:
+        cycle: list[CacheCell] = []
+        awaited: CacheCell | None = cell
         while awaited is not None and awaited.state is COMPUTING and len(cycle) <= len(self._waits):
             cycle.append(awaited)
             if awaited.owner == me:
@@ -162,12 +162,12 @@ class WaitGraph:
         self._waits[me] = cell
         return []
 
-    def awaited_by(self, me: int) -> Cell | None:
+    def awaited_by(self, me: int) -> CacheCell | None:
         """The cell that the thread waits for now; a signal handler may call this during a wait."""
         cell = self._waits.get(me)
         return cell if cell is not None and cell.state is COMPUTING else None
 
-    def restore(self, me: int, cell: Cell | None) -> None:
+    def restore(self, me: int, cell: CacheCell | None) -> None:
         """Restores what the thread waits for; None is nothing."""
         if cell is None:
             self._waits.pop(me, None)
@@ -195,7 +195,7 @@ class AtomicCounter:
         return int(repr(self._count)[len("count(") : -1])  # next() would change it
 
 
-Parts = Callable[[Any], Mapping[str, Any]]
+PartsOf = Callable[[Any], Mapping[str, Any]]
 ABSENT = "(not given)"
 
 
@@ -211,10 +211,10 @@ class KeyPart:
         return self.text
 
 
-def parts_of(key: Hashable) -> Mapping[str, Any]:
+def key_parts(key: Hashable) -> Mapping[str, Any]:
     """The named parts of a key: the fields of a dataclass or named tuple, the places of a tuple, or itself.
 
-    >>> parts_of(("add", 1))
+    >>> key_parts(("add", 1))
     {'[0]': 'add', '[1]': 1}
     """
     if dataclasses.is_dataclass(key):
@@ -225,10 +225,10 @@ def parts_of(key: Hashable) -> Mapping[str, Any]:
     return {"key": key}
 
 
-def miss_explained(key: Hashable, kept: Iterable[Hashable], parts: Parts = parts_of) -> str:
+def miss_explanation(key: Hashable, kept: Iterable[Hashable], parts: PartsOf = key_parts) -> str:
     """One line about the nearest kept key: the equal parts, and the parts that differ.
 
-    >>> miss_explained(("sum", "S(0)", -1), [("mul", "R", 1), ("sum", "S(0)", 1)])
+    >>> miss_explanation(("sum", "S(0)", -1), [("mul", "R", 1), ("sum", "S(0)", 1)])
     'same [0] and [1]; differs in: [2]=-1 vs 1'
     """
     mine = parts(key)
@@ -254,7 +254,7 @@ def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool
 
 
 def _part_text(parts: Mapping[str, Any], name: str) -> str:
-    return brief(parts[name]) if name in parts else ABSENT
+    return short_repr(parts[name]) if name in parts else ABSENT
 
 
 def _join_names(names: list[str]) -> str:

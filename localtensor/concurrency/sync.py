@@ -1,6 +1,6 @@
 """Locks, gates, thread numbers and yield points for concurrent code, by real threads or by an explored schedule.
 
-Production code is served by `THREADS`.  A harness that explores interleavings serves the same code with `Scheduled`, so
+Production code is served by `THREAD_SYNC`.  A harness that explores interleavings serves the same code with `ScheduledSync`, so
 that one schedule is one run; hence code that is explored takes a `Sync` and never uses `threading` itself.
 
 In an explored run each lock operation, gate operation and step is a yield point.  A thread announces its next action, and
@@ -15,7 +15,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from localtensor.concurrency.controlled_run import Stage
+from localtensor.concurrency.controlled_run import ControlledRun
 from localtensor.errors.runs import WaitsAlone
 
 SLICE = 1.0  # seconds
@@ -47,7 +47,7 @@ class Sync(Protocol):
         """A yield point: a schedule may let another thread go on here.  `what` names it in reports."""
 
 
-class Threads:
+class ThreadSync:
     """Real threads, for which a step does nothing."""
 
     def lock(self, name: str = "") -> AbstractContextManager[Any]:
@@ -95,17 +95,17 @@ class _SyncGate:
             self._lock.release()
 
 
-THREADS = Threads()
+THREAD_SYNC = ThreadSync()
 """The default services of production code."""
 
 
-SETUP = -1  # the number of the caller that makes the program and checks it
+SETUP_THREAD = -1  # the number of the caller that makes the program and checks it
 
 
-class Scheduled:
+class ScheduledSync:
     """The `Sync` of an explored run; it can also interrupt a waiting thread, and draws numbers from the schedule."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ControlledRun) -> None:
         self._stage = stage
         self._made = 0
         self.interrupts: dict[int, type[BaseException]] = {}
@@ -119,7 +119,7 @@ class Scheduled:
 
     def me(self) -> int:
         current = self._stage.current
-        return SETUP if current is None else current
+        return SETUP_THREAD if current is None else current
 
     def step(self, what: str) -> None:
         stage = self._stage
@@ -143,7 +143,7 @@ class Scheduled:
 
 
 class _Lock:
-    def __init__(self, stage: Stage, name: str) -> None:
+    def __init__(self, stage: ControlledRun, name: str) -> None:
         self._stage, self._name = stage, name
         self._takes, self._frees = f"takes {name}", f"frees {name}"
         self._owner: int | None = None
@@ -155,7 +155,7 @@ class _Lock:
         if me is None:
             if self._owner is not None:
                 raise WaitsAlone(self._name)
-            self._owner = SETUP
+            self._owner = SETUP_THREAD
             return True
         self._wanting.append(me)
         if self._owner is None:
@@ -179,14 +179,14 @@ class _Lock:
             stage.pause(stage.current, self._frees)
 
     def why(self) -> str:
-        return f"{self._name}, which {'the setup' if self._owner == SETUP else f'thread {self._owner}'} has"
+        return f"{self._name}, which {'the setup' if self._owner == SETUP_THREAD else f'thread {self._owner}'} has"
 
     def expire(self, thread: int) -> None:
         """Never called: waits for a lock have no timeout."""
 
 
 class _Gate:
-    def __init__(self, sync: Scheduled, stage: Stage, name: str) -> None:
+    def __init__(self, sync: ScheduledSync, stage: ControlledRun, name: str) -> None:
         self._sync, self._stage, self._name = sync, stage, name
         self._open = False
         self._waiting: list[int] = []

@@ -9,8 +9,8 @@ from localtensor.errors.base import ProgramFault as ProgramFault
 from localtensor.errors.base import Refusal as Refusal
 from localtensor.errors.base import WrongPieces as WrongPieces
 from localtensor.errors.base import WrongShape as WrongShape
-from localtensor.errors.base import in_a_line as in_a_line
-from localtensor.errors.base import refusal as refusal
+from localtensor.errors.base import error_in_one_line as error_in_one_line
+from localtensor.errors.base import refusal_sentence as refusal_sentence
 from localtensor.errors.collectives import ComplexNotGathered as ComplexNotGathered
 from localtensor.errors.collectives import DevicesDiffer as DevicesDiffer
 from localtensor.errors.collectives import DtypeNotCarried as DtypeNotCarried

@@ -1,6 +1,6 @@
 """The base classes of all errors, the five parts of a message, and the formats that messages share.
 
-The parts are: the call, the argument, its values in short form, the problem, the remedy.  `refusal` joins them in that
+The parts are: the call, the argument, its values in short form, the problem, the remedy.  `refusal_sentence` joins them in that
 order; `Refusal` is the base of the classes whose message is that sentence alone, so that no part can be missing.
 
 A `ProgramFault` is a fault of the user's program: that sentence, then a line for each rank or group of ranks.  Ranks with
@@ -35,10 +35,10 @@ def _restore(kind: type[LocalTensorError], args: tuple[object, ...], attributes:
     return error
 
 
-def refusal(call: str, argument: str, values: str, problem: str, remedy: str) -> str:
+def refusal_sentence(call: str, argument: str, values: str, problem: str, remedy: str) -> str:
     """One sentence of five parts.
 
-    >>> refusal("split", "dim", "dim=2 of (4, 4)", "there is no dim 2", "Use 0 or 1.")
+    >>> refusal_sentence("split", "dim", "dim=2 of (4, 4)", "there is no dim 2", "Use 0 or 1.")
     'split: dim: dim=2 of (4, 4): there is no dim 2. Use 0 or 1.'
     """
     return f"{call}: {argument}: {values}: {problem}. {remedy}"
@@ -109,13 +109,13 @@ def rank_names(ranks: Iterable[int]) -> str:
     ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 2-255')
     """
     ordered = sorted(ranks)
-    return f"rank{'s' if len(ordered) != 1 else ''} {short_ranks(ordered)}"
+    return f"rank{'s' if len(ordered) != 1 else ''} {rank_ranges(ordered)}"
 
 
-def short_ranks(ranks: Sequence[int]) -> str:
+def rank_ranges(ranks: Sequence[int]) -> str:
     """Numbers in order, where four or more in a row are a range.
 
-    >>> short_ranks([0, 1, 2, 7, 8, 9, 10])
+    >>> rank_ranges([0, 1, 2, 7, 8, 9, 10])
     '0, 1, 2, 7-10'
     """
     rows = [[rank for _, rank in row] for _, row in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
@@ -132,24 +132,24 @@ def first_line(text: str, most: int = 200) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def in_a_line(error: BaseException, most: int = 200) -> str:
+def error_in_one_line(error: BaseException, most: int = 200) -> str:
     """The type of an error, and the first line of its message, which is cut to `most` characters.
 
-    >>> in_a_line(ValueError("odd, since ...")), in_a_line(KeyError())
+    >>> error_in_one_line(ValueError("odd, since ...")), error_in_one_line(KeyError())
     ('ValueError: odd, since ...', 'KeyError: -')
     """
     return f"{type(error).__name__}: {first_line(str(error), most) or '-'}"
 
 
-def at(place: Place | None) -> str:
+def place_suffix(place: Place | None) -> str:
     """The place as the end of a phrase, ` at a.py:7 in f`; empty for None."""
     return f" at {place}" if place else ""
 
 
-def brief(call: Call) -> str:
+def call_summary(call: Call) -> str:
     """A call in short form, with its place.
 
-    >>> brief(Call(0, "recv", "0", (0, 1), 2, peer=1, tag=5, place=Place("a.py", 7, "f")))
+    >>> call_summary(Call(0, "recv", "0", (0, 1), 2, peer=1, tag=5, place=Place("a.py", 7, "f")))
     'recv #2 from 1 with tag 5 at a.py:7 in f'
     """
     name = f"{call.kind} #{call.number}"
@@ -159,23 +159,23 @@ def brief(call: Call) -> str:
         name += f" {'from' if 'recv' in call.kind else 'to'} {call.peer}"
     tag = f" with tag {call.tag}" if call.tag else ""
     handling = f", while handling {call.handling}" if call.handling else ""
-    return f"{name}{tag}{at(call.place)}{handling}"
+    return f"{name}{tag}{place_suffix(call.place)}{handling}"
 
 
-def without_rank(call: Call) -> str:
+def call_text_without_rank(call: Call) -> str:
     """The text of a call without its rank; the ranks of a large group are printed as ranges."""
     text = str(call).partition(": ")[2]
     if len(call.group) <= LARGE_GROUP:
         return text
-    return text.replace(f"(ranks {', '.join(map(str, call.group))})", f"(ranks {short_ranks(call.group)})")
+    return text.replace(f"(ranks {', '.join(map(str, call.group))})", f"(ranks {rank_ranges(call.group)})")
 
 
-def folded(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None = None) -> list[str]:
+def merge_equal_lines(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None = None) -> list[str]:
     """Lines of ranks, where ranks with the same text share one, in the place of the first.
 
     `one` and `more` join the ranks and the text: for one rank, and for several.
 
-    >>> folded([(1, "recv"), (0, "send"), (2, "send")])
+    >>> merge_equal_lines([(1, "recv"), (0, "send"), (2, "send")])
     ['  rank 1: recv', '  ranks 0, 2: send']
     """
     who: dict[str, list[int]] = {}
@@ -183,32 +183,32 @@ def folded(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None =
         if rank not in who.setdefault(text, []):
             who[text].append(rank)
     joins = (one, one if more is None else more)
-    return shortened([f"  {rank_names(ranks)}{joins[len(ranks) > 1]}{text}" for text, ranks in who.items()])
+    return truncate_lines([f"  {rank_names(ranks)}{joins[len(ranks) > 1]}{text}" for text, ranks in who.items()])
 
 
-def folded_calls(calls: Iterable[Call]) -> list[str]:
+def call_lines(calls: Iterable[Call]) -> list[str]:
     """A line for each call; equal calls of several ranks share one."""
-    return folded((call.rank, without_rank(call)) for call in calls)
+    return merge_equal_lines((call.rank, call_text_without_rank(call)) for call in calls)
 
 
-def last_collectives(calls: Sequence[Call]) -> list[str]:
+def last_collective_lines(calls: Sequence[Call]) -> list[str]:
     """The previous calls of the ranks, under a heading; empty if there are none."""
-    return ["Last collectives:", *folded_calls(calls)] if calls else []
+    return ["Last collectives:", *call_lines(calls)] if calls else []
 
 
 def wait_lines(waits: Iterable[Wait]) -> list[str]:
     """The wait graph: a line for each rank; ranks that wait for the same share one."""
     ordered = sorted(waits, key=lambda wait: wait.rank)
-    lines = [(wait.rank, f"{rank_names(wait.ranks)} in {brief(wait.call)}") for wait in ordered]
-    return folded(lines, " waits for ", " wait for ")
+    lines = [(wait.rank, f"{rank_names(wait.ranks)} in {call_summary(wait.call)}") for wait in ordered]
+    return merge_equal_lines(lines, " waits for ", " wait for ")
 
 
 def busy_lines(busy: Iterable[Waiting]) -> list[str]:
     """The places at which real processes were ended: a line for each rank; ranks at the same place share one."""
-    return folded(((one.rank, one.where) for one in busy), " was at ", " were at ")
+    return merge_equal_lines(((one.rank, one.where) for one in busy), " was at ", " were at ")
 
 
-def shortened(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
+def truncate_lines(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
     """The first `most` lines, and the number of the others."""
     over = len(lines) - most
     return [*lines[:most], f"  and {over} lines more"] if over > 1 else list(lines)
@@ -226,20 +226,20 @@ def minority_first(facts: Mapping[int, object]) -> list[tuple[object, list[int]]
     return sorted(who.items(), key=lambda item: len(item[1]))
 
 
-def said(facts: Mapping[int, object]) -> str:
+def facts_by_rank(facts: Mapping[int, object]) -> str:
     """Facts and their ranks in one phrase, the rarest first.
 
-    >>> said({0: "sum", 1: "max", 2: "sum"})
+    >>> facts_by_rank({0: "sum", 1: "max", 2: "sum"})
     'max on rank 1, sum on ranks 0, 2'
     """
     phrases = [f"{fact} on {rank_names(ranks)}" for fact, ranks in minority_first(facts)]
     return ", ".join(phrases[:4]) + (f" and {len(phrases) - 4} others" if len(phrases) > 4 else "")
 
 
-def suspicion(facts: Mapping[int, object]) -> list[str]:
+def likely_culprit_lines(facts: Mapping[int, object]) -> list[str]:
     """A line that names the ranks that differ, if more than half of the ranks agree; else nothing.
 
-    >>> suspicion({0: "sum", 1: "max", 2: "sum"}), suspicion({0: "sum", 1: "max"})
+    >>> likely_culprit_lines({0: "sum", 1: "max", 2: "sum"}), likely_culprit_lines({0: "sum", 1: "max"})
     (['Likely culprit: rank 1; ranks 0, 2 agree.'], [])
     """
     [(fact, count)] = Counter(facts.values()).most_common(1)

@@ -11,20 +11,20 @@ from localtensor._util.events import Call, Place, Raised
 from localtensor.errors.base import (
     LocalTensorError,
     ProgramFault,
-    at,
     busy_lines,
+    call_lines,
     first_line,
-    folded_calls,
     minority_first,
+    place_suffix,
     rank_names,
-    shortened,
+    truncate_lines,
     wait_lines,
 )
 from localtensor.errors.programs import RankRaised
 
-MOST_STORIES = 10  # different failures that are listed
-STORY_LINES = 16  # for all of them together; each has one at least
-ONE_STORY = 6  # lines for one of them at most
+MOST_FAILURES = 10  # different failures that are listed
+MOST_FAILURE_LINES = 16  # for all of them together; each has one at least
+MOST_LINES_OF_ONE = 6  # lines for one of them at most
 MOST_WAITS = 4
 MOST_COLLECTIVES = 5
 WIDTH = 140
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")  # in the repr of an object; failu
 _ADVICE = re.compile(r"^\s*(Use -v to get|Full diff:$|\.\.\.Full output truncated)")
 
 
-def told(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, str] | None = None) -> str:
+def failure_text(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, str] | None = None) -> str:
     """The text under a failure on so many ranks, at most some 30 lines, without colours.
 
     For a `RankRaised`: the first cause, the ranks that agree with it, the failures of others, the ranks that passed and
@@ -42,7 +42,7 @@ def told(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, 
     that repeats the failure.  `passed` holds, by rank, what the failed assertion compared on the ranks where it passed.
 
     >>> raised = [Raised(1, "AssertionError", "assert 1 == 6", ""), Raised(2, "AssertionError", "assert 2 == 6", "")]
-    >>> print(told(RankRaised(raised, places={1: Place("test_a.py", 7, "test_sum")}), 4, "pytest test_a.py"))
+    >>> print(failure_text(RankRaised(raised, places={1: Place("test_a.py", 7, "test_sum")}), 4, "pytest test_a.py"))
     First cause: rank 1 of 4, at test_a.py:7 in test_sum
       rank 1: assert 1 == 6
       rank 2: assert 2 == 6
@@ -51,13 +51,13 @@ def told(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, 
     """
     lines = _of_ranks(fault, ranks, passed or {}) if isinstance(fault, RankRaised) else []
     if isinstance(fault, ProgramFault) and "Last collectives:" not in str(fault):
-        lines += last_lines(fault.log)
+        lines += last_call_lines(fault.log)
     if replay:
         lines.append(f"Replay: {replay}")
     return "\n".join(lines)
 
 
-def last_lines(log: Sequence[Call]) -> list[str]:
+def last_call_lines(log: Sequence[Call]) -> list[str]:
     """The last collectives and messages of a run, in the order in which they began; ranks that did the same share
     a line."""
     names: dict[tuple[object, ...], None] = {}
@@ -65,7 +65,7 @@ def last_lines(log: Sequence[Call]) -> list[str]:
         names.setdefault(_name(call))
         if len(names) == MOST_COLLECTIVES:
             break
-    lines = folded_calls(call for call in log if _name(call) in names)
+    lines = call_lines(call for call in log if _name(call) in names)
     return ["Last collectives:", *map(_cut, lines[-MOST_COLLECTIVES:])] if lines else []
 
 
@@ -86,17 +86,17 @@ def _of_ranks(fault: RankRaised, ranks: int, passed: Mapping[int, str]) -> list[
     return [
         heading,
         *_failure_lines(fault.raised, places),
-        *shortened(_passed_lines(passed_ranks, passed), MOST_WAITS),
-        *map(_cut, shortened([*wait_lines(fault.waits), *busy_lines(fault.busy)], MOST_WAITS)),
+        *truncate_lines(_passed_lines(passed_ranks, passed), MOST_WAITS),
+        *map(_cut, truncate_lines([*wait_lines(fault.waits), *busy_lines(fault.busy)], MOST_WAITS)),
     ]
 
 
 def _at(place: Place | None) -> str:
-    return f",{at(place)}" if place else ""
+    return f",{place_suffix(place)}" if place else ""
 
 
 def _fact(one: Raised, places: Mapping[int, Place | None]) -> tuple[str, str, Place | None]:
-    return one.kind, plain(one.message), places.get(one.rank)
+    return one.kind, strip_colours_and_addresses(one.message), places.get(one.rank)
 
 
 def _failure_lines(raised: Sequence[Raised], places: Mapping[int, Place | None]) -> list[str]:
@@ -104,10 +104,10 @@ def _failure_lines(raised: Sequence[Raised], places: Mapping[int, Place | None])
     first = raised[0]
     facts = minority_first({one.rank: _fact(one, places) for one in raised})
     facts.sort(key=lambda item: first.rank not in item[1])
-    listed, rest = facts[:MOST_STORIES], facts[MOST_STORIES:]
+    listed, rest = facts[:MOST_FAILURES], facts[MOST_FAILURES:]
     if len(rest) == 1:
         listed, rest = facts, []
-    most = max(1, min(ONE_STORY, STORY_LINES // len(listed)))
+    most = max(1, min(MOST_LINES_OF_ONE, MOST_FAILURE_LINES // len(listed)))
     by_rank = {one.rank: one for one in raised}
     lines = []
     for index, (_, ranks_alike) in enumerate(listed):
@@ -135,13 +135,17 @@ def _rank_failure_lines(
 
 
 def _message_lines(message: str) -> list[str]:
-    return [line.rstrip() for line in plain(message).splitlines() if line.strip() and not _ADVICE.match(line)]
+    return [
+        line.rstrip()
+        for line in strip_colours_and_addresses(message).splitlines()
+        if line.strip() and not _ADVICE.match(line)
+    ]
 
 
-def plain(text: str) -> str:
+def strip_colours_and_addresses(text: str) -> str:
     r"""A text without terminal colours and addresses.
 
-    >>> plain("assert \x1b[94m1\x1b[39m == <Node at 0x7f99d12bc960>")
+    >>> strip_colours_and_addresses("assert \x1b[94m1\x1b[39m == <Node at 0x7f99d12bc960>")
     'assert 1 == <Node at 0x...>'
     """
     return _ADDRESS.sub("0x...", _COLOURS.sub("", text))
@@ -149,7 +153,8 @@ def plain(text: str) -> str:
 
 def _passed_lines(passed_ranks: Iterable[int], passed: Mapping[int, str]) -> list[str]:
     texts = {
-        rank: f"passed: {first_line(plain(passed[rank]), 80)}" if rank in passed else "passed" for rank in passed_ranks
+        rank: f"passed: {first_line(strip_colours_and_addresses(passed[rank]), 80)}" if rank in passed else "passed"
+        for rank in passed_ranks
     }
     return [_cut(f"  {rank_names(ranks_alike)}: {what}") for what, ranks_alike in minority_first(texts)]
 

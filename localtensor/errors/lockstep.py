@@ -4,7 +4,15 @@ import linecache
 from collections.abc import Iterable, Mapping
 
 from localtensor._util.events import Place
-from localtensor.errors.base import Refusal, at, first_line, folded, minority_first, rank_names, said
+from localtensor.errors.base import (
+    Refusal,
+    facts_by_rank,
+    first_line,
+    merge_equal_lines,
+    minority_first,
+    place_suffix,
+    rank_names,
+)
 
 MOST_IN_SENTENCE = 4  # values; more of them have a line each
 LONGEST_SOURCE = 100  # characters of the source line
@@ -24,10 +32,12 @@ class RanksDiverge(Refusal):
         kinds = minority_first(facts)
         many = len(kinds) > MOST_IN_SENTENCE
         source = _source(place)
-        shown = f"{len(kinds)} values on {rank_names(facts)}" if many else said(facts)
-        problem = f"all ranks share one control flow, and it needs one value{at(place)}{source and f', `{source}`'}"
+        shown = f"{len(kinds)} values on {rank_names(facts)}" if many else facts_by_rank(facts)
+        problem = (
+            f"all ranks share one control flow, and it needs one value{place_suffix(place)}{source and f', `{source}`'}"
+        )
         remedy = f"{_OWN_FLOW}, or choose without a branch: {_WITHOUT_BRANCH}."
-        lines = folded(facts.items()) if many else []
+        lines = merge_equal_lines(facts.items()) if many else []
         super().__init__(call, what or "value", shown, problem, "\n".join([remedy, *lines]))
 
 
@@ -38,7 +48,7 @@ class OutsideWrite(Refusal):
         self.place = place
         problem = "it was made outside the mode and is one tensor for all ranks, whose values for it differ"
         remedy = "Make it inside the mode, or write to a clone of it that is made there."
-        super().__init__(op, "the tensor written", f"{shown}{at(place)}", problem, remedy)
+        super().__init__(op, "the tensor written", f"{shown}{place_suffix(place)}", problem, remedy)
 
 
 class AnotherMode(Refusal):
@@ -48,7 +58,7 @@ class AnotherMode(Refusal):
         self.place = place
         problem = "it belongs to another LocalTensorMode, and each mode has ranks of its own"
         remedy = "Make it in the mode in which it is used."
-        super().__init__(op, "an input", f"used{at(place) or ' here'}", problem, remedy)
+        super().__init__(op, "an input", f"used{place_suffix(place) or ' here'}", problem, remedy)
 
 
 class NoMode(Refusal):
@@ -58,7 +68,7 @@ class NoMode(Refusal):
         self.place = place
         problem = "no LocalTensorMode is entered in this thread, so there are no ranks"
         remedy = "Call it inside `with LocalTensorMode(ranks):`."
-        super().__init__(call, "mode", f"called{at(place) or ' here'}", problem, remedy)
+        super().__init__(call, "mode", f"called{place_suffix(place) or ' here'}", problem, remedy)
 
 
 class NotHeld(Refusal):

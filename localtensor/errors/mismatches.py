@@ -11,16 +11,16 @@ from typing import ClassVar
 from localtensor._util.events import Call, Place
 from localtensor.errors.base import (
     ProgramFault,
-    at,
-    brief,
-    folded,
-    folded_calls,
-    last_collectives,
+    call_lines,
+    call_summary,
+    facts_by_rank,
+    last_collective_lines,
+    likely_culprit_lines,
+    merge_equal_lines,
     minority_first,
-    refusal,
-    said,
-    short_ranks,
-    suspicion,
+    place_suffix,
+    rank_ranges,
+    refusal_sentence,
 )
 
 
@@ -41,24 +41,26 @@ class CollectiveMismatch(ProgramFault):
         order = [rank for _, ranks in minority_first(facts) for rank in ranks]
         self.calls = tuple(sorted(calls, key=lambda call: order.index(call.rank)))
         self.last = tuple(last)
-        sentence = refusal(self._call_text(), self._argument(), self._values(facts), self.PROBLEM, self._remedy(facts))
-        details = [*suspicion(facts), *folded_calls(self.calls), *last_collectives(last)]
+        sentence = refusal_sentence(
+            self._call_text(), self._argument(), self._values(facts), self.PROBLEM, self._remedy(facts)
+        )
+        details = [*likely_culprit_lines(facts), *call_lines(self.calls), *last_collective_lines(last)]
         super().__init__(sentence, details, [call.place for call in self.calls], order)
 
     def _facts(self, calls: Sequence[Call]) -> dict[int, str]:
         return {call.rank: self._fact(call) for call in calls}
 
     def _fact(self, call: Call) -> str:
-        return self.FACT.format(call=call) if self.FACT else brief(replace(call, place=None))
+        return self.FACT.format(call=call) if self.FACT else call_summary(replace(call, place=None))
 
     def _call_text(self) -> str:
-        return brief(replace(self.calls[0], place=None))
+        return call_summary(replace(self.calls[0], place=None))
 
     def _argument(self) -> str:
         return self.ARGUMENT
 
     def _values(self, facts: Mapping[int, str]) -> str:
-        return said(facts)
+        return facts_by_rank(facts)
 
     def _remedy(self, facts: Mapping[int, str]) -> str:
         return self.REMEDY
@@ -206,7 +208,7 @@ class SplitMismatch(CollectiveMismatch):
                 room = _split_for(sender, receiver.output_splits, receiver)
                 if sent is not None and room is not None and sent != room:
                     return f"rank {sender.rank} sends {sent} to rank {receiver.rank}, which makes room for {room}"
-        return said(facts)
+        return facts_by_rank(facts)
 
 
 class GroupMismatch(CollectiveMismatch):
@@ -218,17 +220,22 @@ class GroupMismatch(CollectiveMismatch):
     def __init__(self, name: str, groups: Mapping[int, tuple[int, ...]], places: Mapping[int, Place | None]) -> None:
         self.calls, self.last = (), ()
         self.name, self.groups = name, dict(groups)
-        facts = {rank: f"[{short_ranks(members)}]" if members else "never made" for rank, members in groups.items()}
+        facts = {rank: f"[{rank_ranges(members)}]" if members else "never made" for rank, members in groups.items()}
         order = [rank for _, ranks in minority_first(facts) for rank in ranks]
-        sentence = refusal(
-            "new_group", "ranks", said(facts), f"process group {name} must have the same members on every rank",
+        sentence = refusal_sentence(
+            "new_group", "ranks", facts_by_rank(facts), f"process group {name} must have the same members on every rank",
             "Make all process groups on every rank, in the same order, also those that the rank is no member of.",
         )  # fmt: skip
         lines = [
-            (rank, f"group {name}{' of' * bool(groups[rank])} {facts[rank]}{at(places.get(rank))}") for rank in order
+            (rank, f"group {name}{' of' * bool(groups[rank])} {facts[rank]}{place_suffix(places.get(rank))}")
+            for rank in order
         ]
         ProgramFault.__init__(
-            self, sentence, [*suspicion(facts), *folded(lines)], [places.get(rank) for rank in order], order
+            self,
+            sentence,
+            [*likely_culprit_lines(facts), *merge_equal_lines(lines)],
+            [places.get(rank) for rank in order],
+            order,
         )
 
 
@@ -241,16 +248,14 @@ class MessageMismatch(CollectiveMismatch):
         parts = {"shape": ShapeMismatch._of, "dtype": DtypeMismatch._of}
         odd = [name for name, of in parts.items() if [*map(of, send.tensors)] != [*map(of, recv.tensors)]]
         what = " and ".join(odd) or "number of tensors"
-        sentence = refusal(
-            brief(replace(recv, place=None)), "tensor",
+        sentence = refusal_sentence(
+            call_summary(replace(recv, place=None)), "tensor",
             f"{', '.join(send.tensors)} sent by rank {send.rank}, "
             f"{', '.join(recv.tensors)} to receive it on rank {recv.rank}",
             f"a message and the tensor that receives it must have one {what}",
             "Receive into a tensor like the one that is sent; where the receiver cannot know it, send its shape first.",
         )  # fmt: skip
-        ProgramFault.__init__(
-            self, sentence, folded_calls(self.calls), [send.place, recv.place], [send.rank, recv.rank]
-        )
+        ProgramFault.__init__(self, sentence, call_lines(self.calls), [send.place, recv.place], [send.rank, recv.rank])
 
 
 def _first_difference(calls: Sequence[Call], of: Callable[[str], str]) -> int:

@@ -6,19 +6,19 @@ from dataclasses import replace
 from localtensor._util.events import Call, Place, Raised, Wait, Waiting
 from localtensor.errors.base import (
     ProgramFault,
-    at,
-    brief,
     busy_lines,
+    call_lines,
+    call_summary,
+    facts_by_rank,
     first_line,
-    folded,
-    folded_calls,
+    likely_culprit_lines,
+    merge_equal_lines,
     minority_first,
+    place_suffix,
     rank_names,
-    refusal,
-    said,
-    short_ranks,
-    shortened,
-    suspicion,
+    rank_ranges,
+    refusal_sentence,
+    truncate_lines,
     wait_lines,
 )
 
@@ -32,14 +32,16 @@ class EarlyReturn(ProgramFault):
         self.waits, self.returned = tuple(waits), dict(returned)
         awaited = {rank for wait in waits for rank in wait.ranks}
         early = sorted(awaited & returned.keys()) or sorted(returned)
-        sentence = refusal(
+        sentence = refusal_sentence(
             "run", "fn", f"{rank_names(early)} returned while {_ranks_and_verb(waits, 'wait')} for {'it' if len(early) == 1 else 'them'}",
             "a rank must take part in every collective that its groups call",
             "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
         )  # fmt: skip
-        left = [(rank, f"returned, last seen{at(returned[rank]) or ' in no call'}") for rank in early]
+        left = [(rank, f"returned, last seen{place_suffix(returned[rank]) or ' in no call'}") for rank in early]
         places = [*map(returned.get, early), *_places(waits)]
-        super().__init__(sentence, [*folded(left, " "), *wait_lines(waits)], places, [*early, *_ranks(waits)])
+        super().__init__(
+            sentence, [*merge_equal_lines(left, " "), *wait_lines(waits)], places, [*early, *_ranks(waits)]
+        )
 
 
 class Deadlock(ProgramFault):
@@ -52,7 +54,7 @@ class Deadlock(ProgramFault):
         problem = "no rank can go on" + (
             f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
         )
-        sentence = refusal(
+        sentence = refusal_sentence(
             "run", "fn", _ranks_and_verb(waits, "wait"), problem, _deadlock_remedy([wait.call for wait in inside])
         )
         first = [*inside, *(wait for wait in self.waits if wait not in inside)]
@@ -68,12 +70,12 @@ class WorkNotWaited(ProgramFault):
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
-        sentence = refusal(
+        sentence = refusal_sentence(
             _call_text(calls), "async_op", f"not waited for on {rank_names({call.rank for call in calls})}",
             "the function returned while its output may still be on the way",
             "Keep the Work that the call returns, and call its wait() before the output is read.",
         )  # fmt: skip
-        super().__init__(sentence, folded_calls(calls), [call.place for call in calls], [call.rank for call in calls])
+        super().__init__(sentence, call_lines(calls), [call.place for call in calls], [call.rank for call in calls])
 
 
 class ReadBeforeWait(ProgramFault):
@@ -81,12 +83,12 @@ class ReadBeforeWait(ProgramFault):
 
     def __init__(self, call: Call, op: str, place: Place | None) -> None:
         self.call, self.op = call, op
-        sentence = refusal(
-            brief(replace(call, place=None)), "output", f"read by {op} on rank {call.rank}{at(place)}",
+        sentence = refusal_sentence(
+            call_summary(replace(call, place=None)), "output", f"read by {op} on rank {call.rank}{place_suffix(place)}",
             "until wait() it may hold the old numbers, the new ones or some of both",
             "Call wait() on the Work that the call returned before this line.",
         )  # fmt: skip
-        super().__init__(sentence, folded_calls([call]), [place, call.place], [call.rank])
+        super().__init__(sentence, call_lines([call]), [place, call.place], [call.rank])
 
 
 class BufferReused(ProgramFault):
@@ -94,14 +96,14 @@ class BufferReused(ProgramFault):
 
     def __init__(self, call: Call, op: str | None, place: Place | None) -> None:
         self.call, self.op = call, op
-        found = f"written by {op} on rank {call.rank}{at(place)}"
-        sentence = refusal(
-            brief(replace(call, place=None)), "buffer",
-            found if op else f"found changed on rank {call.rank} at its wait{at(place)}",
+        found = f"written by {op} on rank {call.rank}{place_suffix(place)}"
+        sentence = refusal_sentence(
+            call_summary(replace(call, place=None)), "buffer",
+            found if op else f"found changed on rank {call.rank} at its wait{place_suffix(place)}",
             "until wait() the collective may still read it, or write to it",
             "Call wait() before the tensor is written, or pass the call a clone.",
         )  # fmt: skip
-        super().__init__(sentence, folded_calls([call]), [place, call.place], [call.rank])
+        super().__init__(sentence, call_lines([call]), [place, call.place], [call.rank])
 
 
 class MessagesLeftOver(ProgramFault):
@@ -109,12 +111,12 @@ class MessagesLeftOver(ProgramFault):
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
-        sentence = refusal(
+        sentence = refusal_sentence(
             _call_text(calls), "peer", f"never met on {rank_names({call.rank for call in calls})}",
             "a send meets the recv of the rank that it names, in the same group and with the same tag",
             "Make the other half of each call on the rank that it names, or leave the call out.",
         )  # fmt: skip
-        details = [*folded_calls(calls), *shortened(list(_near_miss_lines(calls)))]
+        details = [*call_lines(calls), *truncate_lines(list(_near_miss_lines(calls)))]
         super().__init__(sentence, details, [call.place for call in calls], [call.rank for call in calls])
 
 
@@ -126,15 +128,16 @@ class GroupsLeftOver(ProgramFault):
     ) -> None:
         self.groups = dict(groups)
         names = f"group{'s' if len(groups) != 1 else ''} {', '.join(list(groups)[:8])}"
-        sentence = refusal(
+        sentence = refusal_sentence(
             "new_group", "group", f"{names}{' and others' if len(groups) > 8 else ''} on {rank_names(ranks)}",
             "made by the function, and still there when it returned",
             "Call torch.distributed.destroy_process_group(group) on each rank that made it.",
         )  # fmt: skip
         lines = [
-            f"  group {name} of ranks {short_ranks(members)}{at(places.get(name))}" for name, members in groups.items()
+            f"  group {name} of ranks {rank_ranges(members)}{place_suffix(places.get(name))}"
+            for name, members in groups.items()
         ]
-        super().__init__(sentence, shortened(lines), [places.get(name) for name in groups], ranks)
+        super().__init__(sentence, truncate_lines(lines), [places.get(name) for name in groups], ranks)
 
 
 class RanksDisagree(ProgramFault):
@@ -151,13 +154,18 @@ class RanksDisagree(ProgramFault):
     ) -> None:
         self.values = dict(values)
         order = [rank for _, ranks in minority_first(values) for rank in ranks]
-        sentence = refusal(
-            call, what, said({rank: first_line(value, 80) for rank, value in values.items()}),
+        sentence = refusal_sentence(
+            call, what, facts_by_rank({rank: first_line(value, 80) for rank, value in values.items()}),
             f"the ranks disagree{detail and ', '}{detail}",
             "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank.",
         )  # fmt: skip
-        lines = [(rank, f"{values[rank]}{at(places.get(rank))}") for rank in order]
-        super().__init__(sentence, [*suspicion(values), *folded(lines)], [places.get(rank) for rank in order], order)
+        lines = [(rank, f"{values[rank]}{place_suffix(places.get(rank))}") for rank in order]
+        super().__init__(
+            sentence,
+            [*likely_culprit_lines(values), *merge_equal_lines(lines)],
+            [places.get(rank) for rank in order],
+            order,
+        )
 
 
 class RankRaised(ProgramFault):
@@ -183,11 +191,13 @@ class RankRaised(ProgramFault):
         problem = "this is the first rank that raised"
         problem += f", and {_ranks_and_verb(waiting, 'wait')} for others since" if waiting else ""
         problem += f", and {rank_names(one.rank for one in busy)} had not come back" if busy else ""
-        sentence = refusal(
-            "run", f"rank {first.rank}", f"{_raised_text(first)}{at(where.get(first.rank))}", problem,
+        sentence = refusal_sentence(
+            "run", f"rank {first.rank}", f"{_raised_text(first)}{place_suffix(where.get(first.rank))}", problem,
             "Repair this line first: what the other ranks say may only be its echo.",
         )  # fmt: skip
-        lines = folded((one.rank, f"{_raised_text(one)}{at(where.get(one.rank))}") for one in others)
+        lines = merge_equal_lines(
+            (one.rank, f"{_raised_text(one)}{place_suffix(where.get(one.rank))}") for one in others
+        )
         order = [one.rank for one in (first, *others)]
         super().__init__(
             sentence, [*lines, *wait_lines(waiting), *busy_lines(busy)],
@@ -202,14 +212,14 @@ class CollectiveFailed(ProgramFault):
         self.calls, self.detail = tuple(calls), detail
         problem = "all ranks have arrived, and what they bring is refused"
         ranks = [call.rank for call in calls]
-        sentence = refusal(_call_text(calls), "tensors", f"of {rank_names(ranks)}", problem, detail)
-        super().__init__(sentence, folded_calls(calls), [call.place for call in calls], ranks)
+        sentence = refusal_sentence(_call_text(calls), "tensors", f"of {rank_names(ranks)}", problem, detail)
+        super().__init__(sentence, call_lines(calls), [call.place for call in calls], ranks)
 
 
 def _call_text(calls: Sequence[Call]) -> str:
     """The call, or the first of several."""
-    first = brief(replace(calls[0], place=None))
-    return first if len({brief(replace(call, place=None)) for call in calls}) == 1 else f"{first} and others"
+    first = call_summary(replace(calls[0], place=None))
+    return first if len({call_summary(replace(call, place=None)) for call in calls}) == 1 else f"{first} and others"
 
 
 def _ranks_and_verb(waits: Iterable[Wait], verb: str) -> str:

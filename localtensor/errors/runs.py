@@ -6,11 +6,11 @@ from localtensor._util.events import Place, Wait, Waiting
 from localtensor.errors.base import (
     ProgramFault,
     Refusal,
-    at,
     busy_lines,
     first_line,
+    place_suffix,
     rank_names,
-    refusal,
+    refusal_sentence,
     wait_lines,
 )
 
@@ -52,7 +52,7 @@ class NestedRun(Refusal):
     def __init__(self, rank: int, place: Place | None = None) -> None:
         problem = "the ranks of a run cannot start another"
         remedy = "Call run where no run is going on, or make a process group inside this one with new_group."
-        super().__init__("run", "fn", f"called by rank {rank}{at(place)}", problem, remedy)
+        super().__init__("run", "fn", f"called by rank {rank}{place_suffix(place)}", problem, remedy)
 
 
 class NeverEnded(ProgramFault):
@@ -69,10 +69,10 @@ class NeverEnded(ProgramFault):
     ) -> None:
         self.seconds, self.rank = seconds, rank
         self.waits, self.left_behind, self.busy = tuple(waits), tuple(left_behind), tuple(busy)
-        at_work = f"rank {rank} was running{at(running)}" if rank is not None else "no rank was running"
+        at_work = f"rank {rank} was running{place_suffix(running)}" if rank is not None else "no rank was running"
         if busy:
             at_work = f"{rank_names(one.rank for one in busy)} {'was' if len(busy) == 1 else 'were'} still at work"
-        sentence = refusal(
+        sentence = refusal_sentence(
             "run", "timeout", f"timeout={seconds:g}", f"the run has not ended in time; {at_work}",
             "Look for a loop without end there, or give timeout= more seconds.",
         )  # fmt: skip

@@ -28,20 +28,20 @@ from torch import Tensor
 from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
 
 T = TypeVar("T")
-IN_A_ROW = 8  # at most so many ranks are folded one after the other, as in gloo
+MAX_SEQUENTIAL = 8  # at most so many ranks are folded one after the other, as in gloo
 
 
-def by_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
+def fold_in_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
     """The fold of all items by `pair`: passes over pairs of neighbours while there are more than eight, then in sequence.
 
     The order matters for floats.  gloo's ring or tree depends on sizes; in this order many groups can be folded
     together (lockstep/comms/stacked_collectives.py).
 
-    >>> by_pairs(lambda a, b: f"({a}{b})", "abcde"), by_pairs(lambda a, b: a + b, range(10))
+    >>> fold_in_pairs(lambda a, b: f"({a}{b})", "abcde"), fold_in_pairs(lambda a, b: a + b, range(10))
     ('((((ab)c)d)e)', 45)
     """
     while len(held) > 1:
-        even = len(held) // 2 * 2 if len(held) > IN_A_ROW else 2
+        even = len(held) // 2 * 2 if len(held) > MAX_SEQUENTIAL else 2
         held = [*(pair(held[i], held[i + 1]) for i in range(0, even, 2)), *held[even:]]
     return held[0]
 
@@ -49,7 +49,7 @@ def by_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
 Fold: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
 # The dtypes of gloo's collectives, which raise "Invalid scalar type" for others; send and recv take any.
-CARRIED = frozenset({
+GLOO_DTYPES = frozenset({
     torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
     torch.float64, torch.complex64, torch.complex128,
 })  # fmt: skip
@@ -74,23 +74,23 @@ class PremulSum:
         return x * torch.tensor(self.factor, dtype=x.dtype, device=x.device)
 
 
-Op: TypeAlias = str | PremulSum
+ReductionOp: TypeAlias = str | PremulSum
 
 
 def total(held: Sequence[Tensor]) -> Tensor:
     """The sum.  Integers wrap around and a sum of bools is their "or", as in gloo."""
-    return by_pairs(torch.add, held)
+    return fold_in_pairs(torch.add, held)
 
 
 def mean(held: Sequence[Tensor]) -> Tensor:
     """The sum divided by the number of ranks: it overflows where the sum does, as in gloo."""
-    return divided(total(held), len(held))
+    return divide(total(held), len(held))
 
 
-def divided(x: Tensor, count: int) -> Tensor:
+def divide(x: Tensor, count: int) -> Tensor:
     """x / count, of complex numbers each part by itself as in gloo: torch's complex 49 / 7 is 7.000000477.
 
-    >>> divided(torch.tensor([49 + 14j]), 7)
+    >>> divide(torch.tensor([49 + 14j]), 7)
     tensor([7.+2.j])
     """
     return torch.view_as_complex(torch.view_as_real(x.resolve_conj()) / count) if x.is_complex() else x / count
@@ -99,16 +99,16 @@ def divided(x: Tensor, count: int) -> Tensor:
 FOLDS: dict[str, Fold] = {
     "sum": total,
     "avg": mean,
-    "product": partial(by_pairs, torch.mul),
-    "min": partial(by_pairs, torch.minimum),
-    "max": partial(by_pairs, torch.maximum),
-    "band": partial(by_pairs, torch.bitwise_and),
-    "bor": partial(by_pairs, torch.bitwise_or),
-    "bxor": partial(by_pairs, torch.bitwise_xor),
+    "product": partial(fold_in_pairs, torch.mul),
+    "min": partial(fold_in_pairs, torch.minimum),
+    "max": partial(fold_in_pairs, torch.maximum),
+    "band": partial(fold_in_pairs, torch.bitwise_and),
+    "bor": partial(fold_in_pairs, torch.bitwise_or),
+    "bxor": partial(fold_in_pairs, torch.bitwise_xor),
 }
 
 # The kinds of number that each reduction has in gloo; for premul_sum, in NCCL.
-TAKES: dict[str, tuple[str, ...]] = {
+REDUCIBLE_KINDS: dict[str, tuple[str, ...]] = {
     "sum": ("bool", "integer", "float", "complex"),
     "avg": ("float", "complex"),
     "product": ("bool", "integer", "float"),
@@ -121,15 +121,15 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 
 
-def name_of(op: Op) -> str:
+def reduction_name(op: ReductionOp) -> str:
     """The name of a reduction in tables and messages."""
     return "premul_sum" if isinstance(op, PremulSum) else op
 
 
-def kind_of(dtype: torch.dtype) -> str:
+def dtype_kind(dtype: torch.dtype) -> str:
     """One of bool, integer, float, complex.
 
-    >>> kind_of(torch.bfloat16)
+    >>> dtype_kind(torch.bfloat16)
     'float'
     """
     if dtype == torch.bool:
@@ -137,30 +137,30 @@ def kind_of(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
 
 
-def carrier(dtype: torch.dtype) -> torch.dtype:
+def carrier_dtype(dtype: torch.dtype) -> torch.dtype:
     """The narrowest carried dtype that holds every value of this one (of uint64: every bit).
 
-    >>> carrier(torch.int16), carrier(torch.float8_e5m2), carrier(torch.bool)
+    >>> carrier_dtype(torch.int16), carrier_dtype(torch.float8_e5m2), carrier_dtype(torch.bool)
     (torch.int32, torch.float32, torch.bool)
     """
-    if dtype in CARRIED:
+    if dtype in GLOO_DTYPES:
         return dtype
     return _WIDER.get(dtype, torch.float32 if dtype.is_floating_point else torch.int32)
 
 
-def check_reducible(call: str, op: Op, dtype: torch.dtype) -> None:
+def check_reducible(call: str, op: ReductionOp, dtype: torch.dtype) -> None:
     """Check that a collective can reduce this dtype.
 
     Raises `UnknownReduction` for a name that is not in `FOLDS`, and `DtypeNotReducible` for a kind of number that is
-    not in `TAKES`.
+    not in `REDUCIBLE_KINDS`.
     """
     if not isinstance(op, PremulSum) and (not isinstance(op, str) or op not in FOLDS):
         raise UnknownReduction(call, op, ", ".join(map(repr, FOLDS)))
-    if kind_of(dtype) not in TAKES[name_of(op)]:
-        raise DtypeNotReducible(call, name_of(op), dtype, kind_of(dtype))
+    if dtype_kind(dtype) not in REDUCIBLE_KINDS[reduction_name(op)]:
+        raise DtypeNotReducible(call, reduction_name(op), dtype, dtype_kind(dtype))
 
 
-def fold(held: Sequence[Tensor], op: Op) -> Tensor:
+def fold(held: Sequence[Tensor], op: ReductionOp) -> Tensor:
     """The reduction of the ranks' tensors, which have one shape and dtype, as does the result.
 
     With one rank, the result may be that rank's tensor itself.
@@ -171,7 +171,7 @@ def fold(held: Sequence[Tensor], op: Op) -> Tensor:
     return op(held) if isinstance(op, PremulSum) else FOLDS[op](held)
 
 
-def premultiplied(op: Op, x: Tensor) -> tuple[str, Tensor]:
+def premultiply(op: ReductionOp, x: Tensor) -> tuple[str, Tensor]:
     """The reduction without its factor, and x times the factor."""
     return ("sum", op.times(x)) if isinstance(op, PremulSum) else (op, x)
 
@@ -179,7 +179,7 @@ def premultiplied(op: Op, x: Tensor) -> tuple[str, Tensor]:
 # -- partial values
 
 
-def reducible(kind: str, dtype: torch.dtype) -> bool:
+def is_reducible(kind: str, dtype: torch.dtype) -> bool:
     """Whether partial values of this dtype are defined for this reduction.
 
     Booleans add and multiply as "or" and "and", as gloo and nccl reduce them.
@@ -193,18 +193,18 @@ def reducible(kind: str, dtype: torch.dtype) -> bool:
     return not (dtype.is_complex and kind in ("min", "max"))
 
 
-def agreed(kind: str, dtype: torch.dtype) -> bool:
-    """Whether all backends agree on the reduction: `reducible`, and no average of integers, whose rounding differs."""
-    return reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
+def is_unambiguous(kind: str, dtype: torch.dtype) -> bool:
+    """Whether all backends agree on the reduction: `is_reducible`, and no average of integers, whose rounding differs."""
+    return is_reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
 
 
 def fold_partials(held: Tensor, kind: str) -> Tensor:
     """The value of all ranks' partial values: `held` has shape [ranks, *shape], the result has `shape`.
 
     min and max let NaN through, as torch.minimum and torch.maximum do.  An average of integers is float64, so that a
-    sum that does not divide differs from one that does.  Raises `NotReducible` unless `reducible`.
+    sum that does not divide differs from one that does.  Raises `NotReducible` unless `is_reducible`.
     """
-    if not reducible(kind, held.dtype):
+    if not is_reducible(kind, held.dtype):
         raise NotReducible("partials.fold", kind, held.dtype)
     if held.dtype == torch.bool:
         return held.all(0) if kind in _AND_KINDS else held.any(0)
@@ -213,25 +213,29 @@ def fold_partials(held: Tensor, kind: str) -> Tensor:
     if kind == "product":
         return held.prod(0, dtype=held.dtype)
     total = held.sum(0, dtype=held.dtype)
-    return total if kind == "sum" else divided(total if _is_inexact(held.dtype) else total.double(), held.shape[0])
+    return total if kind == "sum" else divide(total if _is_inexact(held.dtype) else total.double(), held.shape[0])
 
 
-def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False) -> Tensor:
+def partial_values(
+    x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False
+) -> Tensor:
     """`ranks` partial values of x, stacked as [ranks, *x.shape], of x's dtype.
 
     `sparse` makes zeros among the parts where the total is not zero (sum, avg), ties (min, max), or ones (product).
     `far` makes parts about a thousand times as large as the total, or as far from it; it has no effect on integers of
-    fewer than 32 bits.  Raises `NotReducible` unless `reducible`.
+    fewer than 32 bits.  Raises `NotReducible` unless `is_reducible`.
     """
-    if not reducible(kind, x.dtype):
+    if not is_reducible(kind, x.dtype):
         raise NotReducible("partials.parts", kind, x.dtype)
     make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:
         return _shuffle_ranks(_bool_parts(x, kind, ranks, rng), rng)
-    return _shuffle_ranks(make(x, kind, ranks, rng, sparse, FAR if far and _has_range_for_far(x.dtype) else 1), rng)
+    return _shuffle_ranks(
+        make(x, kind, ranks, rng, sparse, FAR_SCALE if far and _has_range_for_far(x.dtype) else 1), rng
+    )
 
 
-FAR = 1024
+FAR_SCALE = 1024
 """The scale of `far` parts; a power of two, which loses no digits."""
 
 

@@ -11,37 +11,37 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 
-from localtensor.layout.spec import Spec, cuts
+from localtensor.layout.spec import Spec, shard_cut
 
-Runs = tuple[tuple[int, int], ...]
+RowIntervals = tuple[tuple[int, int], ...]
 """(start, length) of consecutive rows: ascending, none empty, and no two adjacent."""
-Cuts = tuple[tuple[int, int], ...]
+DimCuts = tuple[tuple[int, int], ...]
 """(axis, split factor) of all cuts of one dim, in their order."""
 
 
-def cuts_of(spec: Spec) -> tuple[Cuts, ...]:
+def cuts_by_dim(spec: Spec) -> tuple[DimCuts, ...]:
     """The cuts of each dim, without those by axes of one rank, which have no effect.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
     >>> placements = tuple(map(parse, ("SS(0,3)", "S(1)", "S(0)", "S(0)")))
-    >>> cuts_of(Spec(Mesh.of(2, 2, 3, 1), placements, (7, 4), torch.float32))
+    >>> cuts_by_dim(Spec(Mesh.of(2, 2, 3, 1), placements, (7, 4), torch.float32))
     (((0, 3), (2, 1)), ((1, 1),))
     """
     found: list[list[tuple[int, int]]] = [[] for _ in spec.shape]
     sizes, placements = spec.mesh.sizes, spec.placements
     for axis in spec.sequence if spec.shard_order else range(len(sizes)):
-        cut = cuts(placements[axis])
+        cut = shard_cut(placements[axis])
         if cut is not None and sizes[axis] > 1:
             found[cut[0]].append((axis, cut[1]))
     return tuple(map(tuple, found))
 
 
-def chunk(runs: Runs, factor: int, ranks: int, place: int) -> Runs:
+def chunk_rows(runs: RowIntervals, factor: int, ranks: int, place: int) -> RowIntervals:
     """The rows that the rank at coordinate `place` keeps: its chunk of each of `factor` blocks.
 
-    >>> chunk(((0, 5),), 1, 4, 1), chunk(((0, 5),), 2, 2, 0), chunk(((0, 2), (6, 2)), 1, 2, 1)
+    >>> chunk_rows(((0, 5),), 1, 4, 1), chunk_rows(((0, 5),), 2, 2, 0), chunk_rows(((0, 2), (6, 2)), 1, 2, 1)
     (((2, 2),), ((0, 2), (3, 1)), ((6, 2),))
     """
     total = sum(length for _, length in runs)
@@ -57,7 +57,7 @@ def chunk(runs: Runs, factor: int, ranks: int, place: int) -> Runs:
     return _joined(_rows(runs, wanted))
 
 
-def _rows(runs: Runs, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _rows(runs: RowIntervals, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The (first, stop) rows at these (first, stop) positions within the runs; both ascend."""
     left, before = list(reversed(runs)), 0
     for first, last in wanted:
@@ -72,7 +72,7 @@ def _rows(runs: Runs, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, 
                 before += left.pop()[1]
 
 
-def _joined(pieces: Iterator[tuple[int, int]]) -> Runs:
+def _joined(pieces: Iterator[tuple[int, int]]) -> RowIntervals:
     found: list[tuple[int, int]] = []
     for first, last in pieces:
         if found and found[-1][0] + found[-1][1] == first:
@@ -82,34 +82,34 @@ def _joined(pieces: Iterator[tuple[int, int]]) -> Runs:
     return tuple(found)
 
 
-def held_at(size: int, cut: Cuts, sizes: Sequence[int], place: Sequence[int]) -> Runs:
+def rows_at(size: int, cut: DimCuts, sizes: Sequence[int], place: Sequence[int]) -> RowIntervals:
     """The rows of the rank at coordinate `place` of a mesh of these sizes."""
-    runs: Runs = ((0, size),) if size else ()
+    runs: RowIntervals = ((0, size),) if size else ()
     for axis, factor in cut:
-        runs = chunk(runs, factor, sizes[axis], place[axis])
+        runs = chunk_rows(runs, factor, sizes[axis], place[axis])
     return runs
 
 
 @functools.lru_cache(maxsize=1024)
-def rows_by_rank(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
+def rows_by_rank(size: int, cut: DimCuts, sizes: tuple[int, ...]) -> tuple[RowIntervals, ...]:
     """The rows of every rank, by rank number.
 
     >>> rows_by_rank(5, ((1, 1), (0, 1)), (2, 2))
     (((0, 2),), ((3, 1),), ((2, 1),), ((4, 1),))
     """
-    held: list[Runs] = [((0, size),) if size else ()] * math.prod(sizes)
+    held: list[RowIntervals] = [((0, size),) if size else ()] * math.prod(sizes)
     for axis, factor in cut:
         ranks, inner = sizes[axis], math.prod(sizes[axis + 1 :])
-        known: dict[tuple[Runs, int], Runs] = {}
+        known: dict[tuple[RowIntervals, int], RowIntervals] = {}
         for rank, runs in enumerate(held):
             key = runs, rank // inner % ranks
             if key not in known:
-                known[key] = chunk(runs, factor, ranks, key[1])
+                known[key] = chunk_rows(runs, factor, ranks, key[1])
             held[rank] = known[key]
     return tuple(held)
 
 
-def first_differing(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> int | None:
+def first_differing(size: int, one: DimCuts, other: DimCuts, sizes: tuple[int, ...]) -> int | None:
     """The first rank whose rows differ between two cuts; None if there is none.
 
     >>> first_differing(5, ((0, 1), (1, 1)), ((1, 1), (0, 1)), (2, 2))
@@ -120,7 +120,7 @@ def first_differing(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -
 
 
 @functools.lru_cache(maxsize=4096)
-def same_rows(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool:
+def same_rows(size: int, one: DimCuts, other: DimCuts, sizes: tuple[int, ...]) -> bool:
     """Whether all ranks hold the same rows by both cuts.
 
     >>> [same_rows(size, ((0, 2), (1, 1)), ((1, 1), (0, 1)), (3, 2)) for size in (10**9, 10**9 + 3)]
@@ -129,7 +129,7 @@ def same_rows(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool
     if one == other:
         return True
     for place in probe_coordinates(sizes):
-        if held_at(size, one, sizes, place) != held_at(size, other, sizes, place):
+        if rows_at(size, one, sizes, place) != rows_at(size, other, sizes, place):
             return False
     return first_differing(size, one, other, sizes) is None
 
@@ -141,7 +141,7 @@ def probe_coordinates(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield tuple(int(axis == other) for other in range(len(sizes)))
 
 
-def surely_nonempty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
+def surely_nonempty(size: int, cut: DimCuts, sizes: Sequence[int]) -> bool:
     """Whether these cuts certainly leave rows to every rank; false does not mean that some rank has none.
 
     One cut of n rows leaves the last rank at least n / (factor * ranks) - ranks of them.
@@ -150,7 +150,7 @@ def surely_nonempty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
     return size > blocks * ranks * ranks
 
 
-def format_rows(runs: Runs, most: int = 3) -> str:
+def format_rows(runs: RowIntervals, most: int = 3) -> str:
     """Rows as text, at most the first `most` runs.
 
     >>> format_rows(((0, 2), (4, 1))), format_rows(()), format_rows(tuple((2 * i, 1) for i in range(9)))

@@ -22,21 +22,21 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import OtherRows
-from localtensor.layout.reductions import reducible
+from localtensor.layout.reductions import is_reducible
 from localtensor.layout.row_intervals import (
-    Cuts,
-    Runs,
-    cuts_of,
+    DimCuts,
+    RowIntervals,
+    cuts_by_dim,
     first_differing,
     format_rows,
-    held_at,
     probe_coordinates,
+    rows_at,
     rows_by_rank,
     same_rows,
     surely_nonempty,
 )
-from localtensor.layout.shards import order_of
-from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, is_plain, short
+from localtensor.layout.shards import cut_order
+from localtensor.layout.spec import Spec, StridedShard, is_standard, is_supported, shard_cut, short
 
 _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
 """Placement types whose equality is equivalence; for other types torch's equality ignores differences."""
@@ -81,7 +81,7 @@ def strided(spec: Spec) -> Spec:
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
         for place, axis in enumerate(axes):
-            _, factor = cuts(placements[axis]) or (dim, 1)
+            _, factor = shard_cut(placements[axis]) or (dim, 1)
             factor *= math.prod(spec.mesh.sizes[earlier] for earlier in axes[:place] if earlier > axis)
             placements[axis] = Shard(dim) if factor == 1 else StridedShard(dim, split_factor=factor)
     made = replace(spec, placements=tuple(placements), shard_order=())
@@ -113,7 +113,7 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     for size, mine, theirs in zip(sizes, one.placements, other.placements, strict=True):
         if not _same_pending_reduction(size, mine, theirs, one):
             return False
-    one_cut, other_cut = cuts_of(one), cuts_of(other)
+    one_cut, other_cut = cuts_by_dim(one), cuts_by_dim(other)
     if one_cut == other_cut:
         return True
     check_concrete_sizes("orders.lies_alike", one)
@@ -141,20 +141,20 @@ def _same_pending_reduction(size: int, mine: Placement, theirs: Placement, spec:
     if mine is theirs or type(mine) is not type(theirs):
         return mine is theirs
     # An inherited equality may ignore fields that the class adds.
-    return (is_plain(mine) or "__eq__" in vars(type(mine))) and bool(mine == theirs)
+    return (is_standard(mine) or "__eq__" in vars(type(mine))) and bool(mine == theirs)
 
 
 def _is_not_pending(size: int, placement: Placement, spec: Spec) -> bool:
     """Whether the ranks of an axis hold values, without a pending reduction."""
     if isinstance(placement, Partial):
-        return size == 1 and is_plain(placement) and reducible(placement.reduce_op, spec.dtype)
-    return is_defined(placement)
+        return size == 1 and is_standard(placement) and is_reducible(placement.reduce_op, spec.dtype)
+    return is_supported(placement)
 
 
 def _plain_shards_on(spec: Spec, dim: int) -> Spec:
     """The spec with plain shards on that dim, in an order with the same rows.  Raises `OtherRows`."""
-    sizes, cut = spec.mesh.sizes, cuts_of(spec)[dim]
-    places = order_of([factor for _, factor in cut], [sizes[axis] for axis, _ in cut])
+    sizes, cut = spec.mesh.sizes, cuts_by_dim(spec)[dim]
+    places = cut_order([factor for _, factor in cut], [sizes[axis] for axis, _ in cut])
     encoded = None if places is None else tuple(cut[place][0] for place in places)
     for order in (encoded, tuple(axis for axis, _ in cut)):
         if order is not None and same_rows(spec.shape[dim], cut, tuple((axis, 1) for axis in order), sizes):
@@ -183,13 +183,13 @@ def _with_plain_shards(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
 
 
 def _check_rows(call: str, spec: Spec, made: Spec, dim: int, how: str, keep: str) -> None:
-    was, now = cuts_of(spec)[dim], cuts_of(made)[dim]
+    was, now = cuts_by_dim(spec)[dim], cuts_by_dim(made)[dim]
     if not same_rows(spec.shape[dim], was, now, spec.mesh.sizes):
         problem = _other_rows(spec, dim, was, now, how)
         raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
 
 
-def _other_rows(spec: Spec, dim: int, was: Cuts, now: Cuts, how: str) -> str:
+def _other_rows(spec: Spec, dim: int, was: DimCuts, now: DimCuts, how: str) -> str:
     size, sizes = spec.shape[dim], spec.mesh.sizes
     rank = first_differing(size, was, now, sizes) or 0
     mine, theirs = rows_by_rank(size, was, sizes)[rank], rows_by_rank(size, now, sizes)[rank]
@@ -198,9 +198,11 @@ def _other_rows(spec: Spec, dim: int, was: Cuts, now: Cuts, how: str) -> str:
 
 def rows_remedy(spec: Spec, made: Spec, dim: int, keep: str) -> str:
     """The advice of the error for rows of a dim that differ: pad it, if that helps, or `keep`."""
-    even = math.prod(spec.mesh.sizes[axis] * (cuts(spec.placements[axis]) or (0, 1))[1] for axis in spec.cut_by(dim))
+    even = math.prod(
+        spec.mesh.sizes[axis] * (shard_cut(spec.placements[axis]) or (0, 1))[1] for axis in spec.cut_by(dim)
+    )
     rows = -(-spec.shape[dim] // even) * even  # a multiple of all pieces and blocks: all are even
-    one, other = (rows_by_rank(rows, cuts_of(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
+    one, other = (rows_by_rank(rows, cuts_by_dim(lying)[dim], lying.mesh.sizes) for lying in (spec, made))
     return f"Pad dim {dim} to {rows} rows, or {keep}." if one == other else f"{keep[0].upper()}{keep[1:]}."
 
 
@@ -210,7 +212,7 @@ def first_differing_rank(one: Spec, other: Spec) -> int | None:
     return next((rank for rank, (mine, theirs) in enumerate(every) if _pieces_differ(mine, theirs)), None)
 
 
-def _pieces_differ(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
+def _pieces_differ(mine: tuple[RowIntervals, ...], theirs: tuple[RowIntervals, ...]) -> bool:
     """Whether two pieces, by the rows of each dim, differ in shape or, if not empty, in rows."""
     if mine == theirs:
         return False
@@ -219,12 +221,12 @@ def _pieces_differ(mine: tuple[Runs, ...], theirs: tuple[Runs, ...]) -> bool:
 
 
 def _rows_of_rank(
-    shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], place: Sequence[int]
-) -> tuple[Runs, ...]:
-    return tuple(held_at(size, by, sizes, place) for size, by in zip(shape, cut, strict=True))
+    shape: Sequence[int], cut: Sequence[DimCuts], sizes: Sequence[int], place: Sequence[int]
+) -> tuple[RowIntervals, ...]:
+    return tuple(rows_at(size, by, sizes, place) for size, by in zip(shape, cut, strict=True))
 
 
-def rows_by_dim(spec: Spec) -> list[tuple[Runs, ...]]:
+def rows_by_dim(spec: Spec) -> list[tuple[RowIntervals, ...]]:
     """The rows of every rank, by rank number, for each dim."""
     sizes = spec.mesh.sizes
-    return [rows_by_rank(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]
+    return [rows_by_rank(size, cut, sizes) for size, cut in zip(spec.shape, cuts_by_dim(spec), strict=True)]

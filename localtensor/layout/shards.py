@@ -26,17 +26,17 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import fold_partials as fold
-from localtensor.layout.reductions import parts, reducible
+from localtensor.layout.reductions import is_reducible, partial_values
 from localtensor.layout.row_intervals import same_rows
-from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, short
+from localtensor.layout.spec import Spec, StridedShard, is_supported, shard_cut, short
 
 T = TypeVar("T")
 
 
-def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
+def chunk_bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
     """The (start, length) of each rank's piece of one dim.
 
-    >>> bounds(5, 4)
+    >>> chunk_bounds(5, 4)
     ((0, 2), (2, 2), (4, 1), (5, 0))
     """
     step = -(-size // ranks)
@@ -44,21 +44,21 @@ def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
     return tuple((start, min(step, size - start)) for start in starts)
 
 
-def strided_bounds(size: int, factor: int, ranks: int) -> list[tuple[tuple[int, int], ...]]:
+def strided_chunk_bounds(size: int, factor: int, ranks: int) -> list[tuple[tuple[int, int], ...]]:
     """For each of the `factor` blocks of one dim, the (start, length) of each rank's chunk of it.
 
-    >>> strided_bounds(5, 2, 2)
+    >>> strided_chunk_bounds(5, 2, 2)
     [((0, 2), (2, 1)), ((3, 1), (4, 1))]
     """
     return [
-        tuple((start + inner, count) for inner, count in bounds(length, ranks))
-        for start, length in bounds(size, factor)
+        tuple((start + inner, count) for inner, count in chunk_bounds(length, ranks))
+        for start, length in chunk_bounds(size, factor)
     ]
 
 
 def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: int) -> tuple[int, ...]:
     """The shape of one rank's piece along one mesh axis of `ranks` ranks.  Raises `NoSuchDim`."""
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     if cut is None:
         return tuple(shape)
     dim, factor = cut
@@ -67,7 +67,7 @@ def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: in
 
 
 def local_length(size: int, factor: int, ranks: int, rank: int) -> int:
-    """The number of rows of one dim on a rank, its chunks of all `factor` blocks: the sum of `strided_bounds`.
+    """The number of rows of one dim on a rank, its chunks of all `factor` blocks: the sum of `strided_chunk_bounds`.
 
     >>> [local_length(5, 2, 2, rank) for rank in range(2)]
     [3, 2]
@@ -95,13 +95,13 @@ def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator
         if rng is None:
             problem = "there are many ways to split a sum, and no generator says which"
             raise BadPlacement("shards.split_axis", short(placement), problem, "Pass rng=torch.Generator().")
-        return list(parts(x, placement.reduce_op, ranks, rng).unbind())
-    cut = cuts(placement)
+        return list(partial_values(x, placement.reduce_op, ranks, rng).unbind())
+    cut = shard_cut(placement)
     if cut is None:
         return [x] * ranks
     dim, factor = cut
     _check_dim("shards.split_axis", dim, x.shape)
-    pieces = [[x.narrow(dim, *chunk) for chunk in block] for block in strided_bounds(x.shape[dim], factor, ranks)]
+    pieces = [[x.narrow(dim, *chunk) for chunk in block] for block in strided_chunk_bounds(x.shape[dim], factor, ranks)]
     return pieces[0] if factor == 1 else [torch.cat(held, dim) for held in zip(*pieces, strict=True)]
 
 
@@ -110,27 +110,29 @@ def assemble_axis(held: Sequence[Tensor], placement: Placement) -> Tensor:
     _check_defined("shards.assemble_axis", placement)
     if isinstance(placement, Partial):
         return fold(torch.stack(list(held)), placement.reduce_op)
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     if cut is None:
         return held[0]
     dim, factor = cut
     if factor == 1:
         return torch.cat(list(held), dim)
-    blocks = strided_bounds(sum(x.shape[dim] for x in held), factor, len(held))
+    blocks = strided_chunk_bounds(sum(x.shape[dim] for x in held), factor, len(held))
     pieces = [x.split([block[rank][1] for block in blocks], dim) for rank, x in enumerate(held)]
     return torch.cat([piece for block in zip(*pieces, strict=True) for piece in block], dim)
 
 
-def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, ...]]:
+def local_shapes_on(
+    shape: Sequence[int], placements: Sequence[Placement], mesh: Sequence[int]
+) -> list[tuple[int, ...]]:
     """Each rank's local shape on a mesh of these sizes, by rank number.  Raises `NoSuchDim`.
 
     >>> from localtensor.layout.spec import parse
-    >>> shapes_on((5,), (parse("S(0)"), parse("SS(0,2)")), (2, 2))
+    >>> local_shapes_on((5,), (parse("S(0)"), parse("SS(0,2)")), (2, 2))
     [(2,), (1,), (2,), (0,)]
     """
     shapes = [tuple(shape)]
     for size, placement in zip(mesh, placements, strict=True):
-        if cuts(placement) is None:
+        if shard_cut(placement) is None:
             shapes = [whole for whole in shapes for _ in range(size)]
             continue
         known = {whole: [local_shape(whole, placement, size, place) for place in range(size)] for whole in set(shapes)}
@@ -140,29 +142,29 @@ def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Seque
 
 def local_shapes(spec: Spec) -> list[tuple[int, ...]]:
     """Each rank's local shape, by rank number."""
-    return by_rank(shapes_on(spec.shape, *in_sequence(spec)), spec)
+    return in_rank_order(local_shapes_on(spec.shape, *in_axis_order(spec)), spec)
 
 
-def in_sequence(spec: Spec) -> tuple[Sequence[Placement], Sequence[int]]:
+def in_axis_order(spec: Spec) -> tuple[Sequence[Placement], Sequence[int]]:
     """The placements and the sizes of the axes, in the order in which they apply."""
     if not spec.shard_order:
         return spec.placements, spec.mesh.sizes
     return [spec.placements[axis] for axis in spec.sequence], [spec.mesh.sizes[axis] for axis in spec.sequence]
 
 
-def by_rank(held: list[T], spec: Spec) -> list[T]:
+def in_rank_order(held: list[T], spec: Spec) -> list[T]:
     """Items by rank number, from items in the order of the axes as they apply, the last one fastest."""
     return [held[place] for place in _positions_in_sequence(spec)] if spec.shard_order else held
 
 
 def _positions_in_sequence(spec: Spec) -> list[int]:
     """For each rank its position if the axes are in the order in which they apply."""
-    applied = Mesh(tuple(in_sequence(spec)[1]), tuple(map(str, spec.sequence)))
+    applied = Mesh(tuple(in_axis_order(spec)[1]), tuple(map(str, spec.sequence)))
     at = map(spec.mesh.coordinate, range(spec.mesh.ranks))
     return [applied.rank(tuple(where[axis] for axis in spec.sequence)) for where in at]
 
 
-def spread(
+def split_by_axes(
     x: Tensor, placements: Sequence[Placement], mesh: Sequence[int],
     cut: Callable[[Tensor, Placement, int], Sequence[Tensor]],
 ) -> list[Tensor]:  # fmt: skip
@@ -184,8 +186,8 @@ def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Ten
     """Every rank's piece, by rank number.  Raises `WrongShape` for another shape, and the errors of `split_axis`."""
     if tuple(x.shape) != tuple(spec.shape):
         raise WrongShape("shards.split", x.shape, spec.shape)
-    held = spread(x, *in_sequence(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
-    return by_rank(held, spec)
+    held = split_by_axes(x, *in_axis_order(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
+    return in_rank_order(held, spec)
 
 
 def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
@@ -197,7 +199,7 @@ def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
     if spec.shard_order:
         for rank, place in enumerate(_positions_in_sequence(spec)):
             level[place] = held[rank]
-    for placement, size in reversed(list(zip(*in_sequence(spec), strict=True))):
+    for placement, size in reversed(list(zip(*in_axis_order(spec), strict=True))):
         level = [assemble_axis(level[i : i + size], placement) for i in range(0, len(level), size)]
     return level[0]
 
@@ -208,47 +210,47 @@ def _check_dim(call: str, dim: int, shape: Sequence[int]) -> None:
 
 
 def _check_defined(call: str, placement: Placement) -> None:
-    if not is_defined(placement) and not isinstance(placement, Replicate):
+    if not is_supported(placement) and not isinstance(placement, Replicate):
         problem = "only R, S(dim), SS(dim,factor) and the five P have a definition here"
         raise BadPlacement(call, short(placement), problem)
 
 
 Layout = tuple[Placement, ...]
 """One placement for each axis of a mesh, for one tensor."""
-COMMUTING = frozenset({"sum", "avg"})
+COMMUTING_KINDS = frozenset({"sum", "avg"})
 """The kinds of Partial that may be mixed: a sum of averages is the average of the sums."""
 
 
-def has_meaning(layout: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]) -> bool:
+def has_one_meaning(layout: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]) -> bool:
     """Whether torch gives this layout of such a tensor exactly one meaning.
 
     >>> fsdp_over_tp = (StridedShard(0, split_factor=2), Shard(0))
-    >>> [has_meaning(fsdp_over_tp, (rows,), torch.float32, (3, 2)) for rows in (6, 5, 7)]
+    >>> [has_one_meaning(fsdp_over_tp, (rows,), torch.float32, (3, 2)) for rows in (6, 5, 7)]
     [True, True, False]
     """
     kinds = {p.reduce_op for p in layout if isinstance(p, Partial)}
-    if any(not reducible(kind, dtype) for kind in kinds) or (len(kinds) > 1 and kinds != COMMUTING):
+    if any(not is_reducible(kind, dtype) for kind in kinds) or (len(kinds) > 1 and kinds != COMMUTING_KINDS):
         return False
-    cut = [c for c in map(cuts, layout) if c is not None]
+    cut = [c for c in map(shard_cut, layout) if c is not None]
     if any(not 0 <= dim < len(shape) for dim, _ in cut):
         return False
     strided = sorted({dim for dim, factor in cut if factor > 1})
-    return all(_have_one_reading(shape[dim], factors_of(layout, dim), tuple(mesh)) for dim in strided)
+    return all(_have_one_reading(shape[dim], split_factors(layout, dim), tuple(mesh)) for dim in strided)
 
 
-def factors_of(layout: Sequence[Placement], dim: int) -> tuple[int, ...]:
+def split_factors(layout: Sequence[Placement], dim: int) -> tuple[int, ...]:
     """The split factor by which each axis cuts this dim, 0 for one that does not.
 
-    >>> factors_of((StridedShard(0, split_factor=2), Shard(1), Shard(0)), 0)
+    >>> split_factors((StridedShard(0, split_factor=2), Shard(1), Shard(0)), 0)
     (2, 0, 1)
     """
-    return tuple(cut[1] if cut is not None and cut[0] == dim else 0 for cut in map(cuts, layout))
+    return tuple(cut[1] if cut is not None and cut[0] == dim else 0 for cut in map(shard_cut, layout))
 
 
-def order_of(factors: Sequence[int], mesh: Sequence[int]) -> tuple[int, ...] | None:
+def cut_order(factors: Sequence[int], mesh: Sequence[int]) -> tuple[int, ...] | None:
     """The order in which the axes cut a dim, from their split factors; None if there is no such order.
 
-    >>> order_of((3, 1), (2, 3)), order_of((1, 1), (2, 3)), order_of((2, 1), (2, 3))
+    >>> cut_order((3, 1), (2, 3)), cut_order((1, 1), (2, 3)), cut_order((2, 1), (2, 3))
     ((1, 0), (0, 1), None)
     """
     order: list[int] = []
@@ -261,12 +263,12 @@ def order_of(factors: Sequence[int], mesh: Sequence[int]) -> tuple[int, ...] | N
     return tuple(order)
 
 
-def in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, Placement]:
+def placements_in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, Placement]:
     """The placement of each axis if the axes cut a dim in this order.
 
     The factor of a strided shard is the number of pieces made before it by axes further to the right.
 
-    >>> in_order(0, (1, 0), (2, 3))
+    >>> placements_in_order(0, (1, 0), (2, 3))
     {1: Shard(dim=0), 0: _StridedShard(dim=0, sf=3)}
     """
     found: dict[int, Placement] = {}
@@ -277,7 +279,7 @@ def in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, P
 
 
 def _have_one_reading(size: int, factors: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
-    order = order_of(factors, mesh)
+    order = cut_order(factors, mesh)
     if order is None:  # made by views: torch does not define how several such cuts nest
         return sum(map(bool, factors)) == 1
     from_the_left = tuple((axis, factor) for axis, factor in enumerate(factors) if factor)

@@ -25,7 +25,7 @@ from localtensor.layout.mesh import Mesh
 
 StridedShard = _StridedShard
 """torch's `_StridedShard` under a public name."""
-KINDS = ("sum", "avg", "min", "max", "product")
+PARTIAL_KINDS = ("sum", "avg", "min", "max", "product")
 """The reductions of a Partial."""
 
 _SHORT = {
@@ -54,27 +54,27 @@ def parse(text: str) -> Placement:
         return Shard(int(dim))
     if strided is not None:
         return _StridedShard(int(strided), split_factor=int(factor))
-    if kind not in KINDS:
+    if kind not in PARTIAL_KINDS:
         raise BadPlacement("placement.parse", text, f"no reduction is called {kind}")
     return Partial(kind)
 
 
-def is_plain(placement: Placement | None) -> bool:
+def is_standard(placement: Placement | None) -> bool:
     """Whether it is R, S(dim) or one of the five Partials, and of no subclass."""
     if type(placement) is Partial:
-        return placement.reduce_op in KINDS
+        return placement.reduce_op in PARTIAL_KINDS
     return type(placement) in (Replicate, Shard)
 
 
-def is_defined(placement: Placement | None) -> bool:
+def is_supported(placement: Placement | None) -> bool:
     """Whether this package defines it: it is plain, or a strided shard with a positive split factor."""
-    return is_plain(placement) or (type(placement) is _StridedShard and placement.split_factor > 0)
+    return is_standard(placement) or (type(placement) is _StridedShard and placement.split_factor > 0)
 
 
-def cuts(placement: Placement | None) -> tuple[int, int] | None:
+def shard_cut(placement: Placement | None) -> tuple[int, int] | None:
     """The dim that a placement shards and its split factor, 1 unless strided; None if it shards none.
 
-    >>> cuts(Shard(1)), cuts(parse("SS(0,3)")), cuts(Partial())
+    >>> shard_cut(Shard(1)), shard_cut(parse("SS(0,3)")), shard_cut(Partial())
     ((1, 1), (0, 3), None)
     """
     if isinstance(placement, _StridedShard):
@@ -141,7 +141,7 @@ class Spec:
         if len(self.placements) != len(self.mesh.sizes):
             count = f"{len(self.placements)} placements for {len(self.mesh.sizes)} mesh axes"
             raise BadPlacement("Spec", shorts(self.placements), count)
-        for cut in map(cuts, self.placements):
+        for cut in map(shard_cut, self.placements):
             if cut is not None and not 0 <= cut[0] < len(self.shape):
                 raise NoSuchDim("Spec", cut[0], self.shape)
             if cut is not None and cut[1] < 1:
@@ -158,7 +158,9 @@ class Spec:
         for ordered, axes in self.shard_order:
             if ordered == dim:
                 return axes
-        return tuple(axis for axis, cut in enumerate(map(cuts, self.placements)) if cut is not None and cut[0] == dim)
+        return tuple(
+            axis for axis, cut in enumerate(map(shard_cut, self.placements)) if cut is not None and cut[0] == dim
+        )
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -171,7 +173,7 @@ class Spec:
 
     def _reordered(self) -> ShardOrder:
         cutting: dict[int, list[int]] = {}
-        for axis, cut in enumerate(map(cuts, self.placements)):
+        for axis, cut in enumerate(map(shard_cut, self.placements)):
             if cut is not None:
                 cutting.setdefault(cut[0], []).append(axis)
         found: dict[int, tuple[int, ...]] = {}

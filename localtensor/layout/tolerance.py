@@ -15,47 +15,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GENEROUS = 1000.0
+NOISE_FACTOR = 1000.0
 """The tolerance as a multiple of the measured noise; wrong values differ by far more."""
-JUMP = 1e-3
+JUMP_SHARE = 1e-3
 """A response to one-ulp noise above this share of the scale is a jump, not rounding."""
-UNSTABLE = 0.5
+MAX_JUMP_SHARE = 0.5
 """If more than this share of a result jumps, the call is not evidence."""
-WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+DOUBLE_OF = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 """Single precision dtypes, and the double precision dtypes that measure their errors."""
 
 
-def rounds(x: Tensor) -> bool:
+def is_inexact(x: Tensor) -> bool:
     """Whether its dtype rounds.  torch does not compute with floats of one byte: they are exact."""
     return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
 
 
-def scale_of(x: Tensor) -> Tensor:
+def max_abs(x: Tensor) -> Tensor:
     """The largest finite absolute value, at least 1e-30; float64 without dims."""
     size = x.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
     return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
 
 
-def slack_of(value: object, others: Sequence[object]) -> Tensor | None:
+def measured_slack(value: object, others: Sequence[object]) -> Tensor | None:
     """The slack of a result, from the results for moved inputs; None if it is no tensor."""
     if not isinstance(value, Tensor):
         return None
     tensors = [o for o in others if isinstance(o, Tensor)]
     alike = [o for o in tensors if o.shape == value.shape and o.dtype == value.dtype]
-    if not rounds(value):
+    if not is_inexact(value):
         jumped = [jump for jump in (o != value for o in alike) if bool(jump.any())]
         if not jumped:
             return torch.zeros((), device=value.device)
         return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
-    scale, eps = scale_of(value), torch.finfo(value.dtype).eps
-    floor = GENEROUS * eps * scale
+    scale, eps = max_abs(value), torch.finfo(value.dtype).eps
+    floor = NOISE_FACTOR * eps * scale
     if not alike or not value.numel():
         return floor
     moved = torch.stack([_distance(o, value) for o in alike]).amax(0)
-    stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
+    stable = moved <= max(JUMP_SHARE, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
     if bool(stable.all()):
-        return GENEROUS * moved.amax() + floor
-    return torch.where(stable, GENEROUS * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
+        return NOISE_FACTOR * moved.amax() + floor
+    return torch.where(stable, NOISE_FACTOR * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
 
 
 def _distance(other: Tensor, value: Tensor) -> Tensor:
@@ -63,19 +63,19 @@ def _distance(other: Tensor, value: Tensor) -> Tensor:
     return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
 
 
-def widened(slack: Tensor | None, value: Any, best: object) -> Tensor | None:
+def widen_slack(slack: Tensor | None, value: Any, best: object) -> Tensor | None:
     """The slack plus single precision's own distance from `best`, the result in double precision."""
     if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
         return slack
-    if not rounds(value):
+    if not is_inexact(value):
         return torch.where(best == value, slack, torch.inf)
     apart = (value.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return slack + 4 * torch.where(apart <= JUMP * scale_of(value), apart, 0.0).amax()
+    return slack + 4 * torch.where(apart <= JUMP_SHARE * max_abs(value), apart, 0.0).amax()
 
 
-def close(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
+def within_slack(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
     """For each element, whether it is equal, both are NaN, or it is within the slack."""
     same = (got == want) | slack.isinf()
-    if rounds(want):
+    if is_inexact(want):
         same = same | ((got - want).abs() <= slack) | (got.isnan() & want.isnan())
     return same

@@ -2,5 +2,5 @@ from localtensor.lockstep.collectives_api import all_gather_into_tensor as all_g
 from localtensor.lockstep.collectives_api import all_reduce as all_reduce
 from localtensor.lockstep.collectives_api import reduce_scatter_tensor as reduce_scatter_tensor
 from localtensor.lockstep.collectives_api import shard_dim_alltoall as shard_dim_alltoall
-from localtensor.lockstep.dispatch.dispatcher import plainly as plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch as plain_dispatch
 from localtensor.lockstep.mode import LocalTensor as LocalTensor

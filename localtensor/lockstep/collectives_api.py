@@ -20,13 +20,13 @@ from torch import Tensor
 from localtensor.collectives import argument_checks as checks
 from localtensor.collectives import reference
 from localtensor.errors import ComplexNotGathered
-from localtensor.layout.reductions import Op, PremulSum, divided, fold
+from localtensor.layout.reductions import PremulSum, ReductionOp, divide, fold
 from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives
 from localtensor.lockstep.comms.autograd import CollectiveCall, apply_linear, apply_linear_to_lists, select_tensors
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
-from localtensor.lockstep.dispatch.dispatcher import plainly
-from localtensor.lockstep.mode import current
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
+from localtensor.lockstep.mode import current_mode
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import on_rank, rank_int
 
@@ -109,7 +109,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> Lo
     """The tensor at each rank's position in its root's list; other ranks need not hold the list."""
     pieces = list(pieces or ())
     call = _checked_call("scatter", group, pieces, root=root)
-    with plainly():
+    with plain_dispatch():
         values = [call.value(x) for x in pieces]
         if c10d_kernels.scatter_lists(values, call.family, root) is None:
             call.as_ranks_do("scatter_", pieces)
@@ -121,7 +121,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> Lo
 def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None) -> LocalTensor:
     """The reduction of the tensors at each rank's position in all lists of its group."""
     call = _checked_call("reduce_scatter", group, pieces, op)
-    with plainly():
+    with plain_dispatch():
         if not c10d_kernels.can_reduce_scatter([call.value(x) for x in pieces], call.family):
             call.as_ranks_do("reduce_scatter_", pieces)
     return select_tensors(call, [all_reduce(x, call.op, call.family) for x in pieces], call.family.position)
@@ -177,7 +177,7 @@ def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalT
     call = _checked_call("permute", group, [x])
     family, order = call.family, [int(place) for place in destinations]
     back = [int(place) for place in np.argsort(order)]
-    with plainly():
+    with plain_dispatch():
         value = call.value(x)
         collectives.check_all_hold("permute", value.held, family)
         wrong = any(sorted(order) != list(range(len(part.groups[0]))) for part in split_by_size(family))
@@ -201,7 +201,7 @@ def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = 
 
 def barrier(group: Any = None) -> None:
     """Check the group and return: in one control flow all ranks have arrived."""
-    CollectiveCall(current("barrier"), "barrier", group)
+    CollectiveCall(current_mode("barrier"), "barrier", group)
 
 
 # -- parts
@@ -211,12 +211,12 @@ def _checked_call(
     name: str, group: Any, tensors: Sequence[Tensor], op: Any = None, root: int | None = None
 ) -> CollectiveCall:
     found = next((x._mode for x in tensors if isinstance(x, LocalTensor)), None)
-    call = CollectiveCall(found if found is not None else current(name), name, group, op, root)
+    call = CollectiveCall(found if found is not None else current_mode(name), name, group, op, root)
     call.check(tensors)
     return call
 
 
-def _is_linear(op: Op) -> bool:
+def _is_linear(op: ReductionOp) -> bool:
     return isinstance(op, PremulSum) or op in _LINEAR
 
 
@@ -231,7 +231,7 @@ def _all_gather(call: CollectiveCall, x: Tensor) -> LocalTensor:
     return apply_linear(call, x, lambda value: collectives.all_gather(value, family), added)
 
 
-def _reduce_scatter_dim(value: StackedValue, family: GroupFamily, op: Op, dim: int) -> StackedValue:
+def _reduce_scatter_dim(value: StackedValue, family: GroupFamily, op: ReductionOp, dim: int) -> StackedValue:
     """A reduce-scatter along this dim."""
     found = collectives.reduce_scatter(collectives.move_dim(value, dim, 0), family, op)
     return collectives.make_contiguous(collectives.move_dim(found, 0, dim))
@@ -258,7 +258,7 @@ def _part_numbers(family: GroupFamily) -> Any:
     return number
 
 
-def _weighted(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue:
+def _weighted(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
     """The gradient times the weights of a linear reduction."""
     if isinstance(op, PremulSum):
         return StackedValue(tuple(op.times(cell) for cell in value.cells), value.held)
@@ -266,14 +266,14 @@ def _weighted(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue:
         return value
     parts = split_by_size(family)
     each = [
-        StackedValue(tuple(divided(cell, len(part.groups[0])) for cell in value.cells), value.held) for part in parts
+        StackedValue(tuple(divide(cell, len(part.groups[0])) for cell in value.cells), value.held) for part in parts
     ]
     return each[0] if len(each) == 1 else collectives.select(each, _part_numbers(family))
 
 
-def _check_even(name: str, call: CollectiveCall, x: Tensor, dim: int, op: Op) -> None:
+def _check_even(name: str, call: CollectiveCall, x: Tensor, dim: int, op: ReductionOp) -> None:
     """Raises the errors of collectives/reference.py unless each group's shapes are equal and divide along `dim`."""
-    with plainly():
+    with plain_dispatch():
         value = call.value(x)
         collectives.check_all_hold(name, value.held, call.family)
         found = stacked_collectives.groups_by_cell(value.held, call.family)

@@ -112,7 +112,7 @@ class LocalTensorMode(TorchDispatchMode):
             self._outer = None if outer is None else (outer, outer._paused)
             if outer is not None:
                 outer._paused = True  # an op that this mode passes on is not for the enclosing one either
-        except BaseException:  # re-raised: after any interrupt this thread is not in the mode
+        except BaseException:  # why: it is re-raised; after any interrupt this thread is not in the mode
             self.groups.close()
             ambient.close_mode(self)
             raise
@@ -266,7 +266,7 @@ def _route(func: Any) -> Any:
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
 
 
-def current(call: str) -> LocalTensorMode:
+def current_mode(call: str) -> LocalTensorMode:
     """The mode of this thread.  Raises `NoMode` outside of any."""
     mode = ambient.lockstep()
     if mode is None:
@@ -283,7 +283,7 @@ def rank_map(make: Callable[[int], Tensor]) -> LocalTensor:
       rank 0: tensor([0, 0]),
       rank 1: tensor([1, 1]))
     """
-    return current("rank_map").rank_map(make)
+    return current_mode("rank_map").rank_map(make)
 
 
 def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
@@ -293,7 +293,7 @@ def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> Loc
     ...     tensor_map(rank_map(torch.tensor), lambda rank, x: x + 10 if rank else None)
     LocalTensor(rank 1 of 2, the same on all: tensor(11))
     """
-    return current("tensor_map").tensor_map(x, change)
+    return current_mode("tensor_map").tensor_map(x, change)
 
 
-ambient.makes_idle_modes(LocalTensorMode)
+ambient.set_idle_mode_factory(LocalTensorMode)

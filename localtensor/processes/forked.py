@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import place_of, raised_at
+from localtensor._util.call_sites import place_of_error, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor.errors import LocalTensorError, NestedRun, Refusal
 from localtensor.errors.programs import RankRaised
@@ -69,7 +69,7 @@ def record_exception(error: BaseException, render: Callable[[BaseException], str
     return ExceptionRecord(
         *describe_exception(error),
         at,
-        raised_at(error),
+        place_of_error(error),
         _render_safely(error, render),
         _pickle_exception(error),
         _builtin_base(error),
@@ -205,9 +205,9 @@ def run_forked(
 
 
 def _check(ranks: int, on: str) -> None:
-    outer = ambient.of_rank()
+    outer = ambient.simulation_of_this_rank()
     if outer is not None:
-        raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
+        raise NestedRun(outer.rank(), place_of_frame(sys._getframe(2)))
     if "fork" not in multiprocessing.get_all_start_methods():
         raise NoFork(on, "this system cannot fork a process", "Run the ranks on threads.")
     if dist.is_initialized():

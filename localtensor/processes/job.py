@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.call_sites import named
-from localtensor.collectives.argument_checks import must_fit
+from localtensor._util.call_sites import bound_arguments
+from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.processes.worker import GROUP_TIMEOUT
 from localtensor.threads.dist_patches import patched_inside_decorators
 from localtensor.threads.state.slots import FLAGS
@@ -107,7 +107,7 @@ class InitProcessGroupStandIn:
         self.backend, self.rank, self.ranks = dist.get_backend(), dist.get_rank(), dist.get_world_size()
 
     def __call__(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        must_fit(named(original, args, kwargs), self.rank, self.ranks)
+        check_init_arguments(bound_arguments(original, args, kwargs), self.rank, self.ranks)
         implicit, self.implicit = self.implicit and dist.is_initialized(), False
         if implicit:
             return None

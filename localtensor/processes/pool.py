@@ -31,7 +31,7 @@ import torch
 
 from localtensor import errors
 from localtensor._util import ambient
-from localtensor._util.call_sites import is_user_file, place_of
+from localtensor._util.call_sites import is_user_file, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
@@ -238,9 +238,9 @@ def run_in_processes(
     does not find `fn`, and `NotSendable` if an argument or result cannot be pickled.
     """
     ranks = len(pieces)
-    outer = ambient.of_rank()
+    outer = ambient.simulation_of_this_rank()
     if outer is not None:
-        raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
+        raise NestedRun(outer.rank(), place_of_frame(sys._getframe(2)))
     if on == "nccl":
         check_gpus(ranks)
         device = device or "cuda"

@@ -36,7 +36,7 @@ from localtensor.processes.worker import FENCE, Reply, WorkerSpec, calls_for_fen
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor.processes.worker", "localtensor.processes.job")
-CREWS: "set[WorkerGroup]" = set()  # all living groups: an immediate exit of this process removes their folders
+WORKER_GROUPS: "set[WorkerGroup]" = set()  # all living groups: an immediate exit of this process removes their folders
 # Imported once in the fork server, not in each rank, if this process has them: what test modules import, and what torch
 # imports when DTensor is first used (with TORCHDYNAMO_* and TORCH_COMPILE_DISABLE as of the start of the server).
 PRELOAD_IF_USED = ("pytest", "hypothesis", "torch._dynamo")
@@ -75,7 +75,7 @@ class WorkerGroup:
         self._owner = os.getpid()
         # Mode 0700.  Not a TemporaryDirectory, whose forked copy would remove the folder when it ends.
         self.folder = tempfile.mkdtemp(prefix="localtensor-")
-        CREWS.add(self)
+        WORKER_GROUPS.add(self)
         self._path: list[str] = []
         self._fence = False
         self._left = False  # whether returned ranks were killed before the others returned
@@ -89,7 +89,7 @@ class WorkerGroup:
         with _without_cpp_warnings():
             for rank in range(self.ranks):
                 try:
-                    with deaf():  # also: a Ctrl-C never finds a started process that is no member
+                    with sigint_blocked():  # also: a Ctrl-C never finds a started process that is no member
                         self.members.append(self._start_worker(context, rank, shared))
                 except (ConnectionError, EOFError) as error:  # the fork server ended, for example out of memory
                     why = f"rank {rank}: {type(error).__name__}: {error}"
@@ -216,7 +216,7 @@ class WorkerGroup:
         atexit.unregister(self.kill)
         members, self.members = self.members, []
         if not self.owned_here():
-            CREWS.discard(self)
+            WORKER_GROUPS.discard(self)
             return
         try:
             for member in members:
@@ -228,7 +228,7 @@ class WorkerGroup:
                 member.side.close()
         finally:  # above all after a Ctrl-C while they end
             shutil.rmtree(self.folder, ignore_errors=True)
-            CREWS.discard(self)
+            WORKER_GROUPS.discard(self)
 
     def owned_here(self) -> bool:
         """Whether this process made the group, rather than a process of which this is a fork."""
@@ -260,7 +260,7 @@ def _context() -> Any:
         # Not ours in a forked copy (ChildProcessError); a long TMPDIR makes its socket's path too long (OSError).
         with _without_cpp_warnings(), contextlib.suppress(OSError):
             resource_tracker.ensure_running()  # it resets the signal mask, so not while the server starts
-            with deaf():
+            with sigint_blocked():
                 forkserver.ensure_running()
             return context
     return multiprocessing.get_context("spawn")
@@ -293,7 +293,7 @@ def _loopback_is_up() -> bool:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Inside the block SIGINT is blocked, so that processes started there ignore Ctrl-C from the start."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -323,7 +323,7 @@ def ranks_end_on_sigterm() -> Iterator[None]:
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    groups = [group for group in CREWS if group.owned_here()]
+    groups = [group for group in WORKER_GROUPS if group.owned_here()]
     for group in groups:
         group.kill()
     if groups and (its := getattr(multiprocessing.process.current_process(), "_config", {}).get("tempdir")):

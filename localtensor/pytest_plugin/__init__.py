@@ -13,25 +13,32 @@ from typing import Any
 
 import pytest
 
-from localtensor.pytest_plugin.fixtures import PER_RANK, Comms, RequestedFixtures, World, asked_by, deferred
+from localtensor.pytest_plugin.fixtures import (
+    PER_RANK,
+    Comms,
+    RequestedFixtures,
+    World,
+    defer_fixture,
+    requested_fixtures,
+)
 from localtensor.pytest_plugin.marks import (
     LEFTOVERS,
     PLAN,
+    RANK_BACKENDS,
     SETTINGS,
-    WAYS,
     Check,
     Marks,
-    Settings,
+    SessionSettings,
+    check_backend,
     check_flaky,
     check_leftovers,
     check_ranks,
     check_schedule,
     check_seed,
     check_timeout,
-    check_way,
-    marks_of,
-    planned,
-    refused,
+    collect_marks,
+    plan_test,
+    usage_error,
 )
 
 _RANKS_PARAMETER = "_ranks"  # the parameter of a test with several numbers of ranks
@@ -42,7 +49,7 @@ _OPTIONS: dict[str, tuple[str, str, Check, str]] = {
     # setting: option, metavar, check, help
     "ranks": ("--ranks", "N", check_ranks, ("run tests that ask for rank, world_size, mesh or comms on N ranks; "
               "@pytest.mark.ranks without a number takes N too (2 without this option)")),
-    "on": ("--ranks-on", "|".join(WAYS), check_way, ("what ranks are: threads of this process, one at a time (default), "
+    "on": ("--ranks-on", "|".join(RANK_BACKENDS), check_backend, ("what ranks are: threads of this process, one at a time (default), "
            "or processes over gloo or NCCL")),
     "schedule": ("--rank-schedule", "TEXT", check_schedule, ("the order in which rank threads run: round_robin (default), "
                  "shuffled:7, pct:7, or the text that a failure prints to repeat it")),
@@ -80,7 +87,7 @@ def _ini_name(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-def _settings(config: pytest.Config) -> Settings:
+def _settings(config: pytest.Config) -> SessionSettings:
     settings: dict[str, Any] = {}
     typed = set()
     for name, (option, _, check, _) in _OPTIONS.items():
@@ -91,7 +98,7 @@ def _settings(config: pytest.Config) -> Settings:
             typed.add(name)
         if value is not None:
             settings[name] = check("pytest", source, value)
-    return Settings(typed=frozenset(typed), **settings)
+    return SessionSettings(typed=frozenset(typed), **settings)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -105,7 +112,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    numbers = marks_of(_marks_with_nodes(metafunc.definition)).numbers
+    numbers = collect_marks(_marks_with_nodes(metafunc.definition)).numbers
     if len(numbers) > 1:
         metafunc.fixturenames.append(_RANKS_PARAMETER)
         metafunc.parametrize(_RANKS_PARAMETER, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
@@ -122,37 +129,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
-        marks = marks_of(_marks_with_nodes(item))
+        marks = collect_marks(_marks_with_nodes(item))
         if marks.there or not _OURS.isdisjoint(item.fixturenames):
             try:
-                _plan_item(item, marks, asked_by(item), settings)
+                _plan_item(item, marks, requested_fixtures(item), settings)
             except pytest.UsageError as refusal:
                 if not hasattr(config, "workerinput"):
                     raise
                 item.stash[_REFUSED] = str(refusal)  # xdist would report a worker that ends here as crashed
 
 
-def _plan_item(item: pytest.Function, marks: Marks, requested: RequestedFixtures, settings: Settings) -> None:
+def _plan_item(item: pytest.Function, marks: Marks, requested: RequestedFixtures, settings: SessionSettings) -> None:
     per_rank = sorted(requested.ours & PER_RANK)
     if requested.wide is not None:
         fixture, scope, needs = requested.wide
         problem = f"it has {scope} scope, and {needs} has a value in each rank of one test"
-        raise refused(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope.")
+        raise usage_error(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope.")
     beside = "world" in requested.ours
     if marks.there or (settings.ranks is not None and per_rank and not beside):
         if beside:
             problem = "the ranks of a test cannot start another run"
-            raise refused(
+            raise usage_error(
                 item.nodeid, "fixture world", "asked for in a rank test", problem, "Leave out the mark or the fixture."
             )
         callspec = getattr(item, "callspec", None)
         chosen = callspec.params.get(_RANKS_PARAMETER) if callspec is not None else None
-        item.stash[PLAN] = planned(item.nodeid, marks, settings, chosen)
+        item.stash[PLAN] = plan_test(item.nodeid, marks, settings, chosen)
         return
     outside = [name for name in per_rank if not (beside and name == "comms")]
     if outside:
         problem = "it has a value in each rank, and this test does not run on ranks"
-        raise refused(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
+        raise usage_error(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
                       "Mark the test with @pytest.mark.ranks(4), or give --ranks 4.")  # fmt: skip
 
 
@@ -172,7 +179,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> An
     plan = request._pyfuncitem.stash.get(PLAN, None)  # private to pytest: see the list in `fixtures`
     if plan is None:
         return None
-    return deferred(fixturedef, request, has_log=plan.on == "threads")
+    return defer_fixture(fixturedef, request, has_log=plan.on == "threads")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -187,9 +194,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def pytest_assertion_pass(item: pytest.Item, lineno: int, expl: str) -> None:
     if PLAN in item.stash:
-        from localtensor.pytest_plugin.assertions import note
+        from localtensor.pytest_plugin.assertions import record_passed
 
-        note(item.stash, lineno, expl)
+        record_passed(item.stash, lineno, expl)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -209,9 +216,9 @@ def pytest_runtest_makereport(
     report = yield
     test = item.stash.get(_TEST, None)
     if test is not None and call.excinfo is not None:
-        from localtensor.pytest_plugin.report import explain
+        from localtensor.pytest_plugin.report import add_rank_section
 
-        explain(report, call.excinfo.value, test)
+        add_rank_section(report, call.excinfo.value, test)
     return report
 
 

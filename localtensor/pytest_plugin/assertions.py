@@ -13,7 +13,7 @@ from unittest import SkipTest
 
 import pytest
 
-from localtensor._util.ambient import of_rank
+from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors.base import LocalTensorError, rank_names
 from localtensor.errors.programs import RankRaised
@@ -22,22 +22,22 @@ PASSED = pytest.StashKey[dict[tuple[int, str, int], str]]()
 _PASSED_BY = ("_pytest", "pluggy", "localtensor")
 
 
-def note(stash: pytest.Stash, line: int, text: str) -> None:
+def record_passed(stash: pytest.Stash, line: int, text: str) -> None:
     """Records that the calling rank has passed an assertion at this line."""
-    simulation = of_rank()
+    simulation = simulation_of_this_rank()
     if simulation is not None:
         stash.setdefault(PASSED, {})[simulation.rank(), _file(sys._getframe(1)), line] = text
 
 
-def forget(stash: pytest.Stash) -> None:
+def clear_passed(stash: pytest.Stash) -> None:
     """Drops the records of the previous run."""
     stash.setdefault(PASSED, {}).clear()
 
 
-def compared(stash: pytest.Stash, fault: LocalTensorError) -> Mapping[int, str]:
+def passed_texts(stash: pytest.Stash, fault: LocalTensorError) -> Mapping[int, str]:
     """By rank, the compared values at the failed assertion that is the first cause of this fault.
 
-    >>> compared(pytest.Stash(), LocalTensorError("another"))
+    >>> passed_texts(pytest.Stash(), LocalTensorError("another"))
     {}
     """
     if not isinstance(fault, RankRaised):
@@ -66,12 +66,12 @@ def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, Loc
     first.  The text of a skip names its ranks.
     """
     if not isinstance(fault, RankRaised) or not fault.errors:
-        return trimmed(fault), fault
+        return trim_traceback(fault), fault
     order = sorted(
         (one.rank for one in fault.raised if one.rank in fault.errors), key=lambda rank: _priority(fault.errors[rank])
     )
     first = order[0]
-    error = trimmed(fault.errors[first])
+    error = trim_traceback(fault.errors[first])
     if isinstance(error, _SKIPS):
         _name_ranks_in(error, [rank for rank in order if isinstance(fault.errors[rank], _SKIPS)], ranks)
     reordered = copy.copy(fault)
@@ -104,7 +104,7 @@ def _name_ranks_in(skip: BaseException, skipped: Sequence[int], ranks: int) -> N
         skip.msg = text
 
 
-def trimmed(error: Caught) -> Caught:
+def trim_traceback(error: Caught) -> Caught:
     """The same exception, without the frames of its traceback that led from the engine to the user's code.
 
     An error of this project is about the user's lines: no other frame stays.  Any other exception that passed no user

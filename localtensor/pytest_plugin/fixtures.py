@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pytest
 
-from localtensor.pytest_plugin.marks import RANKS, Settings
+from localtensor.pytest_plugin.marks import RANKS, SessionSettings
 
 if TYPE_CHECKING:
     from localtensor._util.events import Call
@@ -29,7 +29,7 @@ PER_RANK = frozenset({"rank", "world_size", "mesh", "comms"})
 Await = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-def is_ours(definition: pytest.FixtureDef[Any]) -> bool:
+def is_own_fixture(definition: pytest.FixtureDef[Any]) -> bool:
     return getattr(definition.func, "__module__", None) == OURS
 
 
@@ -41,7 +41,7 @@ class RequestedFixtures:
     wide: tuple[str, str, str] | None  # fixture, scope, the requested fixture
 
 
-def asked_by(item: pytest.Function) -> RequestedFixtures:
+def requested_fixtures(item: pytest.Function) -> RequestedFixtures:
     """The fixtures that a test requests, also through fixtures, except by request.getfixturevalue."""
     definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
     ours: set[str] = set()
@@ -55,7 +55,7 @@ def asked_by(item: pytest.Function) -> RequestedFixtures:
             return known.get((name, level))
         known[name, level] = None
         definition = definitions[name][-level]
-        if is_ours(definition):
+        if is_own_fixture(definition):
             ours.add(name)
             needs = name if name in PER_RANK else None
         else:
@@ -71,18 +71,18 @@ def asked_by(item: pytest.Function) -> RequestedFixtures:
     return RequestedFixtures(frozenset(ours), wide[0] if wide else None)
 
 
-def shadowed(item: pytest.Function) -> list[str]:
+def shadowing_notes(item: pytest.Function) -> list[str]:
     """A note for each fixture of the user that hides a per-rank fixture of the same name."""
     definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
     found = [definitions[name][-1] for name in sorted(PER_RANK) if definitions.get(name) and name in item.fixturenames]
     return [
         f"Note: the fixture {one.argname} is that of {one.func.__module__}, which comes before localtensor's."
         for one in found
-        if not is_ours(one) and not one.func.__module__.startswith("_pytest.")
+        if not is_own_fixture(one) and not one.func.__module__.startswith("_pytest.")
     ]
 
 
-class Deferred:
+class DeferredFixture:
     """Placeholder of a fixture that is made in each rank; `needs` are the values of the fixtures that it requests.
 
     No dataclass: Hypothesis would print its fields as an argument of the test.
@@ -97,13 +97,13 @@ class Deferred:
         return f"<{self.definition.argname}: a value in each rank>"
 
 
-def deferred(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> Deferred | None:
+def defer_fixture(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> DeferredFixture | None:
     """The placeholder of a fixture that depends on the rank, else None; `has_log`: whether there is an event log."""
     needs = {name: request.getfixturevalue(name) for name in definition.argnames}
-    per_rank = is_ours(definition) and definition.argname in PER_RANK
-    if not per_rank and not any(isinstance(value, Deferred) for value in needs.values()):
+    per_rank = is_own_fixture(definition) and definition.argname in PER_RANK
+    if not per_rank and not any(isinstance(value, DeferredFixture) for value in needs.values()):
         return None
-    stand_in = Deferred(definition, needs)
+    stand_in = DeferredFixture(definition, needs)
     problem = _refusal_of(definition, request, has_log=has_log)
     if problem is None:
         definition.cached_result = (stand_in, definition.cache_key(request), None)
@@ -135,22 +135,22 @@ class RankFixtures:
         """`base` makes the per-rank fixtures by name; `copied` copies a value that pytest set up once for this rank."""
         self.instance = instance
         self._base, self._run, self._copied = base, run, copied
-        self._values: dict[Deferred, Any] = {}
+        self._values: dict[DeferredFixture, Any] = {}
         self._finalizers: list[Callable[[], Any]] = []
 
     def of(self, value: Any) -> Any:
         """The value of this rank where pytest has `value`."""
         __tracebackhide__ = True
-        if isinstance(value, Deferred):
+        if isinstance(value, DeferredFixture):
             if value not in self._values:
                 self._values[value] = self._make(value)
             return self._values[value]
         return RankRequest(value, self) if isinstance(value, pytest.FixtureRequest) else self._copied(value)
 
-    def _make(self, fixture: Deferred) -> Any:
+    def _make(self, fixture: DeferredFixture) -> Any:
         __tracebackhide__ = True
         definition = fixture.definition
-        if is_ours(definition):
+        if is_own_fixture(definition):
             return self._base[definition.argname]()
         needs = {name: self.of(value) for name, value in fixture.needs.items()}
         function = self._bound(definition.func)
@@ -240,7 +240,7 @@ __tracebackhide__ = True  # a failure is shown at the line that called `world.ru
 class World:
     """Runs functions on ranks, with the session's options as defaults."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._log: Sequence[Call] | str = "world.run was not called yet"
 
@@ -251,7 +251,7 @@ class World:
         the errors of `localtensor.run`.
         """
         from localtensor.errors.base import LocalTensorError
-        from localtensor.pytest_plugin.assertions import trimmed
+        from localtensor.pytest_plugin.assertions import trim_traceback
         from localtensor.runner import api as _run
 
         settings = self._settings
@@ -266,8 +266,8 @@ class World:
         except LocalTensorError as fault:
             self._log = getattr(fault, "log", ())
             if fault.__cause__ is not None:
-                trimmed(fault.__cause__)
-            raise trimmed(fault) from fault.__cause__
+                trim_traceback(fault.__cause__)
+            raise trim_traceback(fault) from fault.__cause__
         self._log = run.calls if options["on"] == "threads" else "real processes keep no event log"
         return run
 

@@ -1,7 +1,7 @@
 """A test body as a rank program: each rank runs it with fixtures of its own, and the test ends with one exception.
 
 Each rank has torchrun's variables (RANK and the like) for itself, but monkeypatch is one for all ranks: at the end of the
-test it writes the values of one rank into pytest's own environment, which `Environment` undoes.
+test it writes the values of one rank into pytest's own environment, which `EnvironmentSnapshots` undoes.
 """
 
 import functools
@@ -20,16 +20,16 @@ import pytest
 from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault
 from localtensor.errors.programs import GroupsLeftOver
-from localtensor.pytest_plugin.assertions import first_cause, forget, trimmed
+from localtensor.pytest_plugin.assertions import clear_passed, first_cause, trim_traceback
 from localtensor.pytest_plugin.marks import RankPlan
-from localtensor.pytest_plugin.rank_body import Program, at_ease
-from localtensor.runner.api import TIMEOUT, LeftoverWarning, limit
+from localtensor.pytest_plugin.rank_body import RankBody, relaxed_hypothesis
+from localtensor.runner.api import DEFAULT_TIMEOUT, LeftoverWarning, timeout_limit
 from localtensor.threads.run import run_in_threads
 from localtensor.threads.state.special_slots import torchrun_environment
 from localtensor.threads.state.swap import RankState
 
 
-class Environment:
+class EnvironmentSnapshots:
     """Snapshots of torchrun's variables: one when it is made, before a test is set up, and more on request."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ _SHELL_SPECIAL = frozenset('"$`!\\')  # characters that a shell interprets withi
 
 
 @dataclass(slots=True)
-class Failure:
+class RankTestFailure:
     """The additions of a report to the exception: the fault, the command that repeats it, the schedules that passed."""
 
     error: BaseException
@@ -75,9 +75,9 @@ class RankTest:
 
     item: Any
     plan: RankPlan
-    failure: Failure | None = None
+    failure: RankTestFailure | None = None
     draws: bool = field(default=False, init=False)
-    environment: Environment = field(default_factory=Environment, init=False)
+    environment: EnvironmentSnapshots = field(default_factory=EnvironmentSnapshots, init=False)
 
     @contextmanager
     def running_on_ranks(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class RankTest:
         self.draws = True
         handle.inner_test = self._on_ranks(inner)
         try:
-            with at_ease(function):
+            with relaxed_hypothesis(function):
                 yield
         finally:
             handle.inner_test = inner
@@ -114,10 +114,10 @@ class RankTest:
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the test under each schedule.  Raises the test's exception under the first that it fails under."""
-        texts = schedules(self.plan)
+        texts = schedule_texts(self.plan)
         drawn: dict[int, list[tuple[str, Any]]] = {}
         for tried, text in enumerate(texts):
-            program = Program(self.item, self.plan, function, args, kwargs, drawn)
+            program = RankBody(self.item, self.plan, function, args, kwargs, drawn)
             failure, value = self._run_under(program, text)
             if failure is not None:
                 if tried:
@@ -127,12 +127,12 @@ class RankTest:
                 raise failure.error
         return value
 
-    def _run_under(self, program: Program, text: str) -> tuple[Failure | None, Any]:
+    def _run_under(self, program: RankBody, text: str) -> tuple[RankTestFailure | None, Any]:
         """Runs under one schedule.  Returns the failure: raised here, it would have the handled error as its context."""
         plan = self.plan
-        seconds = limit(TIMEOUT) if plan.timeout is None else plan.timeout or None
+        seconds = timeout_limit(DEFAULT_TIMEOUT) if plan.timeout is None else plan.timeout or None
         schedule = replay(text)
-        forget(self.item.stash)
+        clear_passed(self.item.stash)
         try:
             if plan.on == "threads":
                 ran = run_in_threads(program.live, plan.ranks, schedule, plan.seed, seconds)
@@ -145,26 +145,26 @@ class RankTest:
             error, fault_first = first_cause(program.cause_of(fault), plan.ranks)
             if isinstance(fault_first, ProgramFault):
                 fault_first.replay = None  # the report prints a pytest command instead
-            return Failure(error, fault_first, self._replay_command(schedule.text)), None
+            return RankTestFailure(error, fault_first, self._replay_command(schedule.text)), None
         failure = None if ran.groups_left is None else self._leftover_failure(ran.groups_left, schedule.text)
         return failure, next((value for value in ran.values if value is not None), None)
 
-    def _leftover_failure(self, groups: GroupsLeftOver, ran: str) -> Failure | None:
+    def _leftover_failure(self, groups: GroupsLeftOver, ran: str) -> RankTestFailure | None:
         """A failure or nothing, by the setting; a warning at the test is a failure where warnings are errors."""
         if self.plan.leftovers == "ignore":
             return None
         if self.plan.leftovers == "raise":
-            return Failure(groups, groups, self._replay_command(ran))
+            return RankTestFailure(groups, groups, self._replay_command(ran))
         path, line, _ = self.item.reportinfo()
         try:
             warnings.warn_explicit(str(groups), LeftoverWarning, str(path), (line or 0) + 1)
         except LeftoverWarning as error:
-            return Failure(error, groups, self._replay_command(ran))
+            return RankTestFailure(error, groups, self._replay_command(ran))
         return None
 
     def _failure_text(self, error: BaseException) -> str:
         """pytest's own text of an exception, in the process where it was raised."""
-        return str(self.item.repr_failure(pytest.ExceptionInfo.from_exception(trimmed(error))))
+        return str(self.item.repr_failure(pytest.ExceptionInfo.from_exception(trim_traceback(error))))
 
     def _replay_command(self, ran: str) -> str:
         """The command that repeats this run; of drawn examples, whose runs differ, with the policy alone."""
@@ -177,7 +177,7 @@ class RankTest:
         return " ".join(["pytest", name, *words, "--rank-seed", str(self.plan.seed)])
 
 
-def schedules(plan: RankPlan) -> list[str]:
+def schedule_texts(plan: RankPlan) -> list[str]:
     """The plan's schedule, then the others of `--rank-flaky`, the same in every session: two shuffled, one pct, and so on."""
     if plan.on != "threads":
         return [plan.schedule] * plan.flaky

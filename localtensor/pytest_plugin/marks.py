@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import LocalTensorError, refusal_sentence
 
 Check = Callable[[str, str, Any], Any]
-WAYS = ("threads", "gloo", "nccl")
+RANK_BACKENDS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
 _DAY = 24 * 3600.0
@@ -22,7 +22,7 @@ _NUMBER = "a number of ranks is a whole number from 1 up"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SessionSettings:
     """A session's settings for its rank tests; None is not set.  `typed` are the names set on the command line."""
 
     ranks: int | None = None
@@ -62,10 +62,10 @@ class Marks:
 
 
 PLAN = pytest.StashKey[RankPlan]()
-SETTINGS = pytest.StashKey[Settings]()
+SETTINGS = pytest.StashKey[SessionSettings]()
 
 
-def marks_of(pairs: Iterable[tuple[Any, pytest.Mark]]) -> Marks:
+def collect_marks(pairs: Iterable[tuple[Any, pytest.Mark]]) -> Marks:
     """The marks `ranks` and `mesh` among the pairs of node and mark, the closest node first.
 
     The closest node that sets the number of ranks decides: by `ranks` with numbers, by `mesh`, or by both.  A mesh of a
@@ -80,46 +80,46 @@ def marks_of(pairs: Iterable[tuple[Any, pytest.Mark]]) -> Marks:
             keywords = {**mark.kwargs, **keywords}
             if mark.args and not numbers and decided in (None, node):
                 numbers, decided = mark.args, node
-        elif mesh is None and (decided in (None, node) or product(mark) in numbers):
+        elif mesh is None and (decided in (None, node) or mesh_ranks(mark) in numbers):
             mesh = mark
             decided = decided or node
     return Marks(bool(found), numbers, mesh, keywords)
 
 
-def product(mesh: pytest.Mark) -> int | None:
+def mesh_ranks(mesh: pytest.Mark) -> int | None:
     """The number of ranks of a mesh mark, or None if its shape is invalid."""
     shape = _shape(mesh)
-    return math.prod(shape) if shape and all(map(is_number, shape)) else None
+    return math.prod(shape) if shape and all(map(is_rank_count, shape)) else None
 
 
-def is_number(value: object) -> bool:
+def is_rank_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -> RankPlan:
+def plan_test(nodeid: str, marks: Marks, settings: SessionSettings, chosen: int | None) -> RankPlan:
     """The plan of a test; `chosen` is its number, where the mark has several.
 
     Raises `pytest.UsageError`, in a sentence, for invalid marks.
     """
     for number in marks.numbers:
-        if not is_number(number):
-            raise refused(
+        if not is_rank_count(number):
+            raise usage_error(
                 nodeid, "@pytest.mark.ranks", repr(number), _NUMBER, "Write for instance @pytest.mark.ranks(4)."
             )
     if len(set(marks.numbers)) < len(marks.numbers):
         problem = "each number makes a test, and one is there twice"
-        raise refused(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, "Leave one out.")
+        raise usage_error(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, "Leave one out.")
     if len(marks.numbers) > 1 and chosen is None:
         problem = (
             "several numbers make a test of each, which goes with functions and methods that pytest can parametrize"
         )
         remedy = "Give one number, or write the mark as a decorator of a function."
-        raise refused(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, remedy)
+        raise usage_error(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, remedy)
     number = chosen or (marks.numbers[0] if marks.numbers else None)
     shape, names = _mesh(nodeid, marks.mesh) if marks.mesh else (None, None)
     if shape is not None and number is not None and math.prod(shape) != number:
         problem = f"that is a mesh of {math.prod(shape)} ranks, and @pytest.mark.ranks says {number}"
-        raise refused(
+        raise usage_error(
             nodeid, "@pytest.mark.mesh", str(shape), problem, "Make them agree, or leave one of the marks out."
         )
     by_option = shape is None and number is None
@@ -136,13 +136,13 @@ def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -
     )  # fmt: skip
 
 
-def _setting(name: str, keywords: Mapping[str, Any], settings: Settings) -> Any:
+def _setting(name: str, keywords: Mapping[str, Any], settings: SessionSettings) -> Any:
     """The value from the command line, where a replay is typed; else from the mark; else from the ini file."""
     general = getattr(settings, name)
     return general if name in settings.typed else keywords.get(name, general)
 
 
-def _schedule_count(keywords: Mapping[str, Any], settings: Settings) -> int:
+def _schedule_count(keywords: Mapping[str, Any], settings: SessionSettings) -> int:
     """The number of schedules: 1 if a schedule is typed, whatever the mark or the ini file says, and for processes."""
     if "flaky" in settings.typed:
         return settings.flaky or 1
@@ -160,11 +160,11 @@ def _mesh(nodeid: str, mesh: pytest.Mark) -> tuple[tuple[int, ...], tuple[str, .
     shape, call = _shape(mesh), "@pytest.mark.mesh"
     if set(mesh.kwargs) - {"shape", "names"} or len(mesh.args) > 1 or ("shape" in mesh.kwargs and mesh.args):
         takes = ", ".join([*map(repr, mesh.args), *mesh.kwargs])
-        raise refused(
+        raise usage_error(
             nodeid, call, takes, "it takes a shape and names=", 'Write @pytest.mark.mesh((2, 2), names=("dp", "tp")).'
         )
-    if not shape or not all(map(is_number, shape)):
-        raise refused(
+    if not shape or not all(map(is_rank_count, shape)):
+        raise usage_error(
             nodeid,
             call,
             str(shape),
@@ -177,7 +177,7 @@ def _mesh(nodeid: str, mesh: pytest.Mark) -> tuple[tuple[int, ...], tuple[str, .
     names = tuple(names) if isinstance(names, tuple | list) else (names,)
     if len(names) != len(shape) or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
         problem = f"a mesh of {len(shape)} dim{'s' * (len(shape) != 1)} has as many names, and no two alike"
-        raise refused(nodeid, call, f"names={names} of {shape}", problem, "Give one name for each dim.")
+        raise usage_error(nodeid, call, f"names={names} of {shape}", problem, "Give one name for each dim.")
     return shape, names
 
 
@@ -189,18 +189,18 @@ def _keywords(nodeid: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(keywords) - set(checks))
     if unknown:
         problem = f"the keywords are {', '.join(checks)}"
-        raise refused(nodeid, "@pytest.mark.ranks", ", ".join(unknown), problem, "Leave it out.")
+        raise usage_error(nodeid, "@pytest.mark.ranks", ", ".join(unknown), problem, "Leave it out.")
     return {name: checks[name](nodeid, f"@pytest.mark.ranks: {name}", value) for name, value in keywords.items()}
 
 
-def refused(call: str, argument: str, value: str, problem: str, remedy: str) -> pytest.UsageError:
-    return pytest.UsageError(refusal(call, argument, value, problem, remedy))
+def usage_error(call: str, argument: str, value: str, problem: str, remedy: str) -> pytest.UsageError:
+    return pytest.UsageError(refusal_sentence(call, argument, value, problem, remedy))
 
 
 def _count(problem: str, call: str, argument: str, value: object) -> int:
     number = _whole_number(value)
     if number is None or number < 1:
-        raise refused(call, argument, str(value), problem, "Write for instance 4.")
+        raise usage_error(call, argument, str(value), problem, "Write for instance 4.")
     return number
 
 
@@ -212,7 +212,7 @@ def check_seed(call: str, argument: str, value: object) -> int:
     number = _whole_number(value)
     if number is None or not 0 <= number < 2**63:
         problem = "a seed is a whole number from 0 to 2**63 - 1"
-        raise refused(call, argument, str(value), problem, "Write for instance 7.")
+        raise usage_error(call, argument, str(value), problem, "Write for instance 7.")
     return number
 
 
@@ -224,17 +224,17 @@ def check_timeout(call: str, argument: str, value: object) -> float:
         seconds = math.nan
     if not 0 <= seconds <= _DAY:
         problem = "a limit is a number of seconds up to a day, and 0 is no limit"
-        raise refused(call, argument, str(value), problem, "Write for instance 60.")
+        raise usage_error(call, argument, str(value), problem, "Write for instance 60.")
     return seconds
 
 
 def _one_of(words: Sequence[str], problem: str, call: str, argument: str, value: object) -> str:
     if value not in words:
-        raise refused(call, argument, str(value), problem, f"Choose one of {', '.join(words)}.")
+        raise usage_error(call, argument, str(value), problem, f"Choose one of {', '.join(words)}.")
     return str(value)
 
 
-check_way = partial(_one_of, WAYS, "there is no such way to run")
+check_backend = partial(_one_of, RANK_BACKENDS, "there is no such way to run")
 check_leftovers = partial(_one_of, LEFTOVERS, "that is nothing to do about groups that a test leaves")
 
 

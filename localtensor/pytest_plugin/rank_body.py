@@ -27,7 +27,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import raised_at
+from localtensor._util.call_sites import place_of_error
 from localtensor._util.events import Call, Raised, Waiting
 from localtensor.errors.base import LocalTensorError
 from localtensor.errors.programs import RankRaised
@@ -39,7 +39,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _SETTINGS = "_hypothesis_internal_use_settings"
 
 
-def kept_by_thread() -> list[tuple[Any, Any]]:
+def hypothesis_variables() -> list[tuple[Any, Any]]:
     """Hypothesis' variables of this thread, with their values; empty if it does not run."""
     control, reporting = sys.modules.get("hypothesis.control"), sys.modules.get("hypothesis.reporting")
     variables: list[Any] = [getattr(control, "_current_build_context", None), getattr(reporting, "reporter", None)]
@@ -47,7 +47,7 @@ def kept_by_thread() -> list[tuple[Any, Any]]:
 
 
 @contextmanager
-def passed_on(values: list[tuple[Any, Any]]) -> Iterator[None]:
+def with_variables(values: list[tuple[Any, Any]]) -> Iterator[None]:
     """While inside, this thread's variables have the values of the other thread."""
     with ExitStack() as stack:
         for variable, value in values:
@@ -84,7 +84,7 @@ class RankData:
         return repr(self._data)
 
 
-def of_ranks(value: Any, drawn: dict[int, list[tuple[str, Any]]]) -> Any:
+def shared_draws(value: Any, drawn: dict[int, list[tuple[str, Any]]]) -> Any:
     """A `RankData` for Hypothesis' `data()`, any other value itself; `drawn`: the values of this example, by data object."""
     kind = getattr(sys.modules.get("hypothesis.strategies"), "DataObject", None)
     return RankData(value, drawn.setdefault(id(value), [])) if kind is not None and isinstance(value, kind) else value
@@ -96,7 +96,7 @@ def _strategy_text(strategy: object) -> str:
 
 
 @contextmanager
-def at_ease(test: Callable[..., Any]) -> Iterator[None]:
+def relaxed_hypothesis(test: Callable[..., Any]) -> Iterator[None]:
     """Allows fixtures of function scope, since those of a rank are made for each example; and drops the default deadline
     of Hypothesis, which is meant for one function and not for all ranks.
     """
@@ -116,7 +116,7 @@ def at_ease(test: Callable[..., Any]) -> Iterator[None]:
         setattr(function, _SETTINGS, before)
 
 
-class Loop:
+class RankEventLoop:
     """A rank's event loop, made for its first coroutine and shared by its fixtures and the test."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ _COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 
 
 @dataclass(slots=True)
-class Program:
+class RankBody:
     """The program that each rank runs once."""
 
     item: Any
@@ -159,7 +159,7 @@ class Program:
     drawn: dict[int, list[tuple[str, Any]]] = field(
         default_factory=dict
     )  # by data object of Hypothesis, in this example
-    hypothesis_values: list[tuple[Any, Any]] = field(default_factory=kept_by_thread)
+    hypothesis_values: list[tuple[Any, Any]] = field(default_factory=hypothesis_variables)
     failed: dict[int, BaseException] = field(default_factory=dict)  # failed with fixtures left to tear down
     done: set[int] = field(default_factory=set)
 
@@ -167,12 +167,12 @@ class Program:
         """Runs one rank: its fixtures, the body, and the teardown of the fixtures."""
         copies: dict[int, Any] = {}  # one memo for all values, so that an optimizer keeps the weights of its model
         own = _own_instance(self.item.instance, copies)
-        loop = Loop()
-        fixtures = RankFixtures(self._base(rank), own, loop.run, lambda value: copied(value, copies))
+        loop = RankEventLoop()
+        fixtures = RankFixtures(self._base(rank), own, loop.run, lambda value: copy_for_rank(value, copies))
         failure: BaseException | None = None
         value = None
         try:
-            with passed_on(self.hypothesis_values):
+            with with_variables(self.hypothesis_values):
                 value = self._body(own, fixtures, loop)
         except BaseException as error:  # why: the fixtures are torn down after any error; it is raised below
             failure = error
@@ -191,14 +191,14 @@ class Program:
             raise failure
         return value
 
-    def _body(self, own: Any, fixtures: RankFixtures, loop: Loop) -> Any:
+    def _body(self, own: Any, fixtures: RankFixtures, loop: RankEventLoop) -> Any:
         item = self.item
         for name in item.fixturenames:  # in pytest's order, also those that are no argument
             fixtures.of(item.funcargs.get(name))
         shared = item.instance
 
         def own_value(value: Any) -> Any:
-            return own if value is shared and shared is not None else of_ranks(fixtures.of(value), self.drawn)
+            return own if value is shared and shared is not None else shared_draws(fixtures.of(value), self.drawn)
 
         args, kwargs = map(own_value, self.args), {name: own_value(value) for name, value in self.kwargs.items()}
         function = self.function
@@ -227,7 +227,7 @@ class Program:
         if isinstance(fault, RankRaised) or not self.failed:
             return fault
         raised = [Raised(rank, type(error).__name__, str(error), "") for rank, error in self.failed.items()]
-        places = {rank: raised_at(error) for rank, error in self.failed.items()}
+        places = {rank: place_of_error(error) for rank, error in self.failed.items()}
         log: Sequence[Call] = getattr(fault, "log", ())
         last = {
             call.rank: str(call.place) for call in log if call.rank not in self.failed and call.rank not in self.done
@@ -237,14 +237,14 @@ class Program:
         return cause
 
 
-def copied(value: Any, copies: dict[int, Any]) -> Any:
+def copy_for_rank(value: Any, copies: dict[int, Any]) -> Any:
     """A rank's copy of a tensor, a module, an optimizer, or a tuple with such; any other value itself.
 
     Lists and dicts are shared, whatever they hold, since tests collect results in them.  So are objects that cannot be
     copied, such as a tensor in the middle of a graph.  `copies` is the memo of this rank's copies.
 
     >>> x = torch.zeros(2)
-    >>> copied((1, x), {})[1] is x, copied("text", {}), copied(kept := [x], {}) is kept
+    >>> copy_for_rank((1, x), {})[1] is x, copy_for_rank("text", {}), copy_for_rank(kept := [x], {}) is kept
     (False, 'text', True)
     """
     if not _to_copy(value):
@@ -263,7 +263,7 @@ def _own_instance(instance: Any, copies: dict[int, Any]) -> Any:
     """The rank's copy of the object whose method the test is."""
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():
-        own.__dict__[name] = copied(value, copies)
+        own.__dict__[name] = copy_for_rank(value, copies)
     for loop in (
         "_asyncioRunner",
         "_asyncioTestLoop",
@@ -273,7 +273,7 @@ def _own_instance(instance: Any, copies: dict[int, Any]) -> Any:
     return own
 
 
-def _close(loop: Loop) -> list[BaseException]:
+def _close(loop: RankEventLoop) -> list[BaseException]:
     try:
         loop.close()
     except BaseException as error:  # why: any error of a cancelled task is the test's failure

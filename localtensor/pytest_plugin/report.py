@@ -11,22 +11,22 @@ import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
 from localtensor.errors.base import first_line
-from localtensor.errors.failure_report import told
+from localtensor.errors.failure_report import failure_text
 from localtensor.errors.programs import RankRaised
-from localtensor.pytest_plugin.assertions import compared
-from localtensor.pytest_plugin.fixtures import shadowed
-from localtensor.pytest_plugin.item import Failure, RankTest
+from localtensor.pytest_plugin.assertions import passed_texts
+from localtensor.pytest_plugin.fixtures import shadowing_notes
+from localtensor.pytest_plugin.item import RankTest, RankTestFailure
 
 
-def explain(report: pytest.TestReport, error: BaseException, test: RankTest) -> None:
+def add_rank_section(report: pytest.TestReport, error: BaseException, test: RankTest) -> None:
     """Adds to the report how each rank failed, and the command that repeats it.  `error` is what pytest reports."""
     failure = test.failure
     if failure is None or failure.error is not error or not report.failed:
         return
-    text = told(failure.fault, test.plan.ranks, failure.replay, compared(test.item.stash, failure.fault))
+    text = failure_text(failure.fault, test.plan.ranks, failure.replay, passed_texts(test.item.stash, failure.fault))
     if failure.tried:
         text = f"{failure.tried}\n{text}"
-    text += "".join(f"\n{line}" for line in shadowed(test.item))
+    text += "".join(f"\n{line}" for line in shadowing_notes(test.item))
     longrepr: Any = report.longrepr
     rendered = _rendered_text(failure)
     if rendered is not None:
@@ -39,7 +39,7 @@ def explain(report: pytest.TestReport, error: BaseException, test: RankTest) -> 
         report.longrepr = f"{longrepr}\n---- ranks ----\n{text}"
 
 
-def _rendered_text(failure: Failure) -> str | None:
+def _rendered_text(failure: RankTestFailure) -> str | None:
     """The failure text of a real process; None if there is none."""
     if not isinstance(failure.fault, RankRaised):
         return None
@@ -56,7 +56,7 @@ def _with_rendered_text(longrepr: Any, rendered: str) -> Any:
     return ExceptionChainRepr([(text, crash, None)])
 
 
-def _with_own_place(longrepr: ExceptionChainRepr, failure: Failure) -> ExceptionChainRepr:
+def _with_own_place(longrepr: ExceptionChainRepr, failure: RankTestFailure) -> ExceptionChainRepr:
     """The report of a fault that no code of the user raised: its own text, and the line that it names first."""
     traceback, crash, _ = longrepr.chain[-1]
     traceback.extraline = None

@@ -14,9 +14,9 @@ from localtensor._util.events import Call
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import ModeBusy, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
 from localtensor.processes.job import to_device
-from localtensor.threads.run import DAY, limit_said, run_in_threads
+from localtensor.threads.run import DAY, limit_from_environment, run_in_threads
 
-TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
+DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
 RUN_MODES = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
 _SHARE_VALUES = (True, False, None)
@@ -60,7 +60,7 @@ def run(
     on: str = "threads",
     schedule: Schedule | str | None = None,
     seed: int = 0,
-    timeout: float | None = TIMEOUT,
+    timeout: float | None = DEFAULT_TIMEOUT,
     device: str | torch.device | None = None,
     leftovers: str = "warn",
     share: bool | None = None,
@@ -102,7 +102,7 @@ def run(
     if on != "threads":
         from localtensor.processes.pool import run_in_processes
 
-        return Run(run_in_processes(fn, pieces, on, seed, limit(timeout), device))
+        return Run(run_in_processes(fn, pieces, on, seed, timeout_limit(timeout), device))
     schedule = replay(schedule) if isinstance(schedule, str) else schedule or round_robin()
 
     def body(rank: int) -> Any:
@@ -110,7 +110,7 @@ def run(
             torch.set_default_device(device)
         return fn(*pieces[rank])
 
-    ran = run_in_threads(body, ranks, schedule, seed, limit(timeout), share=share)
+    ran = run_in_threads(body, ranks, schedule, seed, timeout_limit(timeout), share=share)
     if ran.groups_left is not None:
         if leftovers == "raise":
             raise ran.groups_left
@@ -119,9 +119,9 @@ def run(
     return Run(ran.values, ran.calls, ran.replay)
 
 
-def limit(timeout: float | None) -> float | None:
+def timeout_limit(timeout: float | None) -> float | None:
     """The timeout of a run in seconds, None for no limit; the environment replaces the default.  Raises `NoTime`."""
-    return limit_said(timeout) if timeout == TIMEOUT else timeout
+    return limit_from_environment(timeout) if timeout == DEFAULT_TIMEOUT else timeout
 
 
 def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object) -> None:

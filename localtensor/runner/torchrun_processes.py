@@ -28,7 +28,7 @@ import torch.distributed as dist
 from localtensor._util.events import Waiting
 from localtensor.errors import NeverEnded, ScriptFailed
 from localtensor.processes.worker import ignore_interrupt
-from localtensor.processes.worker_group import deaf, worker_environment
+from localtensor.processes.worker_group import sigint_blocked, worker_environment
 from localtensor.threads.state.special_slots import torchrun_environment
 
 OUTPUT_CLOSED = 141  # exit code of a process ended by SIGPIPE
@@ -183,7 +183,7 @@ def _ranks(
     try:
         for rank in range(ranks):
             own = {**shared, **torchrun_environment(_RankIdentity(rank, ranks, seed)), **_rendezvous(port)}
-            with deaf():
+            with sigint_blocked():
                 process = subprocess.Popen(
                     [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
                     env=own, pass_fds=[pipe], text=True, errors="replace",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.collectives.compare import differences, how_far, said
+from localtensor.collectives.compare import difference_text, differences, short_text
 
 MOST_SHOWN = 12  # differences that are listed; of the others only the number
 
@@ -88,10 +88,10 @@ def _report(found: Sequence[tuple[int, tuple[Any, ...], Any, Any]], ranks: int) 
 
 
 def _difference_texts(first: object, second: object) -> Iterator[str]:
-    far = how_far(first, second)
+    far = difference_text(first, second)
     if isinstance(first, float) and isinstance(second, float):
         far = f"by {abs(first - second):.3g}"
-    yield f"{said(first)} in the first, {said(second)} in the second{far and ', '}{far}"
+    yield f"{short_text(first)} in the first, {short_text(second)} in the second{far and ', '}{far}"
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
         worst = _largest_difference(first, second)
         if worst:

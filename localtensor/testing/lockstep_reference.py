@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.collectives.compare import how_far, said
-from localtensor.lockstep.dispatch.execute import same
-from localtensor.lockstep.mode import LocalTensorMode, current
+from localtensor.collectives.compare import difference_text, short_text
+from localtensor.lockstep.dispatch.execute import equal_or_nan
+from localtensor.lockstep.mode import LocalTensorMode, current_mode
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks
@@ -25,7 +25,7 @@ NOISE_DRAWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class RankOutcome:
     """One rank's outcome: the result, or the error of the op, and its own arguments after the call."""
 
     result: Any
@@ -35,7 +35,7 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LockstepDifference:
     """One place at which lockstep and the twin differ: `what` is "value", "stride", "shape", "dtype" or the like."""
 
     rank: int
@@ -45,8 +45,8 @@ class Difference:
     alone: object
 
     def __str__(self) -> str:
-        far = how_far(self.lockstep, self.alone)
-        values = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
+        far = difference_text(self.lockstep, self.alone)
+        values = f"{short_text(self.lockstep)} in lockstep, {short_text(self.alone)} alone"
         return f"rank {self.rank}, {self.place}: {self.what}: {values}{far and ', '}{far}"
 
 
@@ -63,20 +63,20 @@ def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
       rank 0: tensor(0),
       rank 1: tensor(10))
     """
-    mode = current("check_op")
+    mode = current_mode("check_op")
     twin = rank_by_rank(op, *args, **kwargs)
     with mode.disable():
-        before = {rank: plain((args, kwargs), rank, {}) for rank in twin}
+        before = {rank: rank_copy((args, kwargs), rank, {}) for rank in twin}
     result = op(*args, **kwargs)
-    found = against(twin, result, args, kwargs)
+    found = differences_from_reference(twin, result, args, kwargs)
     with mode.disable():
-        far = [one for one in found if one.what != "value" or not within(one, envelope(op, *before[one.rank]))]
+        far = [one for one in found if one.what != "value" or not within_envelope(one, envelope(op, *before[one.rank]))]
     if far:
         raise AssertionError("\n".join([f"{op} in lockstep is not what it is alone:", *map(str, far)]))
     return result
 
 
-def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, Alone]:
+def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, RankOutcome]:
     """The outcome of the op on each rank that holds all operands, by a plain loop; the operands are not changed.
 
     >>> from localtensor import LocalTensorMode, rank_map
@@ -84,36 +84,36 @@ def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int,
     ...     {rank: alone.result for rank, alone in rank_by_rank(torch.neg, rank_map(torch.tensor)).items()}
     {0: tensor(0), 1: tensor(-1)}
     """
-    mode = current("rank_by_rank")
+    mode = current_mode("rank_by_rank")
     held = set(mode.ranks).intersection(*(x.ranks for x in leaves((args, kwargs)) if isinstance(x, LocalTensor)))
     return {rank: _run_alone(mode, op, args, kwargs, rank) for rank in sorted(held)}
 
 
-def _run_alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any, rank: int) -> Alone:
+def _run_alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any, rank: int) -> RankOutcome:
     with mode.disable():
         blocks: dict[Any, Tensor] = {}
-        mine, named = plain(args, rank, blocks), plain(kwargs, rank, blocks)
+        mine, named = rank_copy(args, rank, blocks), rank_copy(kwargs, rank, blocks)
         stream = mode.streams.of(kwargs.get("generator"))
         before = stream.generator.get_state()
         stream.generator.set_state(stream.state_on(rank))
         try:
-            return Alone(op(*mine, **named), mine, named)
+            return RankOutcome(op(*mine, **named), mine, named)
         except Exception as error:  # why: any error of the op is the expected outcome of lockstep
-            return Alone(None, mine, named, error)
+            return RankOutcome(None, mine, named, error)
         finally:
             stream.generator.set_state(before)
 
 
-def plain(value: Any, rank: int, blocks: dict[Any, Tensor]) -> Any:
+def rank_copy(value: Any, rank: int, blocks: dict[Any, Tensor]) -> Any:
     """A rank's value in private copies, which share memory where its tensors do."""
     if isinstance(value, Tensor):
         if id(value) not in blocks:  # a tensor passed twice stays one tensor
             blocks[id(value)] = _rank_copy(value, rank, blocks) if isinstance(value, LocalTensor) else value.clone()
         return blocks[id(value)]
     if isinstance(value, list | tuple):
-        return type(value)([plain(one, rank, blocks) for one in value])
+        return type(value)([rank_copy(one, rank, blocks) for one in value])
     if isinstance(value, dict):
-        return {name: plain(one, rank, blocks) for name, one in value.items()}
+        return {name: rank_copy(one, rank, blocks) for name, one in value.items()}
     return on_rank(value, rank) if is_rank_int(value) else value
 
 
@@ -152,31 +152,33 @@ def _without_repeats(x: Tensor) -> list[int]:
     return [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
 
 
-def against(twin: Mapping[int, Alone], result: Any, args: Any = None, kwargs: Any = None) -> list[Difference]:
+def differences_from_reference(
+    twin: Mapping[int, RankOutcome], result: Any, args: Any = None, kwargs: Any = None
+) -> list[LockstepDifference]:
     """The differences of lockstep from the reference: in the result, and in the arguments after the call.
 
     Compared are values bit for bit (all NaN are equal), shape, dtype, layout and strides, and which returned tensors are
     arguments.  Without `args`, only the result is compared.
     """
-    with current("against").disable():
+    with current_mode("against").disable():
         return list(_differences(twin, result, args, kwargs or {}))
 
 
-def _differences(twin: Mapping[int, Alone], result: Any, args: Any, kwargs: Any) -> Iterator[Difference]:
+def _differences(twin: Mapping[int, RankOutcome], result: Any, args: Any, kwargs: Any) -> Iterator[LockstepDifference]:
     for rank, alone in twin.items():
         if alone.error is not None:
             raise alone.error
-        yield from compared(rank, "result", result, alone.result)
+        yield from value_differences(rank, "result", result, alone.result)
         if args is None:
             continue
-        yield from compared(rank, "argument", tuple(args), tuple(alone.args))
-        yield from compared(rank, "argument", kwargs, alone.kwargs)
+        yield from value_differences(rank, "argument", tuple(args), tuple(alone.args))
+        yield from value_differences(rank, "argument", kwargs, alone.kwargs)
         mine, theirs = (
             _returned_arguments(result, args, kwargs),
             _returned_arguments(alone.result, alone.args, alone.kwargs),
         )
         if mine != theirs:
-            yield Difference(rank, "result", "identity", mine, theirs)
+            yield LockstepDifference(rank, "result", "identity", mine, theirs)
 
 
 def _returned_arguments(result: Any, args: Any, kwargs: Any) -> list[int]:
@@ -185,7 +187,7 @@ def _returned_arguments(result: Any, args: Any, kwargs: Any) -> list[int]:
     return [given.index(id(x)) if id(x) in given else -1 for x in leaves(result) if isinstance(x, Tensor)]
 
 
-def compared(rank: int, place: str, mine: Any, alone: Any) -> Iterator[Difference]:
+def value_differences(rank: int, place: str, mine: Any, alone: Any) -> Iterator[LockstepDifference]:
     """The differences of a value in lockstep from the value of one rank."""
     if isinstance(mine, LocalTensor):
         mine = mine.__localtensor_on__(rank)
@@ -193,36 +195,40 @@ def compared(rank: int, place: str, mine: Any, alone: Any) -> Iterator[Differenc
         yield from _tensor_differences(rank, place, mine.detach(), alone.detach())
     elif isinstance(mine, dict) and isinstance(alone, dict):
         for name in alone:
-            yield from compared(rank, f"{place} {name}", mine[name], alone[name])
+            yield from value_differences(rank, f"{place} {name}", mine[name], alone[name])
     elif isinstance(mine, list | tuple) and isinstance(alone, list | tuple):
         if type(mine) is not type(alone) or len(mine) != len(alone):
-            yield Difference(rank, place, "structure", mine, alone)
+            yield LockstepDifference(rank, place, "structure", mine, alone)
             return
         for number, (one, other) in enumerate(zip(mine, alone, strict=True)):
-            yield from compared(rank, f"{place} {number}", one, other)
-    elif not same_plain(on_rank(mine, rank) if is_rank_int(mine) else mine, alone):
-        yield Difference(rank, place, "value", mine, alone)
+            yield from value_differences(rank, f"{place} {number}", one, other)
+    elif not same_value(on_rank(mine, rank) if is_rank_int(mine) else mine, alone):
+        yield LockstepDifference(rank, place, "value", mine, alone)
 
 
-def same_plain(one: object, other: object) -> bool:
+def same_value(one: object, other: object) -> bool:
     """Equal and of one type, or both not a number."""
     if type(one) is not type(other):
         return False
-    return one is other or same(one, other)
+    return one is other or equal_or_nan(one, other)
 
 
-def _tensor_differences(rank: int, place: str, mine: Tensor, alone: Tensor) -> Iterator[Difference]:
+def _tensor_differences(rank: int, place: str, mine: Tensor, alone: Tensor) -> Iterator[LockstepDifference]:
     for what in ("dtype", "layout", "device", "shape"):
         if getattr(mine, what) != getattr(alone, what):
-            yield Difference(rank, place, what, getattr(mine, what), getattr(alone, what))
+            yield LockstepDifference(rank, place, what, getattr(mine, what), getattr(alone, what))
             return
-    if mine.layout is torch.strided and steps(mine) != steps(alone) and not _same_layout_but_gaps(mine, alone):
-        yield Difference(rank, place, "stride", mine.stride(), alone.stride())
+    if (
+        mine.layout is torch.strided
+        and significant_strides(mine) != significant_strides(alone)
+        and not _same_layout_but_gaps(mine, alone)
+    ):
+        yield LockstepDifference(rank, place, "stride", mine.stride(), alone.stride())
     if not same_to_the_bit(mine, alone):
-        yield Difference(rank, place, "value", mine, alone)
+        yield LockstepDifference(rank, place, "value", mine, alone)
 
 
-def steps(x: Tensor) -> list[int | None]:
+def significant_strides(x: Tensor) -> list[int | None]:
     """The significant strides: None for a dim of one element, and for an empty tensor."""
     return [step if size > 1 and x.numel() else None for size, step in zip(x.shape, x.stride(), strict=True)]
 
@@ -261,7 +267,7 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def within(difference: Difference, envelope_size: float) -> bool:
+def within_envelope(difference: LockstepDifference, envelope_size: float) -> bool:
     """Whether two floating-point values differ by at most `envelope_size`, with equal places of NaN and infinities."""
     mine, alone = difference.lockstep, difference.alone
     if difference.what != "value" or not isinstance(mine, Tensor) or not isinstance(alone, Tensor):

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from localtensor.concurrency import schedule as policies
-from localtensor.concurrency.schedule import LONGEST, Schedule
+from localtensor.concurrency.schedule import MOST_TEXT, Schedule
 from localtensor.errors import LocalTensorError
 
 _RUNS = [(1, 3), (2, 12), (5, 60), (64, 700)]  # ranks, answers: from texts that list all to those that cannot
@@ -87,8 +87,8 @@ def _check_text(schedule: Schedule) -> None:
     text = schedule.text
     if not isinstance(text, str) or not text.isprintable() or not text.strip():
         _fail(schedule, f"its text {text!r} is not one printable line")
-    if len(text) > LONGEST:
-        _fail(schedule, f"its text has {len(text)} characters, and {LONGEST} are the most")
+    if len(text) > MOST_TEXT:
+        _fail(schedule, f"its text has {len(text)} characters, and {MOST_TEXT} are the most")
 
 
 def _check_replay(

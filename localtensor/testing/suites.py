@@ -16,9 +16,9 @@ own way.  For files that cannot be edited there is `pytest -p localtensor.torch_
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from localtensor.threads.run import limit_said
-from localtensor.torch_suites.bases import is_suite, put_on
-from localtensor.torch_suites.rank_run import TIMEOUT, How
+from localtensor.threads.run import limit_from_environment
+from localtensor.torch_suites.bases import is_suite, replace_methods
+from localtensor.torch_suites.rank_run import TIMEOUT, SuiteOptions
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -35,7 +35,7 @@ class RankThreads:
     ) -> None:
         super().__init_subclass__(**kwargs)
         if is_suite(cls):
-            put_on(cls, How(rank_schedule, rank_seed, limit_said(rank_timeout)))
+            replace_methods(cls, SuiteOptions(rank_schedule, rank_seed, limit_from_environment(rank_timeout)))
 
 
 @overload
@@ -50,7 +50,7 @@ def on_rank_threads(cls: Any = None, *, schedule: str = "round_robin", seed: int
     """
 
     def decorate(cls: Any) -> Any:
-        put_on(cls, How(schedule, seed, limit_said(timeout)))
+        replace_methods(cls, SuiteOptions(schedule, seed, limit_from_environment(timeout)))
         return cls
 
     return decorate if cls is None else decorate(cls)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util.call_sites import place_of
+from localtensor._util.call_sites import place_of_frame
 from localtensor.collectives.rendezvous import Ticket
 from localtensor.errors import BufferReused, ReadBeforeWait
 from localtensor.threads.simulation import Simulation
@@ -114,7 +114,7 @@ class BufferWatch(TorchDispatchMode):
                 self._fail(ReadBeforeWait, ticket, name)
 
     def _fail(self, kind: type[ReadBeforeWait | BufferReused], ticket: Ticket, name: str) -> None:
-        self._simulation.fail(kind(ticket.part.call(), name, place_of(sys._getframe(2))))
+        self._simulation.fail(kind(ticket.part.call(), name, place_of_frame(sys._getframe(2))))
 
 
 def _plain_tensors(tensor: Tensor) -> list[Tensor]:

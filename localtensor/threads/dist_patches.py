@@ -13,10 +13,10 @@ import torch.distributed.nn.functional  # binds the default group of its argumen
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from localtensor._util.call_sites import innermost, named, origin
+from localtensor._util.call_sites import bound_arguments, origin, undecorated
 from localtensor._util.events import Place
 from localtensor._util.patching import replaced, wrapped
-from localtensor.collectives.argument_checks import must_fit
+from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.collectives.rendezvous import Group
 from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
 from localtensor.threads.rank_world import (
@@ -36,14 +36,14 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    arguments = named(original, args, kwargs)
+    arguments = bound_arguments(original, args, kwargs)
     shown = str(arguments.get("backend") or "gloo")
     if shown.lower() == FAKE:
         if world.implicit and world.default_pg is not None:
             c10d.destroy_process_group()
         world.implicit = False
         return original(*args, **kwargs)
-    must_fit(arguments, world.rank, world.simulation.ranks)
+    check_init_arguments(arguments, world.rank, world.simulation.ranks)
     _check_backend(shown)
     implicit, world.implicit = world.implicit and world.default_pg is not None, False
     if implicit:
@@ -62,7 +62,7 @@ def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    arguments = named(original, args, kwargs)
+    arguments = bound_arguments(original, args, kwargs)
     order = world.pg_group_ranks[arguments.get("parent_pg") or c10d._get_default_group()]
     members = sorted(order, key=order.__getitem__)
     splits = arguments.get("split_ranks")
@@ -82,7 +82,7 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    arguments = named(original, args, kwargs)
+    arguments = bound_arguments(original, args, kwargs)
     if str(arguments["backend"]).lower() == FAKE:
         return original(*args, **kwargs)
     ranks = tuple(arguments["global_ranks_in_group"] or ())
@@ -194,7 +194,7 @@ def _set_mesh_owner(mesh: DeviceMesh, value: object) -> None:
 @contextmanager
 def patched_inside_decorators(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
     """Inside the block the decorated function calls `ours(original, ...)` within its decorators.  Raises `TorchChanged`."""
-    original = innermost(decorated)
+    original = undecorated(decorated)
     while decorated is not original:
         for cell in decorated.__closure__ or ():
             if cell.cell_contents is original:

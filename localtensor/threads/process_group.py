@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed import Work
 
 from localtensor._util.call_sites import handled_exception, origin
-from localtensor.collectives.argument_checks import check_message, check_offer, flat
-from localtensor.collectives.c10d_table import SEND, Brought, Served
+from localtensor.collectives.argument_checks import check_message, check_rank_arguments, flat_tensors
+from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
@@ -143,10 +143,12 @@ class Kernels:
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = _completed_work()
 
-    def _contribution(self, op: Served, call: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
+    def _contribution(
+        self, op: CollectiveOp, call: CallArguments, rank: int, group: Group
+    ) -> tuple[Contribution, bool]:
         """The rank's part in a collective, and whether its Work is returned to the user."""
         line, returns_work = origin(sys._getframe(2))
-        compared = call.writes if op.compares_outputs else list(flat(call.reads))
+        compared = call.writes if op.compares_outputs else list(flat_tensors(call.reads))
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
         root = None if call.root is None else group.ranks[call.root]
@@ -171,15 +173,15 @@ class Kernels:
         _synchronize(device)
         return part, returns_work
 
-    def collective(self, op: Served, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
+    def collective(self, op: CollectiveOp, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        wire_op, call = op.brings(arguments)
-        check_offer(wire_op.kind, call, rank, group.ranks)
+        wire_op, call = op.read_call(arguments)
+        check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         part, returns_work = self._contribution(wire_op, call, rank, group)
         returns_work = returns_work and asynchronous
-        read = list(flat(call.reads)) if returns_work else ()
+        read = list(flat_tensors(call.reads)) if returns_work else ()
         if returns_work:  # the user may write them before the others arrive
             part.inputs = _copied(call.reads)
 
@@ -192,7 +194,7 @@ class Kernels:
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
-        simulation.baton.pause(rank)
+        simulation.run_token.pause(rank)
         return self._returned(op, arguments, work.boxed())
 
     def _new_work(
@@ -246,7 +248,7 @@ class Kernels:
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
             _synchronize(buffers[0].device if buffers else None)
 
-    def _returned(self, op: Served, arguments: Sequence[Any], work: object) -> Any:
+    def _returned(self, op: CollectiveOp, arguments: Sequence[Any], work: object) -> Any:
         if op.kind == "monitored_barrier":
             return None
         return work if op.returns is None else (arguments[op.returns], work)
@@ -273,7 +275,7 @@ class Kernels:
         work = self._new_work(
             rank, ticket, [] if sends else tensors, (tensors if sends else []) if returns_work else None
         )
-        simulation.baton.pause(rank)
+        simulation.run_token.pause(rank)
         return work.boxed()
 
 

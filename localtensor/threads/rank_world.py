@@ -33,9 +33,9 @@ import torch.distributed as dist
 from torch.autograd import profiler
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.ambient import of_rank, running
-from localtensor._util.call_sites import innermost
-from localtensor._util.patching import OwnWorld, wrapped
+from localtensor._util.ambient import running, simulation_of_this_rank
+from localtensor._util.call_sites import undecorated
+from localtensor._util.patching import IndependentWorld, wrapped
 from localtensor.collectives.rendezvous import Group, Line
 from localtensor.errors import NotServed
 from localtensor.threads.simulation import Simulation
@@ -76,7 +76,7 @@ PRIVATE = {
 }
 
 
-class RankWorld(OwnWorld):
+class RankWorld(IndependentWorld):
     """The process groups of one rank."""
 
     def __init__(self, simulation: Simulation, rank: int) -> None:
@@ -92,7 +92,7 @@ class RankWorld(OwnWorld):
 def world_now() -> RankWorld | None:
     """The world of the running rank, or None outside a simulation."""
     world = c10d._world
-    return world if isinstance(world, RankWorld) and of_rank() is not None else None
+    return world if isinstance(world, RankWorld) and simulation_of_this_rank() is not None else None
 
 
 def join_default_group(world: RankWorld) -> None:
@@ -113,7 +113,7 @@ def init_default_group(world: RankWorld, shown: str) -> None:
     simulation = world.simulation
     hook = sys.excepthook
     try:
-        innermost(c10d.init_process_group)(
+        undecorated(c10d.init_process_group)(
             backend=BACKEND, store=simulation.store, rank=world.rank, world_size=simulation.ranks
         )
     finally:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.ambient import of_rank, put_guard, put_rules, simulation_entered
-from localtensor._util.call_sites import in_debugger, place_of, raised_at
+from localtensor._util.ambient import set_guard, set_rules, simulation_entered, simulation_of_this_rank
+from localtensor._util.call_sites import in_debugger, place_of_error, place_of_frame
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
 from localtensor.concurrency.schedule import Schedule
@@ -48,24 +48,24 @@ def run_in_threads(
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
-    outer = of_rank()
+    outer = simulation_of_this_rank()
     if outer is not None:
-        raise NestedRun(outer.rank(), place_of(sys._getframe(1)))
+        raise NestedRun(outer.rank(), place_of_frame(sys._getframe(1)))
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
     with _simulation_context(ranks, schedule, seed, shared_propagation.is_sharing(share)) as (simulation, rank_worlds):
         try:
-            simulation.baton.start(lambda rank: _run_rank(simulation, rank_worlds[rank], body, left))
+            simulation.run_token.start(lambda rank: _run_rank(simulation, rank_worlds[rank], body, left))
             _wait_for_ranks(simulation, timeout)
         except BaseException:  # why: the ranks must be ended, whatever interrupts; it is raised again
             try:
-                simulation.baton.interrupt(GRACE)
+                simulation.run_token.interrupt(GRACE)
             except KeyboardInterrupt:  # a second one: do not wait for ranks that do not end
-                simulation.baton.interrupt(0)
+                simulation.run_token.interrupt(0)
             raise
         finally:
-            simulation.baton.join()
-        if simulation.baton.refusal is not None:
-            raise simulation.baton.refusal
+            simulation.run_token.join()
+        if simulation.run_token.refusal is not None:
+            raise simulation.run_token.refusal
         simulation.close()
         if simulation.verdict is not None:
             if isinstance(simulation.verdict, ProgramFault):
@@ -80,7 +80,7 @@ def run_in_threads(
         )
 
 
-def limit_said(otherwise: float | None) -> float | None:
+def limit_from_environment(otherwise: float | None) -> float | None:
     """The seconds of LOCALTENSOR_TIMEOUT, or `otherwise` if it is unset; None for no limit, which 0 means too.
 
     Raises `NoTime` unless that is a number of seconds up to a day.
@@ -139,8 +139,8 @@ def _run_rank(
     simulation: Simulation, world: rank_world.RankWorld, body: Body, left: dict[int, dict[str, rank_world.MadeGroup]]
 ) -> None:
     """Run one rank, in its thread."""
-    put_rules(simulation.rules)
-    put_guard(simulation.guard)
+    set_rules(simulation.rules)
+    set_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
     rank_world.join_default_group(world)
@@ -149,25 +149,27 @@ def _run_rank(
     except Abort:
         raise
     except BaseException as error:  # why: whatever ends a rank is reported as its outcome
-        if not simulation.baton.aborting:
-            simulation.end(world.rank, RankEnd(error=error, place=raised_at(error)))
+        if not simulation.run_token.aborting:
+            simulation.end(world.rank, RankEnd(error=error, place=place_of_error(error)))
     else:
         simulation.end(world.rank, RankEnd(value))
     finally:
-        if world.rank not in simulation.baton.lost:  # else the run is over, and the state belongs to the caller again
+        if (
+            world.rank not in simulation.run_token.lost
+        ):  # else the run is over, and the state belongs to the caller again
             left[world.rank] = rank_world.leave_groups(world)
             rank_world.clear_sharding_cache()
 
 
 def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:
     """Return when all ranks have ended; end a run past its limit, unless it is being debugged."""
-    token = simulation.baton
+    token = simulation.run_token
     while not token.wait(timeout):
         holder = token.holder
         frame = None if holder is None else sys._current_frames().get(token.idents.get(holder, 0))
         if in_debugger(frame):
             continue
-        running_at, waits = place_of(frame), simulation.waits()
+        running_at, waits = place_of_frame(frame), simulation.waits()
         left_behind = token.interrupt(GRACE)
         if simulation.verdict is None:
             simulation.verdict = NeverEnded(timeout or 0.0, running_at, holder, waits, left_behind)

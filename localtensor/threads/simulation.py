@@ -87,7 +87,7 @@ class Simulation:
         self.ranks = ranks
         self.serial = ambient.next_serial()
         self.rules, self.guard = ambient.rules(), ambient.guard()  # of the caller's thread, for its ranks
-        self.baton = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow)
+        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
@@ -106,21 +106,21 @@ class Simulation:
 
     def rank(self) -> int:
         """The rank of the calling thread.  Raises `ForeignThread` in any other thread."""
-        rank = self.baton.holder
-        if rank is None or self.baton.idents.get(rank) != threading.get_ident():
-            if threading.get_ident() in self.baton.idents.values():
+        rank = self.run_token.holder
+        if rank is None or self.run_token.idents.get(rank) != threading.get_ident():
+            if threading.get_ident() in self.run_token.idents.values():
                 raise Abort  # a rank that did not end in time, and has resumed
             raise ForeignThread("a collective", threading.current_thread().name)
         return rank
 
     def is_rank(self) -> bool:
-        return threading.get_ident() in self.baton.idents.values()
+        return threading.get_ident() in self.run_token.idents.values()
 
     def contribute(
         self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, returns_work: bool
     ) -> Ticket:
         """Add the rank's part to its rendezvous; the last part computes all results."""
-        self.baton.check(part.rank)
+        self.run_token.check(part.rank)
         rendezvous = part.group.next_rendezvous(part.rank)
         part.number = rendezvous.number
         self._note(part)
@@ -145,7 +145,7 @@ class Simulation:
         except (LocalTensorError, RuntimeError, MemoryError) as refusal:  # torch refuses with RuntimeError
             self.fail(diagnosis.collective_error(rendezvous, refusal))
         except Exception as crash:  # why: a bug of ours, no statement about the program; `run` raises it unchanged
-            self.baton.abort_with(crash)
+            self.run_token.abort_with(crash)
         for ticket in tickets:
             self._wake(ticket)
 
@@ -160,13 +160,13 @@ class Simulation:
         ticket = self._post(part)
         ticket.deliver = deliver
         mail = self._mail(part)
-        met = mail.recv_from_any(ticket, self.baton.number) if part.peer is None else mail.recv(ticket)
+        met = mail.recv_from_any(ticket, self.run_token.number) if part.peer is None else mail.recv(ticket)
         if met is not None:
             self._deliver_message(met, ticket)
         return ticket
 
     def _post(self, part: Contribution) -> Ticket:
-        self.baton.check(part.rank)
+        self.run_token.check(part.rank)
         part.number = self._mail(part).number(part.kind, part.rank, part.peer, part.tag or 0)
         self._note(part)
         others = tuple(rank for rank in part.group.ranks if rank != part.rank)
@@ -193,7 +193,7 @@ class Simulation:
         self._handed_out.pop(ticket, None)
         ticket.waited = True
         if ticket.done:
-            self.baton.pause(rank)
+            self.run_token.pause(rank)
         else:
             self.block(ticket)
         deliver, ticket.deliver = ticket.deliver, None
@@ -206,7 +206,7 @@ class Simulation:
         rank = ticket.part.rank
         ticket.blocked = True
         self._waits[rank] = ticket
-        self.baton.block(rank)
+        self.run_token.block(rank)
 
     def wake(self, ticket: Ticket) -> None:
         """Complete the ticket and wake its rank."""
@@ -219,7 +219,7 @@ class Simulation:
             ticket.blocked = False
             rank = ticket.part.rank
             del self._waits[rank]
-            self.baton.wake(rank)
+            self.run_token.wake(rank)
 
     def poll(self, ticket: Ticket) -> bool:
         """Whether the ticket is done; other ranks run first, so that a polling loop can end.
@@ -229,9 +229,9 @@ class Simulation:
         if not ticket.done:
             self._polls[ticket.part.rank] = ticket
             self._poll_count += 1
-            if self._poll_count > MAX_POLLS and self.baton.only_runnable(self._polls):
+            if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls):
                 self.fail(self._stuck_error())
-            self.baton.step_aside(ticket.part.rank)
+            self.run_token.step_aside(ticket.part.rank)
         return ticket.done
 
     def _reset_polls(self) -> None:
@@ -247,7 +247,7 @@ class Simulation:
         """End the run with this error.  Never returns."""
         if self.verdict is None:
             self.verdict = error
-        self.baton.aborting = True
+        self.run_token.aborting = True
         raise Abort
 
     def end(self, rank: int, ended: RankEnd) -> None:

@@ -9,13 +9,13 @@ from torch.testing._internal import common_distributed
 from localtensor._util.patching import replaced
 from localtensor.errors.base import Refusal
 from localtensor.torch_suites import continuous, multi_process, multi_threaded
-from localtensor.torch_suites.rank_run import How
+from localtensor.torch_suites.rank_run import SuiteOptions
 
 SUITE_MODULES = (multi_process, multi_threaded, continuous)
 
 
 @contextmanager
-def on_threads(how: How) -> Iterator[None]:
+def bases_on_rank_threads(how: SuiteOptions) -> Iterator[None]:
     """While inside, torch's own bases and all their subclasses run on rank threads."""
     with ExitStack() as stack:
         for module in SUITE_MODULES:
@@ -37,7 +37,7 @@ class NotASuite(Refusal):
         super().__init__("on_rank_threads", "cls", shown, problem, f"Use one of {names}.")
 
 
-def put_on(cls: Any, how: How) -> None:
+def replace_methods(cls: Any, how: SuiteOptions) -> None:
     """Makes the class run on rank threads; methods that it or a class below torch's base overrides stay.
 
     Raises `NotASuite` if it is no subclass of torch's bases.

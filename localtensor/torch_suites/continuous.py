@@ -16,8 +16,8 @@ from typing import Any
 from torch.testing._internal import common_distributed, common_utils
 
 from localtensor.torch_suites.exits import RankProcess
-from localtensor.torch_suites.multi_threaded import judge
-from localtensor.torch_suites.rank_run import How, kept, precisions, run_ranks
+from localtensor.torch_suites.multi_threaded import raise_outcome
+from localtensor.torch_suites.rank_run import SuiteOptions, precision_setter, run_ranks, warn_fallback
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -65,13 +65,13 @@ class _NoProcess:
         raise RuntimeError("this test waits for processes in its own way, and there are none: its ranks are threads")
 
 
-def replaced_methods(owner: type, how: How) -> dict[str, Any]:
+def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock_spawn = inspect.getattr_static(owner, "_spawn_processes")
 
     def _spawn_processes(cls: Any, world_size: int) -> None:
         if cls._worker_run_main_wait is not _worker_run_main_wait:
-            kept(f"{cls.__name__} waits for its processes itself")
+            warn_fallback(f"{cls.__name__} waits for its processes itself")
             stock_spawn.__get__(None, cls)(world_size)
             return
         cls.processes, cls.task_queues, cls.completion_queues = [_NoProcess()], [_NoProcess()], [_NoProcess()]
@@ -83,7 +83,7 @@ def replaced_methods(owner: type, how: How) -> dict[str, Any]:
         def wrapper(self: Any) -> None:
             __tracebackhide__ = True
             if self.rank == self.MAIN_PROCESS_RANK:
-                judge(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how))
+                raise_outcome(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how))
             else:
                 fn()
 
@@ -93,7 +93,7 @@ def replaced_methods(owner: type, how: How) -> dict[str, Any]:
 
 
 def _body(kind: Any, test_id: str) -> Callable[[RankProcess], None]:
-    ranks, file, set_precisions = int(kind.world_size), kind.rdvz_file, precisions(kind)
+    ranks, file, set_precisions = int(kind.world_size), kind.rdvz_file, precision_setter(kind)
 
     def body(process: RankProcess) -> None:
         set_precisions()

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NoReturn
 
-from localtensor._util.ambient import of_rank
+from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.patching import wrapped
 from localtensor.errors import ProgramFault, RankRaised
-from localtensor.errors.failure_report import told
+from localtensor.errors.failure_report import failure_text
 from localtensor.torch_suites.libraries import is_rank, step_aside
 
 PIDS = 2**22  # above all process ids of the system
 
 
-class Killed(BaseException):
+class RankKilled(BaseException):
     """A rank ended itself as only a process can: by `os._exit`, or a signal to itself.  No program catches this."""
 
     def __init__(self, code: int) -> None:
@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 def exit_code(end: BaseException) -> int:
-    """The exit code of a process that ends by this SystemExit or `Killed`.
+    """The exit code of a process that ends by this SystemExit or `RankKilled`.
 
     >>> exit_code(SystemExit()), exit_code(SystemExit(86)), exit_code(SystemExit("a sentence"))
     (0, 86, 1)
@@ -95,7 +95,7 @@ def as_processes() -> Iterator[None]:
 
 def _own_pid(original: Callable[..., int]) -> int:
     """A process id for each rank, above all ids of the system."""
-    simulation = of_rank()
+    simulation = simulation_of_this_rank()
     own = original()
     return own if simulation is None else own * PIDS + simulation.rank() + PIDS
 
@@ -105,7 +105,7 @@ def _ending(code_of: Callable[..., int]) -> Callable[..., Any]:
 
     def end(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_rank():
-            raise Killed(code_of(*args, **kwargs))
+            raise RankKilled(code_of(*args, **kwargs))
         return original(*args, **kwargs)
 
     return end
@@ -113,7 +113,7 @@ def _ending(code_of: Callable[..., int]) -> Callable[..., Any]:
 
 def _kill_rank(original: Callable[..., Any], pid: int, number: int) -> Any:
     if pid == os.getpid() and number and is_rank():
-        raise Killed(-int(number))
+        raise RankKilled(-int(number))
     return original(pid, number)
 
 
@@ -126,26 +126,30 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH_TEST_DIRS = (f"torch{os.sep}testing{os.sep}_internal{os.sep}", f"{os.sep}unittest{os.sep}")
 
 
-def fail(fault: ProgramFault, ranks: int) -> NoReturn:
+def raise_fault(fault: ProgramFault, ranks: int) -> NoReturn:
     """Raises the `Exception` of the rank that was the first cause, else the fault; a note describes the other ranks."""
     __tracebackhide__ = True
     cause = fault.errors.get(fault.raised[0].rank) if isinstance(fault, RankRaised) else None
-    text = told(fault, ranks, fault.replay or "") if isinstance(fault, RankRaised) else told(fault, ranks, "")
+    text = (
+        failure_text(fault, ranks, fault.replay or "")
+        if isinstance(fault, RankRaised)
+        else failure_text(fault, ranks, "")
+    )
     if isinstance(cause, Exception):
-        shown: Exception = cause.with_traceback(users_part(cause.__traceback__))
-        note(shown, text)
+        shown: Exception = cause.with_traceback(user_traceback(cause.__traceback__))
+        attach_note(shown, text)
         raise shown
-    note(fault, text)
+    attach_note(fault, text)
     raise fault.with_traceback(None)
 
 
-def note(error: BaseException, text: str) -> None:
+def attach_note(error: BaseException, text: str) -> None:
     """Adds the text as a note of the error; Python 3.10 has no notes, and shows the error alone."""
     if text and hasattr(error, "add_note") and text not in getattr(error, "__notes__", ()):
         error.add_note(text)
 
 
-def users_part(trace: TracebackType | None) -> TracebackType | None:
+def user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from its first frame outside of this project, torch's test bases and unittest; else all of it."""
     here = trace
     while here is not None and _is_internal(here.tb_frame.f_code.co_filename):
@@ -157,6 +161,6 @@ def _is_internal(file: str) -> bool:
     return file.startswith(_OURS) or any(part in file for part in _TORCH_TEST_DIRS)
 
 
-def skip(why: object) -> NoReturn:
+def skip_test(why: object) -> NoReturn:
     __tracebackhide__ = True
     raise unittest.SkipTest(str(why))

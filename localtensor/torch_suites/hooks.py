@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 
 from localtensor.errors import NoTime
-from localtensor.threads.run import limit_said
-from localtensor.torch_suites.bases import on_threads
-from localtensor.torch_suites.rank_run import TIMEOUT, How
+from localtensor.threads.run import limit_from_environment
+from localtensor.torch_suites.bases import bases_on_rank_threads
+from localtensor.torch_suites.rank_run import TIMEOUT, SuiteOptions
 
 _PATCHES = pytest.StashKey[ExitStack]()
 
@@ -22,15 +22,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     timeout = str(config.getini("suites_timeout"))
     try:
-        how = How(
+        how = SuiteOptions(
             config.getoption("localtensor_schedule", None) or "round_robin",  # of localtensor.pytest_plugin
             int(config.getoption("localtensor_seed", None) or 0),
-            limit_said(float(timeout) if timeout else TIMEOUT),
+            limit_from_environment(float(timeout) if timeout else TIMEOUT),
         )
     except (ValueError, NoTime):
         raise pytest.UsageError("suites_timeout and LOCALTENSOR_TIMEOUT are numbers of seconds") from None
     stack = config.stash[_PATCHES] = ExitStack()
-    stack.enter_context(on_threads(how))
+    stack.enter_context(bases_on_rank_threads(how))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

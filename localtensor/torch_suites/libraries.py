@@ -20,16 +20,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from localtensor._util.ambient import of_rank, running
+from localtensor._util.ambient import running, simulation_of_this_rank
 from localtensor._util.patching import replaced, wrapped
-from localtensor.threads.state.shared_propagation import importing
+from localtensor.threads.state.shared_propagation import is_importing_module
 
 SHORT_TIMEOUT = timedelta(milliseconds=10)  # after which torch raises its own timeout error
 _WAITING = ("get", "wait", "multi_get", "queue_pop")
 
 
 @contextmanager
-def polled() -> Iterator[None]:
+def polling_stores() -> Iterator[None]:
     """While inside, no store of torch blocks a rank thread."""
     with ExitStack() as stack:
         for name in _WAITING:
@@ -41,15 +41,15 @@ def polled() -> Iterator[None]:
 
 def is_rank() -> bool:
     """Whether this is called in a rank thread."""
-    return of_rank() is not None
+    return simulation_of_this_rank() is not None
 
 
 def step_aside() -> bool:
     """Lets every other rank that can run have a turn; False if this is no rank thread."""
-    simulation = of_rank()
+    simulation = simulation_of_this_rank()
     if simulation is None:
         return False
-    simulation.baton.step_aside(simulation.rank())
+    simulation.run_token.step_aside(simulation.rank())
     return True
 
 
@@ -197,7 +197,7 @@ class _Registrations:
 
 
 @contextmanager
-def one_registry() -> Iterator[None]:
+def shared_registry() -> Iterator[None]:
     """While inside, ranks may define the same operators; all are removed afterwards."""
     run, library = _Registrations(), torch.library.Library
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def one_registry() -> Iterator[None]:
 
 def _is_tests_own(ns: str) -> bool:
     """Whether a test defines this now, on a rank: not an import in progress, and not a namespace of torch."""
-    return is_rank() and not importing() and ns not in _TORCH_NAMESPACES
+    return is_rank() and not is_importing_module() and ns not in _TORCH_NAMESPACES
 
 
 def _rank() -> int:

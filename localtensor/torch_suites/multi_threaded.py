@@ -15,9 +15,16 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
 from localtensor.errors import GroupMismatch, LocalTensorError
-from localtensor.torch_suites.exits import RankProcess, fail, skip
+from localtensor.torch_suites.exits import RankProcess, raise_fault, skip_test
 from localtensor.torch_suites.libraries import is_rank
-from localtensor.torch_suites.rank_run import How, RankResult, kept, not_served, precisions, run_ranks
+from localtensor.torch_suites.rank_run import (
+    SuiteOptions,
+    SuiteResult,
+    needs_fallback,
+    precision_setter,
+    run_ranks,
+    warn_fallback,
+)
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -42,13 +49,13 @@ class _UnjoinedRanks:
         self.case = case
 
 
-def replaced_methods(owner: type, how: How) -> dict[str, Any]:
+def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: inspect.getattr_static(owner, name) for name in _REPLACED}
 
     def _spawn_threads(self: Any) -> None:
         if inspect.getattr_static(type(self), "_join_threads") is not replacements["_join_threads"]:
-            kept(f"{type(self).__name__} joins its threads itself")
+            warn_fallback(f"{type(self).__name__} joins its threads itself")
             stock["_spawn_threads"](self)
             return
         type(self).global_store = dist.HashStore()
@@ -59,8 +66,8 @@ def replaced_methods(owner: type, how: How) -> dict[str, Any]:
         if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):
             case = threads[0].case
             result = run_ranks(_body(case), int(case.world_size), how)
-            if not (not_served(result) or _only_own_groups(result)):
-                judge(result)
+            if not (needs_fallback(result) or _only_own_groups(result)):
+                raise_outcome(result)
                 return
             case.threads = threads = []
             stock["_spawn_threads"](case)
@@ -74,7 +81,7 @@ def replaced_methods(owner: type, how: How) -> dict[str, Any]:
     return replacements
 
 
-def _only_own_groups(result: RankResult) -> bool:
+def _only_own_groups(result: SuiteResult) -> bool:
     """Whether each rank made only its own group, and groups of one name are disjoint.
 
     On real processes such groups collide as soon as anything is sent.  torch's own threads let a test inspect them, so
@@ -87,12 +94,17 @@ def _only_own_groups(result: RankResult) -> bool:
     own = all(rank in members for rank, members in fault.groups.items())
     if not own or sum(map(len, made)) != len(set().union(*made)):
         return False
-    kept(f"each rank made only its own process group of the name {fault.name!r}")
+    warn_fallback(f"each rank made only its own process group of the name {fault.name!r}")
     return True
 
 
 def _body(case: Any) -> Callable[[RankProcess], None]:
-    kind, name, ranks, set_precisions = type(case), case._current_test_name, case.world_size, precisions(type(case))
+    kind, name, ranks, set_precisions = (
+        type(case),
+        case._current_test_name,
+        case.world_size,
+        precision_setter(type(case)),
+    )
 
     def body(process: RankProcess) -> None:
         set_precisions()
@@ -119,26 +131,26 @@ def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
     return run_test_with_threaded_pg
 
 
-def judge(result: RankResult) -> None:
+def raise_outcome(result: SuiteResult) -> None:
     """Raises the error that ended the run, or the skip of any rank, which torch counts for all."""
     __tracebackhide__ = True
     codes = [process.exitcode for process in result.processes]
     raised = any(process.text for process in result.processes)
     if not raised and result.skipped is not None:
-        skip(result.skipped)
+        skip_test(result.skipped)
     if not raised:
         for known in common_distributed.TEST_SKIPS.values():
             if known.exit_code in codes:
-                skip(known.message)
+                skip_test(known.message)
     if result.fault is not None:
-        fail(result.fault, len(codes))
+        raise_fault(result.fault, len(codes))
 
 
-def _raise_as_runtime_error(result: RankResult) -> None:
-    """As `judge`, but wraps other exceptions in the `RuntimeError` that a test of torch may expect."""
+def _raise_as_runtime_error(result: SuiteResult) -> None:
+    """As `raise_outcome`, but wraps other exceptions in the `RuntimeError` that a test of torch may expect."""
     __tracebackhide__ = True
     try:
-        judge(result)
+        raise_outcome(result)
     except (unittest.SkipTest, RuntimeError, LocalTensorError):
         raise
     except Exception as cause:  # why: a rank may raise anything; it is the cause of the RuntimeError
@@ -146,7 +158,7 @@ def _raise_as_runtime_error(result: RankResult) -> None:
         raise RuntimeError("\n".join(f"rank {process.rank} raised\n{process.text}" for process in raised)) from cause
 
 
-def comms_decorator(how: How) -> Callable[..., Any]:
+def comms_decorator(how: SuiteOptions) -> Callable[..., Any]:
     """A replacement for torch's `spawn_threads_and_init_comms`, which runs a test method on ranks with one `self`."""
     default = common_distributed.DEFAULT_WORLD_SIZE
 

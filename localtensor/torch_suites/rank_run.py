@@ -26,8 +26,8 @@ from localtensor._util.patching import replaced
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import ForeignThread, NotDense, NotServed, ProgramFault, RankRaised
 from localtensor.threads.run import run_in_threads
-from localtensor.torch_suites.exits import Killed, RankProcess, as_processes, exit_code, users_part
-from localtensor.torch_suites.libraries import one_registry, polled, step_aside
+from localtensor.torch_suites.exits import RankKilled, RankProcess, as_processes, exit_code, user_traceback
+from localtensor.torch_suites.libraries import polling_stores, shared_registry, step_aside
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0.
 PRIVATE = {
@@ -37,7 +37,7 @@ _DISTRIBUTED_TEST = "torch.testing._internal.distributed.distributed_test"
 
 
 @contextmanager
-def counted() -> Iterator[None]:
+def rank_barrier() -> Iterator[None]:
     """While inside, the barrier of DistributedTest works on rank threads; does nothing if it is not imported."""
     barrier = getattr(sys.modules.get(_DISTRIBUTED_TEST), "Barrier", None)
     if barrier is None:
@@ -59,7 +59,7 @@ def counted() -> Iterator[None]:
         yield
 
 
-NOT_HERE = (NotServed, NotDense, ForeignThread)  # what rank threads refuse and real processes may do
+UNSUPPORTED = (NotServed, NotDense, ForeignThread)  # what rank threads refuse and real processes may do
 TIMEOUT = 300.0  # seconds for one test, as torch gives its processes
 
 
@@ -68,7 +68,7 @@ class TorchsOwnWay(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class SuiteOptions:
     """How the ranks of each test run: the text of a schedule, the seed of their generators, seconds for a test."""
 
     schedule: str = "round_robin"
@@ -80,7 +80,7 @@ class How:
 
 
 @dataclass(frozen=True, slots=True)
-class RankResult:
+class SuiteResult:
     """The result of the ranks of one test: a process for each, and the fault that ended the run, or None."""
 
     processes: tuple[RankProcess, ...]
@@ -89,7 +89,7 @@ class RankResult:
     skipped: BaseException | None  # the first SkipTest
 
 
-def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankResult:
+def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: SuiteOptions) -> SuiteResult:
     """Runs `body(process)` on each rank, with a process of its own.
 
     `SystemExit` and `unittest.SkipTest` are ways to end; any other exception is a failure, and ends all ranks.
@@ -106,7 +106,7 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankR
         except unittest.SkipTest as why:
             skips.append(why)
             process.exitcode = 0
-        except (SystemExit, Killed) as end:
+        except (SystemExit, RankKilled) as end:
             process.exitcode = exit_code(end)
             if isinstance(end.__cause__, unittest.SkipTest):
                 skips.append(end.__cause__)
@@ -116,10 +116,10 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankR
     began, fault = time.monotonic(), None
     with ExitStack() as stack:
         stack.callback(dist.set_debug_level, dist.get_debug_level())  # torch has one for a process
-        stack.enter_context(polled())
+        stack.enter_context(polling_stores())
         stack.enter_context(as_processes())
-        stack.enter_context(counted())
-        stack.enter_context(one_registry())
+        stack.enter_context(rank_barrier())
+        stack.enter_context(shared_registry())
         try:
             run_in_threads(run_rank, ranks, how.order(), how.seed, how.timeout)
         except ProgramFault as ended:
@@ -128,25 +128,25 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankR
         fault = None  # every rank has ended: gloo ignores leftovers
     if isinstance(fault, RankRaised):
         for rank, error in fault.errors.items():
-            shown = users_part(error.__traceback__)
+            shown = user_traceback(error.__traceback__)
             processes[rank].text = "".join(traceback.format_exception(type(error), error, shown))
-    return RankResult(processes, fault, time.monotonic() - began, skips[0] if skips else None)
+    return SuiteResult(processes, fault, time.monotonic() - began, skips[0] if skips else None)
 
 
-def not_served(result: RankResult) -> bool:
+def needs_fallback(result: SuiteResult) -> bool:
     """Whether a rank called what rank threads do not support.  A warning then announces that torch's own ranks run."""
     errors = result.fault.errors.values() if isinstance(result.fault, RankRaised) else ()
-    refusal = next((error for error in errors if isinstance(error, NOT_HERE)), None)
+    refusal = next((error for error in errors if isinstance(error, UNSUPPORTED)), None)
     if refusal is not None:
-        kept(str(refusal))
+        warn_fallback(str(refusal))
     return refusal is not None
 
 
-def kept(why: str) -> None:
+def warn_fallback(why: str) -> None:
     warnings.warn(f"this test runs on ranks of torch's own: {why}", TorchsOwnWay, stacklevel=3)
 
 
-def precisions(kind: Any) -> Callable[[], None]:
+def precision_setter(kind: Any) -> Callable[[], None]:
     """A function that copies the precisions of a test class, which torch keeps by thread, into a rank's thread."""
     local = getattr(kind, "_tls", None)
     held = dict(vars(local)) if isinstance(local, threading.local) else {}

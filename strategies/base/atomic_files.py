@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from strategies.base.signals import LEFT, held
+from strategies.base.signals import CLEANUPS, uninterrupted
 
 
 def read_bytes(path: Path, most: int = -1) -> bytes:
@@ -39,7 +39,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def unwritable(path: Path, *, folder: bool = False) -> tuple[str, str]:
+def why_not_writable(path: Path, *, folder: bool = False) -> tuple[str, str]:
     """The reason why no file (or folder of files) can be created there, and a remedy; two empty texts if one can.
 
     Missing parent folders count as creatable, as in `write_whole`.
@@ -92,9 +92,9 @@ def _resolved(path: Path) -> Path:
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
-    with held():
+    with uninterrupted():
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        LEFT[name] = os.unlink
+        CLEANUPS[name] = os.unlink
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
@@ -105,4 +105,4 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
             os.unlink(name)
         raise
     finally:
-        LEFT.pop(name, None)
+        CLEANUPS.pop(name, None)

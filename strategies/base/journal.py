@@ -38,18 +38,18 @@ class DiskFull(BadJournal):
     """A line could not be written. All lines before it are complete."""
 
 
-STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+FOREIGN_LINE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """The errors raised on a line that is JSON of a known kind, but has other contents than this version writes."""
 
 
-def strange(path: Path | str, error: Exception, call: str) -> BadJournal:
+def foreign_line_error(path: Path | str, error: Exception, call: str) -> BadJournal:
     """The error for such a file, by the command that read it."""
     problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
     return BadJournal(Path(path), problem, "Name what --journal wrote.", call)
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class JournalLines:
     """`begin` is the first line, `lines` are the others; `whole` is the number of bytes of the file that they take.
 
     `cut` describes the rest of the file, which is dropped; it is empty if there is none.
@@ -61,7 +61,7 @@ class Read:
     cut: str = ""
 
 
-def read(path: Path, call: str = WRITES) -> Read:
+def load_journal(path: Path, call: str = WRITES) -> JournalLines:
     """The lines of a journal without an incomplete last line. Raises `BadJournal`, naming the command `call`."""
     try:
         data = read_bytes(path)
@@ -85,7 +85,7 @@ def read(path: Path, call: str = WRITES) -> Read:
         raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", call)
     cut = data[whole:]
     note = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
-    return Read(found[0], tuple(found[1:]), whole, note)
+    return JournalLines(found[0], tuple(found[1:]), whole, note)
 
 
 def _parse_line(row: bytes) -> Line | None:
@@ -106,7 +106,7 @@ _REQUIRED_KEYS = {
 """The required keys of each kind of line."""
 
 
-def unlike(begin: Line, mine: Line) -> str:
+def run_difference(begin: Line, mine: Line) -> str:
     """The differences between a journal's run and mine, in words; empty if it is the same run."""
     names = [name for name in mine if name not in ("kind", "ops") and begin.get(name) != mine[name]]
     return "; ".join(f"{name} was {begin.get(name)!r}, now {mine[name]!r}" for name in names)
@@ -115,7 +115,7 @@ def unlike(begin: Line, mine: Line) -> str:
 class Journal:
     """A journal open for appending. Without a path the lines are only kept in memory."""
 
-    def __init__(self, path: Path | None, file: FileIO | None, done: Read | None) -> None:
+    def __init__(self, path: Path | None, file: FileIO | None, done: JournalLines | None) -> None:
         self.path, self._file = path, file
         self.begun = done.begin if done else None
         self.cut = done.cut if done else ""
@@ -128,7 +128,7 @@ class Journal:
         if self.begun is None:
             self.begun = {"kind": "begin", "format": FORMAT, **line}
             self._write(self.begun)
-        elif self.path and (problem := unlike(self.begun, line)):
+        elif self.path and (problem := run_difference(self.begun, line)):
             raise BadJournal(self.path, f"it is of another run: {problem}", "Ask for the same again, or start anew.")
 
     def add(self, line: Line) -> None:
@@ -190,7 +190,7 @@ def open_journal(path: Path | None, *, resume: bool) -> Journal:
         raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error
     try:
         _lock(path, file)
-        done = read(path) if there else None
+        done = load_journal(path) if there else None
         whole = done.whole if done else 0
         _truncate(path, file, whole)
     except BaseException:  # why: whatever stopped us, the next run must get at the file; the error goes on
@@ -220,6 +220,6 @@ def _lock(path: Path, file: FileIO) -> None:
         raise BadJournal(path, "another run is writing to it", "Wait for that one, or name another file.") from error
 
 
-def of_kind(lines: Sequence[Line], kind: str) -> Iterator[Line]:
+def lines_of_kind(lines: Sequence[Line], kind: str) -> Iterator[Line]:
     """The lines of one kind, in order."""
     return (line for line in lines if line["kind"] == kind)

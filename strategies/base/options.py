@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import Option
 
-from localtensor.errors import LocalTensorError, refusal
-from strategies.base.atomic_files import unwritable
-from strategies.base.signals import USAGE, complain, leave
+from localtensor.errors import LocalTensorError, refusal_sentence
+from strategies.base.atomic_files import why_not_writable
+from strategies.base.signals import EXIT_USAGE, print_error, run_command
 
 Options = TypeVar("Options")
 Seed = Annotated[int, Option("--seed", help="Same seed, same output.")]
@@ -28,18 +28,18 @@ class BadOption(LocalTensorError):
     """An option of a command with an invalid value."""
 
     def __init__(self, call: str, option: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal(call, option, str(value), problem, remedy))
+        super().__init__(refusal_sentence(call, option, str(value), problem, remedy))
 
 
 def check_writable(call: str, **paths: Path | None) -> None:
     """Checks before the work starts that files can be written; `repro` is a folder. Raises `BadOption`."""
     for name, path in paths.items():
-        problem, remedy = unwritable(path, folder=name == "repro") if path is not None else ("", "")
+        problem, remedy = why_not_writable(path, folder=name == "repro") if path is not None else ("", "")
         if problem:
             raise BadOption(call, f"--{name}", path, problem, remedy)
 
 
-def check_folder(call: str, json: Path | None, remedy: str) -> None:
+def check_folder_exists(call: str, json: Path | None, remedy: str) -> None:
     """Checks that the folder of a file exists, which `check_writable` does not require. Raises `BadOption`."""
     if json is not None and not json.absolute().parent.is_dir():
         raise BadOption(call, "--json", json, "its folder is not there", remedy)
@@ -50,7 +50,7 @@ def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callab
 
     Its parameters are the fields of the dataclass, each annotated with its `Option` or `Argument`; a field that is a
     tuple may be given several times. Options that the dataclass rejects end the command with exit code 2. For `more`
-    see `leave`.
+    see `run_command`.
     """
 
     def typed(function: Callable[[Options], int]) -> Callable[..., None]:
@@ -64,11 +64,11 @@ def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callab
                 try:
                     options = kind(**{name: value for name, value in given.items() if name not in several}, **lists)
                 except BadOption as error:
-                    complain(str(error))
-                    return USAGE
+                    print_error(str(error))
+                    return EXIT_USAGE
                 return function(options)
 
-            leave(work, more)
+            run_command(work, more)
 
         del command.__wrapped__  # whose parameter is another
         command.__annotations__ = {}

@@ -10,7 +10,7 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from strategies.base.signals import LEFT, check
+from strategies.base.signals import CLEANUPS, raise_if_stopped
 
 
 class Progress(Protocol):
@@ -23,7 +23,7 @@ class Progress(Protocol):
     def say(self, text: str) -> None: ...
 
 
-class Silent:
+class SilentProgress:
     """Ignores all reports."""
 
     def phase(self, name: str, total: int) -> None:
@@ -36,23 +36,23 @@ class Silent:
         """A message for the user that does not stop the run."""
 
 
-class Bar:
+class ProgressBar:
     """Progress on a terminal; elsewhere nothing. It starts no thread, since workers are forked meanwhile."""
 
     def __init__(self, progress: rich.progress.Progress | None, console: Console) -> None:
         self._progress, self._console = progress, console
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         if self._progress:
-            LEFT["terminal"] = _show_cursor
+            CLEANUPS["terminal"] = _show_cursor
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._progress:
             self._progress.stop()
-            LEFT.pop("terminal", None)
+            CLEANUPS.pop("terminal", None)
 
     def phase(self, name: str, total: int) -> None:
         if self._progress:
@@ -62,7 +62,7 @@ class Bar:
             self._progress.refresh()
 
     def tick(self, count: int = 1) -> None:
-        check()
+        raise_if_stopped()
         if self._progress and self._task is not None:
             self._progress.update(self._task, advance=count, refresh=True)
 
@@ -74,26 +74,26 @@ def _show_cursor(_: str) -> None:
     os.write(2, b"\r\x1b[2K\x1b[?25h")  # and the bar goes, as at any other end
 
 
-def bar(console: Console, quiet: bool) -> Bar:
+def progress_bar(console: Console, quiet: bool) -> ProgressBar:
     """A progress bar on this console; a silent one if it is no terminal, or `quiet`."""
     if quiet or not console.is_terminal:
-        return Bar(None, console)
+        return ProgressBar(None, console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Bar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)
+    return ProgressBar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)
 
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def printable(text: str) -> str:
+def xml_safe(text: str) -> str:
     """The text with a mark for each character that XML cannot hold: control characters and lone surrogates.
 
-    >>> printable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    >>> xml_safe("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True
     """
     return _NOT_XML.sub("\ufffd", text)
 
 
-def counted(number: int, what: str) -> str:
+def with_count(number: int, what: str) -> str:
     """`1 overload`, `2 overloads`."""
     return f"{number} {what}{'s' if number != 1 else ''}"

@@ -1,10 +1,10 @@
 """Ctrl-C and SIGTERM: a command can end at any moment with one message, without partial files or orphaned processes.
 
 Python's default, an exception at any bytecode, is unreliable: it may be raised in an import, a destructor, a callback
-from C++, or another clean-up. So a signal ends the process at once, after the clean-ups in `LEFT`. Everything else
+from C++, or another clean-up. So a signal ends the process at once, after the clean-ups in `CLEANUPS`. Everything else
 tolerates this: a journal is complete up to its last line, and workers and ranks end with their parent. Code that has to
-be notified, such as a user's executor, runs under `gently`: the first signal is an exception, and the second one, or a
-timeout, ends the process. Operations that must not be interrupted run under `held`.
+be notified, such as a user's executor, runs under `interruptible`: the first signal is an exception, and the second one, or a
+timeout, ends the process. Operations that must not be interrupted run under `uninterrupted`.
 
 The state is in this module and not in `localtensor/_util/ambient.py`, because the handler is installed before other
 imports.
@@ -36,12 +36,12 @@ from types import FrameType
 import typer
 from rich.console import Console
 
-LAST = 5.0
+EXIT_SECONDS = 5.0
 """Seconds for the exit of the interpreter, which waits for threads and children."""
-PATIENCE = 20.0
+STOP_SECONDS = 20.0
 """Seconds until the process ends after a signal under `gently`: rank threads that do not react take two times five."""
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-LEFT: dict[str, Callable[[str], object]] = {}
+SIGNAL_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+CLEANUPS: dict[str, Callable[[str], object]] = {}
 """Paths to remove before exit, each with its function; and "terminal", which shows the cursor again."""
 
 
@@ -54,12 +54,12 @@ class _State:
     said = False
 
 
-def watch() -> None:
+def install_handlers() -> None:
     """Installs the handlers of SIGINT and SIGTERM, unless the parent process ignores them. In the main thread only."""
     if _State.owner:
         return
     _State.owner = os.getpid()
-    for number in NAMES:
+    for number in SIGNAL_NAMES:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
     if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
@@ -74,35 +74,35 @@ def watch() -> None:
     sys.unraisablehook = hook
 
 
-def say(more: str) -> None:
+def set_stop_note(more: str) -> None:
     """Sets the rest of the message after "stopped by Ctrl-C"."""
     _State.more = more
 
 
-def came() -> int:
+def received_signal() -> int:
     """The signal received, or 0."""
     return _State.came
 
 
-def check() -> None:
+def raise_if_stopped() -> None:
     """Raises KeyboardInterrupt if one was raised before and other code has swallowed it."""
     if _State.came and _State.gentle:
         raise KeyboardInterrupt
 
 
-def sentence(number: int = 0) -> str:
+def stop_message(number: int = 0) -> str:
     """The message after a signal, once; then ""."""
     said, _State.said = _State.said, True
-    return "" if said else f"localtensor: stopped by {NAMES.get(number or signal.SIGINT)}{_State.more}."  # type: ignore[call-overload]
+    return "" if said else f"localtensor: stopped by {SIGNAL_NAMES.get(number or signal.SIGINT)}{_State.more}."  # type: ignore[call-overload]
 
 
-def begin(more: str) -> None:
+def begin_command(more: str) -> None:
     """Resets the state for a new command; `more` is the rest of its message."""
     _State.more, _State.said, _State.came = more, False, 0
 
 
 @contextlib.contextmanager
-def gently() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Within it, the first signal raises KeyboardInterrupt."""
     _State.gentle += 1
     try:
@@ -114,7 +114,7 @@ def gently() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Within it, the first signal is deferred; the second is not."""
     _State.held += 1
     try:
@@ -132,7 +132,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if again or not (_State.gentle or _State.held):
         _end(number)
     if _State.gentle:
-        _end_after(number, PATIENCE)
+        _end_after(number, STOP_SECONDS)
     if not _State.held:
         raise KeyboardInterrupt
 
@@ -154,10 +154,10 @@ def _sleep_and_end(number: int, seconds: float, begun: _thread.LockType) -> None
     _end(number)
 
 
-def soon() -> None:
+def limit_exit_time() -> None:
     """After the message, limits the time of the interpreter's exit."""
     if _State.owner == os.getpid():
-        _end_after(_State.came or signal.SIGINT, LAST)
+        _end_after(_State.came or signal.SIGINT, EXIT_SECONDS)
 
 
 def _end(number: int) -> None:
@@ -165,11 +165,11 @@ def _end(number: int) -> None:
     for pid in _children():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    for path, remove in [*LEFT.items(), *((folder, _remove_folder) for folder in _folders())]:
+    for path, remove in [*CLEANUPS.items(), *((folder, _remove_folder) for folder in _folders())]:
         with contextlib.suppress(OSError):
             remove(path)
     with contextlib.suppress(OSError):
-        if text := sentence(number):
+        if text := stop_message(number):
             os.write(2, f"{text}\n".encode(errors="replace"))
     os._exit(128 + number)
 
@@ -207,38 +207,38 @@ def _children() -> list[int]:
 
 def _reset_in_child() -> None:
     """Restores the default handlers in a forked child."""
-    for number in NAMES:
+    for number in SIGNAL_NAMES:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
 
 
-CLEAN, WRONG, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CLEAN, EXIT_WRONG, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def leave(work: Callable[[], int], more: str = "") -> None:
+def run_command(work: Callable[[], int], more: str = "") -> None:
     """Ends the command with the exit code of `work`: 130 after Ctrl-C, 143 after SIGTERM, 3 after an internal error.
 
-    `more` ends the message after a signal (see `say`).
+    `more` ends the message after a signal (see `set_stop_note`).
     """
-    begin(more)
+    begin_command(more)
     try:
         code = work()
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = EXIT_INTERRUPTED
     except Exception as error:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
-        code = INTERRUPTED if came() else NOTHING
-        if code == NOTHING and (lacking := _missing_resource(error)):
-            complain(f"localtensor: {lacking}; this says nothing about any rule.")
-        elif code == NOTHING:
-            complain(traceback.format_exc())
-            complain("localtensor itself failed, as shown above; this says nothing about any rule.")
-    if code == INTERRUPTED and (said := sentence(came())):
-        complain(said)
-        soon()
-    raise typer.Exit(128 + came() if code == INTERRUPTED and came() else code)
+        code = EXIT_INTERRUPTED if received_signal() else EXIT_NOTHING
+        if code == EXIT_NOTHING and (lacking := _missing_resource(error)):
+            print_error(f"localtensor: {lacking}; this says nothing about any rule.")
+        elif code == EXIT_NOTHING:
+            print_error(traceback.format_exc())
+            print_error("localtensor itself failed, as shown above; this says nothing about any rule.")
+    if code == EXIT_INTERRUPTED and (said := stop_message(received_signal())):
+        print_error(said)
+        limit_exit_time()
+    raise typer.Exit(128 + received_signal() if code == EXIT_INTERRUPTED and received_signal() else code)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Writes to standard error; failures are ignored, since the exit code still reports the result."""
     with contextlib.suppress(OSError):
         typer.echo(text, err=True)
@@ -248,7 +248,7 @@ def _missing_resource(error: Exception) -> str:
     """The resource that is missing, if the error is about one; else ""."""
     if isinstance(error, MemoryError):
         return "the machine has run out of a resource: memory"
-    if isinstance(error, OSError) and error.errno in SHORT:
+    if isinstance(error, OSError) and error.errno in SHORTAGES:
         return f"the machine has run out of a resource: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         try:
@@ -258,7 +258,7 @@ def _missing_resource(error: Exception) -> str:
     return ""
 
 
-SHORT = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+SHORTAGES = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """Errors that mean that the machine has run out of some resource."""
 
 
@@ -273,7 +273,7 @@ def open_streams() -> None:
             setattr(sys, name, open(at, mode, errors="replace", closefd=False))  # noqa: SIM115  # for as long as we live
 
 
-def wrote(text: str) -> str:
+def write_stdout(text: str) -> str:
     """Writes to standard output, if there is one; returns the reason if that failed, or "".
 
     A closed pipe, as after `| head`, is not a failure.
@@ -281,8 +281,8 @@ def wrote(text: str) -> str:
     return _write(lambda: sys.stdout.write(text))
 
 
-def printed(show: Callable[[Console], None]) -> str:
-    """As `wrote`, for the output of `show` on a console: 140 columns wide where there is no terminal."""
+def print_stdout(show: Callable[[Console], None]) -> str:
+    """As `write_stdout`, for the output of `show` on a console: 140 columns wide where there is no terminal."""
     return _write(lambda: show(_PipeConsole(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)))
 
 
@@ -306,7 +306,7 @@ class _PipeConsole(Console):
         raise BrokenPipeError
 
 
-def many(workers: int | None) -> int:
+def worker_count(workers: int | None) -> int:
     """The number of worker processes: one for each core by default."""
     return workers if workers is not None else os.cpu_count() or 1
 
@@ -328,7 +328,7 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def quiet_on_one_thread() -> Iterator[None]:
     """The process state of validating commands: only errors are logged, and torch computes on one thread.
 
     One thread, because the tensors are small, the workers many, and they are forked from here. The state is restored at

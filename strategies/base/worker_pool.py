@@ -29,26 +29,26 @@ from typing import Any, Protocol
 import torch
 
 from localtensor._util import pickling
-from localtensor.processes import deaf, end_with_parent
+from localtensor.processes import end_with_parent, sigint_blocked
 
-RETIRE = 200
+MOST_TASKS_PER_WORKER = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
 MEMORY = 2 << 30
 """Bytes that a worker may hold, including what it shares with its parent since the fork."""
-LATE = "no answer within"
+TIMED_OUT = "no answer within"
 """The start of the reason for a worker that timed out."""
-Note = Callable[[int], None]
+ProgressNote = Callable[[int], None]
 """Reports the progress of a task as a number; the last one is known even if the process dies."""
-Work = Callable[[Any, Note], Any]
+Work = Callable[[Any, ProgressNote], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TaskDone:
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TaskFailed:
     """The task raised: an error of ours, with its traceback."""
 
     error: str
@@ -56,14 +56,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class TaskLost:
     """The process died, or timed out; `noted` is the last number that it reported, or -1."""
 
     why: str
     noted: int
 
 
-Answer = Done | Failed | Lost
+TaskAnswer = TaskDone | TaskFailed | TaskLost
 
 
 class _Worker:
@@ -81,13 +81,13 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `take` says how
             self.pipe.send_bytes(pickling.dumps((work, task)))
 
-    def take(self) -> Answer:
+    def take(self) -> TaskAnswer:
         self.done += 1
         try:
             return pickling.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, ConnectionResetError):
             self.process.join(5)
-            return Lost(death(self.process.exitcode), self.noted.value)
+            return TaskLost(exit_reason(self.process.exitcode), self.noted.value)
 
     def past(self, limit: float) -> str:
         """The reason to end it: no progress within the limit, or too much memory; else empty."""
@@ -95,12 +95,12 @@ class _Worker:
         if self.noted.value != self.seen:
             self.since, self.seen = now, self.noted.value
         if now - self.since > limit:
-            return f"{LATE} {limit:g} s"
-        return f"it used more than {MEMORY >> 20} MiB" if own_memory(self.process.pid) > MEMORY else ""
+            return f"{TIMED_OUT} {limit:g} s"
+        return f"it used more than {MEMORY >> 20} MiB" if private_memory(self.process.pid) > MEMORY else ""
 
     def serves(self) -> bool:
         """Whether it can take another task: not if it is dead or due to retire."""
-        return not self.pipe.closed and self.done < RETIRE and self.process.is_alive()
+        return not self.pipe.closed and self.done < MOST_TASKS_PER_WORKER and self.process.is_alive()
 
     def kill(self) -> None:
         if self.process.is_alive():
@@ -109,7 +109,7 @@ class _Worker:
         self.pipe.close()
 
 
-def death(code: int | None) -> str:
+def exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
         return f"the process died with {signal.Signals(-code).name}"
     return f"the process left with code {code}"
@@ -120,7 +120,7 @@ def _worker_loop(pipe: Connection, noted: Any, parent: int) -> None:
     end_with_parent(parent)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    mute()
+    silence_output()
 
     def note(number: int) -> None:
         noted.value = number
@@ -134,13 +134,13 @@ def _worker_loop(pipe: Connection, noted: Any, parent: int) -> None:
         except EOFError:
             return
         try:
-            sent = pickling.dumps(Done(work(task, note)))
+            sent = pickling.dumps(TaskDone(work(task, note)))
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
-            sent = pickling.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            sent = pickling.dumps(TaskFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         pipe.send_bytes(sent)
 
 
-def mute() -> None:
+def silence_output() -> None:
     """Redirects the last output of malloc and torch to the null device: the parent reports a crash in one line."""
     if sys.stdout is not None:
         sys.stdout.flush()
@@ -150,7 +150,7 @@ def mute() -> None:
 
 
 class WorkerPool:
-    """At most so many workers, started when there is work for them, and kept from one `run` to the next.
+    """At most so many workers, started when there is work for them, and kept from one `run_tasks` to the next.
 
     A CUDA context does not survive a fork, so with `cuda` the workers are spawned.
     """
@@ -172,7 +172,7 @@ class WorkerPool:
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
-    ) -> Iterator[Answer]:
+    ) -> Iterator[TaskAnswer]:
         """The answer to every task, in order.
 
         `limit` is seconds between two progress reports; `tick` is called after each task. `work` is a function that can
@@ -180,7 +180,7 @@ class WorkerPool:
         processes.
         """
         waiting = iter(range(len(tasks)))
-        answers: dict[int, Answer] = {}
+        answers: dict[int, TaskAnswer] = {}
         given = 0
         self._start_workers(len(tasks))
         for at in range(len(self._workers)):
@@ -188,7 +188,7 @@ class WorkerPool:
         while given < len(tasks):
             for at, answer in _finished(self._workers, limit):
                 answers[self._workers[at].unit] = answer
-                if isinstance(answer, Lost):
+                if isinstance(answer, TaskLost):
                     self._workers[at].kill()
                 self._give_next(at, waiting, work, tasks)
                 if tick:
@@ -225,26 +225,26 @@ class WorkerPool:
         return _Worker(process, pipe, noted)
 
 
-def run(
+def run_tasks(
     work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
-) -> Iterator[Answer]:
+) -> Iterator[TaskAnswer]:
     """As `WorkerPool.run`, with a pool for this call only."""
     with WorkerPool(workers) as pool:
         yield from pool.run(work, tasks, limit=limit, tick=tick)
 
 
-def _finished(workers: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
+def _finished(workers: Sequence[_Worker], limit: float) -> list[tuple[int, TaskAnswer]]:
     """The answers available within a quarter of a second; tasks past their limit are lost."""
     busy: dict[Any, int] = {worker.pipe: at for at, worker in enumerate(workers) if worker.unit >= 0}
     finished = [(busy[pipe], workers[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
     known = {at for at, _ in finished}
     for at, worker in enumerate(workers):
         if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
-            finished.append((at, Lost(why, worker.noted.value)))
+            finished.append((at, TaskLost(why, worker.noted.value)))
     return finished
 
 
-def own_memory(pid: int | None) -> int:
+def private_memory(pid: int | None) -> int:
     """Resident bytes that no file backs; 0 where the system does not report them."""
     try:
         with open(f"/proc/{pid}/statm") as file:
@@ -254,7 +254,7 @@ def own_memory(pid: int | None) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Sealed(WorkerPool):
+class SubprocessPool(WorkerPool):
     """A pool of one worker that any process may use, in any thread; `path` is its module search path.
 
     A process with threads, or a daemonic child of multiprocessing, must not fork or spawn. Here the worker is a new
@@ -268,7 +268,7 @@ class Sealed(WorkerPool):
 
     def _start_worker(self) -> _Worker:
         pipe, theirs = mp.Pipe()
-        with tempfile.TemporaryFile() as file, theirs, deaf():
+        with tempfile.TemporaryFile() as file, theirs, sigint_blocked():
             file.write(b"\xff" * ctypes.sizeof(ctypes.c_longlong))  # -1, and the place for it is there
             file.flush()
             shared = theirs.fileno(), file.fileno()
@@ -298,10 +298,10 @@ class _PopenProcess(subprocess.Popen[bytes]):
             self.wait(timeout)
 
 
-_WORKER_SCRIPT = "import sys; from strategies.base.worker_pool import fresh; fresh(*map(int, sys.argv[1:]))"
+_WORKER_SCRIPT = "import sys; from strategies.base.worker_pool import run_subprocess_worker; run_subprocess_worker(*map(int, sys.argv[1:]))"
 
 
-def fresh(pipe: int, noted: int, parent: int) -> None:
+def run_subprocess_worker(pipe: int, noted: int, parent: int) -> None:
     """The main function of the new interpreter."""
     os.set_inheritable(pipe, False)
     ours = Connection(pipe)
@@ -314,10 +314,10 @@ def _shared_number(file: int) -> ctypes.c_longlong:
     return ctypes.c_longlong.from_buffer(mmap.mmap(file, ctypes.sizeof(ctypes.c_longlong)))
 
 
-def serve(sent: bytes) -> bytes:
+def run_in_subprocess(sent: bytes) -> bytes:
     """The task of an executor's worker: many tasks of one function. Returns their answers; a crash loses one task."""
     work, tasks, limit, path = pickling.loads(sent)
-    with Sealed(path) as sealed:
+    with SubprocessPool(path) as sealed:
         return pickling.dumps(list(sealed.run(work, tasks, limit=limit)))
 
 
@@ -332,4 +332,4 @@ class Workers(Protocol):
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
-    ) -> Iterator[Answer]: ...
+    ) -> Iterator[TaskAnswer]: ...

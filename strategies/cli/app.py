@@ -15,7 +15,15 @@ import typer
 from typer import Option
 
 from strategies.base.options import takes_options
-from strategies.base.signals import CLEAN, NOTHING, complain, gently, open_streams, say, watch
+from strategies.base.signals import (
+    EXIT_CLEAN,
+    EXIT_NOTHING,
+    install_handlers,
+    interruptible,
+    open_streams,
+    print_error,
+    set_stop_note,
+)
 from strategies.cli.options import (
     CostOptions,
     CoverageOptions,
@@ -75,7 +83,7 @@ def _print_version(given: bool) -> None:
         import localtensor
 
         typer.echo(f"localtensor {localtensor.__version__}")
-        raise typer.Exit(CLEAN)
+        raise typer.Exit(EXIT_CLEAN)
 
 
 @app.callback()
@@ -91,7 +99,7 @@ def validate(options: ValidateOptions) -> int:
     """Validate sharding rules against the real op, and confirm every Unsound on real processes."""
     journal = options.journal
     remedy = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
-    say(f"; no report was written; {remedy}")
+    set_stop_note(f"; no report was written; {remedy}")
     if options.plans:
         from strategies.cli.commands import plans_audit
 
@@ -193,7 +201,7 @@ def run(options: RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
     from localtensor.runner.torchrun import TorchrunOptions, run_script
 
-    with gently():  # Ctrl-C stops the user's program
+    with interruptible():  # Ctrl-C stops the user's program
         return run_script(TorchrunOptions(**asdict(options)))
 
 
@@ -348,11 +356,11 @@ app.add_typer(cost)
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 
 
-def spread(words: Sequence[str]) -> list[str]:
+def repeat_options(words: Sequence[str]) -> list[str]:
     """The words with one option for each value: `--ranks 2 3`, `--ranks 2,3` and `--ranks=2,3` become
     `--ranks 2 --ranks 3`, and so does `--dtype`.
 
-    >>> spread(["add", "--ranks", "2", "3", "--dtype", "bool,int64"])
+    >>> repeat_options(["add", "--ranks", "2", "3", "--dtype", "bool,int64"])
     ['add', '--ranks', '2', '--ranks', '3', '--dtype', 'bool', '--dtype', 'int64']
     """
     made: list[str] = []
@@ -378,13 +386,13 @@ def _split_equals(word: str) -> list[str]:
 
 def main() -> None:
     """The console script.  The words after `run` are left alone: a `--ranks` among them may be the script's own."""
-    watch()
+    install_handlers()
     open_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of each resized out=
     words = sys.argv[1:]
     try:
-        app(args=words if words[:1] == ["run"] else spread(words))
+        app(args=words if words[:1] == ["run"] else repeat_options(words))
     except OSError as error:  # of --help and --version: commands handle errors of their own output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        complain(f"localtensor: cannot write to standard output: {error.strerror}.")
-        sys.exit(NOTHING)
+        print_error(f"localtensor: cannot write to standard output: {error.strerror}.")
+        sys.exit(EXIT_NOTHING)

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder, check_writable
-from strategies.base.signals import many
+from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder_exists, check_writable
+from strategies.base.signals import worker_count
 
 # fmt: off
 
@@ -45,13 +45,13 @@ class ValidateOptions:
 
     def __post_init__(self) -> None:
         if self.plans:
-            check_plans(self)
+            check_plan_options(self)
             return
         given = [f"--samples {self.samples}"] * (self.samples is not None) + [f"--planner {self.planner}"] * (self.planner != "both")
         if given:
             raise BadOption(PLANS, given[0].split()[0], ", ".join(given), "this goes with --plans", "Pass --plans, too.")
         check_writable(VALIDATE, json=self.json, repro=self.repro)
-        check_folder(VALIDATE, self.json, "Make the folder first, or name another.")
+        check_folder_exists(VALIDATE, self.json, "Make the folder first, or name another.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class CoverageOptions:
 
     def __post_init__(self) -> None:
         check_writable("localtensor coverage", json=self.json)
-        check_folder("localtensor coverage", self.json, "Make it first.")
+        check_folder_exists("localtensor coverage", self.json, "Make it first.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class DiscoverOptions:
 
     def __post_init__(self) -> None:
         call = "localtensor discover"
-        if many(self.workers) < 1:
+        if worker_count(self.workers) < 1:
             raise BadOption(call, "--workers", self.workers, "there must be a worker", "Pass --workers 1 or more.")
         for n in self.ranks:
             if not 2 <= n <= 64:
@@ -180,10 +180,10 @@ TARGETS = ("once", "propagate", "dtensor")
 PLANNERS = ("greedy", "graph", "both")
 SAMPLES = 100
 """Default for --samples: pairs on each mesh."""
-MOST_RANKS = 64
+MOST_PLAN_RANKS = 64
 
 
-def check_plans(options: ValidateOptions) -> None:
+def check_plan_options(options: ValidateOptions) -> None:
     """Check the options of `localtensor validate --plans`; those about rules are refused.  Raises `BadOption`."""
     others = {
         "OP": options.ops, "--all": options.everything, "--search": options.search, "--ranks": options.ranks,
@@ -194,7 +194,7 @@ def check_plans(options: ValidateOptions) -> None:
     if given := [name for name, value in others.items() if value]:
         raise BadOption(PLANS, "options", ", ".join(given), "with --plans this is without meaning", "Leave it out.")
     for text in options.mesh:
-        plan_sizes(text)
+        parse_mesh(text)
     if options.samples is not None and options.samples < 1:
         raise BadOption(PLANS, "--samples", options.samples, "it has to be 1 or more", f"Pass --samples {SAMPLES}.")
     if not 0 <= options.seed < 2**63:
@@ -208,10 +208,10 @@ def check_plans(options: ValidateOptions) -> None:
     check_writable(PLANS, json=options.json, repro=options.repro)
 
 
-def plan_sizes(text: str) -> tuple[int, ...]:
+def parse_mesh(text: str) -> tuple[int, ...]:
     """The mesh shape that a --mesh of `validate --plans` names.  Raises `BadOption`.
 
-    >>> plan_sizes("2,3")
+    >>> parse_mesh("2,3")
     (2, 3)
     """
     parts = text.split(",")
@@ -219,6 +219,8 @@ def plan_sizes(text: str) -> tuple[int, ...]:
         problem = "a mesh is a size, or several with commas between"
         raise BadOption(PLANS, "--mesh", repr(text), problem, "Pass --mesh 2,3.")
     found = tuple(map(int, parts))
-    if math.prod(found) > MOST_RANKS:
-        raise BadOption(PLANS, "--mesh", repr(text), f"these are more than {MOST_RANKS} ranks", "Pass --mesh 2,2,2.")
+    if math.prod(found) > MOST_PLAN_RANKS:
+        raise BadOption(
+            PLANS, "--mesh", repr(text), f"these are more than {MOST_PLAN_RANKS} ranks", "Pass --mesh 2,2,2."
+        )
     return found

@@ -16,17 +16,17 @@ from typing import Any
 
 from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes, write_whole
-from strategies.model.verdict import CLASSES, Finding, Report
+from strategies.model.verdict import DTYPE_CLASSES, Finding, Report
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Key:
+class FindingKey:
     """The identity of a wrong rule, independent of source lines.
 
     `op` is an overload, `rule` the name of the finding without it, `dtypes` a class of dtypes (`verdict.CLASSES`),
     `mesh` a kind of mesh.
 
-    >>> str(Key("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis"))
+    >>> str(FindingKey("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis"))
     'aten.cumprod.default: S(0) -> S(0) (real, 1 axis)'
     """
 
@@ -40,10 +40,10 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BaselineEntry:
     """An accepted finding, the reason, and the last day; `expires` None is for good."""
 
-    key: Key
+    key: FindingKey
     reason: str
     expires: dt.date | None = None
 
@@ -65,14 +65,14 @@ class ReviewedFinding:
     """
 
     finding: Finding
-    keys: tuple[Key, ...]
-    new: tuple[Key, ...]
+    keys: tuple[FindingKey, ...]
+    new: tuple[FindingKey, ...]
     place: SourceLine | None = None
-    accepted: tuple[Entry, ...] = ()
+    accepted: tuple[BaselineEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenOverload:
     """An overload that `--changed` selects, and why: `its rule function sharding_of_scale changed`."""
 
     op: str
@@ -93,13 +93,13 @@ class GateResult:
 
     report: Report
     findings: tuple[ReviewedFinding, ...] = ()
-    gone: tuple[Entry, ...] = ()
-    expired: tuple[Entry, ...] = ()
+    gone: tuple[BaselineEntry, ...] = ()
+    expired: tuple[BaselineEntry, ...] = ()
     untried: tuple[tuple[str, str], ...] = ()
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[ChosenOverload, ...] = ()
     trouble: tuple[str, ...] = ()
     seconds: float = 0.0
-    unseen: tuple[Entry, ...] = ()
+    unseen: tuple[BaselineEntry, ...] = ()
     remembered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     judged: tuple[str, ...] = ()
@@ -138,14 +138,14 @@ class Baseline:
 
     path: Path
     torch: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[BaselineEntry, ...] = ()
     text: str | None = None
 
-    def without(self, gone: Collection[Key]) -> Baseline:
+    def without(self, gone: Collection[FindingKey]) -> Baseline:
         """The same without the entries of these keys."""
         return replace(self, entries=tuple(e for e in self.entries if e.key not in gone))
 
-    def also(self, more: Sequence[Entry]) -> Baseline:
+    def also(self, more: Sequence[BaselineEntry]) -> Baseline:
         """The same with these entries, which replace those of the same keys."""
         kept = self.without({entry.key for entry in more}).entries
         return replace(self, entries=tuple(sorted((*kept, *more), key=lambda e: e.key)))
@@ -196,7 +196,7 @@ def _parsed(path: Path, text: str) -> Any:
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.") from None
 
 
-def _entry(path: Path, number: int, body: Any) -> Entry:
+def _entry(path: Path, number: int, body: Any) -> BaselineEntry:
     """The entry.  Raises `BadBaseline`, which names it by its number and, as far as it can be read, by its key."""
 
     def bad(problem: str, remedy: str) -> BadBaseline:
@@ -213,16 +213,16 @@ def _entry(path: Path, number: int, body: Any) -> Entry:
             raise bad(f"has half a character in its {name}", "Write it anew.")
     if more := set(body) - {*_NAMES, "expires"}:
         raise bad(f"has {min(more)!r:.60}, which means nothing here", f"Write {', '.join(_NAMES)} or expires.")
-    if body["dtypes"] not in (*CLASSES, ANY):
-        raise bad(f"has dtypes {body['dtypes']!r:.40}", f"Choose of {', '.join((*CLASSES, ANY))}.")
+    if body["dtypes"] not in (*DTYPE_CLASSES, ANY):
+        raise bad(f"has dtypes {body['dtypes']!r:.40}", f"Choose of {', '.join((*DTYPE_CLASSES, ANY))}.")
     if not _MESH.fullmatch(body["mesh"]):
         raise bad(f"has mesh {body['mesh']!r:.40}", "Write '1 axis', '2 axes' and so on, or 'any'.")
     expires = None
     if "expires" in body:
-        expires = date(body["expires"]) if isinstance(body["expires"], str) else None
+        expires = parse_date(body["expires"]) if isinstance(body["expires"], str) else None
         if expires is None:
             raise bad(f"expires on {body['expires']!r:.40}, which is no date", "Write YYYY-MM-DD.")
-    return Entry(Key(body["op"], body["rule"], body["dtypes"], body["mesh"]), body["reason"], expires)
+    return BaselineEntry(FindingKey(body["op"], body["rule"], body["dtypes"], body["mesh"]), body["reason"], expires)
 
 
 def is_text(text: str) -> bool:
@@ -230,10 +230,10 @@ def is_text(text: str) -> bool:
     return not re.search("[\ud800-\udfff]", text)
 
 
-def date(text: str) -> dt.date | None:
+def parse_date(text: str) -> dt.date | None:
     """The day of the form `YYYY-MM-DD`; None for any other text.
 
-    >>> date("2026-02-28"), date("2026-02-30"), date("20260228")
+    >>> parse_date("2026-02-28"), parse_date("2026-02-30"), parse_date("20260228")
     (datetime.date(2026, 2, 28), None, None)
     """
     if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
@@ -244,8 +244,8 @@ def date(text: str) -> dt.date | None:
         return None
 
 
-def _check_unique(path: Path, entries: Iterable[Entry]) -> None:
-    seen: dict[Key, int] = {}
+def _check_unique(path: Path, entries: Iterable[BaselineEntry]) -> None:
+    seen: dict[FindingKey, int] = {}
     for number, entry in enumerate(entries, 1):
         if entry.key in seen:
             raise BadBaseline(path, f"entries {seen[entry.key]} and {number} are both of {entry.key}", "Keep one.")

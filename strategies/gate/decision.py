@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from strategies.base.worker_pool import LATE
-from strategies.gate.baseline import ANY, Baseline, Entry, GateResult, Key, ReviewedFinding, SourceLine
+from strategies.base.worker_pool import TIMED_OUT
+from strategies.gate.baseline import ANY, Baseline, BaselineEntry, FindingKey, GateResult, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
 
@@ -22,7 +22,7 @@ Slot = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class RunCoverage:
     """What a run has tested.  A finding that is tested completely and does not show no longer reproduces.
 
     `any` are overloads of which something was tested; `ops` those of which nothing was left out, and a rule was tested.
@@ -32,7 +32,7 @@ class Coverage:
     ops: frozenset[str] = frozenset()
     slots: frozenset[Slot] = frozenset()
 
-    def covers(self, key: Key) -> bool:
+    def covers(self, key: FindingKey) -> bool:
         """Whether this run would have shown a finding of that key."""
         if key.op not in self.ops or ANY in (key.dtypes, key.mesh):
             return key.op in self.ops
@@ -48,15 +48,15 @@ def rule_name(finding: Finding) -> str:
     return re.sub(r"^( on \([\d, ]+\))?: ", "", finding.name.removeprefix(finding.rule.op))
 
 
-def keys_of(finding: Finding) -> tuple[Key, ...]:
+def keys_of(finding: Finding) -> tuple[FindingKey, ...]:
     """A key for each class of dtypes and kind of mesh on which it was suspected."""
     kinds = sorted(set(finding.kinds)) or [(ANY, ANY)]
-    return tuple(Key(finding.rule.op, rule_name(finding), dtypes, mesh) for dtypes, mesh in kinds)
+    return tuple(FindingKey(finding.rule.op, rule_name(finding), dtypes, mesh) for dtypes, mesh in kinds)
 
 
-def crash_key(crash: Crash) -> Key:
+def crash_key(crash: Crash) -> FindingKey:
     """One key for all crashes of an overload, and one for its time-outs: their call and error differ from run to run."""
-    return Key(crash.op, HANGS if crash.error.startswith(LATE) else CRASHED, ANY, ANY)
+    return FindingKey(crash.op, HANGS if crash.error.startswith(TIMED_OUT) else CRASHED, ANY, ANY)
 
 
 def ignored_finding(op: str) -> Finding:
@@ -65,10 +65,10 @@ def ignored_finding(op: str) -> Finding:
     return Finding(Rule(op, (), ()), 1, Verdict.UNSOUND, reason, (), "its registration", title=f"{op}: {IGNORED}")
 
 
-def judge(
+def decide(
     report: Report,
     baseline: Baseline,
-    tried: Coverage,
+    tried: RunCoverage,
     today: dt.date,
     *,
     places: Callable[[str], SourceLine | None] = lambda op: None,
@@ -98,14 +98,14 @@ def judge(
     )  # fmt: skip
 
 
-def _reviewed(finding: Finding, valid: Mapping[Key, Entry], place: SourceLine | None) -> ReviewedFinding:
+def _reviewed(finding: Finding, valid: Mapping[FindingKey, BaselineEntry], place: SourceLine | None) -> ReviewedFinding:
     keys = keys_of(finding)
     new = tuple(key for key in keys if key not in valid)
     return ReviewedFinding(finding, keys, new, place, tuple(valid[key] for key in keys if key in valid))
 
 
 def _crashes(report: Report) -> list[str]:
-    by_key: dict[Key, list[Crash]] = {}
+    by_key: dict[FindingKey, list[Crash]] = {}
     for crash in report.crashed:
         by_key.setdefault(crash_key(crash), []).append(crash)
     lines = []
@@ -123,13 +123,13 @@ def _notes(report: Report, baseline: Baseline) -> list[str]:
     return []
 
 
-def new_keys(result: GateResult) -> tuple[Key, ...]:
+def new_keys(result: GateResult) -> tuple[FindingKey, ...]:
     """The keys that fail the gate, or put it in trouble, and that an entry would accept."""
     new = {key for finding in result.new for key in finding.new}
     return tuple(sorted(new | {crash_key(crash) for crash in result.report.crashed}))
 
 
-def amended(
+def amend_baseline(
     baseline: Baseline, result: GateResult, *, remove: bool, reason: str = "", expires: dt.date | None = None
 ) -> Baseline:
     """The baseline without the entries that no longer reproduce, if `remove`, and with the new keys, if there is a
@@ -140,4 +140,4 @@ def amended(
         return less
     expired = {entry.key for entry in result.expired}
     known = {entry.key for entry in less.entries} - expired
-    return less.also([Entry(key, reason, expires) for key in new_keys(result) if key not in known])
+    return less.also([BaselineEntry(key, reason, expires) for key in new_keys(result) if key not in known])

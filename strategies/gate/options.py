@@ -12,7 +12,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from strategies.base.atomic_files import unwritable
+from strategies.base.atomic_files import why_not_writable
 from strategies.base.options import BadOption, Quiet, Seed, Workers
 
 _BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")
@@ -88,11 +88,11 @@ class GateOptions:
 
     def last_day(self, today: dt.date) -> dt.date | None:
         """The last day of an acceptance; None is for good."""
-        from strategies.gate.baseline import date
+        from strategies.gate.baseline import parse_date
 
         if not self.expires:
             return None
-        day = date(self.expires)
+        day = parse_date(self.expires)
         if day is None:
             raise _bad("--expires", self.expires, "this is no date", "Write YYYY-MM-DD.")
         if self.accept is None:
@@ -112,7 +112,7 @@ def _check_file(option: str, path: Path, *, only_read: bool) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise _bad(option, path, "its folder is not there", "Make the folder first, or name another.")
-    if not only_read and unwritable(path)[0]:
+    if not only_read and why_not_writable(path)[0]:
         raise _bad(option, path, "its folder cannot be written", "Name a file in a folder of yours.")
 
 

@@ -1,6 +1,6 @@
 """The steps of a gate run, which `strategies.cli.commands.gate` calls in turn.
 
-`chosen` selects the overloads by the options.  `work` takes cached verdicts (`verdict_cache`), tests the other overloads
+`make_plan` selects the overloads by the options.  `run_plan` takes cached verdicts (`verdict_cache`), tests the other overloads
 (`run`, a sweep as that of `localtensor validate`), and caches the new verdicts.  `Work.beside` compares the report with
 a baseline (`decision.judge`).
 """
@@ -17,83 +17,85 @@ from pathlib import Path
 import torch
 
 from strategies.base.git import NoGit, NoRepository, repository
-from strategies.base.journal import Line, of_kind, open_journal
-from strategies.base.progress import Progress, counted
-from strategies.base.signals import many
+from strategies.base.journal import Line, lines_of_kind, open_journal
+from strategies.base.progress import Progress, with_count
+from strategies.base.signals import worker_count
 from strategies.gate import decision, verdict_cache
-from strategies.gate.baseline import Baseline, Choice, GateResult, SourceLine
-from strategies.gate.changes.project import written_now
-from strategies.gate.changes.select import select
-from strategies.gate.changes.version_view import OUTSIDE, digests
-from strategies.gate.decision import Coverage
+from strategies.gate.baseline import Baseline, ChosenOverload, GateResult, SourceLine
+from strategies.gate.changes.project import rule_functions
+from strategies.gate.changes.select import select_changed
+from strategies.gate.changes.version_view import OUTSIDE, rule_digests
+from strategies.gate.decision import RunCoverage
 from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache
-from strategies.inputs.selection import matching
+from strategies.inputs.selection import matching_overloads
 from strategies.model.settings import Settings, meshes
-from strategies.model.verdict import Counts, Report, Unit, mesh_kind, read_unit
+from strategies.model.verdict import Counts, Report, WorkUnit, mesh_kind, read_unit
 from strategies.sweep import aggregate
 from strategies.torch_api import population, user_modules
 
 REMEDY = "`samples(op)` in the rules module can give others"
-NO_TIME, PART = "the time was up before it", "the time was up before all of it was tried"
+NO_TIME, PARTLY_TRIED = "the time was up before it", "the time was up before all of it was tried"
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class GateRun:
     """A report, its coverage, and the lines of the journal that it was made from."""
 
     report: Report
-    tried: Coverage
+    tried: RunCoverage
     untried: tuple[tuple[str, str], ...]
     begin: Line
     lines: tuple[Line, ...]
 
 
-def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> Ran:
+def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> GateRun:
     """Test what the settings name, except for the units of the known lines.  Raises as `validate`."""
-    from strategies.sweep.session import put_on_trial  # not needed where all verdicts are from the cache
+    from strategies.sweep.session import run_validation  # not needed where all verdicts are from the cache
 
     with open_journal(None, resume=False) as journal:
         journal.lines += known
-        seconds = put_on_trial(settings, journal, progress)
-        return ran(journal.begun or {}, journal.lines, seconds)
+        seconds = run_validation(settings, journal, progress)
+        return run_of_lines(journal.begun or {}, journal.lines, seconds)
 
 
-def ran(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Ran:
+def run_of_lines(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> GateRun:
     """The run that these lines, all of its lines, describe."""
-    tried, untried = reached(begin, lines)
-    return Ran(aggregate.report(begin, lines, seconds), tried, untried, begin, tuple(lines))
+    tried, untried = coverage_of(begin, lines)
+    return GateRun(aggregate.report(begin, lines, seconds), tried, untried, begin, tuple(lines))
 
 
-def reached(begin: Line, lines: Sequence[Line]) -> tuple[Coverage, tuple[tuple[str, str], ...]]:
+def coverage_of(begin: Line, lines: Sequence[Line]) -> tuple[RunCoverage, tuple[tuple[str, str], ...]]:
     """The coverage; and the overloads that were not tested completely, with the reason."""
-    line_of = {read_unit(line["unit"]): line for line in of_kind(lines, "unit")}
-    plan: dict[str, list[Unit]] = defaultdict(list)
-    for unit in aggregate.plan(begin):
+    line_of = {read_unit(line["unit"]): line for line in lines_of_kind(lines, "unit")}
+    plan: dict[str, list[WorkUnit]] = defaultdict(list)
+    for unit in aggregate.planned_units(begin):
         plan[unit.op].append(unit)
     crashed = {unit.op for unit, line in line_of.items() if line.get("crashed")}
-    crashed |= {line["crash"][0] for line in of_kind(lines, "settled") if "crash" in line}
+    crashed |= {line["crash"][0] for line in lines_of_kind(lines, "settled") if "crash" in line}
     instances: Counter[str] = Counter()
     for unit, line in line_of.items():
         instances[unit.op] += line.get("tried", 0)
     left = {op: [u for u in units if u not in line_of] for op, units in plan.items()}
     whole = frozenset(op for op in plan if not left[op] and op not in crashed and instances[op])
-    untried = tuple((op, NO_TIME if len(left[op]) == len(plan[op]) else PART) for op in sorted(plan) if left[op])
-    captured = not any(line["crashed"] for line in of_kind(lines, "captured"))
+    untried = tuple(
+        (op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in sorted(plan) if left[op]
+    )
+    captured = not any(line["crashed"] for line in lines_of_kind(lines, "captured"))
     slots = frozenset(
         (u.op, u.dtypes, mesh_kind(u.mesh), u.trial)
         for op in whole
         for u in plan[op]
         if captured or line_of[u].get("samples", 0)  # else a crash may have cost a class of dtypes its samples
     )
-    return Coverage(frozenset(op for op in plan if len(left[op]) < len(plan[op])), whole, slots), untried
+    return RunCoverage(frozenset(op for op in plan if len(left[op]) < len(plan[op])), whole, slots), untried
 
 
-def places(top: Path, ops: Collection[str]) -> Callable[[str], SourceLine | None]:
+def source_lines(top: Path, ops: Collection[str]) -> Callable[[str], SourceLine | None]:
     """The first line of the function that is registered for each overload, of several the first one below `top`; None
     if there is none."""
     found: dict[str, SourceLine] = {}
-    functions = written_now(ops) if ops else {}
+    functions = rule_functions(ops) if ops else {}
     for op in ops:
         for one in reversed(functions.get(op, ())):
             path = Path(one.file)
@@ -102,7 +104,7 @@ def places(top: Path, ops: Collection[str]) -> Callable[[str], SourceLine | None
     return found.get
 
 
-def within(path: Path, top: Path) -> str:
+def repository_path(path: Path, top: Path) -> str:
     """The path relative to the repository, with slashes; as it was given, if it is outside."""
     there = path.absolute().resolve()
     return there.relative_to(top.resolve()).as_posix() if there.is_relative_to(top.resolve()) else path.as_posix()
@@ -113,12 +115,12 @@ class GatePlan:
     """What is to be tested: the settings, the module's registrations if there is one, and the result of `--changed`."""
 
     settings: Settings
-    registered: user_modules.Registered | None
-    choices: tuple[Choice, ...] = ()
+    registered: user_modules.RegisteredRules | None
+    choices: tuple[ChosenOverload, ...] = ()
     unchanged: tuple[str, ...] = ()
 
 
-def chosen(options: GateOptions, folder: Path, start: float) -> GatePlan:
+def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
     """The plan by the options.
 
     Raises `BadSetting`, `UnknownOp`, `BadRules`, and with `--changed` `BadRevision`, `NoRepository` or `NoGit`.
@@ -127,38 +129,38 @@ def chosen(options: GateOptions, folder: Path, start: float) -> GatePlan:
     module = options.rules if options.rules != "dtensor" else None
     settings = Settings(
         patterns=options.ops if module is None else (), everything=options.everything, ranks=ranks, meshes=more_meshes,
-        pairs=options.pairs, rules=options.rules, confirm=options.confirm, seed=options.seed, workers=many(options.workers),
+        pairs=options.pairs, rules=options.rules, confirm=options.confirm, seed=options.seed, workers=worker_count(options.workers),
         folder=str(folder), until=options.until(start),
     )  # fmt: skip
-    registered = user_modules.load(options.rules, str(folder)) if module else None
+    registered = user_modules.load_rules(options.rules, str(folder)) if module else None
     if registered and options.ops:
-        settings = replace(settings, only=matching(options.ops, (*registered.ops, *registered.ignored)))
+        settings = replace(settings, only=matching_overloads(options.ops, (*registered.ops, *registered.ignored)))
     if options.changed is None:
         return GatePlan(settings, registered)
-    selection = select(options.changed, folder, module, settings.only or _all(registered, options.ops))
+    selection = select_changed(options.changed, folder, module, settings.only or _all(registered, options.ops))
     ops = tuple(choice.op for choice in selection.choices)
     if ops:
         settings = replace(settings, only=ops) if module else replace(settings, patterns=ops, everything=False)
     return GatePlan(settings, registered, selection.choices, selection.unchanged)
 
 
-def _all(registered: user_modules.Registered | None, patterns: Sequence[str]) -> tuple[str, ...]:
+def _all(registered: user_modules.RegisteredRules | None, patterns: Sequence[str]) -> tuple[str, ...]:
     """All overloads that the module registers, or those of torch's own that the patterns name."""
     if registered is not None:
         return tuple(sorted({*registered.ops, *registered.ignored}))
-    every = tuple(member.op for member in population.everything("cpu"))
-    return matching(patterns, every) if patterns else every
+    every = tuple(member.op for member in population.all_registered_overloads("cpu"))
+    return matching_overloads(patterns, every) if patterns else every
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GateFindings:
     """The findings of a run, before they are compared with a baseline.  Source lines are relative to `top`."""
 
     report: Report
-    tried: Coverage
+    tried: RunCoverage
     top: Path
     places: Callable[[str], SourceLine | None] = lambda op: None
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[ChosenOverload, ...] = ()
     untried: tuple[tuple[str, str], ...] = ()
     remembered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -172,7 +174,7 @@ class Work:
         """The findings compared with the baseline."""
         if self.idle:
             return GateResult(self.report, notes=self.notes)
-        result = decision.judge(self.report, baseline, self.tried, today, places=self.places)
+        result = decision.decide(self.report, baseline, self.tried, today, places=self.places)
         return replace(
             result, choices=self.choices, untried=self.untried, remembered=self.remembered,
             notes=(*result.notes, *self._unknown_entries(baseline), *self.notes),
@@ -187,23 +189,23 @@ class Work:
         return [f"{baseline.path} has entries of overloads that are not among those judged here: {first}"]
 
 
-def work(options: GateOptions, plan: GatePlan, progress: Progress) -> Work:
+def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFindings:
     """Test what the plan selects, or take the verdicts of equal runs from the cache.  Raises as `validate`."""
     settings = plan.settings
-    top = top_of(Path(settings.folder))
+    top = top_folder(Path(settings.folder))
     if options.changed is not None and not plan.choices:
         report = Report(torch.__version__.split("+")[0], settings.seed, settings.ranks, settings.confirm, Counts())
         note = f"no rule changed since {options.changed}: "
-        note += f"nothing had to be judged ({counted(len(plan.unchanged), 'overload')} unchanged)"
-        return Work(report, Coverage(), top, notes=(note,), idle=True)
+        note += f"nothing had to be judged ({with_count(len(plan.unchanged), 'overload')} unchanged)"
+        return GateFindings(report, RunCoverage(), top, notes=(note,), idle=True)
     done, cached, notes = _run_or_recall(plan, _cache(options, plan), progress)
     untried = (*done.untried, *_unreached(plan, done))
     wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
     all_ops = None if options.ops or options.changed is not None else {*done.begin["ops"], *done.begin["ignored"]}
     trouble = f"the {options.budget} of --budget were over before the first overload was tried"
     too_late = bool(done.untried) and not done.report.counts.instances
-    return Work(
-        done.report, done.tried, top, places(top, wrong), plan.choices, tuple(sorted(untried)), cached, tuple(notes),
+    return GateFindings(
+        done.report, done.tried, top, source_lines(top, wrong), plan.choices, tuple(sorted(untried)), cached, tuple(notes),
         (trouble,) if too_late else (), looked_at=None if all_ops is None else frozenset(all_ops),
     )  # fmt: skip
 
@@ -213,13 +215,13 @@ def _cache(options: GateOptions, plan: GatePlan) -> VerdictCache | None:
     if options.no_cache or (module and hasattr(sys.modules[module], "samples")):  # what samples depend on is unknown
         return None
     beside = tuple(op for op in _ops(plan) if op.startswith("aten."))
-    digest_of = digests(module)
+    digest_of = rule_digests(module)
 
     def digest(op: str) -> str | None:
         found = digest_of(op)
         return None if module and found == OUTSIDE else found  # of a user's rule outside of the project: unknown
 
-    return VerdictCache(options.cache, plan.settings, digest, verdict_cache.judge(), beside)
+    return VerdictCache(options.cache, plan.settings, digest, verdict_cache.tool_digest(), beside)
 
 
 def _ops(plan: GatePlan) -> tuple[str, ...]:
@@ -232,7 +234,7 @@ def _ops(plan: GatePlan) -> tuple[str, ...]:
 
 def _run_or_recall(
     plan: GatePlan, cache: VerdictCache | None, progress: Progress
-) -> tuple[Ran, tuple[str, ...], list[str]]:
+) -> tuple[GateRun, tuple[str, ...], list[str]]:
     """The run, the overloads whose verdicts are from the cache, and notes on writing the cache."""
     settings, registered = plan.settings, plan.registered
     ops = list(_ops(plan)) if registered else cache.ops() if cache else None
@@ -241,13 +243,13 @@ def _run_or_recall(
     if ops and set(known) == set(ops):
         ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
         begin = aggregate.first_line(settings.asked(), ops, settings.trials(), ignored)
-        return ran(begin, lines), tuple(known), []
+        return run_of_lines(begin, lines), tuple(known), []
     done = run(settings, progress, lines)
     problem = cache.keep(done.begin, done.lines, done.tried.ops) if cache else ""
     return done, tuple(known), [problem] if problem else []
 
 
-def _unreached(plan: GatePlan, done: Ran) -> list[tuple[str, str]]:
+def _unreached(plan: GatePlan, done: GateRun) -> list[tuple[str, str]]:
     """The overloads that were named, and of which no rule could be tested; why, where that is known."""
     crashed = {crash.op for crash in done.report.crashed}
     late = {op for op, _ in done.untried}
@@ -259,7 +261,7 @@ def _unreached(plan: GatePlan, done: Ran) -> list[tuple[str, str]]:
     return [(op, f"no call of it could be judged ({why.get(op, 'none was found')}); {REMEDY}") for op in sorted(left)]
 
 
-def top_of(folder: Path) -> Path:
+def top_folder(folder: Path) -> Path:
     """The folder that source lines are relative to: that of the repository, else the one that the gate runs in."""
     try:
         return repository(folder).top

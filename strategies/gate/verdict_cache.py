@@ -22,7 +22,7 @@ import torch
 
 import localtensor
 from strategies.base.atomic_files import write_whole
-from strategies.base.journal import Line, of_kind
+from strategies.base.journal import Line, lines_of_kind
 from strategies.model.settings import Settings
 
 FORMAT = 1
@@ -32,7 +32,7 @@ Digest = Callable[[str], str | None]
 """A digest of an overload's rule and of its op, the same in any process; None if it cannot be known."""
 
 
-def judge() -> str:
+def tool_digest() -> str:
     """A digest of torch, Python, the processor, the installed packages and this tool; "" if it is unknown."""
     folders = [Path(localtensor.__file__).parent, Path(__file__).parents[1]]
     sources = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
@@ -53,7 +53,7 @@ def _hex(value: object) -> str:
 class VerdictCache:
     """The cached verdicts in `folder` for runs with these settings.
 
-    `tool` is the digest that `judge` gives.  `beside` are the overloads of torch's own that a rules module registers:
+    `tool` is the digest that `tool_digest` gives.  `beside` are the overloads of torch's own that a rules module registers:
     their samples are drawn together.
     """
 
@@ -76,7 +76,7 @@ class VerdictCache:
         try:
             if not (self.folder / ".gitignore").exists():
                 write_whole(self.folder / ".gitignore", "*\n")
-            for op, own in by_overload(lines, whole).items():
+            for op, own in lines_by_overload(lines, whole).items():
                 self._write(self._name(op), own)
             if self.settings.rules == "dtensor":
                 self._write(self._name(""), begin["ops"])
@@ -117,16 +117,16 @@ class VerdictCache:
             path.unlink(missing_ok=True)
 
 
-def by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list[Line]]:
+def lines_by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list[Line]]:
     """The lines about each of these overloads, except for those with a verdict that depends on another overload."""
     made: dict[str, list[Line]] = defaultdict(list)
     home: dict[str, str] = {}
-    for line in of_kind(lines, "unit"):
+    for line in lines_of_kind(lines, "unit"):
         op = line["unit"].split(" ")[0]
         made[op].append({k: v for k, v in line.items() if k != "run"})
         home |= dict.fromkeys([*line.get("suspects", ()), *line.get("whole", ())], op)
     tied = set()
-    for line in of_kind(lines, "settled"):
+    for line in lines_of_kind(lines, "settled"):
         op = home.get(line["rule"], "")
         made[op].append({k: v for k, v in line.items() if k != "run"})
         if line.get("same_as") and home.get(line["same_as"]) != op:

@@ -18,35 +18,35 @@ from strategies.base import worker_pool
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Workers
 from strategies.inputs import opinfo_samples, schema_samples, selection
-from strategies.inputs.selection import Pick
+from strategies.inputs.selection import SampleSelection
 from strategies.model import codec
-from strategies.model.call_signature import choose
+from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import DTYPES, BadSetting, Settings
 from strategies.model.verdict import Crash
 from strategies.torch_api import dtensor, population, user_modules
-from strategies.torch_api.user_modules import at_home
+from strategies.torch_api.user_modules import import_rules
 
 SECONDS = 60.0
 """Time limit of one pass, and of the draws of one op."""
 DERIVED = 10
 """Samples tested of an overload whose samples are derived."""
-Shelf = dict[str, tuple[Sequence[Sample], str]]
+SamplesByOp = dict[str, tuple[Sequence[Sample], str]]
 """By overload: its samples, and the reason if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedSamples:
     """The samples, the crashes while capturing them, and the number of samples that torch rejected by reason."""
 
-    shelf: Shelf
+    shelf: SamplesByOp
     crashed: tuple[Crash, ...]
     refused: Counter[str]
 
 
-def capture(
-    workers: Workers, settings: Settings, rules: user_modules.Registered | None, progress: Progress
-) -> Captured:
+def gather_samples(
+    workers: Workers, settings: Settings, rules: user_modules.RegisteredRules | None, progress: Progress
+) -> CapturedSamples:
     """The samples of the selected overloads.  If the likely OpInfos do not reach one of them, all OpInfos run."""
     picked = selection.pick(settings, rules)
 
@@ -58,20 +58,27 @@ def capture(
     if more.infos:
         found, dead, no = gather(workers, more, settings, None, progress.tick, passes)
         by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
-    wanted = [m.op for m in population.everything(settings.device)] if picked.everything else sorted(picked.overloads)
+    wanted = (
+        [m.op for m in population.all_registered_overloads(settings.device)]
+        if picked.everything
+        else sorted(picked.overloads)
+    )
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
     made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
-    shelf: Shelf = {op: ((), why) for op, why in reasons.items()}
-    for op, own in (*selection.chosen(by_op, picked, settings), *((op, choose(s, DERIVED)) for op, s in made.items())):
-        kept = [sample for sample in own if codec.has_form(sample)]
+    shelf: SamplesByOp = {op: ((), why) for op, why in reasons.items()}
+    for op, own in (
+        *selection.chosen_samples(by_op, picked, settings),
+        *((op, diverse_subset(s, DERIVED)) for op, s in made.items()),
+    ):
+        kept = [sample for sample in own if codec.is_encodable(sample)]
         shelf[op] = kept, "" if kept else "its calls hold values that have no form in a journal"
         if 0 < len(kept) < len(own):
             refused[f"{op}: a call holds a value that has no form in a journal"] += len(own) - len(kept)
-    return Captured(dict(sorted(shelf.items())), tuple(crashed), refused)
+    return CapturedSamples(dict(sorted(shelf.items())), tuple(crashed), refused)
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class CapturePass:
     """A worker's task: one OpInfo with one dtype and the sizes of one pass (see `opinfo_samples.SIZES`)."""
 
     info: int
@@ -81,23 +88,23 @@ class Pass:
     seed: int
 
 
-def run_pass(one: Pass, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
+def run_capture_pass(one: CapturePass, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
     """Run by a worker: the calls of overloads for which DTensor has rules, while one OpInfo's samples run."""
     info = opinfo_samples.database()[one.info]
     dtype = DTYPES[one.dtype]
-    return opinfo_samples.capture(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_has_rule)
+    return opinfo_samples.capture_calls(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_has_rule)
 
 
 @functools.cache
 def _has_rule(op: Any) -> bool:
-    return bool(dtensor.source_of(op))
+    return bool(dtensor.registry_of(op))
 
 
 def gather(
     workers: Workers,
-    picked: Pick,
+    picked: SampleSelection,
     settings: Settings,
-    rules: user_modules.Registered | None,
+    rules: user_modules.RegisteredRules | None,
     tick: Callable[[int], None],
     passes: Callable[[int], None],
 ) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
@@ -107,7 +114,7 @@ def gather(
     """
     database = opinfo_samples.database() if picked.infos else []
     todo = [
-        Pass(n, dtype, which, settings.device, settings.seed)
+        CapturePass(n, dtype, which, settings.device, settings.seed)
         for n in picked.infos
         for dtype in settings.dtypes
         if DTYPES[dtype] in database[n].supported_dtypes(settings.device)
@@ -118,27 +125,27 @@ def gather(
     crashed: list[Crash] = []
     refused: Counter[str] = Counter()
     _check_dtypes(picked, settings, bool(todo))
-    answers = workers.run(run_pass, todo, limit=SECONDS, tick=tick)
+    answers = workers.run(run_capture_pass, todo, limit=SECONDS, tick=tick)
     for one, answer in zip(todo, answers, strict=True):
         name = f"{database[one.info].formatted_name}[{one.dtype},{one.sizes}]"
-        if isinstance(answer, worker_pool.Done):
+        if isinstance(answer, worker_pool.TaskDone):
             for sample in answer.value[0]:
                 if picked.wants(one.info, sample):
                     by_op[sample.op].append(sample)
             refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
         else:
             crashed.append(_crash(name, answer))
-    own = [Unknown(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
+    own = [UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
            for op in (rules.ops if rules else ()) if not by_op.get(op)]  # fmt: skip
-    for unknown, answer in zip(own, workers.run(draw, own, limit=SECONDS), strict=True):
-        if isinstance(answer, worker_pool.Done):
+    for unknown, answer in zip(own, workers.run(user_op_samples, own, limit=SECONDS), strict=True):
+        if isinstance(answer, worker_pool.TaskDone):
             by_op[unknown.op] = answer.value
         else:
             crashed.append(_crash(unknown.op, answer))
     return by_op, crashed, refused
 
 
-def _check_dtypes(picked: Pick, settings: Settings, supported: bool) -> None:
+def _check_dtypes(picked: SampleSelection, settings: Settings, supported: bool) -> None:
     if picked.infos and not supported:
         takes = {str(d).removeprefix("torch.") for n in picked.infos for d in opinfo_samples.database()[n].dtypes}
         able = ", ".join(sorted(takes & set(DTYPES))) or "none of those tried"
@@ -146,14 +153,14 @@ def _check_dtypes(picked: Pick, settings: Settings, supported: bool) -> None:
         raise BadSetting("--dtype", given, f"no op that you named takes it on {settings.device}", f"They take {able}.")
 
 
-def _crash(name: str, answer: worker_pool.Failed | worker_pool.Lost) -> Crash:
-    if isinstance(answer, worker_pool.Failed):
+def _crash(name: str, answer: worker_pool.TaskFailed | worker_pool.TaskLost) -> Crash:
+    if isinstance(answer, worker_pool.TaskFailed):
         return Crash(name, "its samples", answer.error, answer.trace)
     return Crash(name, "its samples", answer.why)
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UserOpTask:
     """A worker's task: an overload without an OpInfo, and the rules module that registered it."""
 
     op: str
@@ -163,29 +170,29 @@ class Unknown:
     folder: str
 
 
-def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
+def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> list[Sample]:
     """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema."""
-    at_home(unknown.module, unknown.folder)
+    import_rules(unknown.module, unknown.folder)
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
     if hook is not None:
-        return schema_samples.given(target, hook(target))
-    return schema_samples.calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
+        return schema_samples.user_samples(target, hook(target))
+    return schema_samples.schema_calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
 
 
-def path_of(journal: Path) -> Path:
+def samples_path(journal: Path) -> Path:
     """The file of the samples that belongs to a journal."""
     return journal.with_name(journal.name + ".samples")
 
 
-def lines(run: str, shelf: Mapping[str, tuple[Sequence[Sample], str]]) -> Iterator[str]:
+def samples_lines(run: str, shelf: Mapping[str, tuple[Sequence[Sample], str]]) -> Iterator[str]:
     """The lines of the samples file of a run.  All samples must have a JSON form (see `codec.has_form`)."""
     yield json.dumps({"run": run, "overloads": len(shelf)})
     for op, (found, why) in shelf.items():
         yield json.dumps({"op": op, "why": why, "samples": list(map(codec.sample, found))}, separators=(",", ":"))
 
 
-def read(path: Path, run: str, wanted: Container[str]) -> Shelf | None:
+def read_samples(path: Path, run: str, wanted: Container[str]) -> SamplesByOp | None:
     """The samples of the wanted overloads; None if the file is missing, truncated or of another run."""
     try:
         with path.open(encoding="utf-8") as file:
@@ -197,7 +204,7 @@ def read(path: Path, run: str, wanted: Container[str]) -> Shelf | None:
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    found: Shelf = {}
+    found: SamplesByOp = {}
     for row in rows:
         if row.split('"', 4)[3] in wanted:  # the op stands first: the others need not be parsed
             data = json.loads(row)

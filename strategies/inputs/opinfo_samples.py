@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util import drawn
-from localtensor.errors import in_a_line
-from strategies.base.worker_pool import Done, Lost, Workers
-from strategies.inputs.schema_binding import Bound, Unbound, bind, calm
-from strategies.inputs.typed_values import FIRST, draw_for
-from strategies.model.call_signature import choose
+from localtensor._util import drawn_samples
+from localtensor.errors import error_in_one_line
+from strategies.base.worker_pool import TaskDone, TaskLost, Workers
+from strategies.inputs.schema_binding import BoundCall, Unbound, bind_to_sibling, prefer_finite
+from strategies.inputs.typed_values import FIRST_DTYPES, draw_calls
+from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, call_of
-from strategies.torch_api.population import lacks_kernel
+from strategies.torch_api.population import missing_kernel_reason
 
 SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
 """The values of L, M, S and XS in the two passes."""
@@ -87,7 +87,7 @@ def _modules_with_sizes() -> tuple[ModuleType, ...]:
 
 
 @contextlib.contextmanager
-def sizes(which: str) -> Iterator[None]:
+def opinfo_sizes(which: str) -> Iterator[None]:
     """A context in which OpInfo's S, M, L and XS have the values of that pass."""
     chosen = dict(zip(("L", "M", "S", "XS"), SIZES[which], strict=True))
     before = [(m, size, vars(m)[size]) for m in _modules_with_sizes() for size in chosen if size in vars(m)]
@@ -108,7 +108,7 @@ def seed_all(seed: int, *names: object) -> None:
     np.random.seed(mixed)
 
 
-def capture(
+def capture_calls(
     info: Any, dtype: torch.dtype, which: str, *, device: str, seed: int, wanted: Callable[[Any], bool]
 ) -> tuple[list[Sample], Counter[str]]:
     """The calls of wanted overloads while this OpInfo's samples run, and the number of failed samples by reason.
@@ -122,14 +122,14 @@ def capture(
     seed_all(seed, info.formatted_name, str(dtype), which)
     if which != "odd" and info.formatted_name in ONE_SIZE:
         return [], failed
-    with sizes(which):
-        with drawn(info, device, dtype, requires_grad=grad) as every:
+    with opinfo_sizes(which):
+        with drawn_samples(info, device, dtype, requires_grad=grad) as every:
             few = _drawn_samples(every, failed)
         for number, sample in few:
             try:
                 _run(info, sample, recorder, number)
             except _REFUSALS as error:
-                failed[in_a_line(error, 100)] += 1
+                failed[error_in_one_line(error, 100)] += 1
     return recorder.best(), failed
 
 
@@ -139,7 +139,7 @@ def _drawn_samples(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int
     try:
         found.extend(enumerate(itertools.islice(every, MOST_DRAWN)))  # extend keeps the samples before an error
     except _REFUSALS as error:
-        failed[in_a_line(error, 100)] += 1
+        failed[error_in_one_line(error, 100)] += 1
     small = [(number, sample) for number, sample in found if _numel(sample) <= MOST_INPUT]
     if len(small) < len(found):
         failed[f"samples of more than {MOST_INPUT} elements are left out"] += len(found) - len(small)
@@ -213,7 +213,9 @@ class _Recorder(TorchDispatchMode):
     def best(self) -> list[Sample]:
         """A diverse subset of the samples of each overload."""
         most = {op: MOST_KEPT if self._own.get(op.split(".")[1]) else MOST_OTHERS for op in self.kept}
-        few = {op: found if len(found) <= most[op] else choose(found, most[op]) for op, found in self.kept.items()}
+        few = {
+            op: found if len(found) <= most[op] else diverse_subset(found, most[op]) for op, found in self.kept.items()
+        }
         return [sample for found in few.values() for sample in found]
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
@@ -236,22 +238,22 @@ def _usable(t: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class DerivationTask:
     """A worker's task: one overload without samples, and the samples of its nearest siblings."""
 
     op: str
     siblings: tuple[Sample, ...]
     seed: int = 0
-    dtypes: tuple[str, ...] = FIRST
+    dtypes: tuple[str, ...] = FIRST_DTYPES
     draws: bool = True
     """Whether calls are drawn from the schema if no sibling's sample fits."""
 
 
-def lacking(by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: int = 0) -> list[Lacking]:
+def lacking(by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: int = 0) -> list[DerivationTask]:
     """A task for each wanted overload without samples, sorted by overload."""
     have = sorted(op for op, found in by_op.items() if found)
     return [
-        Lacking(op, tuple(s for name in siblings(op, have) for s in _evenly(by_op[name], MOST_OF_ONE)), seed)
+        DerivationTask(op, tuple(s for name in siblings(op, have) for s in _evenly(by_op[name], MOST_OF_ONE)), seed)
         for op in sorted(set(wanted))
         if not by_op.get(op)
     ]
@@ -289,20 +291,20 @@ def _root(op: str) -> str:
     return packet
 
 
-def make(task: Lacking, note: Callable[[int], None]) -> tuple[list[Sample], str]:
+def make(task: DerivationTask, note: Callable[[int], None]) -> tuple[list[Sample], str]:
     """Run by a worker: samples of one overload, or the reason why there are none.
 
     `note` receives the number of the sibling's sample in use, since an op may crash the process on invalid arguments.
     """
-    why = lacks_kernel(task.op)
+    why = missing_kernel_reason(task.op)
     if why:
         return [], why
-    made: dict[str, Bound] = {}
+    made: dict[str, BoundCall] = {}
     refused: Counter[str] = Counter()
     for number, sample in enumerate(task.siblings):
         note(number)
         try:
-            bound = bind(sample, task.op)
+            bound = bind_to_sibling(sample, task.op)
         except Unbound as no:
             refused[str(no)] += 1
             continue
@@ -310,11 +312,11 @@ def make(task: Lacking, note: Callable[[int], None]) -> tuple[list[Sample], str]
         if len(made) >= MOST:
             break
     if made:
-        return calm(made.values()), ""
+        return prefer_finite(made.values()), ""
     if not task.draws:
         return [], max(refused, key=lambda why: refused[why], default="")
     try:
-        return draw_for(task.op, task.dtypes, task.seed), ""
+        return draw_calls(task.op, task.dtypes, task.seed), ""
     except Unbound as no:
         return [], str(no)
 
@@ -334,21 +336,21 @@ def gather(
     reasons: dict[str, str] = {}
     todo = lacking(by_op, wanted, seed)
     while todo:
-        again: list[Lacking] = []
+        again: list[DerivationTask] = []
         for task, answer in zip(todo, workers.run(make, todo, limit=SECONDS, tick=tick), strict=True):
-            if isinstance(answer, Done):
+            if isinstance(answer, TaskDone):
                 found, why = answer.value
                 made.setdefault(task.op, []).extend(found)
             else:
-                why = answer.why if isinstance(answer, Lost) else answer.error
-                again += _apart(task, answer.noted) if isinstance(answer, Lost) else []
+                why = answer.why if isinstance(answer, TaskLost) else answer.error
+                again += _apart(task, answer.noted) if isinstance(answer, TaskLost) else []
             reasons.update({task.op: why} if why else {})
         todo = again
     made = {op: found for op, found in sorted(made.items()) if found}
     return made, {op: why for op, why in sorted(reasons.items()) if op not in made}
 
 
-def _apart(task: Lacking, killer: int) -> list[Lacking]:
+def _apart(task: DerivationTask, killer: int) -> list[DerivationTask]:
     """The task without the sample that killed its worker: the samples before it together, each one after it alone."""
     if len(task.siblings) <= 1 or killer < 0:
         return []

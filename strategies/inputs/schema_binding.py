@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.errors import in_a_line
-from localtensor.layout import rounds
-from strategies.model.oracle import REFUSALS, metadata_only
-from strategies.model.rule import Leaf, Sample, call_of, overload, results
+from localtensor.errors import error_in_one_line
+from localtensor.layout import is_inexact
+from strategies.model.oracle import REJECTIONS, metadata_only
+from strategies.model.rule import Leaf, Sample, call_of, flat_results, overload
 
-JUNK = 3
+OUT_FILL = 3
 """The value of an `out=` before the op writes to it, which exposes elements that the op does not write."""
 ABSENT = object()
 """The value of an argument that is left out."""
@@ -30,7 +30,7 @@ class Unbound(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundCall:
     """A call that its op accepts, and whether all results are finite.
 
     Where an op divides by zero, its results on parts do not add up to its result on their sum.
@@ -40,7 +40,7 @@ class Bound:
     finite: bool
 
 
-def bind(sample: Sample, target: str) -> Bound:
+def bind_to_sibling(sample: Sample, target: str) -> BoundCall:
     """The call of the overload `target` with the sample's arguments.  Raises `Unbound`."""
     given = _named(sample)
     arguments = [a for a in overload(target)._schema.arguments if not a.is_out]
@@ -50,10 +50,10 @@ def bind(sample: Sample, target: str) -> Bound:
         if value is ABSENT and not argument.has_default_value():
             raise Unbound(f"nothing is known that could be its argument {argument.name!r}")
         values.append(value)
-    return completed(target, values, f"{sample.origin}, as {target}")
+    return complete_call(target, values, f"{sample.origin}, as {target}")
 
 
-def completed(target: str, values: Sequence[Any], origin: str) -> Bound:
+def complete_call(target: str, values: Sequence[Any], origin: str) -> BoundCall:
     """The call of `target` with these values of all arguments but `out=`, which is created; ABSENT ones are left out.
 
     Raises `Unbound` if the op rejects it.
@@ -71,25 +71,25 @@ def completed(target: str, values: Sequence[Any], origin: str) -> Bound:
     made = Sample(call, tuple(t.detach() for t in tensors), origin)
     clones = [t.clone() for t in made.tensors]
     out = _try(made.call, clones)
-    return Bound(made, bool(metadata_only(target)) or all(map(_finite, (*clones, *results(out)))))
+    return BoundCall(made, bool(metadata_only(target)) or all(map(_finite, (*clones, *flat_results(out)))))
 
 
-def calm(found: Iterable[Bound]) -> list[Sample]:
+def prefer_finite(found: Iterable[BoundCall]) -> list[Sample]:
     """The samples with finite results; all samples if there are none."""
     kept = list(found)
     return [bound.sample for bound in kept if bound.finite] or [bound.sample for bound in kept]
 
 
 def _finite(value: Any) -> bool:
-    return not (isinstance(value, Tensor) and rounds(value)) or bool(value.isfinite().all())
+    return not (isinstance(value, Tensor) and is_inexact(value)) or bool(value.isfinite().all())
 
 
 def _try(call: Any, tensors: Any) -> Any:
     try:
         with torch.no_grad():
             return call(tensors)
-    except REFUSALS as error:
-        raise Unbound(in_a_line(error, 110)) from error
+    except REJECTIONS as error:
+        raise Unbound(error_in_one_line(error, 110)) from error
 
 
 def _named(sample: Sample) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _found(argument: Any, place: int, given: dict[str, Any], wanted: Sequence[An
     return ABSENT
 
 
-def kind(argument: Any) -> str:
+def argument_kind(argument: Any) -> str:
     """The argument's type as one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
     text = str(argument.real_type)
     while text.startswith("Optional["):
@@ -129,7 +129,7 @@ def _converted(value: Any, argument: Any, given: dict[str, Any]) -> Any:
     """The value converted to the argument's type; `ABSENT` if that is impossible."""
     if value is ABSENT or value is None:
         return value if value is ABSENT or str(argument.type).startswith("Optional") else ABSENT
-    wanted = kind(argument)
+    wanted = argument_kind(argument)
     if wanted == "Tensor":
         return _tensor(value, given)
     if wanted in ("number", "int", "float") and isinstance(value, Tensor):
@@ -189,13 +189,13 @@ def _out_tensors(target: str, args: Sequence[Any], kwargs: dict[str, Any], outs:
         dtype = next((a.dtype for a in args if isinstance(a, Tensor)), torch.float32)
         names = [a.name for a in overload(target)._schema.arguments if a.is_out]
         empty = {name: torch.empty(0, dtype=dtype) for name in names}
-        found = results(_try(lambda _: overload(target)(*clones, **named, **empty), ()))
+        found = flat_results(_try(lambda _: overload(target)(*clones, **named, **empty), ()))
     else:
-        found = results(_try(lambda _: twin(*clones, **named), ()))
+        found = flat_results(_try(lambda _: twin(*clones, **named), ()))
     tensors = [r for r in found if isinstance(r, Tensor)]
     if len(tensors) < outs:
         raise Unbound(f"the op without out= returns {len(tensors)} tensors, and out= are {outs}")
-    return [torch.full(tuple(r.shape), JUNK, dtype=r.dtype) for r in tensors[:outs]]
+    return [torch.full(tuple(r.shape), OUT_FILL, dtype=r.dtype) for r in tensors[:outs]]
 
 
 def _cloned(value: Any) -> Any:
@@ -207,12 +207,12 @@ def _cloned(value: Any) -> Any:
 def without_out(target: str) -> torch._ops.OpOverload | None:
     """The overload of the same op with the same arguments but `out=`, or None.  Further arguments must have defaults."""
     op = overload(target)
-    wanted = [(a.name, kind(a)) for a in op._schema.arguments if not a.is_out]
+    wanted = [(a.name, argument_kind(a)) for a in op._schema.arguments if not a.is_out]
     for name in op.overloadpacket.overloads():
         other = getattr(op.overloadpacket, name)
         arguments = other._schema.arguments
-        extra = [a for a in arguments if (a.name, kind(a)) not in wanted]
-        same = [pair for a in arguments if (pair := (a.name, kind(a))) in wanted] == wanted
+        extra = [a for a in arguments if (a.name, argument_kind(a)) not in wanted]
+        same = [pair for a in arguments if (pair := (a.name, argument_kind(a))) in wanted] == wanted
         if same and all(a.has_default_value() and not a.is_out for a in extra) and not other._schema.is_mutable:
             return other  # type: ignore[no-any-return]
     return None

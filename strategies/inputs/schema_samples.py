@@ -1,6 +1,6 @@
 """Calls of an op drawn from its schema, and Hypothesis as a source of choices.
 
-`calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op rejects.  A rules
+`schema_calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op rejects.  A rules
 module can define better ones in a function `samples(op)` that yields (args, kwargs).
 
 `drawn` makes every choice from Hypothesis' coin flips alone.  Its strategies for integers, floats and texts also try constants
@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
-from strategies.model.arguments import SORTED, is_index
-from strategies.model.oracle import REFUSALS
+from strategies.model.arguments import SORTED_ARGUMENTS, is_index
+from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Sample, call_of
 
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
@@ -36,7 +36,7 @@ T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 
 
-def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -> list[Sample]:
+def schema_calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -> list[Sample]:
     """At most `MOST` calls that the op accepts, for each dtype; determined by the seed."""
     rng = torch.Generator().manual_seed(seed)
     found: list[Sample] = []
@@ -46,7 +46,7 @@ def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -
     return found
 
 
-def given(op: torch._ops.OpOverload, drawn: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Sample]:
+def user_samples(op: torch._ops.OpOverload, drawn: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Sample]:
     """The samples of a rules module, which yields (args, kwargs)."""
     made = [(call_of(op, args, kwargs), number) for number, (args, kwargs) in enumerate(drawn)]
     return [Sample(call, tuple(t.detach() for t in tensors), f"samples() #{n}") for (call, tensors), n in made]
@@ -79,7 +79,7 @@ def _with_tensors(
         if is_index(name):
             return torch.randint(0, smallest, shape, generator=rng)
         drawn = _tensor(shape, dtype, rng)
-        return drawn.sort(-1).values if name in SORTED and not dtype.is_complex else drawn
+        return drawn.sort(-1).values if name in SORTED_ARGUMENTS and not dtype.is_complex else drawn
 
     filled: list[Any] = []
     for argument, value in zip(schema, values, strict=True):
@@ -121,18 +121,18 @@ def accepts(sample: Sample) -> bool:
     """Whether the op accepts the call."""
     try:
         sample.call([t.clone() for t in sample.tensors])
-    except REFUSALS:
+    except REJECTIONS:
         return False
     return True
 
 
-class Pick(Protocol):
+class Picker(Protocol):
     """A function that returns one of the options, each with a positive probability."""
 
     def __call__(self, options: Sequence[T]) -> T: ...
 
 
-def drawn(make: Callable[[Pick], V | None], *, seed: int, budget: int) -> list[V]:
+def drawn(make: Callable[[Picker], V | None], *, seed: int, budget: int) -> list[V]:
     """At most `budget` different values of `make`, without None, in the order of the draws.
 
     `make` must not raise, and must depend on nothing but its picks: then the values are determined by the seed.
@@ -141,7 +141,7 @@ def drawn(make: Callable[[Pick], V | None], *, seed: int, budget: int) -> list[V
     return list(itertools.islice((value for value in found if value is not None), budget))
 
 
-def _examples(make: Callable[[Pick], V | None], number: int, count: int) -> list[V | None]:
+def _examples(make: Callable[[Picker], V | None], number: int, count: int) -> list[V | None]:
     values: list[V | None] = []
     flips = st.booleans()
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.inputs import opinfo_samples
-from strategies.model.call_signature import choose
+from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import Settings, UnknownOp
 from strategies.torch_api import dtensor
-from strategies.torch_api.user_modules import Registered
+from strategies.torch_api.user_modules import RegisteredRules
 
 SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 10
 """Samples tested per overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class SampleSelection:
     """OpInfos to run, by number, and the overloads whose calls are recorded."""
 
     infos: tuple[int, ...]
@@ -35,28 +35,28 @@ class Pick:
         return number in self.whole and ("backward" not in sample.origin or "backward" in sample.op)
 
 
-def pick(settings: Settings, rules: Registered | None) -> Pick:
+def pick(settings: Settings, rules: RegisteredRules | None) -> SampleSelection:
     """The OpInfos and overloads that the settings select.  Raises `UnknownOp`."""
     if rules is not None:
         theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
         return (
-            pick_overloads(theirs, opinfo_samples.database()) if theirs else Pick(())
+            select_overloads(theirs, opinfo_samples.database()) if theirs else SampleSelection(())
         )  # importing OpInfo takes seconds
     database = opinfo_samples.database()
     if settings.everything:
-        return Pick(tuple(range(len(database))), everything=True)
+        return SampleSelection(tuple(range(len(database))), everything=True)
     whole: list[int] = []
     overloads: set[str] = set()
-    known = sorted({str(op) for op in dtensor.registered()})
+    known = sorted({str(op) for op in dtensor.registered_overloads()})
     for pattern in settings.patterns:
         infos = [n for n, info in enumerate(database) if fnmatch.filter(opinfo_samples.names(info), pattern)]
-        named = [op for op in known if fnmatch.filter(spellings(op), pattern)] or _decomposed(pattern)
+        named = [op for op in known if fnmatch.filter(overload_names(op), pattern)] or _decomposed(pattern)
         if not infos and not named:
             raise UnknownOp(pattern, {*(x for info in database for x in opinfo_samples.names(info)), *known})
         whole += infos
         overloads |= set(() if infos else named)
-    others = pick_overloads(frozenset(overloads), database)
-    return Pick(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
+    others = select_overloads(frozenset(overloads), database)
+    return SampleSelection(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
 
 
 def _decomposed(name: str) -> list[str]:
@@ -65,30 +65,30 @@ def _decomposed(name: str) -> list[str]:
         op = overload(name)
     except (ValueError, AttributeError):  # not three names, or no such op
         return []
-    return [name] if dtensor.source_of(op) else []
+    return [name] if dtensor.registry_of(op) else []
 
 
-def spellings(op: str) -> tuple[str, ...]:
+def overload_names(op: str) -> tuple[str, ...]:
     """The names by which a user may select an overload: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
     namespace, packet, which = op.split(".")
     return op, f"{packet}.{which}", f"{namespace}.{packet}", packet
 
 
-def matching(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
+def matching_overloads(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
     """The overloads that match the patterns.  Raises `UnknownOp` for a pattern without a match."""
     found: set[str] = set()
     for pattern in patterns:
-        named = {op for op in ops if fnmatch.filter(spellings(op), pattern)}
+        named = {op for op in ops if fnmatch.filter(overload_names(op), pattern)}
         if not named:
-            raise UnknownOp(pattern, {name for op in ops for name in spellings(op)})
+            raise UnknownOp(pattern, {name for op in ops for name in overload_names(op)})
         found |= named
     return tuple(sorted(found))
 
 
-def pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
+def select_overloads(ops: frozenset[str], database: Sequence[Any]) -> SampleSelection:
     """The OpInfos with the overloads' names, else with a part of them (`select` for `select_backward`), else all."""
     if not ops:
-        return Pick(())
+        return SampleSelection(())
     bearers: set[int] = set()
     names = list(map(opinfo_samples.plain_names, database))
     for op in ops:
@@ -96,21 +96,23 @@ def pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
         found = {n for n, known in enumerate(names) if {packet, packet.strip("_")} & known}
         found = found or {n for n, known in enumerate(names) if any(x in packet for x in known if len(x) > 3)}
         bearers |= found or set(range(len(database)))
-    return Pick(tuple(sorted(bearers)), ops)
+    return SampleSelection(tuple(sorted(bearers)), ops)
 
 
-def wider(picked: Pick, met: Collection[str]) -> Pick:
+def wider(picked: SampleSelection, met: Collection[str]) -> SampleSelection:
     """The OpInfos not yet run, for the selected overloads without samples; none if all have some."""
     lacking = frozenset(picked.overloads) - set(met)
     rest = set(range(len(opinfo_samples.database()))) - set(picked.infos) if lacking else set()
-    return Pick(tuple(sorted(rest)), lacking)
+    return SampleSelection(tuple(sorted(rest)), lacking)
 
 
-def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> Iterable[tuple[str, list[Sample]]]:
+def chosen_samples(
+    by_op: dict[str, list[Sample]], picked: SampleSelection, settings: Settings
+) -> Iterable[tuple[str, list[Sample]]]:
     """The samples to test of each overload, sorted by overload."""
     for op in sorted(by_op):
         many = SEARCHED if settings.search else SAMPLES if picked.everything else NAMED
-        if dtensor.source_of(overload(op)) == "decomposition":
+        if dtensor.registry_of(overload(op)) == "decomposition":
             many = TRACED if picked.everything else 2 * TRACED
         if by_op[op]:
-            yield op, choose(by_op[op], many)
+            yield op, diverse_subset(by_op[op], many)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.inputs.schema_binding import ABSENT, Bound, Unbound, calm, completed, kind
+from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, argument_kind, complete_call, prefer_finite
 from strategies.model.arguments import is_index
 from strategies.model.rule import Sample, overload
 
-FIRST = ("float64", "int64", "bool", "complex64")
-THEN = ("float32", "bfloat16", "int32", "float16", "float8_e4m3fn", "uint8")
+FIRST_DTYPES = ("float64", "int64", "bool", "complex64")
+FALLBACK_DTYPES = ("float32", "bfloat16", "int32", "float16", "float8_e4m3fn", "uint8")
 """Dtypes that are drawn, and those that are drawn if the op accepts none of them."""
 ATTEMPTS, MOST = 24, 6
 """Draws of one dtype, and the most that are kept."""
@@ -37,18 +37,18 @@ _SCALARS = ("lr", "scale", "found_inf", "step", "offs")
 _POSITIVE = ("var", "sq", "std", "scale", "step", "noise", "lr")
 
 
-def draw_for(op: str, dtypes: Sequence[str] = FIRST, seed: int = 0) -> list[Sample]:
-    """At most `MOST` calls for each dtype that the op accepts; if there are none, calls of other dtypes (`THEN`).
+def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0) -> list[Sample]:
+    """At most `MOST` calls for each dtype that the op accepts; if there are none, calls of other dtypes (`FALLBACK_DTYPES`).
 
     Raises `Unbound` with the most frequent error if the op rejects all.
     """
     refused: dict[str, int] = {}
     found: list[Sample] = []
     number = 0
-    for dtype in (*dtypes, *(d for d in THEN if d not in dtypes)):
+    for dtype in (*dtypes, *(d for d in FALLBACK_DTYPES if d not in dtypes)):
         if found and dtype not in dtypes:
             break
-        kept: dict[str, Bound] = {}
+        kept: dict[str, BoundCall] = {}
         rng = random.Random(zlib.crc32(f"{seed} {op} {dtype}".encode()))
         for _ in range(ATTEMPTS):
             number += 1
@@ -60,22 +60,22 @@ def draw_for(op: str, dtypes: Sequence[str] = FIRST, seed: int = 0) -> list[Samp
             kept.setdefault(str(bound.sample.arguments()), bound)
             if sum(b.finite for b in kept.values()) == MOST:
                 break
-        found += calm(kept.values())[:MOST]
+        found += prefer_finite(kept.values())[:MOST]
     if not found:
         raise Unbound(f"it refuses all {number} calls drawn for it: {max(refused, key=lambda why: refused[why])}")
     return found
 
 
-def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> Bound:
+def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> BoundCall:
     arguments = [a for a in overload(op)._schema.arguments if not a.is_out]
     shapes = next((s for word, s in _BY_DIMS.items() if word in op), _PLAIN)
     if dtype.itemsize == 1 and dtype.is_floating_point:
         shapes = _EIGHT_BITS
     draw = _Draw(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
     draw.backward = "backward" in op
-    draw.on_lists = any(kind(a) == "Tensors" for a in arguments)
+    draw.on_lists = any(argument_kind(a) == "Tensors" for a in arguments)
     values = [draw.value(a) for a in arguments]
-    return completed(op, values, f"drawn from the schema, attempt {number}")
+    return complete_call(op, values, f"drawn from the schema, attempt {number}")
 
 
 class _Draw:
@@ -95,7 +95,7 @@ class _Draw:
 
     def value(self, argument: Any) -> Any:
         """A value for the argument, or `ABSENT`."""
-        what, optional = kind(argument), str(argument.type).startswith("Optional")
+        what, optional = argument_kind(argument), str(argument.type).startswith("Optional")
         if what == "Generator" or (
             argument.kwarg_only and what in ("Layout", "Device", "MemoryFormat", "bool") and optional
         ):

@@ -20,15 +20,15 @@ DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim",
 """Names of arguments that hold dims."""
 INDICES = ("index", "indices", "idx", "target")
 """Parts of the names of arguments whose integers are positions in another tensor."""
-PLAIN = frozenset({"self", "other", "input", "tensors", "tensor1", "tensor2", "mat2", "batch1", "batch2", "vec2",
+OPERANDS = frozenset({"self", "other", "input", "tensors", "tensor1", "tensor2", "mat2", "batch1", "batch2", "vec2",
                    "value", "values", "source", "src", "x"})  # fmt: skip
 """Names of arguments whose integers are operands of arithmetic: no positions, lengths, counts or pivots."""
-SORTED = frozenset({"sorted_sequence", "boundaries"})
+SORTED_ARGUMENTS = frozenset({"sorted_sequence", "boundaries"})
 """Names of arguments whose values must be sorted: the result of a search in an unsorted tensor is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class SchemaArgument:
     """One argument of a schema; `kind` is its type as torch prints it."""
 
     name: str
@@ -40,10 +40,10 @@ class Argument:
 
 
 @functools.cache
-def schema(op: str) -> tuple[Argument, ...]:
+def schema_arguments(op: str) -> tuple[SchemaArgument, ...]:
     """The arguments of an overload, in order."""
     return tuple(
-        Argument(
+        SchemaArgument(
             name=a.name,
             kind=str(a.type),
             keyword=a.kwarg_only,
@@ -54,16 +54,16 @@ def schema(op: str) -> tuple[Argument, ...]:
     )
 
 
-def values(sample: Sample) -> dict[str, Any]:
+def argument_values(sample: Sample) -> dict[str, Any]:
     """Every argument by name, defaults included, with tensors in place.  A keyword that the schema lacks is kept."""
-    known, (args, kwargs) = schema(sample.op), sample.call.filled(sample.tensors)
+    known, (args, kwargs) = schema_arguments(sample.op), sample.call.filled(sample.tensors)
     defaults = {a.name: a.default for a in known if a.default is not ...}
     return defaults | {a.name: v for a, v in zip(known, args, strict=False)} | kwargs
 
 
-def called(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:
+def call_with(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:
     """The same op with these arguments, in the dispatcher's form; `what` is appended to its origin."""
-    known = schema(sample.op)
+    known = schema_arguments(sample.op)
     args = [given[a.name] for a in known if not a.keyword and a.name in given]
     positional = [a for a in known if not a.keyword][: len(args)]
     while args and _is_default(args[-1], positional[len(args) - 1]):
@@ -74,7 +74,7 @@ def called(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:
     return Sample(call, tuple(tensors), f"{sample.origin}, {what}")
 
 
-def _is_default(value: Any, argument: Argument) -> bool:
+def _is_default(value: Any, argument: SchemaArgument) -> bool:
     if isinstance(value, Tensor) or argument.default is ...:
         return value is argument.default
     return type(value) is type(argument.default) and bool(value == argument.default)
@@ -86,7 +86,7 @@ def with_tensors(sample: Sample, changed: Mapping[int, Tensor], what: str) -> Sa
     return replace(sample, tensors=tensors, origin=f"{sample.origin}, {what}")
 
 
-def names(sample: Sample) -> tuple[str, ...]:
+def argument_names(sample: Sample) -> tuple[str, ...]:
     """For each tensor of the call, by leaf number, the name of its argument."""
     found = {leaf: name for name, value in sample.call.named().items() for leaf in leaf_numbers(value)}
     return tuple(found.get(i, "") for i in range(len(sample.tensors)))
@@ -97,7 +97,7 @@ def is_index(name: str) -> bool:
     return any(word in name for word in INDICES)
 
 
-def is_places(x: Tensor) -> bool:
+def is_index_dtype(x: Tensor) -> bool:
     """Whether these may be positions in another tensor, by their dtype."""
     return x.dtype in (torch.int64, torch.int32)
 
@@ -116,7 +116,7 @@ _UNCHECKED = ("lengths", "offsets", "pivots", "cum_seq")
 
 
 @functools.cache
-def trusts(op: str) -> bool:
+def trusts_caller(op: str) -> bool:
     """Whether the op does not check its sizes, dims and counts.
 
     With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch 2.13:
@@ -125,4 +125,4 @@ def trusts(op: str) -> bool:
     """
     packet = op.split(".")[1]
     inner = packet.startswith(("_", "native_")) or "backward" in packet
-    return inner or any(word in a.name for a in schema(op) for word in _UNCHECKED)
+    return inner or any(word in a.name for a in schema_arguments(op) for word in _UNCHECKED)

@@ -2,7 +2,7 @@
 
 Calls are alike that have tensors of as many dims, the same kinds of numbers, and scalars of the same sign.  A rule that a
 search finds is reported with the kind of call for which it holds: `alpha < 0` is part of the rule.  A prior call,
-`again(x0, [1], True)`, is the same op called before with other arguments, where `x0` is the first tensor of the tested call.
+`prior_call_text(x0, [1], True)`, is the same op called before with other arguments, where `x0` is the first tensor of the tested call.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.concurrency import Same, brief
+from localtensor.concurrency import IdentityKey, short_repr
 from localtensor.errors import Refusal
-from localtensor.layout import Spec, is_plain, shape_text, short
+from localtensor.layout import Spec, is_standard, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
-from strategies.model.arguments import Argument, schema
-from strategies.model.code_text import literal
+from strategies.model.arguments import SchemaArgument, schema_arguments
+from strategies.model.code_text import tensor_literal
 from strategies.model.rule import Call, Leaf, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class ArgumentCondition:
     """A condition on one non-tensor argument as Python text: `alpha < 0`, `dim == 1`."""
 
     argument: str
@@ -40,25 +40,29 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     """`dims[i]` and `numbers[i]` (f, i or b) describe tensor i; `facts` describe the other arguments."""
 
     dims: tuple[int, ...]
     numbers: str
-    facts: tuple[Fact, ...]
+    facts: tuple[ArgumentCondition, ...]
 
 
-def kind_of(sample: Sample) -> Kind:
+def call_kind(sample: Sample) -> CallKind:
     """The kind of a call: operands of arithmetic by their sign, other values as they are, optional tensors by presence."""
-    letters = "".join(letter(t.dtype) for t in sample.tensors)
-    facts = [Fact(name, _condition(value, computes)) for name, value, computes in scalars(sample)]
-    facts += [
-        Fact(a.name, "is not None") for a, value in _given(sample) if "Optional" in a.kind and holds_tensor(value)
+    letters = "".join(dtype_letter(t.dtype) for t in sample.tensors)
+    facts = [
+        ArgumentCondition(name, _condition(value, computes)) for name, value, computes in non_tensor_arguments(sample)
     ]
-    return Kind(tuple(t.ndim for t in sample.tensors), letters, tuple(sorted(facts, key=str)))
+    facts += [
+        ArgumentCondition(a.name, "is not None")
+        for a, value in _given(sample)
+        if "Optional" in a.kind and holds_tensor(value)
+    ]
+    return CallKind(tuple(t.ndim for t in sample.tensors), letters, tuple(sorted(facts, key=str)))
 
 
-def scalars(sample: Sample) -> Iterator[tuple[str, Any, bool]]:
+def non_tensor_arguments(sample: Sample) -> Iterator[tuple[str, Any, bool]]:
     """The non-tensor arguments, defaults included: name, value, and whether it is a number that the op computes with."""
     for a, value in _given(sample):
         if not holds_tensor(value):
@@ -66,9 +70,9 @@ def scalars(sample: Sample) -> Iterator[tuple[str, Any, bool]]:
             yield a.name, value, computes and type(value) in (int, float)
 
 
-def _given(sample: Sample) -> list[tuple[Argument, Any]]:
+def _given(sample: Sample) -> list[tuple[SchemaArgument, Any]]:
     """The arguments of the schema that have a value, default or not, in the order of the schema."""
-    known = schema(sample.op)
+    known = schema_arguments(sample.op)
     given = {a.name: a.default for a in known if a.default is not ...} | sample.call.named()
     return [(a, given[a.name]) for a in known if a.name in given]
 
@@ -82,7 +86,7 @@ def holds_tensor(value: object) -> bool:
     return any(map(holds_tensor, value)) if isinstance(value, (list, tuple)) else type(value) is Leaf
 
 
-def letter(dtype: torch.dtype) -> str:
+def dtype_letter(dtype: torch.dtype) -> str:
     """f for floating and complex dtypes, b for booleans, i for the rest."""
     if dtype == torch.bool:
         return "b"
@@ -92,17 +96,17 @@ def letter(dtype: torch.dtype) -> str:
 def _condition(value: Any, computes: bool) -> str:
     if computes and not math.isnan(value):
         return "== 0" if value == 0 else "> 0" if value > 0 else "< 0"
-    return f"is {value}" if value is None or isinstance(value, bool) else f"== {source(value)}"
+    return f"is {value}" if value is None or isinstance(value, bool) else f"== {python_text(value)}"
 
 
-def source(value: Any) -> str:
+def python_text(value: Any) -> str:
     """Python text of the value, for a program that imports `torch`.
 
-    >>> source([torch.device("cpu"), 1.5, float("inf"), "sum"])
+    >>> python_text([torch.device("cpu"), 1.5, float("inf"), "sum"])
     "[torch.device(type='cpu'), 1.5, float('inf'), 'sum']"
     """
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(source, value))
+        inner = ", ".join(map(python_text, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
     if isinstance(value, torch.device):
         return f"torch.{value!r}"
@@ -114,16 +118,16 @@ def source(value: Any) -> str:
 _NAMES = {"inf": float("inf"), "nan": float("nan")}
 
 
-def text_of(value: Any, letter: str = "x") -> str:
+def argument_text(value: Any, letter: str = "x") -> str:
     """Python text of an argument: `x0` for the first leaf, the values for a tensor that is not a leaf."""
     if isinstance(value, Leaf):
         return f"{letter}{value.index}"
     if isinstance(value, Tensor):
-        return literal(value)
+        return tensor_literal(value)
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {text_of(one, letter)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {argument_text(one, letter)}' for name, one in value.items())}}}"
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(text_of(v, letter) for v in value)
+        inner = ", ".join(argument_text(v, letter) for v in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if inner else "()"
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!r})"
@@ -132,22 +136,22 @@ def text_of(value: Any, letter: str = "x") -> str:
 
 def arguments_text(call: Call, letter: str = "x") -> str:
     """`x0, [1], keepdim=True`."""
-    named = (f"{name}={text_of(value, letter)}" for name, value in call.kwargs)
-    return ", ".join([*(text_of(value, letter) for value in call.args), *named])
+    named = (f"{name}={argument_text(value, letter)}" for name, value in call.kwargs)
+    return ", ".join([*(argument_text(value, letter) for value in call.args), *named])
 
 
-def indexed(arguments: str) -> str:
+def with_indexed_tensors(arguments: str) -> str:
     """The same where the tensors are in a list: `x[0], [1], keepdim=True`."""
     return re.sub(r"\bx(\d+)\b", r"x[\1]", arguments)
 
 
-def again(call: Call) -> str:
-    """The text of a prior call, which names the follower: `again(x0, [1])`."""
+def prior_call_text(call: Call) -> str:
+    """The text of a prior call, which names the follower: `prior_call_text(x0, [1])`."""
     return f"again({arguments_text(call)})"
 
 
-def before(op: str, text: str) -> Call:
-    """The prior call of that text; the inverse of `again`.  Raises ValueError for other text."""
+def parse_prior_call(op: str, text: str) -> Call:
+    """The prior call of that text; the inverse of `prior_call_text`.  Raises ValueError for other text."""
     node = ast.parse(text, mode="eval").body
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "again"):
         raise ValueError(f"{text!r} is no call that came before: write again(x0, ...)")
@@ -177,11 +181,11 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{ast.unparse(node)!r} is no argument of a call")
 
 
-def others(sample: Sample, samples: Sequence[Sample]) -> Iterator[str]:
+def prior_calls(sample: Sample, samples: Sequence[Sample]) -> Iterator[str]:
     """Each different prior call among these samples: the same op, tensors of the same shapes and dtypes, other arguments."""
-    seen = {again(sample.call)}
+    seen = {prior_call_text(sample.call)}
     for other in samples:
-        name = again(replace(other.call, op=sample.op))
+        name = prior_call_text(replace(other.call, op=sample.op))
         alike = [(x.shape, x.dtype) for x in sample.tensors] == [(x.shape, x.dtype) for x in other.tensors]
         if other.op == sample.op and alike and name not in seen:
             seen.add(name)
@@ -197,12 +201,12 @@ class NoKey(Refusal):
 
 
 def _brief(value: object) -> str:
-    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else brief(value, 40)
+    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else short_repr(value, 40)
 
 
 def _has_text(placement: Placement) -> bool:
     """Whether the short text of the placement determines it."""
-    if is_plain(placement):
+    if is_standard(placement):
         return not getattr(placement, "__dict__", None)
     return type(placement) is _StridedShard and type(placement.split_factor) is int
 
@@ -210,10 +214,10 @@ def _has_text(placement: Placement) -> bool:
 def _placement_key(placement: Placement) -> Hashable:
     """Compared by `__eq__` if the class defines it itself, else by identity: an inherited one may ignore its state."""
     kind = type(placement)
-    return (kind, placement) if "__eq__" in vars(kind) and kind is not _StridedShard else Same(placement)
+    return (kind, placement) if "__eq__" in vars(kind) and kind is not _StridedShard else IdentityKey(placement)
 
 
-def spec_token(spec: Spec | None) -> Hashable:
+def spec_key(spec: Spec | None) -> Hashable:
     """The cache key of a spec: a text without the mesh's names, and the placements that have no text.
 
     Raises `NoKey` for symbolic sizes.
@@ -232,7 +236,7 @@ def spec_token(spec: Spec | None) -> Hashable:
     return (text, *textless) if textless else text
 
 
-def features(sample: Sample) -> list[tuple[int, str]]:
+def call_features(sample: Sample) -> list[tuple[int, str]]:
     """What a rule could depend on, argument by argument: dtype, number of dims, sizes of one, evenness, scalars."""
 
     def show(value: Any) -> str:
@@ -270,7 +274,7 @@ _WORTH = {1: 12, 2: 1}
 """What a new value, and a new pair of values, counts."""
 
 
-def choose(found: Sequence[Sample], most: int) -> list[Sample]:
+def diverse_subset(found: Sequence[Sample], most: int) -> list[Sample]:
     """A diverse subset of at most `most` samples of one overload, in the order of choice.
 
     Each is chosen for what it adds to those before it: new values of an argument count most, then new pairs of values.  Of
@@ -278,7 +282,7 @@ def choose(found: Sequence[Sample], most: int) -> list[Sample]:
     """
     unique: dict[str, tuple[Sample, set[Any]]] = {}
     for sample in sorted(found, key=lambda s: (max((t.numel() for t in s.tensors), default=0) < 4, s.size)):
-        seen = features(sample)
+        seen = call_features(sample)
         unique.setdefault(repr(seen), (sample, {(f,) for f in seen} | set(itertools.combinations(seen, 2))))
     left = list(unique.values())[:MOST_CANDIDATES]
     covered: set[Any] = set()

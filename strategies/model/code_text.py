@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import StridedShard, rounds, scale_of
+from localtensor.layout import StridedShard, is_inexact, max_abs
 
-FLAT = '''def flat(out):
+FLATTEN_FUNCTION = '''def flat(out):
     """All results of an op, in one list."""
     return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
 '''
 """The function of a script that flattens the results of an op."""
-COMPARED = """\
+COMPARISON_CODE = """\
         same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
         want, got = want.tolist(), got.tolist()
     elif isinstance(want, (bool, int, float)):
@@ -32,10 +32,10 @@ sys.exit(1 if wrong else 0)
 """The end of a script once `got` is gathered: it compares, prints both, and sets the exit code."""
 
 
-def literal(x: Tensor) -> str:
+def tensor_literal(x: Tensor) -> str:
     """Python text of a bitwise equal tensor, with the strides of a dense layout."""
     if x.is_complex():  # the repr of a Python complex number loses the sign of a zero, and nan
-        return f"torch.complex({literal(x.detach().real.clone())}, {literal(x.detach().imag.clone())})"
+        return f"torch.complex({tensor_literal(x.detach().real.clone())}, {tensor_literal(x.detach().imag.clone())})"
     made = f"torch.tensor({x.detach().cpu().tolist()!r}, dtype={x.dtype})"
     if x.numel() == 0:
         made = f"torch.empty({tuple(x.shape)}, dtype={x.dtype})"
@@ -47,8 +47,8 @@ def literal(x: Tensor) -> str:
 def slack_text(want: Any, slack: Tensor | None) -> str:
     """The tolerance as text: the largest finite slack, and at least 1e-9 of the result's scale; unstable elements are ignored."""
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-    real = isinstance(want, Tensor) and rounds(want)
-    return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
+    real = isinstance(want, Tensor) and is_inexact(want)
+    return f"{max([*finite, 1e-9 * float(max_abs(want)) if real else 0.0]):.3g}"
 
 
 def tensor_text(x: Any, most: int = 24) -> str:

@@ -20,7 +20,7 @@ from localtensor.layout import parse, short
 from strategies.model.rule import Call, Leaf, Rule, Sample
 
 
-class NotData(Exception):
+class NotEncodable(Exception):
     """A value without a JSON form, such as a generator or a sparse tensor."""
 
 
@@ -46,7 +46,7 @@ _CONSTANTS = {
 
 
 def value(x: Any) -> Any:
-    """The JSON form of an argument.  Raises `NotData`."""
+    """The JSON form of an argument.  Raises `NotEncodable`."""
     if x is None or isinstance(x, (bool, str)) or type(x) is int:
         return x
     if isinstance(x, float):
@@ -63,11 +63,13 @@ def value(x: Any) -> Any:
         return {_CONSTANTS[type(x)]: str(x).removeprefix("torch.")}
     if isinstance(x, Tensor):
         return {"tensor": tensor(x)}
-    raise NotData(f"an argument of type {type(x).__name__}")  # its repr may contain an address, which differs by run
+    raise NotEncodable(
+        f"an argument of type {type(x).__name__}"
+    )  # its repr may contain an address, which differs by run
 
 
 def read_value(data: Any) -> Any:
-    """The argument of that JSON form; the inverse of `value`.  Raises `NotData`."""
+    """The argument of that JSON form; the inverse of `value`.  Raises `NotEncodable`."""
     if isinstance(data, list):
         return [read_value(v) for v in data]
     if not isinstance(data, dict):
@@ -87,20 +89,20 @@ def read_value(data: Any) -> Any:
 
 
 def _constant(kind: str, name: str) -> Any:
-    """torch's constant of that kind and name.  Raises `NotData` for any other attribute of torch."""
+    """torch's constant of that kind and name.  Raises `NotEncodable` for any other attribute of torch."""
     found = getattr(torch, name, None)
     if _CONSTANTS.get(type(found)) != kind:
-        raise NotData(f"torch has no {kind} called {name!r:.60}")
+        raise NotEncodable(f"torch has no {kind} called {name!r:.60}")
     return found
 
 
 def tensor(x: Tensor) -> list[Any]:
     """`[dtype, shape, bytes, strides, device]`, elements in index order; the last two only where they are not the default.
 
-    Raises `NotData`.
+    Raises `NotEncodable`.
     """
     if not _is_dense(x):
-        raise NotData(f"a tensor of layout {x.layout}")
+        raise NotEncodable(f"a tensor of layout {x.layout}")
     plain = x.detach().cpu().resolve_conj().resolve_neg()
     raw = torch.empty(x.numel(), dtype=x.dtype).copy_(plain.reshape(-1))
     data = raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b""
@@ -141,16 +143,16 @@ def _read_on_cpu(name: str, shape: Sequence[int], data: str, strides: Sequence[i
 
 
 def sample(x: Sample) -> dict[str, Any]:
-    """The JSON form of a sample with its tensors.  Raises `NotData`."""
+    """The JSON form of a sample with its tensors.  Raises `NotEncodable`."""
     call = [value(list(x.call.args)), [[name, value(v)] for name, v in x.call.kwargs]]
     return {"op": x.call.op, "call": call, "tensors": [tensor(t) for t in x.tensors], "origin": x.origin}
 
 
-def has_form(x: Sample) -> bool:
+def is_encodable(x: Sample) -> bool:
     """Whether the sample has a JSON form."""
     try:
         value([list(x.call.args), [list(pair) for pair in x.call.kwargs]])
-    except NotData:
+    except NotEncodable:
         return False
     return all(map(_is_dense, x.tensors))
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.layout import UNSTABLE, WIDER, close, rounds, slack_of, widened
-from strategies.model.arguments import names, trusts
-from strategies.model.rule import Call, Sample, overload, results, written
+from localtensor.layout import DOUBLE_OF, MAX_JUMP_SHARE, is_inexact, measured_slack, widen_slack, within_slack
+from strategies.model.arguments import argument_names, trusts_caller
+from strategies.model.rule import Call, Sample, flat_results, overload, written_leaves
 
 STATISTICS = ("mean", "rstd", "save")
 """Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of layer norm
 ignore their strides."""
-BLIND = ("_fused_", "as_strided", "native_group_norm", "native_batch_norm", "_native_batch_norm",
+IGNORES_STRIDES = ("_fused_", "as_strided", "native_group_norm", "native_batch_norm", "_native_batch_norm",
          "_scaled_dot_product_flash_attention_for_cpu_backward")  # fmt: skip
 """Prefixes of the names of ops that ignore the strides of other arguments, too.  Measured on torch 2.13 for all overloads with
 a rule of our own: fused optimizers all arguments; group norm weight and bias, and backward all; batch norm its input if it
@@ -36,26 +36,26 @@ def strided(x: Tensor) -> Tensor:
     return torch.stack([x, x], -1)[..., 0]
 
 
-def blind(call: Call, tensors: Sequence[Tensor]) -> frozenset[int]:
+def ignoring_strides(call: Call, tensors: Sequence[Tensor]) -> frozenset[int]:
     """The tensors of a call, by leaf number, whose strides its kernel ignores.
 
     Besides those above: `out=` tensors (torch 2.13: `_softmax.out`), and integers of ops that trust their caller (torch 2.13:
     `_embedding_bag`).
     """
     outs = {a.name for a in overload(call.op)._schema.arguments if a.is_out}
-    trusting, every = trusts(call.op), call.op.split(".")[1].startswith(BLIND)
+    trusting, every = trusts_caller(call.op), call.op.split(".")[1].startswith(IGNORES_STRIDES)
 
     def ignores_strides(x: Tensor, name: str) -> bool:
         integers = trusting and not (x.dtype.is_floating_point or x.dtype.is_complex)
         return every or integers or name in outs or name.startswith(STATISTICS)
 
-    named = zip(tensors, names(Sample(call, tuple(tensors), "")), strict=True)
+    named = zip(tensors, argument_names(Sample(call, tuple(tensors), "")), strict=True)
     return frozenset(i for i, (x, name) in enumerate(named) if ignores_strides(x, name))
 
 
-def gapped(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
+def strided_copies(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Strided copies of a call's tensors, contiguous where the kernel ignores strides."""
-    dense = blind(call, tensors)
+    dense = ignoring_strides(call, tensors)
     return [x.clone(memory_format=torch.contiguous_format) if i in dense else strided(x) for i, x in enumerate(tensors)]
 
 
@@ -64,7 +64,7 @@ Function = Callable[[Sequence[Tensor]], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class OracleResult:
     """Results of one call on whole tensors; `slack[i]` is the tolerance of result i, a scalar, or inf at unstable elements.
 
     `unstable` is the largest share of unstable elements in a result.  `metadata_only` is the reason why values cannot be
@@ -79,18 +79,18 @@ class Truth:
     unstable: float = 0.0
 
 
-REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError)
+REJECTIONS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError)
 """What an op raises for arguments that it rejects; any other exception is a crash."""
 
 
-def run(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[Any, list[Any]]:
+def run_call(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[Any, list[Any]]:
     """The op's raw result, and the flat list of its results and of the arguments that it wrote to without returning them.
 
     With `mutates`, the op gets copies of the tensors.
     """
     given = [t.clone() for t in tensors] if mutates else tensors
     raw = call(given)
-    return raw, [*results(raw), *(given[leaf] for leaf in written(call))]
+    return raw, [*flat_results(raw), *(given[leaf] for leaf in written_leaves(call))]
 
 
 def mutates(name: str) -> bool:
@@ -113,35 +113,39 @@ def _incomparable(values: Sequence[Any]) -> str:
     return "complex32, which torch cannot compare: judged by metadata only" if half else ""
 
 
-def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> Truth:
-    """The oracle of a call, on the sample's tensors unless others are given.  Raises one of `REFUSALS` if the op does."""
+def run_oracle(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> OracleResult:
+    """The oracle of a call, on the sample's tensors unless others are given.  Raises one of `REJECTIONS` if the op does."""
     inputs = tuple(sample.tensors if tensors is None else tensors)
     writes = mutates(sample.op)
-    raw, flat = run(sample.call, inputs, mutates=writes)
+    raw, flat = run_call(sample.call, inputs, mutates=writes)
     outputs = tuple(flat)
     only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
     if only:
-        return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
+        return OracleResult(inputs, outputs, (None,) * len(outputs), raw, only)
     slack = _slack(
-        lambda given: run(sample.call, given, mutates=False)[1], outputs, inputs, gapped(sample.call, inputs), seed
+        lambda given: run_call(sample.call, given, mutates=False)[1],
+        outputs,
+        inputs,
+        strided_copies(sample.call, inputs),
+        seed,
     )
-    return Truth(inputs, outputs, slack, raw, "", share_unstable(slack))
+    return OracleResult(inputs, outputs, slack, raw, "", share_unstable(slack))
 
 
-def tell_stable(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> Truth | None:
+def run_stable_oracle(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> OracleResult | None:
     """The oracle of a call; None if the op rejects the call, or too many elements of a result are unstable."""
     try:
-        found = tell(sample, tensors, seed=seed)
-    except REFUSALS:
+        found = run_oracle(sample, tensors, seed=seed)
+    except REJECTIONS:
         return None
-    return found if found.unstable <= UNSTABLE else None
+    return found if found.unstable <= MAX_JUMP_SHARE else None
 
 
-def tell_function(function: Function, inputs: Sequence[Tensor], *, seed: int = 0) -> Truth:
+def run_function_oracle(function: Function, inputs: Sequence[Tensor], *, seed: int = 0) -> OracleResult:
     """The oracle of a plain function of tensors, which gets copies.  Raises what the function raises."""
     outputs = tuple(function([x.clone() for x in inputs]))
     slack = _slack(function, outputs, inputs, [strided(x) for x in inputs], seed)
-    return Truth(tuple(inputs), outputs, slack, outputs, "", share_unstable(slack))
+    return OracleResult(tuple(inputs), outputs, slack, outputs, "", share_unstable(slack))
 
 
 def _slack(
@@ -149,12 +153,14 @@ def _slack(
 ) -> tuple[Tensor | None, ...]:
     """The tolerance of each result.  The function gets fresh copies only, and may write to them."""
     others = [_rerun(function, spaced, len(outputs))]
-    if any(rounds(x) for x in inputs):
+    if any(is_inexact(x) for x in inputs):
         others += [_rerun(function, moved, len(outputs)) for moved in _perturbed(inputs, seed)]
-    slack = tuple(slack_of(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
-    if any(x.dtype in WIDER for x in inputs):
-        best = _rerun(function, [x.to(WIDER.get(x.dtype, x.dtype), copy=True) for x in inputs], len(outputs))
-        slack = tuple(widened(s, o, b) for s, o, b in zip(slack, outputs, best or [None] * len(outputs), strict=True))
+    slack = tuple(measured_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
+    if any(x.dtype in DOUBLE_OF for x in inputs):
+        best = _rerun(function, [x.to(DOUBLE_OF.get(x.dtype, x.dtype), copy=True) for x in inputs], len(outputs))
+        slack = tuple(
+            widen_slack(s, o, b) for s, o, b in zip(slack, outputs, best or [None] * len(outputs), strict=True)
+        )
     return slack
 
 
@@ -168,7 +174,7 @@ def _rerun(function: Function, tensors: Sequence[Tensor], count: int) -> Sequenc
     """The results for these inputs; empty if they are rejected, since noise moved them out of the op's domain."""
     try:
         outputs = function(tensors)
-    except REFUSALS:
+    except REJECTIONS:
         return ()
     return outputs if len(outputs) == count else ()
 
@@ -178,7 +184,7 @@ def _perturbed(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
     rng = torch.Generator().manual_seed(zlib.crc32(f"nudge {seed}".encode()))
 
     def perturb(x: Tensor) -> Tensor:
-        if not rounds(x):
+        if not is_inexact(x):
             return x.clone()
         eps = torch.finfo(x.dtype).eps
         signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
@@ -187,16 +193,16 @@ def _perturbed(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
     return [[perturb(x) for x in inputs] for _ in range(2)]
 
 
-def same_results(a: Truth, b: Truth) -> bool:
+def same_results(a: OracleResult, b: OracleResult) -> bool:
     """Whether two calls have bitwise equal results of the same shapes and dtypes (NaN equals NaN)."""
     if len(a.outputs) != len(b.outputs):
         return False
     pairs = [(x, y) for x, y in zip(a.outputs, b.outputs, strict=True) if isinstance(x, Tensor)]
     return all(isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype for x, y in pairs) and all(
-        bool(close(x, y, torch.zeros(())).all()) for x, y in pairs
+        bool(within_slack(x, y, torch.zeros(())).all()) for x, y in pairs
     )
 
 
-def agrees(got: Tensor, want: Tensor, slack: Tensor) -> bool:
+def equal_within(got: Tensor, want: Tensor, slack: Tensor) -> bool:
     """Whether two tensors of one shape are equal within the tolerance."""
-    return torch.equal(got, want) or bool(close(got, want, slack).all())
+    return torch.equal(got, want) or bool(within_slack(got, want, slack).all())

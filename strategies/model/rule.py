@@ -19,7 +19,18 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from localtensor.layout import Layout, cuts, factors_of, in_order, is_plain, order_of, parse, shape_text, short, shorts
+from localtensor.layout import (
+    Layout,
+    cut_order,
+    is_standard,
+    parse,
+    placements_in_order,
+    shape_text,
+    shard_cut,
+    short,
+    shorts,
+    split_factors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class Leaf:
 
 LEAVES = tuple(Leaf(i) for i in range(64))
 """Shared leaves: calls made of the same objects are compared faster in the propagation cache."""
-SEARCHED: Sequence[str] = ("sum", "avg", "min", "max")
+SEARCHED_KINDS: Sequence[str] = ("sum", "avg", "min", "max")
 """Partial kinds that a search tries; products are tested only where a source registers them."""
 
 
@@ -117,7 +128,7 @@ class Rule:
     @property
     def plain(self) -> bool:
         """Whether every placement is R, S or one of the five P, which have an arithmetic meaning."""
-        return all(p is None or is_plain(p) for p in (*self.inputs, *self.outputs))
+        return all(p is None or is_standard(p) for p in (*self.inputs, *self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +172,7 @@ def frozen(value: Any) -> Any:
     return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def results(out: Any) -> list[Any]:
+def flat_results(out: Any) -> list[Any]:
     """The results of an op as a flat list, non-tensors included; empty for None."""
     return [] if out is None else pytree.tree_leaves(out)
 
@@ -180,7 +191,7 @@ def _written_unreturned(name: str) -> tuple[str, ...]:
     return tuple(name for name, alias in aliases if alias.is_write and not set(alias.before_set) & returned)
 
 
-def written(call: Call) -> tuple[int, ...]:
+def written_leaves(call: Call) -> tuple[int, ...]:
     """The tensors of the call, by leaf number, that it writes to without returning them.
 
     They are compared like results, under the placements of the inputs.
@@ -223,13 +234,13 @@ class Program:
 
     def __str__(self) -> str:
         """`aten.add.Tensor on (2, 2): (S(0), R), R, then sum`: one placement where a tensor has the same on each axis."""
-        held = ", ".join(held_text(placements) for placements in self.inputs)
+        held = ", ".join(placements_text(placements) for placements in self.inputs)
         shown = f"{self.sample.op} on {self.mesh}: {held}"
         shown += f", then {self.then}" if self.then else ""
         return shown + (", a flattened submesh present" if self.flattened else "")
 
 
-def held_text(placements: tuple[Placement, ...]) -> str:
+def placements_text(placements: tuple[Placement, ...]) -> str:
     """`(S(0), R)`; one placement where it is the same on each axis."""
     return shorts(placements[:1]) if len(set(placements)) == 1 else f"({shorts(placements)})"
 
@@ -248,17 +259,17 @@ def read_layout(text: str) -> Layout:
     return tuple(parse(part) for part in _SEPARATOR.split(inner))
 
 
-def on_axes(layout: Layout, mesh: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
+def layout_on_axes(layout: Layout, mesh: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
     """The layout reduced to the mesh axes `axes`, which now have the sizes `sizes`; the shard order of each dim stays.
 
     >>> whole = read_layout("(SS(0,3), S(0))")
-    >>> on_axes(whole, (2, 3), (0, 1), (2, 2)), on_axes(whole, (2, 3), (0,), (2,))
+    >>> layout_on_axes(whole, (2, 3), (0, 1), (2, 2)), layout_on_axes(whole, (2, 3), (0,), (2,))
     ((_StridedShard(dim=0, sf=2), Shard(dim=0)), (Shard(dim=0),))
     """
     made = [layout[axis] for axis in axes]
-    for dim in sorted({cut[0] for cut in map(cuts, layout) if cut is not None}):
-        order = order_of(factors_of(layout, dim), mesh)
+    for dim in sorted({cut[0] for cut in map(shard_cut, layout) if cut is not None}):
+        order = cut_order(split_factors(layout, dim), mesh)
         left = [axes.index(axis) for axis in order or () if axis in axes]
-        for axis, placement in in_order(dim, left, sizes).items():
+        for axis, placement in placements_in_order(dim, left, sizes).items():
             made[axis] = placement
     return tuple(made)

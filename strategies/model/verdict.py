@@ -151,14 +151,14 @@ def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> 
     return CLEAN if tested else NOTHING
 
 
-CLASSES = ("real", "complex", "integer", "bool")
+DTYPE_CLASSES = ("real", "complex", "integer", "bool")
 """Classes of dtypes: a sample's class is the first of complex, real, integer and bool among its tensors."""
 ALONE, PAIRS, MESHES = "alone", "pairs", "meshes"
 """Kinds of test: the op alone on one axis; with a follower; on several axes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Unit:
+class WorkUnit:
     """A unit of work; its text is `aten.add.Tensor meshes real 2,2`."""
 
     op: str
@@ -184,17 +184,17 @@ def mesh_kind(mesh: Sequence[int]) -> str:
     return f"{len(mesh)} {'axis' if len(mesh) == 1 else 'axes'}"
 
 
-def read_unit(text: str) -> Unit:
+def read_unit(text: str) -> WorkUnit:
     """The unit of that text.
 
     >>> read_unit("aten.add.Tensor meshes real 2,3").mesh
     (2, 3)
     """
     op, trial, dtypes, mesh = text.split(" ")
-    return Unit(op, trial, dtypes, tuple(map(int, mesh.split(","))))
+    return WorkUnit(op, trial, dtypes, tuple(map(int, mesh.split(","))))
 
 
-def class_of(sample: Sample) -> str:
+def dtype_class(sample: Sample) -> str:
     """The dtype class of a sample; "real" for a call without tensors."""
     tensors: Sequence[Tensor] = sample.tensors
     if any(t.dtype.is_complex for t in tensors):
@@ -204,10 +204,10 @@ def class_of(sample: Sample) -> str:
     return "bool" if all("bool" in str(t.dtype) for t in tensors) else "integer"
 
 
-def planned(ops: Iterable[str], trials: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Unit, ...]:
+def plan_units(ops: Iterable[str], trials: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[WorkUnit, ...]:
     """Every unit of these overloads, sorted; `trials` are pairs of a kind of test and a mesh."""
-    every = itertools.product(sorted(set(ops)), trials, CLASSES)
-    return tuple(sorted(Unit(op, kind, dtypes, mesh) for op, (kind, mesh), dtypes in every))
+    every = itertools.product(sorted(set(ops)), trials, DTYPE_CLASSES)
+    return tuple(sorted(WorkUnit(op, kind, dtypes, mesh) for op, (kind, mesh), dtypes in every))
 
 
 def share(op: str, count: int) -> int:

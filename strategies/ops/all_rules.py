@@ -10,7 +10,7 @@ from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops, reductions
 from strategies.ops.nn import attention, losses, normalization, spatial
 from strategies.ops.pointwise import creation, linear, monotone, unary_binary
-from strategies.ops.semantics.rulebook import Book, Entry
+from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
 from strategies.ops.shape import joining, slices, views
 
 CALL = "strategies.ops.collected"
@@ -19,20 +19,20 @@ CALL = "strategies.ops.collected"
 class TwoRules(Refusal):
     """Two rules for one overload: which of them holds would depend on the order of the imports."""
 
-    def __init__(self, first: Entry, second: Entry) -> None:
+    def __init__(self, first: OpRule, second: OpRule) -> None:
         value = f"{first.op} of the families {first.family} ({first.where}) and {second.family} ({second.where})"
         problem = "an overload has one rule, and these are two"
         super().__init__(CALL, "entries", value, problem, "Take it out of one of the two families.")
 
 
-def collected(entries: Iterable[Entry]) -> Book:
+def collected(entries: Iterable[OpRule]) -> RuleRegistry:
     """The registry of these rules.  Raises `TwoRules` if two of them are for one overload."""
-    found: dict[str, Entry] = {}
+    found: dict[str, OpRule] = {}
     for entry in entries:
         if entry.op in found:
             raise TwoRules(found[entry.op], entry)
         found[entry.op] = entry
-    return Book(found)
+    return RuleRegistry(found)
 
 
 MODULES = (
@@ -44,5 +44,5 @@ FOREACH_RULES = on_lists(
     e for module in (linear, unary_binary, monotone, creation, matmul, reductions) for e in module.RULES
 )
 """The rules of foreach ops."""
-OUR_RULES: Book = collected((*FOREACH_RULES, *(e for module in MODULES for e in module.RULES)))
+OUR_RULES: RuleRegistry = collected((*FOREACH_RULES, *(e for module in MODULES for e in module.RULES)))
 """Every rule of our own, by overload."""

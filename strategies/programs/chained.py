@@ -11,25 +11,25 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import in_a_line
-from localtensor.layout import is_plain, rounds
-from strategies.model.call_signature import others
-from strategies.model.oracle import REFUSALS, Truth, tell
-from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, overload, results
+from localtensor.errors import error_in_one_line
+from localtensor.layout import is_inexact, is_standard
+from strategies.model.call_signature import prior_calls
+from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
+from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, flat_results, overload
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.mesh_validation import Found
-from strategies.programs.run.follow_ups import GRADS, SIMPLE
-from strategies.programs.run.program_oracle import truth_about
-from strategies.programs.run.real_run import play_all
-from strategies.programs.run.verdict import Confirmation, placements_of
-from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.finding import Candidate, Task, TaskResult, keep
-from strategies.validation.overload import CHARGES, Note, Recorder
-from strategies.validation.probe import try_claims
+from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS
+from strategies.programs.run.program_oracle import oracle_of_sample
+from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.verdict import Confirmation, layout_or_none
+from strategies.validation.claim_sources import TooManyTraces, claims
+from strategies.validation.finding import Candidate, OverloadTask, TaskResult, keep_smallest
+from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
+from strategies.validation.probe import check_claims
 
-MOST = 12
+MAX_PROGRAMS = 12
 """The default for the largest number of programs of one sample on one mesh."""
 _OF_PARTIAL = (
     "R", "times -1", "plus 1", "sum", "cast float32", "cast int64", "S(0)", "squared", "absolute", "times 2", "slice",
@@ -44,8 +44,8 @@ _OF_ITS_OWN = ("full twice", "sum", "times -1")
 """Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear."""
 
 
-def programs(
-    sample: Sample, claims: Sequence[Claim], mesh: tuple[int, ...], *, before: Sequence[Sample] = (), most: int = MOST,
+def follow_up_programs(
+    sample: Sample, claims: Sequence[Claim], mesh: tuple[int, ...], *, before: Sequence[Sample] = (), most: int = MAX_PROGRAMS,
     seed: int = 0,
 ) -> list[Program]:  # fmt: skip
     """At most `most` programs for the claims about a sample, on a mesh whose last axis has the claims' placements.
@@ -76,7 +76,7 @@ def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
     found: dict[tuple[Placement, ...], _Line] = {}
     for claim in claims:
         inputs = tuple(p or Replicate() for p in claim.rule.inputs)
-        if all(map(is_plain, inputs)) and len(inputs) == len(sample.tensors):
+        if all(map(is_standard, inputs)) and len(inputs) == len(sample.tensors):
             found.setdefault(inputs, (inputs, claim.rule.outputs))
     return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
 
@@ -89,12 +89,12 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     own = own or (_turned(_OF_SHARDS, turn) if any(isinstance(p, Shard) for p in outputs) else ())
     if writes:
         yield "base"
-    if not all(map(is_plain, outputs)):
+    if not all(map(is_standard, outputs)):
         yield from _OF_ITS_OWN
     yield from own[:1]
-    if any(map(rounds, sample.tensors)):
+    if any(map(is_inexact, sample.tensors)):
         yield tuple(GRADS)[turn % 2]
-    yield from itertools.islice(others(sample, before), 1)
+    yield from itertools.islice(prior_calls(sample, before), 1)
     if len(line[1]) > 1:
         yield f"grad of {turn % len(line[1])}"
         yield f"only {turn % len(line[1])}"
@@ -106,17 +106,19 @@ def _turned(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
     return (*names[start:], *names[:start])
 
 
-def suspects(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
+def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
     """The programs that are wrong on simulated ranks although their op alone is right; `RealRuns` confirms them.
 
     If the follow-up step is wrong on a fresh tensor with the same placements, too, the op is not the cause: then the
     program is that step, on an `alias` of the tensor.
     """
-    wrong = [(p, found) for p, found in zip(tried, play_all(tried), strict=True) if found.wrong and p.then]
-    alone = play_all([replace(p, then="") for p, _ in wrong])
+    wrong = [
+        (p, found) for p, found in zip(tried, run_simulated_programs(tried), strict=True) if found.wrong and p.then
+    ]
+    alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
     fresh = [_on_fresh_tensor(p, one) for p, _, one in left]
-    played = iter(play_all([program for program in fresh if program is not None]))
+    played = iter(run_simulated_programs([program for program in fresh if program is not None]))
     made = []
     for (program, found, _), other in zip(left, fresh, strict=True):
         own = next(played) if other is not None else None
@@ -126,14 +128,14 @@ def suspects(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
 
 def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
     """The follow-up step on a new tensor with the placements of the op's result; None if there is no such program."""
-    if program.then not in SIMPLE or not alone.heard:
+    if program.then not in RESULT_STEPS or not alone.rank_results:
         return None
     try:
-        outs = results(truth_about(program.sample, "", program.seed).raw)
-    except REFUSALS:
+        outs = flat_results(oracle_of_sample(program.sample, "", program.seed).raw)
+    except REJECTIONS:
         return None
-    for out, text in zip(outs, alone.heard[0].placements, strict=False):
-        placements = placements_of(text)
+    for out, text in zip(outs, alone.rank_results[0].placements, strict=False):
+        placements = layout_or_none(text)
         if isinstance(out, Tensor) and placements is not None and len(placements) == len(program.mesh):
             call = Call("aten.alias.default", (Leaf(0),))
             sample = Sample(call, (out.detach().clone(),), f"the result of {program.sample.op}")
@@ -141,30 +143,30 @@ def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
     return None
 
 
-MOVES = 60
+REDISTRIBUTIONS_PER_MESH = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
-Play = Callable[[Task, int, Truth, tuple[int, ...], Claimed], tuple[int, Found]]
+Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed], tuple[int, Found]]
 """A function that tries programs of one sample on one mesh: how many, and those that are wrong."""
 
 
-def with_followers(task: Task, note: Note) -> list[TaskResult]:
+def validate_with_follow_ups(task: OverloadTask, note: Note) -> list[TaskResult]:
     """The results of a task, one for each unit: follow-up ops, gradients, the same call again."""
     return _each(task, note, _pairs)
 
 
-def on_meshes(task: Task, note: Note) -> list[TaskResult]:
+def validate_on_meshes(task: OverloadTask, note: Note) -> list[TaskResult]:
     """The results of a task, one for each unit: the op on several axes, with claimed and other placements."""
     return _each(task, note, _meshes)
 
 
-def _each(task: Task, note: Note, play: Play) -> list[TaskResult]:
+def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     bench = Recorder(task)
     for number, sample in enumerate(task.samples):
         for i in bench.meshes(number):
             note(task.step(number, i))
-            result = bench.hearing(sample, task.meshes[i])
+            result = bench.result_of(sample, task.meshes[i])
             try:
                 oracle = _oracle_and_claims(sample, task.meshes[i], task.seed)
                 if isinstance(oracle, str):
@@ -177,45 +179,49 @@ def _each(task: Task, note: Note, play: Play) -> list[TaskResult]:
             result.samples += 1
             result.tried += tried
             for candidate in map(_candidate, found):
-                keep(result.suspects.setdefault(candidate.name, []), candidate, CHARGES)
+                keep_smallest(result.suspects.setdefault(candidate.name, []), candidate, KEPT_CANDIDATES)
     return bench.all()
 
 
-def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Claimed] | str:
+def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[OracleResult, Claimed] | str:
     """The oracle and the claims, or why there is none.  An exception after this step is an error of ours."""
     try:
-        truth = tell(sample, seed=seed)
-    except REFUSALS as error:
-        return in_a_line(error, 90)
+        truth = run_oracle(sample, seed=seed)
+    except REJECTIONS as error:
+        return error_in_one_line(error, 90)
     try:
         return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
     # DTensor's own rule raises these where it has no line.
-    except (*REFUSALS, TooMany, AttributeError, ArithmeticError) as error:
-        return in_a_line(error, 90)
+    except (*REJECTIONS, TooManyTraces, AttributeError, ArithmeticError) as error:
+        return error_in_one_line(error, 90)
 
 
-def _pairs(task: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed) -> tuple[int, Found]:
+def _pairs(
+    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
+) -> tuple[int, Found]:
     sample = task.samples[number]
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
         return 0, []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
-    tried = programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
-    return len(tried), suspects(tried)
+    tried = follow_up_programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
+    return len(tried), wrong_programs(tried)
 
 
-def _meshes(task: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed) -> tuple[int, Found]:
+def _meshes(
+    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
+) -> tuple[int, Found]:
     sample = task.samples[number]
     by_size = dict(_not_unsound(sample, truth, claimed, task.seed))
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
-        moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=MOVES)
-        tried += zip(moves, play_all(moves), strict=True)
-    return len(tried), mesh_validation.suspects(tried)
+        moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
+        tried += zip(moves, run_simulated_programs(moves), strict=True)
+    return len(tried), mesh_validation.smallest_wrong_programs(tried)
 
 
-def _not_unsound(sample: Sample, truth: Truth, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:
+def _not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:
     """The claims that are not unsound along one axis.  The others are reported there, and would be found again here."""
     for size, found in claimed.items():
-        instances = try_claims(sample, truth, size, found, seed=seed)
+        instances = check_claims(sample, truth, size, found, seed=seed)
         yield size, [c for c, i in zip(found, instances, strict=True) if i.verdict is not Verdict.UNSOUND]
 
 

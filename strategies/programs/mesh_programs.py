@@ -29,9 +29,19 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import COMMUTING, KINDS, Layout, agreed, cuts, has_meaning, in_order, is_plain, shorts
-from strategies.inputs.schema_samples import Pick, drawn
-from strategies.model.rule import Call, Claim, Leaf, Program, Sample, on_axes
+from localtensor.layout import (
+    COMMUTING_KINDS,
+    PARTIAL_KINDS,
+    Layout,
+    has_one_meaning,
+    is_standard,
+    is_unambiguous,
+    placements_in_order,
+    shard_cut,
+    shorts,
+)
+from strategies.inputs.schema_samples import Picker, drawn
+from strategies.model.rule import Call, Claim, Leaf, Program, Sample, layout_on_axes
 from strategies.programs.shrink.sizes import more_replicas
 
 T = TypeVar("T")
@@ -42,7 +52,7 @@ FLATTENED = (False, False, False, True)
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class PlacementChoices:
     """The choices to draw from: the claimed rows of each axis, and all placements of each tensor."""
 
     sample: Sample
@@ -51,9 +61,9 @@ class Board:
     anything: tuple[tuple[Placement, ...], ...]
 
     @classmethod
-    def of(cls, sample: Sample, claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...]) -> Board:
+    def of(cls, sample: Sample, claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...]) -> PlacementChoices:
         rows = {size: _rows(sample, claims.get(size, ())) for size in mesh}
-        return cls(sample, mesh, tuple(rows[size] for size in mesh), tuple(map(options, sample.tensors)))
+        return cls(sample, mesh, tuple(rows[size] for size in mesh), tuple(map(placement_options, sample.tensors)))
 
     @property
     def tensors(self) -> range:
@@ -68,12 +78,16 @@ def _rows(sample: Sample, claims: Sequence[Claim]) -> tuple[Row, ...]:
     """The inputs that are claimed, each once; all replicated, which is right, only where nothing else is claimed."""
     nothing = (Replicate(),) * len(sample.tensors)
     found = [tuple(p or Replicate() for p in c.rule.inputs) for c in claims]
-    return tuple(dict.fromkeys(row for row in found if row != nothing and all(map(is_plain, row)))) or (nothing,)
+    return tuple(dict.fromkeys(row for row in found if row != nothing and all(map(is_standard, row)))) or (nothing,)
 
 
-def options(x: Tensor) -> tuple[Placement, ...]:
+def placement_options(x: Tensor) -> tuple[Placement, ...]:
     """All placements that a tensor can have on one axis."""
-    return (Replicate(), *map(Shard, range(x.ndim)), *(Partial(kind) for kind in KINDS if agreed(kind, x.dtype)))
+    return (
+        Replicate(),
+        *map(Shard, range(x.ndim)),
+        *(Partial(kind) for kind in PARTIAL_KINDS if is_unambiguous(kind, x.dtype)),
+    )
 
 
 def draw_programs(
@@ -85,7 +99,7 @@ def draw_programs(
     """
     if not sample.tensors or any(t.numel() == 0 for t in sample.tensors):
         return []  # DTensor searches for a view of an empty tensor for ever (view_groups, torch 2.13)
-    board = Board.of(sample, claims, mesh)
+    board = PlacementChoices.of(sample, claims, mesh)
     number = zlib.crc32(f"{seed} {sample.op} {sample.arguments()} {mesh}".encode())  # other layouts for other calls
     hands = drawn(lambda pick: tuple(_program(board, form, pick) for form in FORMS), seed=number, budget=_hands(budget))
     found = dict.fromkeys(one for one in _dealt(hands, number) if one is not None)
@@ -110,36 +124,38 @@ def _hands(budget: int) -> int:
     return max(3, -(-budget * 3 // (2 * len(FORMS)))) if budget > 0 else 0
 
 
-def _program(board: Board, form: Form, pick: Pick) -> tuple[tuple[Layout, ...], bool] | None:
+def _program(board: PlacementChoices, form: Form, pick: Picker) -> tuple[tuple[Layout, ...], bool] | None:
     tensors, drawn_rows = board.sample.tensors, form(board, pick)
-    layouts = tuple(map(mended, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
+    layouts = tuple(map(nearest_meaningful, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
     flattened = pick(FLATTENED)
-    if not all(has_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in zip(layouts, tensors, strict=True)):
+    if not all(
+        has_one_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in zip(layouts, tensors, strict=True)
+    ):
         return None
     plain = all(p == Replicate() for layout in layouts for p in layout)
     return None if plain else (layouts, flattened)
 
 
-def mended(layout: Layout, x: Tensor, mesh: tuple[int, ...]) -> Layout:
+def nearest_meaningful(layout: Layout, x: Tensor, mesh: tuple[int, ...]) -> Layout:
     """The nearest layout with a meaning: with one kind of Partial, then with plain shards for strided ones."""
     first = next((p for p in layout if isinstance(p, Partial)), None)
     one_kind = tuple(first if first and isinstance(p, Partial) else p for p in layout)
-    if has_meaning(layout, x.shape, x.dtype, mesh):
+    if has_one_meaning(layout, x.shape, x.dtype, mesh):
         return layout
-    if has_meaning(one_kind, x.shape, x.dtype, mesh):
+    if has_one_meaning(one_kind, x.shape, x.dtype, mesh):
         return one_kind
-    return tuple(Shard(cut[0]) if (cut := cuts(p)) else p for p in one_kind)
+    return tuple(Shard(cut[0]) if (cut := shard_cut(p)) else p for p in one_kind)
 
 
 Rows = list[Row]
 """For each axis a row."""
 
 
-def _claimed(board: Board, pick: Pick) -> Rows:
+def _claimed(board: PlacementChoices, pick: Picker) -> Rows:
     return [pick(rows) for rows in board.claimed]
 
 
-def _planned(board: Board, pick: Pick) -> Rows:
+def _planned(board: PlacementChoices, pick: Picker) -> Rows:
     rows, axis, tensor = _claimed(board, pick), pick(board.axes), pick(board.tensors)
     return _with(rows, axis, tensor, pick(board.anything[tensor]))
 
@@ -149,14 +165,14 @@ def _with(rows: Rows, axis: int, tensor: int, placement: Placement) -> Rows:
     return [*rows[:axis], row, *rows[axis + 1 :]]
 
 
-def _anywhere(board: Board, pick: Pick) -> Rows:
+def _anywhere(board: PlacementChoices, pick: Picker) -> Rows:
     return [tuple(map(pick, board.anything)) for _ in board.axes]
 
 
-def _nested(board: Board, pick: Pick) -> Rows:
+def _nested(board: PlacementChoices, pick: Picker) -> Rows:
     """One claimed row with a shard on two axes or more; any placements where no shard is claimed."""
     first = pick(board.axes)
-    sharding = [row for row in board.claimed[first] if any(map(cuts, row))]
+    sharding = [row for row in board.claimed[first] if any(map(shard_cut, row))]
     if not sharding:
         return _anywhere(board, pick)
     row = pick(sharding)
@@ -164,12 +180,12 @@ def _nested(board: Board, pick: Pick) -> Rows:
     return [row if axis in (first, other) else pick([row, *board.claimed[axis]]) for axis in board.axes]
 
 
-def _another(board: Board, pick: Pick, first: int) -> int:
+def _another(board: PlacementChoices, pick: Picker, first: int) -> int:
     """Another axis; the same on a mesh of one axis."""
     return pick([axis for axis in board.axes if axis != first] or [first])
 
 
-def _reordered(board: Board, pick: Pick) -> Rows:
+def _reordered(board: PlacementChoices, pick: Picker) -> Rows:
     """The nested form with the nested shards of each tensor cut in another order."""
     rows = _nested(board, pick)
     for tensor in board.tensors:
@@ -178,12 +194,14 @@ def _reordered(board: Board, pick: Pick) -> Rows:
         if dim is None:
             continue
         axes = [axis for axis in board.axes if dims[axis] == dim]
-        for axis, placement in in_order(dim, pick(list(itertools.permutations(axes))[1:]), board.mesh).items():
+        for axis, placement in placements_in_order(
+            dim, pick(list(itertools.permutations(axes))[1:]), board.mesh
+        ).items():
             rows = _with(rows, axis, tensor, placement)
     return rows
 
 
-def _partial(board: Board, pick: Pick) -> Rows:
+def _partial(board: PlacementChoices, pick: Picker) -> Rows:
     """One tensor partial on two axes or more; the others as claimed."""
     rows = _claimed(board, pick)
     kinds = [[p for p in options if isinstance(p, Partial)] for options in board.anything]
@@ -194,11 +212,11 @@ def _partial(board: Board, pick: Pick) -> Rows:
     first = pick(board.axes)
     other = _another(board, pick, first)
     rows = _with(rows, first, tensor, kind)
-    mixed = [p for p in kinds[tensor] if {p.reduce_op, kind.reduce_op} <= COMMUTING] or [kind]
+    mixed = [p for p in kinds[tensor] if {p.reduce_op, kind.reduce_op} <= COMMUTING_KINDS] or [kind]
     return _with(rows, other, tensor, pick(mixed))
 
 
-Form = Callable[[Board, Pick], Rows]
+Form = Callable[[PlacementChoices, Picker], Rows]
 FORMS: Sequence[Form] = (_claimed, _planned, _claimed, _anywhere, _nested, _reordered, _partial, _planned)
 """The forms, with repetitions for those that are drawn twice as often."""
 
@@ -210,13 +228,13 @@ DTYPES = (torch.float64, torch.float64, torch.int64)
 COPY = "aten.clone.default"
 
 
-Move = tuple[tuple[int, ...], torch.dtype, Layout, Layout, bool]
+RedistributionDraw = tuple[tuple[int, ...], torch.dtype, Layout, Layout, bool]
 """Shape, dtype, source layout, target layout, and whether there is a flattened submesh."""
-HAND = 5
+DRAWS_PER_EXAMPLE = 5
 """The number of redistributions in one example of Hypothesis, whose examples often differ little from the one before."""
 
 
-def copy_of(x: Tensor) -> Sample:
+def copy_sample(x: Tensor) -> Sample:
     """A sample whose call only copies x."""
     return Sample(Call(COPY, (Leaf(0),)), (x,), "a redistribution without an op")
 
@@ -224,34 +242,36 @@ def copy_of(x: Tensor) -> Sample:
 def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> list[Program]:
     """At most `budget` different programs on this mesh, the same for a seed in any process."""
     hands = drawn(
-        lambda pick: tuple(_move(mesh, pick) for _ in range(HAND)), seed=seed, budget=-(-budget * 5 // 4 // HAND)
+        lambda pick: tuple(_move(mesh, pick) for _ in range(DRAWS_PER_EXAMPLE)),
+        seed=seed,
+        budget=-(-budget * 5 // 4 // DRAWS_PER_EXAMPLE),
     )
     found = dict.fromkeys(one for hand in hands for one in hand if one is not None)
     return [
-        Program(copy_of(_numbers(shape, dtype)), mesh, (source,), f"to ({shorts(target)})", seed, draw, flattened)
+        Program(copy_sample(_numbers(shape, dtype)), mesh, (source,), f"to ({shorts(target)})", seed, draw, flattened)
         for draw, (shape, dtype, source, target, flattened) in enumerate(itertools.islice(found, budget))
     ]
 
 
-def _move(mesh: tuple[int, ...], pick: Pick) -> Move | None:
+def _move(mesh: tuple[int, ...], pick: Picker) -> RedistributionDraw | None:
     shape, dtype = pick(SHAPES), pick(DTYPES)
     x = _numbers(shape, dtype)
-    source = mended(_layout(x, mesh, pick, partial=True), x, mesh)
-    target = mended(_layout(x, mesh, pick, partial=False), x, mesh)
+    source = nearest_meaningful(_layout(x, mesh, pick, partial=True), x, mesh)
+    target = nearest_meaningful(_layout(x, mesh, pick, partial=False), x, mesh)
     flattened = pick(FLATTENED)
-    meaningful = all(has_meaning(layout, shape, dtype, mesh) for layout in (source, target))
+    meaningful = all(has_one_meaning(layout, shape, dtype, mesh) for layout in (source, target))
     return (shape, dtype, source, target, flattened) if meaningful and source != target else None
 
 
-def _layout(x: Tensor, mesh: Sequence[int], pick: Pick, *, partial: bool) -> Layout:
-    every = options(x) if partial else (Replicate(), *map(Shard, range(x.ndim)))
+def _layout(x: Tensor, mesh: Sequence[int], pick: Picker, *, partial: bool) -> Layout:
+    every = placement_options(x) if partial else (Replicate(), *map(Shard, range(x.ndim)))
     form = pick(("any", "any", "nested", "reordered"))
     axes = range(len(mesh))
     if form == "any":
         return tuple(pick(every) for _ in axes)
     dim, beside = pick(range(x.ndim)), pick(every)
     order = pick([order for count in (2, len(mesh)) for order in itertools.permutations(axes, count)])
-    cut = in_order(dim, sorted(order) if form == "nested" else order, mesh)
+    cut = placements_in_order(dim, sorted(order) if form == "nested" else order, mesh)
     return tuple(cut.get(axis, beside if beside != Shard(dim) else Replicate()) for axis in axes)
 
 
@@ -262,18 +282,18 @@ def _numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (torch.arange(count, dtype=dtype) * 2 - count).reshape(shape)
 
 
-MOST_ASKED = 60
+MAX_RUNS = 60
 """The largest number of smaller programs run for one finding."""
 
 
-class Weighed(Protocol):
+class RunResult(Protocol):
     """The result of running a program, such as a `Confirmation`."""
 
     @property
     def wrong(self) -> str: ...
 
 
-def blame(program: Program, confirm: Callable[[Program], Weighed]) -> Program:
+def smallest_wrong_program(program: Program, confirm: Callable[[Program], RunResult]) -> Program:
     """The smallest program, of those on the way down, that is still wrong; the given one if no smaller one is.
 
     `confirm` runs a program.  If an op is wrong on one axis alone, the finding is that of the one-axis rule, not the
@@ -286,7 +306,7 @@ def blame(program: Program, confirm: Callable[[Program], Weighed]) -> Program:
         again = False
         for smaller in smaller_programs(program):
             runs += 1
-            if runs > MOST_ASKED:
+            if runs > MAX_RUNS:
                 return program
             if confirm(smaller).wrong:
                 program, again = smaller, True
@@ -300,11 +320,11 @@ def smaller_programs(program: Program) -> Iterator[Program]:
     for few in range(1, count):
         for axes in itertools.combinations(range(count), few):
             for sizes in _sizes(program, axes):
-                yield from _meaningful(projected(program, axes, sizes))
+                yield from _meaningful(on_some_axes(program, axes, sizes))
     for axis in range(count):
         if program.mesh[axis] > 2:
             sizes = tuple(2 if a == axis else size for a, size in enumerate(program.mesh))
-            yield from _meaningful(projected(program, range(count), sizes))
+            yield from _meaningful(on_some_axes(program, range(count), sizes))
     if program.flattened:
         yield replace(program, flattened=False)
     if program.then:
@@ -320,9 +340,9 @@ def _sizes(program: Program, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     yield from dict.fromkeys([(2,) * len(axes), own, *alone])
 
 
-def projected(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> Program:
+def on_some_axes(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> Program:
     """The program on some of its axes alone, with these sizes; without a flattened submesh on one axis."""
-    layouts = tuple(on_axes(layout, program.mesh, axes, sizes) for layout in program.inputs)
+    layouts = tuple(layout_on_axes(layout, program.mesh, axes, sizes) for layout in program.inputs)
     flattened = program.flattened and len(axes) > 1
     return replace(program, mesh=tuple(sizes), inputs=layouts, flattened=flattened)
 
@@ -330,5 +350,5 @@ def projected(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> Pr
 def _meaningful(program: Program) -> Iterator[Program]:
     given = zip(program.inputs, program.sample.tensors, strict=True)
     split = any(p != Replicate() for layout in program.inputs for p in layout)
-    if split and all(has_meaning(layout, x.shape, x.dtype, program.mesh) for layout, x in given):
+    if split and all(has_one_meaning(layout, x.shape, x.dtype, program.mesh) for layout, x in given):
         yield program

@@ -1,6 +1,6 @@
 """Validation of calls on meshes of several axes by simulated runs of DTensor, and the cause of each wrong result.
 
-The cause of a wrong program may be one axis alone, or the redistribution of the result and not the op.  `suspects` returns
+The cause of a wrong program may be one axis alone, or the redistribution of the result and not the op.  `smallest_wrong_programs` returns
 each fault once, as the smallest program that shows it.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from localtensor.errors import BadPlacement
-from localtensor.layout import Layout, has_meaning
-from strategies.model.oracle import REFUSALS
+from localtensor.layout import Layout, has_one_meaning
+from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Claim, Program, Sample, read_layout
-from strategies.programs.mesh_programs import blame, copy_of, draw_programs
-from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.real_run import play_all
+from strategies.programs.mesh_programs import copy_sample, draw_programs, smallest_wrong_program
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation
 
 Found = list[tuple[Program, Confirmation]]
@@ -26,17 +26,17 @@ MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))
 """The meshes on which every call is tried."""
 SECONDS = 0.2
 """The time that one call on one mesh may take, approximately."""
-EACH, PER_LINE = 0.02, 0.0002
+SECONDS_PER_PROGRAM, SECONDS_PER_COMBINATION = 0.02, 0.0002
 """Seconds for a program, and for each combination of one-axis lines that DTensor considers for it (torch 2.13)."""
 
 
-def affordable(claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...], seconds: float = SECONDS) -> int:
+def programs_in_time(claims: Mapping[int, Sequence[Claim]], mesh: tuple[int, ...], seconds: float = SECONDS) -> int:
     """How many programs fit in that time, given that DTensor considers every combination of a line for each axis.
 
     It does not measure time, so that two runs try the same programs.
     """
     combinations = math.prod(1 + len(claims.get(size, ())) for size in mesh)
-    return max(1, int(seconds / (EACH + PER_LINE * combinations)))
+    return max(1, int(seconds / (SECONDS_PER_PROGRAM + SECONDS_PER_COMBINATION * combinations)))
 
 
 def try_meshes(
@@ -52,50 +52,50 @@ def try_meshes(
         program
         for mesh in meshes
         for program in draw_programs(
-            sample, claims, mesh, seed=seed, budget=affordable(claims, mesh) if budget is None else budget
+            sample, claims, mesh, seed=seed, budget=programs_in_time(claims, mesh) if budget is None else budget
         )
     ]
-    return list(zip(programs, play_all(programs), strict=True))
+    return list(zip(programs, run_simulated_programs(programs), strict=True))
 
 
-def suspects(found: Found) -> Found:
+def smallest_wrong_programs(found: Found) -> Found:
     """The smallest programs that are wrong in simulation, one for each fault, in the order of `found`."""
-    run = _memoized(lambda program: play_all([program])[0])
+    run = _memoized(lambda program: run_simulated_programs([program])[0])
     by_fault: dict[str, tuple[Program, Confirmation]] = {}
     for program, confirmation in found:
         if confirmation.wrong:
-            smallest = to_blame(program, confirmation, run)
+            smallest = cause_of(program, confirmation, run)
             # Programs that differ in seed and draw alone show the same fault.
             fault = f"{replace(smallest, seed=0, draw=0)}"
             by_fault.setdefault(fault, (smallest, confirmation if smallest is program else run(smallest)))
     return list(by_fault.values())
 
 
-def to_blame(program: Program, confirmation: Confirmation, confirm: Callable[[Program], Confirmation]) -> Program:
+def cause_of(program: Program, confirmation: Confirmation, confirm: Callable[[Program], Confirmation]) -> Program:
     """The smallest program that is wrong: a redistribution without an op, if one is wrong already."""
     for moved in redistributions(program, confirmation):
         if confirm(moved).wrong:
-            return blame(moved, confirm)
-    return blame(program, confirm)
+            return smallest_wrong_program(moved, confirm)
+    return smallest_wrong_program(program, confirm)
 
 
 def redistributions(program: Program, confirmation: Confirmation) -> Iterator[Program]:
     """Programs that only gather the results of a program, and its inputs, each in its layout."""
     inputs = zip(program.sample.tensors, program.inputs, strict=True)
     for x, layout in [*_results(program, confirmation), *inputs]:
-        if len(layout) == len(program.mesh) and has_meaning(layout, x.shape, x.dtype, program.mesh):
-            yield replace(program, sample=copy_of(x), inputs=(layout,), then="")
+        if len(layout) == len(program.mesh) and has_one_meaning(layout, x.shape, x.dtype, program.mesh):
+            yield replace(program, sample=copy_sample(x), inputs=(layout,), then="")
 
 
 def _results(program: Program, confirmation: Confirmation) -> list[tuple[Tensor, Layout]]:
-    if not confirmation.heard:
+    if not confirmation.rank_results:
         return []
     try:
-        outputs = truth_of(program).outputs
-    except REFUSALS:  # a random op may refuse now what it took before
+        outputs = oracle_of_program(program).outputs
+    except REJECTIONS:  # a random op may refuse now what it took before
         return []
     made = []
-    for want, text in zip(outputs, confirmation.heard[0].placements, strict=False):
+    for want, text in zip(outputs, confirmation.rank_results[0].placements, strict=False):
         try:
             layout = read_layout(text)
         except BadPlacement:  # a plain tensor, or a placement of DTensor's own

@@ -5,7 +5,7 @@ of the mesh axes, shape, dtype and shard order; no mesh, axis names, process gro
 value and the type, because 1, 1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN equals
 itself.  An argument that cannot be held by value raises `NoKey`: such a call is not cached.
 
-A `Key` is a tuple, not a dataclass, and a spec in it a string: C hashes both, and a string only once.
+A `CallKey` is a tuple, not a dataclass, and a spec in it a string: C hashes both, and a string only once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.concurrency import (
-    AS_IT_IS,
     LIMIT,
-    THREADS,
+    SELF_KEYED_TYPES,
+    THREAD_SYNC,
+    IdentityKey,
     KeyPart,
-    Same,
     SingleFlightCache,
     Sync,
-    rare_key,
+    uncommon_value_key,
     value_key,
 )
 from localtensor.layout import Spec, StridedShard
-from localtensor.threads import SETTINGS, ambient
-from strategies.model.call_signature import NoKey, spec_token
+from localtensor.threads import SETTINGS, ambient_settings
+from strategies.model.call_signature import NoKey, spec_key
 from strategies.model.rule import Leaf, overload
 
 _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
@@ -38,7 +38,7 @@ SPECS_LIMIT = 4096
 """The number of specs known by identity.  Beyond it the table is cleared, which costs time only."""
 
 
-class Key(NamedTuple):
+class CallKey(NamedTuple):
     """The key of a call.  Calls with equal keys are propagated alike."""
 
     op: str
@@ -49,7 +49,7 @@ class Key(NamedTuple):
     ambient: tuple[Hashable, ...]
 
 
-class Keys:
+class CallKeyFactory:
     """A factory of keys.  It knows specs that it has met by identity, for speed.
 
     Thread-safe.  `settings` is whatever else its owner's answers depend on.
@@ -62,7 +62,7 @@ class Keys:
         self._limit = limit
         self._seen: dict[int, tuple[Spec, Hashable]] = {}
 
-    def of(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
+    def of(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKey:
         """The key of a call with `specs` by leaf number, and a `Leaf` in `args` and `kwargs` for each tensor.
 
         Raises `NoKey` for an argument that cannot be held by value.
@@ -76,20 +76,20 @@ class Keys:
         for value in args:
             kind = type(value)
             parts.append(
-                (Leaf, value.index) if kind is Leaf else value if kind in AS_IT_IS else value_key(value, _leaf)
+                (Leaf, value.index) if kind is Leaf else value if kind in SELF_KEYED_TYPES else value_key(value, _leaf)
             )
         named = _named(kwargs) if kwargs else ()
-        return _new(Key, (op, tuple(tokens), tuple(parts), named, self.settings, ambient()))
+        return _new(CallKey, (op, tuple(tokens), tuple(parts), named, self.settings, ambient_settings()))
 
     def _see(self, spec: Spec) -> Hashable:
-        token = spec_token(spec)
+        token = spec_key(spec)
         if len(self._seen) >= self._limit:
             self._seen.clear()
         self._seen[id(spec)] = (spec, token)  # keeps the spec alive, so that its id is not reused
         return token
 
 
-class Specs:
+class SpecInterner:
     """A table of one representative for all equal specs, so that tables by identity serve new specs, too.
 
     Lookups are fast for specs on the same mesh object.  A spec with attributes beyond its values, or with symbolic sizes,
@@ -130,12 +130,12 @@ class Specs:
         return self._known.setdefault(key, spec)
 
 
-_new: Callable[[type[Key], tuple[Any, ...]], Key] = tuple.__new__
+_new: Callable[[type[CallKey], tuple[Any, ...]], CallKey] = tuple.__new__
 
 
 def key_of(
     op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], settings: Hashable = ()
-) -> Key:
+) -> CallKey:
     """The key of a single call; see `Keys.of`.
 
     >>> from localtensor.layout.spec import Mesh
@@ -147,7 +147,7 @@ def key_of(
     >>> key.specs
     ('f32[8,4] @ 2: S(0)',)
     """
-    return Keys(settings).of(op, specs, args, kwargs)
+    return CallKeyFactory(settings).of(op, specs, args, kwargs)
 
 
 def value_token(value: Any) -> Hashable:
@@ -158,7 +158,7 @@ def value_token(value: Any) -> Hashable:
 def _leaf(value: Any) -> Hashable:
     if type(value) is Leaf:
         return (Leaf, value.index)
-    return Same(value) if isinstance(value, torch.Generator) else rare_key(value, _leaf, _no_key)
+    return IdentityKey(value) if isinstance(value, torch.Generator) else uncommon_value_key(value, _leaf, _no_key)
 
 
 def _no_key(value: Any) -> NoKey:
@@ -174,8 +174,8 @@ def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
     return tuple([(name, value_key(kwargs[name], _leaf)) for name in sorted(kwargs)])
 
 
-def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> SingleFlightCache[Any]:
-    """A shared cache by `Key` that can explain misses: `answers("rules").get(key, compute, *args)`.
+def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREAD_SYNC) -> SingleFlightCache[Any]:
+    """A shared cache by `CallKey` that can explain misses: `answers("rules").get(key, compute, *args)`.
 
     >>> from strategies.propagation.cache import key_of
     >>> kept = answers("demo")
@@ -184,10 +184,10 @@ def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> SingleFli
     >>> kept.get(sum_key(1), str), kept.explain(sum_key(-1))
     ('', 'same op; differs in: dim=[-1] vs [1]')
     """
-    return SingleFlightCache(name=name, limit=limit, sync=sync, parts=call_parts)
+    return SingleFlightCache(name=name, limit=limit, sync=sync, parts=key_parts)
 
 
-def call_parts(key: Key) -> Mapping[str, KeyPart]:
+def key_parts(key: CallKey) -> Mapping[str, KeyPart]:
     """The parts of a key by name: the op, its tensors, each argument, each ambient setting."""
     parts = {"op": KeyPart(key.op, key.op)} | _tensor_parts(key.specs)
     names = _argument_names(key.op, len(key.args))

@@ -17,36 +17,43 @@ from torch.utils import _pytree as pytree
 
 from localtensor.concurrency import Sync
 from localtensor.errors import OtherRows
-from localtensor.layout import Mesh, Spec, StridedShard, is_plain, reducible, short, strided
+from localtensor.layout import Mesh, Spec, StridedShard, is_reducible, is_standard, short, strided
 from strategies.model.rule import Call, Leaf, frozen, overload
 from strategies.ops.semantics.local_call import (
-    BadCall,
-    NoRule,
-    Piece,
+    InvalidCall,
+    LocalCall,
+    MissingRuleError,
     WouldMoveWritten,
     all_replicated,
-    checked_own,
-    made_instead,
-    nothing_own,
-    offer_of,
-    pieces_by_rank,
+    checked_rule,
+    local_calls_by_rank,
+    no_own_arguments,
+    own_arguments_function,
+    replacement_call,
     written_leaves,
 )
-from strategies.ops.semantics.rulebook import Ask, Book, Meta, OwnArguments, bound, exists
+from strategies.ops.semantics.rulebook import (
+    Meta,
+    OwnArguments,
+    RuleQuery,
+    RuleRegistry,
+    bind_arguments,
+    overload_exists,
+)
 from strategies.planner.steps.alpha_beta import Network
-from strategies.propagation.mesh_expansion import Beginning, Found, Offer, Problem, expand
-from strategies.propagation.meta_run import calm, outputs_of
+from strategies.propagation.mesh_expansion import Expansion, ExpansionProblem, LineSource, PartialExpansion, expand
+from strategies.propagation.meta_run import no_caller_modes, output_metas
 from strategies.propagation.model import Propagation, grid_text
 
-Decompose = Callable[[Book, Ask], Offer | str]
+Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
 """A function that returns the source of an op's lines by way of its decomposition; or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Afresh:
+class UncachedPropagator:
     """Propagation of calls without a cache."""
 
-    book: Book
+    book: RuleRegistry
     limit: int
     sync: Sync
     replicate_all: bool
@@ -57,8 +64,8 @@ class Afresh:
     def __call__(
         self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
     ) -> Propagation:
-        """Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`."""
-        with calm():
+        """Raises `InvalidCall`, `MissingRuleError`, `InvalidRule`, `NoMetadata` or `WouldMoveWritten`."""
+        with no_caller_modes():
             mesh = self._checked(op, specs, mesh)
             straight = [_left_to_right(op, i, spec) for i, spec in enumerate(specs)]
             problem, source = self.problem(op, straight, args, kwargs, mesh)
@@ -71,28 +78,34 @@ class Afresh:
 
     def problem(
         self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh
-    ) -> tuple[Problem, str]:
+    ) -> tuple[ExpansionProblem, str]:
         """The expansion problem of a call, and the source of its lines in words."""
         given = tuple(args)
         self._check_leaves(op, specs, given, kwargs)
         metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
         self.sync.step("propagate: metadata")
-        outputs = outputs_of(call, metas, self.lock)
-        ask = Ask(op, copy.deepcopy(bound(op, given, kwargs)), metas, outputs)
+        outputs = output_metas(call, metas, self.lock)
+        ask = RuleQuery(op, copy.deepcopy(bind_arguments(op, given, kwargs)), metas, outputs)
         self.sync.step("propagate: rule")
         offer, source, own = self._offer(op, specs, ask)
         entry = self.book.get(op)
         if entry is not None:
-            ask, call = made_instead(entry, ask, call)
+            ask, call = replacement_call(entry, ask, call)
         written = tuple(sorted(written_leaves(call).items()))
         placements = tuple(tuple(spec.placements) for spec in specs)
-        return Problem(Piece(ask, call), mesh.sizes, placements, written, offer, own, self.network), source
+        return ExpansionProblem(LocalCall(ask, call), mesh.sizes, placements, written, offer, own, self.network), source
 
     def _answer(
-        self, specs: Sequence[Spec], mesh: Mesh, problem: Problem, found: Found, best: Beginning, source: str
+        self,
+        specs: Sequence[Spec],
+        mesh: Mesh,
+        problem: ExpansionProblem,
+        found: Expansion,
+        best: PartialExpansion,
+        source: str,
     ) -> Propagation:
-        pieces, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
+        pieces, whose = local_calls_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
         wanted = [placements or spec.placements for placements, spec in zip(best.inputs, specs, strict=True)]
         texts = [repr(piece.call) for piece in pieces]  # arguments need not be hashable
         calls = list(dict.fromkeys(texts))
@@ -115,23 +128,25 @@ class Afresh:
         )
 
     def _checked(self, op: str, specs: Sequence[Spec], mesh: Mesh | None) -> Mesh:
-        """The mesh of the call.  Raises `BadCall` for an unknown op, bad specs, or specs on different meshes."""
-        if op.count(".") != 2 or not exists(op):
-            raise BadCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
+        """The mesh of the call.  Raises `InvalidCall` for an unknown op, bad specs, or specs on different meshes."""
+        if op.count(".") != 2 or not overload_exists(op):
+            raise InvalidCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
         for number, spec in enumerate(specs):
             if not isinstance(spec, Spec):
-                raise BadCall(op, f"specs[{number}]", repr(spec), "it is no Spec", "Give localtensor.layout.spec.Spec.")
+                raise InvalidCall(
+                    op, f"specs[{number}]", repr(spec), "it is no Spec", "Give localtensor.layout.spec.Spec."
+                )
             mesh = spec.mesh if mesh is None else mesh
             if spec.mesh != mesh:
-                raise BadCall(op, f"specs[{number}]", repr(spec), f"its mesh is {spec.mesh}, that before it {mesh}",
+                raise InvalidCall(op, f"specs[{number}]", repr(spec), f"its mesh is {spec.mesh}, that before it {mesh}",
                               "Put all tensors of a call on one mesh.")  # fmt: skip
             for placement in spec.placements:
                 problem = _placement_problem(placement, spec)
                 if problem:
-                    raise BadCall(op, f"specs[{number}]", repr(spec), problem,
+                    raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
                                   "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
         if mesh is None:
-            raise BadCall(
+            raise InvalidCall(
                 op, "mesh", "None", "the call has no tensor that determines its mesh", "Give mesh=Mesh.of(dp=2)."
             )
         return mesh
@@ -139,24 +154,28 @@ class Afresh:
     def _check_leaves(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         leaves = [v.index for v in pytree.tree_leaves((list(args), dict(kwargs))) if isinstance(v, Leaf)]
         if sorted(set(leaves)) != list(range(len(specs))):
-            raise BadCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
+            raise InvalidCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
                           f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
 
-    def _offer(self, op: str, specs: Sequence[Spec], ask: Ask) -> tuple[Offer, str, OwnArguments]:
+    def _offer(self, op: str, specs: Sequence[Spec], ask: RuleQuery) -> tuple[LineSource, str, OwnArguments]:
         """The source of the op's lines, the same in words, and the function of each rank's own arguments."""
         entry = self.book.get(op)
         if entry is not None:
-            return offer_of(entry), f"the rule of {entry.family} ({entry.reason}) at {entry.where}", checked_own(entry)
+            return (
+                checked_rule(entry),
+                f"the rule of {entry.family} ({entry.reason}) at {entry.where}",
+                own_arguments_function(entry),
+            )
         offer = self.decompose(self.book, ask) if self.decompose else "not tried"
         if not isinstance(offer, str):
-            return offer, "the rules of its decomposition", nothing_own
+            return offer, "the rules of its decomposition", no_own_arguments
         if self.replicate_all:
-            return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", nothing_own
+            return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", no_own_arguments
         tried = f"rule: none among {len(self.book)}; decomposition: {offer}; all replicated: not allowed"
-        raise NoRule(op, ", ".join(map(repr, specs)), tried,
+        raise MissingRuleError(op, ", ".join(map(repr, specs)), tried,
                      "Add an entry to the book, or allow Propagator(replicate_all=True).")  # fmt: skip
 
-    def _refused(self, specs: Sequence[Spec], problem: Problem) -> WouldMoveWritten:
+    def _refused(self, specs: Sequence[Spec], problem: ExpansionProblem) -> WouldMoveWritten:
         """The error for a call without a combination: all-replicate is always right, so a written tensor must not move."""
         call, leaves = problem.whole.call, [leaf for leaf, _ in problem.written]
         free = expand(replace(problem, movable=True), self.limit).best
@@ -173,20 +192,22 @@ class Afresh:
 def _left_to_right(op: str, number: int, spec: Spec) -> Spec:
     """The spec with its axes cutting from left to right, the order that rules assume.
 
-    Another order becomes strided shards of the same layout.  Raises `BadCall` if there are none.
+    Another order becomes strided shards of the same layout.  Raises `InvalidCall` if there are none.
     """
     try:
         return strided(spec)
     except OtherRows as error:
         problem = f"its axes do not cut from left to right, nor in strided shards: {str(error).removesuffix('.')}"
-        raise BadCall(op, f"specs[{number}]", repr(spec), problem,
+        raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
                       "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
 
 
 def _placement_problem(placement: Placement, spec: Spec) -> str:
     """Why a tensor of this spec cannot have the placement; or empty."""
     if isinstance(placement, Partial):
-        if type(placement) is Partial and not (is_plain(placement) and reducible(placement.reduce_op, spec.dtype)):
+        if type(placement) is Partial and not (
+            is_standard(placement) and is_reducible(placement.reduce_op, spec.dtype)
+        ):
             return f"{short(placement)} of {spec.dtype} means nothing"
         return ""
     known = type(placement) in (Replicate, Shard, StridedShard)

@@ -25,21 +25,21 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.model.rule import Call, call_of, frozen, overload, results
+from strategies.model.rule import Call, call_of, flat_results, frozen, overload
 from strategies.ops.semantics.local_call import (
     all_replicated,
-    checked_own,
+    checked_rule,
     local_meta,
-    made_instead,
-    offer_of,
-    places,
-    unfit,
+    own_arguments_function,
+    replacement_call,
+    representative_coordinates,
+    why_inapplicable,
 )
-from strategies.ops.semantics.rulebook import Ask, Book, Line, Meta, bound
-from strategies.propagation.mesh_expansion import Offer
-from strategies.propagation.meta_run import calm, on_meta
+from strategies.ops.semantics.rulebook import Meta, PlacementRule, RuleQuery, RuleRegistry, bind_arguments
+from strategies.propagation.mesh_expansion import LineSource
+from strategies.propagation.meta_run import no_caller_modes, on_meta_device
 
-MOST = 2000
+MAX_COMBINATIONS = 2000
 """The largest number of combinations of inner lines that are followed; lines beyond them are not offered."""
 
 ValuePlacements = dict[int, Placement | None]
@@ -47,23 +47,23 @@ ValuePlacements = dict[int, Placement | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class InnerCall:
     """One inner op: the rule query about it, and the numbers of the values that it takes and makes."""
 
-    ask: Ask
+    ask: RuleQuery
     takes: tuple[int, ...]
     makes: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class DecompositionTrace:
     """A recorded decomposition: the op's tensors are the first values, its results are `outputs`."""
 
-    inner: tuple[Inner, ...]
+    inner: tuple[InnerCall, ...]
     outputs: tuple[int | None, ...]
 
 
-def decomposition(book: Book, ask: Ask) -> Offer | str:
+def decomposition(book: RuleRegistry, ask: RuleQuery) -> LineSource | str:
     """The source of an op's lines by way of its decomposition; or why there is none."""
     if _decomposition_of(overload(ask.op)) is None:
         return "it has none"
@@ -74,7 +74,7 @@ def decomposition(book: Book, ask: Ask) -> Offer | str:
     if missing:
         return f"no rule for {', '.join(missing)}"
 
-    def offer(piece: Ask, ranks: int) -> tuple[Line, ...]:
+    def offer(piece: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         found = _traced(book, piece)
         if isinstance(found, str):
             return (all_replicated(piece),)
@@ -94,12 +94,12 @@ def _decomposition_of(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
 class _Recorder(TorchDispatchMode):
     """Records every op that has a rule, and decomposes those that have none."""
 
-    def __init__(self, book: Book, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, book: RuleRegistry, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self.book = book
         self.kept: list[Tensor] = list(tensors)  # keeps them alive, so that no id is used twice
         self.number = {id(x): i for i, x in enumerate(tensors)}
-        self.inner: list[Inner] = []
+        self.inner: list[InnerCall] = []
         self.writes = ""
 
     def __torch_dispatch__(
@@ -113,13 +113,15 @@ class _Recorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         call, tensors = call_of(func, args, kwargs)
-        out = on_meta(call)(tensors)
+        out = on_meta_device(call)(tensors)
         if func._schema.is_mutable:
             self.writes = str(func)
-        metas = tuple(_meta(x) if isinstance(x, Tensor) else None for x in results(out))
-        ask = Ask(str(func), bound(call.op, call.args, dict(call.kwargs)), tuple(map(_meta, tensors)), metas)
-        made = tuple(self._new(x) if isinstance(x, Tensor) else None for x in results(out))
-        self.inner.append(Inner(ask, tuple(self.number.get(id(x), -1) for x in tensors), made))
+        metas = tuple(_meta(x) if isinstance(x, Tensor) else None for x in flat_results(out))
+        ask = RuleQuery(
+            str(func), bind_arguments(call.op, call.args, dict(call.kwargs)), tuple(map(_meta, tensors)), metas
+        )
+        made = tuple(self._new(x) if isinstance(x, Tensor) else None for x in flat_results(out))
+        self.inner.append(InnerCall(ask, tuple(self.number.get(id(x), -1) for x in tensors), made))
         return out
 
     def _new(self, x: Tensor) -> int:
@@ -131,62 +133,66 @@ def _meta(x: Tensor) -> Meta:
     return Meta(tuple(x.shape), x.dtype)
 
 
-def _traced(book: Book, ask: Ask) -> Trace | str:
+def _traced(book: RuleRegistry, ask: RuleQuery) -> DecompositionTrace | str:
     """The decomposition on tensors of these shapes; or why it cannot be recorded."""
     call, decompose = _call(ask), _decomposition_of(overload(ask.op))
-    with calm():
+    with no_caller_modes():
         tensors = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in ask.tensors]
         recorder = _Recorder(book, tensors)
-        args, kwargs = on_meta(call).filled(tensors)
+        args, kwargs = on_meta_device(call).filled(tensors)
         try:
             with recorder:
                 out = decompose(*args, **kwargs) if decompose else NotImplemented
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError) as error:
             return f"it cannot be traced: {type(error).__name__}"
-    numbers = [recorder.number.get(id(x), -1) if isinstance(x, Tensor) else None for x in results(out)]
+    numbers = [recorder.number.get(id(x), -1) if isinstance(x, Tensor) else None for x in flat_results(out)]
     if out is NotImplemented or any(-1 in inner.takes for inner in recorder.inner) or -1 in numbers:
         return "it makes tensors out of sight"
     if recorder.writes:
         return f"it writes to a tensor by {recorder.writes}"
-    return Trace(tuple(recorder.inner), tuple(numbers))
+    return DecompositionTrace(tuple(recorder.inner), tuple(numbers))
 
 
-def _call(ask: Ask) -> Call:
+def _call(ask: RuleQuery) -> Call:
     schema = overload(ask.op)._schema.arguments
     args = tuple(ask[a.name] for a in schema if not a.kwarg_only)
     return Call(ask.op, args, tuple((a.name, ask[a.name]) for a in schema if a.kwarg_only))
 
 
-def _lines(book: Book, ask: Ask, trace: Trace, ranks: int) -> Iterator[Line]:
+def _lines(book: RuleRegistry, ask: RuleQuery, trace: DecompositionTrace, ranks: int) -> Iterator[PlacementRule]:
     yield all_replicated(ask)
     whole = Replicate()
     for placements, taken in _combinations(book, trace, ranks):
         inputs = tuple(placements.get(i) or whole for i in range(len(ask.tensors)))
         outputs = tuple(None if number is None else placements.get(number, whole) for number in trace.outputs)
-        line = Line(inputs, outputs)
-        if all(_holds(book, ask, trace, line, taken, ranks, rank) for rank in places(line, ask, ranks)):
+        line = PlacementRule(inputs, outputs)
+        if all(
+            _holds(book, ask, trace, line, taken, ranks, rank) for rank in representative_coordinates(line, ask, ranks)
+        ):
             yield line
 
 
-def _combinations(book: Book, trace: Trace, ranks: int) -> Sequence[tuple[ValuePlacements, tuple[Line, ...]]]:
+def _combinations(
+    book: RuleRegistry, trace: DecompositionTrace, ranks: int
+) -> Sequence[tuple[ValuePlacements, tuple[PlacementRule, ...]]]:
     """Each choice of a line for every inner op under which every value has the placement that all ops want."""
-    begun: list[tuple[ValuePlacements, tuple[Line, ...]]] = [({}, ())]
+    begun: list[tuple[ValuePlacements, tuple[PlacementRule, ...]]] = [({}, ())]
     for inner in trace.inner:
         entry = book.get(inner.ask.op)
         # The rule's query may be about another call; `_holds` checks what the op itself makes of the pieces.
-        query = made_instead(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
-        lines = offer_of(entry)(query, ranks) if entry else (all_replicated(query),)
+        query = replacement_call(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
+        lines = checked_rule(entry)(query, ranks) if entry else (all_replicated(query),)
         longer = [
             (more, (*taken, line))
             for placements, taken in begun
             for line in lines
-            if not unfit(line, inner.ask, ranks) and (more := _extended(placements, inner, line)) is not None
+            if not why_inapplicable(line, inner.ask, ranks) and (more := _extended(placements, inner, line)) is not None
         ]
-        begun = longer[:MOST]
+        begun = longer[:MAX_COMBINATIONS]
     return begun
 
 
-def _extended(placements: ValuePlacements, inner: Inner, line: Line) -> ValuePlacements | None:
+def _extended(placements: ValuePlacements, inner: InnerCall, line: PlacementRule) -> ValuePlacements | None:
     """The placements with those of one more inner op's line; None if the line wants a value elsewhere."""
     found = dict(placements)
     for number, placement in zip(inner.takes, line.inputs, strict=True):
@@ -199,10 +205,18 @@ def _extended(placements: ValuePlacements, inner: Inner, line: Line) -> ValuePla
     return found
 
 
-def _holds(book: Book, ask: Ask, trace: Trace, line: Line, taken: Sequence[Line], ranks: int, rank: int) -> bool:
+def _holds(
+    book: RuleRegistry,
+    ask: RuleQuery,
+    trace: DecompositionTrace,
+    line: PlacementRule,
+    taken: Sequence[PlacementRule],
+    ranks: int,
+    rank: int,
+) -> bool:
     """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
     tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
-    local = _traced(book, Ask(ask.op, ask.arguments, tensors, ask.outputs))
+    local = _traced(book, RuleQuery(ask.op, ask.arguments, tensors, ask.outputs))
     if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
         return False
     return all(
@@ -211,7 +225,7 @@ def _holds(book: Book, ask: Ask, trace: Trace, line: Line, taken: Sequence[Line]
     )
 
 
-def _same(book: Book, whole: Inner, piece: Inner, line: Line, ranks: int, rank: int) -> bool:
+def _same(book: RuleRegistry, whole: InnerCall, piece: InnerCall, line: PlacementRule, ranks: int, rank: int) -> bool:
     """Whether an inner call on that rank's pieces is the one that the line means for the whole inner call."""
     want, got = whole.ask, piece.ask
     if (want.op, whole.takes, whole.makes) != (got.op, piece.takes, piece.makes):
@@ -221,5 +235,5 @@ def _same(book: Book, whole: Inner, piece: Inner, line: Line, ranks: int, rank: 
     if (tensors, outputs) != (got.tensors, got.outputs):
         return False
     entry = book.get(want.op)
-    meant = {**want.arguments, **(checked_own(entry)(got, want) if entry else {})}
+    meant = {**want.arguments, **(own_arguments_function(entry)(got, want) if entry else {})}
     return all(frozen(got.arguments[name]) == frozen(value) for name, value in meant.items())

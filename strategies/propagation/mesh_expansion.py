@@ -23,32 +23,32 @@ from dataclasses import dataclass, field
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import cuts, short
-from strategies.ops.semantics.local_call import Key, Piece, pieces, unfit
-from strategies.ops.semantics.rulebook import Ask, Line, OwnArguments, Placements
-from strategies.planner.steps.alpha_beta import AxisStep, Held, Network, commute, move_axis
+from localtensor.layout import shard_cut, short
+from strategies.ops.semantics.local_call import LocalCall, LocalCallKey, distinct_local_calls, why_inapplicable
+from strategies.ops.semantics.rulebook import OptionalPlacements, OwnArguments, PlacementRule, RuleQuery
+from strategies.planner.steps.alpha_beta import AxisStep, MovedTensor, Network, partials_commute, redistribute_axis
 from strategies.propagation.model import Alternative, Grid, grid_text, microseconds
 
 LIMIT = 512
 """The default for the largest number of prefixes that a search looks at."""
-MOST_OTHERS = 32
+MAX_ALTERNATIVES = 32
 """The largest number of alternatives of each kind that are kept with an answer."""
 
-Pair = tuple[Placements, Placements]
-Offer = Callable[[Ask, int], tuple[Line, ...]]
+Pair = tuple[OptionalPlacements, OptionalPlacements]
+LineSource = Callable[[RuleQuery, int], tuple[PlacementRule, ...]]
 """The lines that a rule has for one call on an axis of so many ranks, whether or not they fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ExpansionProblem:
     """One call on a mesh: the placements of its tensors, which of them must not move, and the lines of its rule."""
 
-    whole: Piece
+    whole: LocalCall
     sizes: tuple[int, ...]
     given: tuple[tuple[Placement, ...], ...]
     written: tuple[tuple[int, int | None], ...]
     """The tensors that the call writes to, each with the number of the result that it becomes."""
-    offer: Offer
+    offer: LineSource
     own: OwnArguments
     network: Network
     movable: bool = False
@@ -56,13 +56,13 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class PartialExpansion:
     """A line for each of the first axes, with the steps, the pieces and the cost that follow from them."""
 
-    lines: tuple[Line, ...]
-    held: tuple[Held, ...]
+    lines: tuple[PlacementRule, ...]
+    held: tuple[MovedTensor, ...]
     steps: tuple[tuple[AxisStep, ...], ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LocalCall, ...]
     seconds: float
 
     @property
@@ -80,32 +80,32 @@ class Beginning:
     @property
     def order(self) -> tuple[float, int, int, str]:
         """The sort key: cost, then fewer redistribution steps, then more sharded results, then the text."""
-        sharded = sum(cuts(p) is not None for line in self.lines for p in line.outputs)
+        sharded = sum(shard_cut(p) is not None for line in self.lines for p in line.outputs)
         return self.seconds, self.moved, -sharded, f"{grid_text(self.inputs)} -> {grid_text(self.outputs)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Expansion:
     """The cheapest combination, if there is any, the alternatives, and a note if the search was cut short."""
 
-    best: Beginning | None
+    best: PartialExpansion | None
     others: tuple[Alternative, ...]
     unseen: str
 
 
 @dataclass
 class _Search:
-    problem: Problem
+    problem: ExpansionProblem
     limit: int
-    known: dict[tuple[Key, int], dict[Pair, list[Line]]] = field(default_factory=dict)
+    known: dict[tuple[LocalCallKey, int], dict[Pair, list[PlacementRule]]] = field(default_factory=dict)
     excluded: dict[Alternative, None] = field(default_factory=dict)
     visited: int = 0
 
-    def run(self) -> Found:
+    def run(self) -> Expansion:
         problem, start = self.problem, _start(self.problem)
         count = itertools.count()
         queue = [(start.order, next(count), start)]
-        done: list[Beginning] = []
+        done: list[PartialExpansion] = []
         while queue and not (done and queue[0][0][:2] > done[0].order[:2]) and self.visited < self.limit:
             beginning = heapq.heappop(queue)[2]
             self.visited += 1
@@ -118,9 +118,9 @@ class _Search:
         if not done and queue:
             done = [*self.completed([entry[2] for entry in queue])]
         done.sort(key=lambda beginning: beginning.order)
-        return Found(done[0] if done else None, self.others(done[1:], queue), self.unseen() if cut else "")
+        return Expansion(done[0] if done else None, self.others(done[1:], queue), self.unseen() if cut else "")
 
-    def completed(self, open_ones: Sequence[Beginning]) -> Iterator[Beginning]:
+    def completed(self, open_ones: Sequence[PartialExpansion]) -> Iterator[PartialExpansion]:
         """One whole combination, from the longest and then cheapest of these prefixes that has one."""
         for beginning in sorted(open_ones, key=lambda b: (-len(b.lines), b.order)):
             stack = [beginning]
@@ -131,7 +131,7 @@ class _Search:
                     return
                 stack += sorted(self.continued(last), key=lambda b: b.order, reverse=True)
 
-    def continued(self, beginning: Beginning) -> Iterator[Beginning]:
+    def continued(self, beginning: PartialExpansion) -> Iterator[PartialExpansion]:
         """The prefix with each line for the next axis that is right there."""
         problem, axis = self.problem, len(beginning.lines)
         ranks = problem.sizes[axis]
@@ -142,28 +142,28 @@ class _Search:
             else:
                 yield self.with_line(beginning, line, axis)
 
-    def with_line(self, beginning: Beginning, line: Line, axis: int) -> Beginning:
+    def with_line(self, beginning: PartialExpansion, line: PlacementRule, axis: int) -> PartialExpansion:
         problem = self.problem
         held, steps, seconds = [], [], beginning.seconds
         for tensor, want, before in zip(beginning.held, line.inputs, beginning.steps, strict=True):
-            now, more = move_axis(tensor, axis, _placement_or_replicate(want), problem.sizes, problem.network)
+            now, more = redistribute_axis(tensor, axis, _placement_or_replicate(want), problem.sizes, problem.network)
             held.append(now)
             steps.append((*before, *more))
             seconds += math.fsum(step.seconds for step in more)
         last = axis + 1 == len(problem.sizes)
-        left = () if last else pieces(beginning.pieces, line, problem.sizes[axis], problem.own)
-        return Beginning((*beginning.lines, line), tuple(held), tuple(steps), left, seconds)
+        left = () if last else distinct_local_calls(beginning.pieces, line, problem.sizes[axis], problem.own)
+        return PartialExpansion((*beginning.lines, line), tuple(held), tuple(steps), left, seconds)
 
-    def lines(self, piece: Piece, ranks: int) -> dict[Pair, list[Line]]:
+    def lines(self, piece: LocalCall, ranks: int) -> dict[Pair, list[PlacementRule]]:
         """The lines offered for a piece, grouped by placements: lines may differ in their `cut` alone."""
         key = piece.key, ranks
         if key not in self.known:
-            self.known[key] = found = dict[Pair, list[Line]]()
+            self.known[key] = found = dict[Pair, list[PlacementRule]]()
             for line in self.problem.offer(piece.ask, ranks):
                 found.setdefault((line.inputs, line.outputs), []).append(line)
         return self.known[key]
 
-    def wrong(self, beginning: Beginning, line: Line, axis: int) -> str:
+    def wrong(self, beginning: PartialExpansion, line: PlacementRule, axis: int) -> str:
         """Why the line cannot be taken next; or empty."""
         problem, ranks = self.problem, self.problem.sizes[axis]
         for leaf, result in problem.written:
@@ -175,30 +175,30 @@ class _Search:
             same = self.lines(piece, ranks).get((line.inputs, line.outputs))
             if not same:
                 return f"not offered for the piece {piece.ask.tensors}"
-            if all(unfit(other, piece.ask, ranks) for other in same):
-                return unfit(same[0], piece.ask, ranks)
+            if all(why_inapplicable(other, piece.ask, ranks) for other in same):
+                return why_inapplicable(same[0], piece.ask, ranks)
         return self.mixed(beginning, line)
 
-    def mixed(self, beginning: Beginning, line: Line) -> str:
+    def mixed(self, beginning: PartialExpansion, line: PlacementRule) -> str:
         """Why two reductions of one tensor do not commute; or empty."""
         ask = self.problem.whole.ask
         rows = [(*one.inputs, *one.outputs) for one in (*beginning.lines, line)]
         for meta, (*before, last) in zip((*ask.tensors, *ask.outputs), zip(*rows, strict=True), strict=True):
             for one in before:
-                if meta is not None and not commute(
+                if meta is not None and not partials_commute(
                     _placement_or_replicate(one), _placement_or_replicate(last), meta.dtype
                 ):
                     return f"{short(one)} and {short(last)} of one tensor do not commute"
         return ""
 
-    def exclude(self, beginning: Beginning, line: Line, reason: str) -> None:
-        if len(self.excluded) < MOST_OTHERS:
+    def exclude(self, beginning: PartialExpansion, line: PlacementRule, reason: str) -> None:
+        if len(self.excluded) < MAX_ALTERNATIVES:
             inputs = _grid([*(one.inputs for one in beginning.lines), line.inputs], len(line.inputs))
             outputs = _grid([*(one.outputs for one in beginning.lines), line.outputs], len(line.outputs))
             self.excluded.setdefault(Alternative(inputs, outputs, None, reason))
 
     def others(
-        self, done: Sequence[Beginning], queue: Sequence[tuple[object, int, Beginning]]
+        self, done: Sequence[PartialExpansion], queue: Sequence[tuple[object, int, PartialExpansion]]
     ) -> tuple[Alternative, ...]:
         """The complete combinations, then the prefixes that cost too much already, then the wrong ones."""
         rest = sorted((entry[2] for entry in queue), key=lambda b: b.order)
@@ -211,20 +211,22 @@ class _Search:
             for b in [*done, *rest]
             if b.lines
         ]  # fmt: skip
-        return (*found[:MOST_OTHERS], *self.excluded)
+        return (*found[:MAX_ALTERNATIVES], *self.excluded)
 
     def unseen(self) -> str:
         return f"not all was looked at: {self.visited} beginnings were (limit={self.limit}); another may cost less"
 
 
-def expand(problem: Problem, limit: int = LIMIT) -> Found:
+def expand(problem: ExpansionProblem, limit: int = LIMIT) -> Expansion:
     """The cheapest combination of lines, one for each axis, that is right for every piece."""
     return _Search(problem, limit).run()
 
 
-def _start(problem: Problem) -> Beginning:
-    held = [Held(m.shape, m.dtype, given) for m, given in zip(problem.whole.ask.tensors, problem.given, strict=True)]
-    return Beginning((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
+def _start(problem: ExpansionProblem) -> PartialExpansion:
+    held = [
+        MovedTensor(m.shape, m.dtype, given) for m, given in zip(problem.whole.ask.tensors, problem.given, strict=True)
+    ]
+    return PartialExpansion((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
 
 
 def _placement_or_replicate(placement: Placement | None) -> Placement:

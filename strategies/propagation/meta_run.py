@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from localtensor._util import ambient
 from localtensor.concurrency import Sync
 from localtensor.threads import AUTOCAST_DEVICES
-from strategies.model.rule import Call, Leaf, overload, results
-from strategies.ops.semantics.local_call import BadCall, NoMetadata
+from strategies.model.rule import Call, Leaf, flat_results, overload
+from strategies.ops.semantics.local_call import InvalidCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta
 
 _META = torch.device("meta")
@@ -41,21 +41,21 @@ _NO_KERNEL = (NotImplementedError, _NoDecomposition)
 _REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, OverflowError, KeyError, AttributeError)
 
 
-def outputs_of(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> tuple[Meta | None, ...]:
+def output_metas(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> tuple[Meta | None, ...]:
     """Shape and dtype of each result in a flat list, None for one that is no tensor.  All callers share `lock`.
 
-    Raises `NoMetadata` if the shapes depend on values (nonzero), `BadCall` if the op refuses the arguments.
+    Raises `NoMetadata` if the shapes depend on values (nonzero), `InvalidCall` if the op refuses the arguments.
 
     >>> import threading
     >>> from strategies.model.rule import Leaf
     >>> metas = Meta((4, 3), torch.float32), Meta((3, 2), torch.float32)
-    >>> outputs_of(Call("aten.mm.default", (Leaf(0), Leaf(1))), metas, threading.Lock())
+    >>> output_metas(Call("aten.mm.default", (Leaf(0), Leaf(1))), metas, threading.Lock())
     (f32[4,2],)
     """
-    with calm():
+    with no_caller_modes():
         return tuple(
             Meta(tuple(map(int, x.shape)), x.dtype) if isinstance(x, Tensor) else None
-            for x in results(_run(on_meta(call), tensors, lock))
+            for x in flat_results(_run(on_meta_device(call), tensors, lock))
         )
 
 
@@ -75,14 +75,14 @@ class _Shared:
             renew()
 
 
-def lock_of(sync: Sync) -> AbstractContextManager[Any]:
+def fake_mode_lock(sync: Sync) -> AbstractContextManager[Any]:
     """The lock for fake-tensor mode of all users of these services."""
     shared: _Shared = vars(sync).get("fake mode") or vars(sync).setdefault("fake mode", _Shared(sync))
     return shared.lock
 
 
 @contextmanager
-def calm() -> Iterator[None]:
+def no_caller_modes() -> Iterator[None]:
     """While active, the caller's dispatch and function modes, autograd and autocast are off.
 
     Of all ambient settings only the default dtype affects what is computed inside.
@@ -98,7 +98,7 @@ def calm() -> Iterator[None]:
         yield
 
 
-def on_meta(call: Call) -> Call:
+def on_meta_device(call: Call) -> Call:
     """The same call with `device` and `pin_memory` arguments, if any, set for the meta device."""
     names = [a.name for a in overload(call.op)._schema.arguments]
     args, kwargs = list(call.args), dict(call.kwargs)
@@ -125,7 +125,7 @@ def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any])
             if "on meta tensors" in str(error):  # the message of item()
                 raise _value_dependent(call, tensors) from error
             if attempt is _plain:
-                raise BadCall(
+                raise InvalidCall(
                     call.op, "args", _shown(call, tensors), f"the op refuses them on meta tensors: {_first_line(error)}",
                     "Call it on meta tensors of these shapes, and repair what it says.",
                 ) from error  # fmt: skip

@@ -2,10 +2,10 @@
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
-    >>> from strategies.ops.semantics.rulebook import Book, Line, rules
+    >>> from strategies.ops.semantics.rulebook import RuleRegistry, PlacementRule, rules
     >>> def rows(ask):
-    ...     yield Line((parse("S(0)"), parse("S(0)")), (parse("S(0)"),))
-    >>> book = Book.of(*rules("pointwise", "each element goes by itself", ["aten.mul.Tensor"], rows))
+    ...     yield PlacementRule((parse("S(0)"), parse("S(0)")), (parse("S(0)"),))
+    >>> book = RuleRegistry.of(*rules("pointwise", "each element goes by itself", ["aten.mul.Tensor"], rows))
     >>> mesh = Mesh.of(dp=2)
     >>> specs = [Spec(mesh, (parse(p),), (8, 4), torch.float32) for p in ("S(0)", "R")]
     >>> found = Propagator(book).propagate("aten.mul.Tensor", specs)
@@ -19,7 +19,7 @@ only if something differs on which it depends: the op, placements with their cla
 dtypes, arguments with their types, and the settings of `localtensor.threads.state.propagation_settings`.
 
 In front of that cache is a smaller one, for calls with the same spec objects, as a tensor keeps its own, or with specs
-equal to those of an earlier call (`strategies.propagation.cache.Specs`).  It is keyed by the identity of objects.  So it
+equal to those of an earlier call (`strategies.propagation.cache.SpecInterner`).  It is keyed by the identity of objects.  So it
 holds only arguments for which identity means equality (`_lasting`), and keeps all of them alive, so that no identity is
 reused.  Of the ambient settings its key has the default dtype alone: answers are computed with the others off
 (`meta_run.calm`).
@@ -42,18 +42,18 @@ import torch
 
 from localtensor._util import ambient
 from localtensor.concurrency import LIMIT as KEPT
-from localtensor.concurrency import THREADS, AtomicCounter, SingleFlightCache, Stats, Sync
+from localtensor.concurrency import THREAD_SYNC, AtomicCounter, SingleFlightCache, Stats, Sync
 from localtensor.layout import Mesh, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
-from strategies.ops.semantics.local_call import check_book
-from strategies.ops.semantics.rulebook import Book
+from strategies.ops.semantics.local_call import check_registry
+from strategies.ops.semantics.rulebook import RuleRegistry
 from strategies.planner.steps.alpha_beta import NETWORK, Network
-from strategies.propagation.cache import Key, Keys, Specs, answers
-from strategies.propagation.compute import Afresh, Decompose
+from strategies.propagation.cache import CallKey, CallKeyFactory, SpecInterner, answers
+from strategies.propagation.compute import Decompose, UncachedPropagator
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.mesh_expansion import LIMIT
-from strategies.propagation.meta_run import lock_of
+from strategies.propagation.meta_run import fake_mode_lock
 from strategies.propagation.model import Propagation
 
 _STABLE = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -61,9 +61,9 @@ _SMALL = range(-5, 257)
 """The integers of which Python has one object each; others are new objects each time."""
 _IN_ORDER = tuple(LEAVES[:count] for count in range(17))
 _default_dtype = torch.get_default_dtype
-KNOWN = 4096
+MAX_CALLS_BY_IDENTITY = 4096
 """The number of calls known by identity.  Beyond it the table is cleared, which costs time only."""
-KEPT_OF = 32
+STORE_ONE_OF = 32
 """One of so many calls with specs equal to known ones is added to the table by identity."""
 ANYWHERE = sys.maxsize
 """The position of an op's list argument if it varies."""
@@ -75,7 +75,7 @@ class Propagator:
 
     `limit` is the number of prefixes of combinations that the search looks at for one call, `kept` the number of cached
     answers.  An op without a rule runs by its decomposition, unless `decompose` is None, else with all tensors
-    replicated if `replicate_all`.  Raises `BadRule` for a registry with an invalid rule.
+    replicated if `replicate_all`.  Raises `InvalidRule` for a registry with an invalid rule.
     """
 
     __slots__ = (
@@ -93,20 +93,20 @@ class Propagator:
     )
 
     def __init__(
-        self, book: Book, *, limit: int = LIMIT, sync: Sync = THREADS, replicate_all: bool = False,
+        self, book: RuleRegistry, *, limit: int = LIMIT, sync: Sync = THREAD_SYNC, replicate_all: bool = False,
         decompose: Decompose | None = decomposition, network: Network = NETWORK, kept: int = KEPT,
     ) -> None:  # fmt: skip
-        check_book(book)
+        check_registry(book)
         # The owner may change the book, which is a mapping; cached answers must not depend on that.
         own = replace(book, entries=MappingProxyType(dict(book.entries)))
-        self._afresh = Afresh(own, limit, sync, replicate_all, decompose, network, lock_of(sync))
-        self._keys = Keys()
+        self._afresh = UncachedPropagator(own, limit, sync, replicate_all, decompose, network, fake_mode_lock(sync))
+        self._keys = CallKeyFactory()
         self._cache: SingleFlightCache[Propagation] = answers("propagate", limit=kept, sync=sync)
         self._names: dict[torch._ops.OpOverload, str] = {}
         # Replaced by `clear`, so that calls in progress do not fill the new one.
         self._same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._listed: dict[Any, int] = {}  # the position of the list argument, for ops called with lists
-        self._specs, self._turn = Specs(), itertools.count()
+        self._specs, self._turn = SpecInterner(), itertools.count()
         self._hits = AtomicCounter()
         self._hit = self._hits.add
         ambient.add_cache(self)
@@ -118,7 +118,7 @@ class Propagator:
         """How the call runs; `args` and `kwargs` hold a `Leaf(i)` for the tensor of `specs[i]`.
 
         Without `args` the arguments are the tensors, in their order.  `mesh` is for calls without a tensor.
-        Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`; none of them is cached.
+        Raises `InvalidCall`, `MissingRuleError`, `InvalidRule`, `NoMetadata` or `WouldMoveWritten`; none of them is cached.
         """
         if args is None:
             args = _IN_ORDER[len(specs)] if len(specs) < len(_IN_ORDER) else tuple(map(leaf_at, range(len(specs))))
@@ -156,7 +156,7 @@ class Propagator:
             found = self._looked_up(known[0], specs, args, kwargs, None)
         else:
             found = self.propagate(known[0], firsts, args, kwargs)
-            if next(self._turn) % KEPT_OF:  # specs made for each call would fill the table
+            if next(self._turn) % STORE_ONE_OF:  # specs made for each call would fill the table
                 return found
         self._remember(same, known, where, found, specs, args, kwargs)
         return found
@@ -173,7 +173,7 @@ class Propagator:
             if self._listed.setdefault(known[0], place) != place:  # keys with a position are for one position only
                 self._listed[known[0]] = ANYWHERE
         elif _lasting(values):
-            if len(same) >= KNOWN:
+            if len(same) >= MAX_CALLS_BY_IDENTITY:
                 same.clear()
             same[known] = (found, *specs, *(tuple(value) if type(value) is list else value for value in values))
 
@@ -203,7 +203,7 @@ class Propagator:
 
     def _key(
         self, name: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
-    ) -> Key:
+    ) -> CallKey:
         """The key of the answer; specs include the sizes of their mesh.  Raises `NoKey`."""
         key = self._keys.of(name, specs, args, kwargs)
         return key if specs else key._replace(settings=("mesh", mesh and mesh.sizes))
@@ -215,7 +215,7 @@ class Propagator:
 
     def clear(self) -> None:
         """Empty the cache."""
-        self._same, self._specs = {}, Specs()
+        self._same, self._specs = {}, SpecInterner()
         self._cache.clear()
 
     def after_fork(self) -> None:

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
-from strategies.base.journal import BadJournal, Line, Read, of_kind, read, unlike
-from strategies.model.oracle import REFUSALS
+from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
+from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program
-from strategies.model.verdict import Counts, Crash, Finding, Report, Unit, Verdict, mesh_kind, planned, read_unit
-from strategies.programs.repro.script import program_script, script, usable, writable
-from strategies.programs.run.local_inputs import held_of
-from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.real_run import RealRuns
-from strategies.programs.run.verdict import Confirmation, picture, program_picture
+from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
+from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
+from strategies.programs.run.local_inputs import local_inputs_of
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.real_run import ProgramRealRuns
+from strategies.programs.run.verdict import Confirmation, program_rank_diagram, rank_diagram
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, Settled, TaskResult, case_of, of_suspect
+from strategies.validation.finding import Candidate, RuleOutcome, TaskResult, case_of, finding_of_candidate
 
 
 def first_line(
@@ -35,15 +35,15 @@ def first_line(
     return {**settings_line, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
 
 
-def plan(begin: Line) -> tuple[Unit, ...]:
+def planned_units(begin: Line) -> tuple[WorkUnit, ...]:
     """Every unit of the run that a journal's first line describes, those of other shards included."""
-    return planned(begin["ops"], [(kind, tuple(mesh)) for kind, mesh in begin["trials"]])
+    return plan_units(begin["ops"], [(kind, tuple(mesh)) for kind, mesh in begin["trials"]])
 
 
 def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Report:
     """The report on these lines, in any order.  Of a rule with two outcomes the worse verdict counts."""
-    results = sorted((finding.read_task(line) for line in of_kind(lines, "unit")), key=lambda r: r.unit)
-    settled = sorted((finding.read_settled(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
+    results = sorted((finding.read_task(line) for line in lines_of_kind(lines, "unit")), key=lambda r: r.unit)
+    settled = sorted((finding.read_outcome(line) for line in lines_of_kind(lines, "settled")), key=lambda s: s.name)
     found = _placed(_worst(settled), settled, results) + _missing(results)
     named = {f.name for f in found}
     cleared = {s.name for s in settled if s.finding is None}
@@ -67,11 +67,11 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         _counts(results, found, clean, untestable, crashed),
         tuple(sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))), tuple(crashed),
         tuple(sorted(untestable.items())), tuple(sorted(refused.items())), tuple(begin["ignored"]), tuple(seconds),
-        sum(unit not in done for unit in plan(begin)),
+        sum(unit not in done for unit in planned_units(begin)),
     )  # fmt: skip
 
 
-def _worst(settled: Iterable[Settled]) -> list[Finding]:
+def _worst(settled: Iterable[RuleOutcome]) -> list[Finding]:
     worst: dict[str, Finding] = {}
     for s in settled:
         if s.finding is None:
@@ -82,7 +82,7 @@ def _worst(settled: Iterable[Settled]) -> list[Finding]:
     return list(worst.values())
 
 
-def _placed(found: Iterable[Finding], settled: Iterable[Settled], results: Iterable[TaskResult]) -> list[Finding]:
+def _placed(found: Iterable[Finding], settled: Iterable[RuleOutcome], results: Iterable[TaskResult]) -> list[Finding]:
     """The findings with the kinds of all units that suspected them, under the names that the rules had before shrinking."""
     called = {s.name: s.finding.name for s in settled if s.finding}
     called |= {s.name: called[s.same_as] for s in settled if s.same_as in called}
@@ -104,7 +104,7 @@ def _missing(results: Iterable[TaskResult]) -> list[Finding]:
     """Each missing rule once, by its smallest instance."""
     found: dict[str, Finding] = {}
     for instance in (i for r in results for i in r.missing):
-        one = finding.of_instance(instance, instance.evidence.reason)
+        one = finding.finding_of_instance(instance, instance.evidence.reason)
         if one.name not in found or _rank(one) < _rank(found[one.name]):
             found[one.name] = one
     return list(found.values())
@@ -112,7 +112,7 @@ def _missing(results: Iterable[TaskResult]) -> list[Finding]:
 
 def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
     """Crashes and refusals during the capture of samples.  Each shard captures all samples: one line is enough."""
-    first = next(of_kind(lines, "captured"), None)
+    first = next(lines_of_kind(lines, "captured"), None)
     if first is None:
         return [], Counter()
     return [Crash(*crash) for crash in first["crashed"]], Counter(first["refused"])
@@ -136,25 +136,25 @@ def _counts(
     )  # fmt: skip
 
 
-MERGES = "localtensor merge"
+MERGE_CALL = "localtensor merge"
 
 
-class Gap(BadJournal):
+class IncompleteRun(BadJournal):
     """Units that no journal holds, or that two hold."""
 
 
-def merged(paths: Sequence[Path]) -> tuple[Line, list[Line], list[str]]:
+def merged_run(paths: Sequence[Path]) -> tuple[Line, list[Line], list[str]]:
     """The first line of the run as a whole, all lines, and a sentence for each truncated last line.
 
-    Raises `BadJournal` for a file that is no journal or of another run, and `Gap` where a unit is missing or
+    Raises `BadJournal` for a file that is no journal or of another run, and `IncompleteRun` where a unit is missing or
     in two journals, or a suspected rule has no outcome.
     """
-    found = [(path, read(path, MERGES)) for path in paths]
+    found = [(path, load_journal(path, MERGE_CALL)) for path in paths]
     first = found[0][1].begin
     common = {name: value for name, value in first.items() if name != "shard"}
     for path, one in found[1:]:
-        if problem := unlike(one.begin, common) or _other_plan(first, one.begin):
-            raise BadJournal(path, f"it is of another run than {paths[0]}: {problem}", "Merge one run.", MERGES)
+        if problem := run_difference(one.begin, common) or _other_plan(first, one.begin):
+            raise BadJournal(path, f"it is of another run than {paths[0]}: {problem}", "Merge one run.", MERGE_CALL)
     _complete(first, found)
     lines = [line for _, one in found for line in one.lines]
     return {**common, "shard": None}, lines, [one.cut for _, one in found if one.cut]
@@ -167,27 +167,27 @@ def _other_plan(first: Line, other: Line) -> str:
     return f"{len(apart)} overloads are in one plan only ({apart[0]}, say)"
 
 
-def _complete(begin: Line, found: Sequence[tuple[Path, Read]]) -> None:
-    held: dict[Unit, Path] = {}
+def _complete(begin: Line, found: Sequence[tuple[Path, JournalLines]]) -> None:
+    held: dict[WorkUnit, Path] = {}
     for path, one in found:
-        for line in of_kind(one.lines, "unit"):
+        for line in lines_of_kind(one.lines, "unit"):
             unit = read_unit(line["unit"])
             if unit in held:
-                raise Gap(path, f"{unit} is in {held[unit]} as well", "Name each journal once.", MERGES)
+                raise IncompleteRun(path, f"{unit} is in {held[unit]} as well", "Name each journal once.", MERGE_CALL)
             held[unit] = path
-    missing = [unit for unit in plan(begin) if unit not in held]
+    missing = [unit for unit in planned_units(begin) if unit not in held]
     if missing:
         shards = _shards(begin, found)
-        problem = f"{len(missing)} of {len(plan(begin))} units are in none of the journals ({missing[0]}, say{shards})"
-        raise Gap(found[0][0], problem, "Run the other shards, or go on with those by --resume.", MERGES)
+        problem = f"{len(missing)} of {len(planned_units(begin))} units are in none of the journals ({missing[0]}, say{shards})"
+        raise IncompleteRun(found[0][0], problem, "Run the other shards, or go on with those by --resume.", MERGE_CALL)
     for path, one in found:
-        left = sorted(_suspected(one) - {line["rule"] for line in of_kind(one.lines, "settled")})
+        left = sorted(_suspected(one) - {line["rule"] for line in lines_of_kind(one.lines, "settled")})
         if left:
             problem = f"{len(left)} suspected rules were not confirmed yet ({left[0]}, say)"
-            raise Gap(path, problem, "Go on with it by --resume.", MERGES)
+            raise IncompleteRun(path, problem, "Go on with it by --resume.", MERGE_CALL)
 
 
-def _shards(begin: Line, found: Sequence[tuple[Path, Read]]) -> str:
+def _shards(begin: Line, found: Sequence[tuple[Path, JournalLines]]) -> str:
     given = [one.begin["shard"] for _, one in found if one.begin["shard"]]
     if not given:
         return ""
@@ -195,9 +195,9 @@ def _shards(begin: Line, found: Sequence[tuple[Path, Read]]) -> str:
     return f"; shard {', '.join(f'{number}/{given[0][1]}' for number in lacking)} is not among them" if lacking else ""
 
 
-def _suspected(one: Read) -> set[str]:
+def _suspected(one: JournalLines) -> set[str]:
     names: set[str] = set()
-    for line in of_kind(one.lines, "unit"):
+    for line in lines_of_kind(one.lines, "unit"):
         names.update(line.get("suspects", {}))
         names.update(line.get("whole", {}) if one.begin["confirm"] != "none" else {})
     return names
@@ -213,23 +213,23 @@ def write(path: Path, begin: Line, lines: Sequence[Line]) -> None:
     write_lines(path, rows())
 
 
-def unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[Settled]:
+def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[RuleOutcome]:
     """The outcome of each rule under --confirm none: all of them stay Suspect."""
     for name, (first, *_) in suspects.items():
         reason = f"{first.instance.evidence.reason} (not confirmed: --confirm none was asked for)"
-        yield Settled(name, of_suspect(first, Verdict.SUSPECT, reason))
+        yield RuleOutcome(name, finding_of_candidate(first, Verdict.SUSPECT, reason))
 
 
-class Session:
+class RealConfirmation:
     """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
 
     A rule that is wrong there too is Unsound.  A rule that is right there is cleared, if the probe could not judge it.
     """
 
-    def __init__(self, real_runs: RealRuns, backend: str, seed: int, module: str) -> None:
+    def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, module: str) -> None:
         self._real_runs, self._backend, self._seed, self._module = real_runs, backend, seed, module
 
-    def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[Settled]:
+    def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[RuleOutcome]:
         """The outcome of each rule as soon as it is known, by the first of its cases that goes wrong, or by the last.
 
         `suspected` are the rules that the probe found wrong; it could not judge the others.
@@ -251,41 +251,41 @@ class Session:
     def _run_for_real(self, candidate: Candidate) -> Confirmation:
         if candidate.program is not None:
             try:
-                truth_of(candidate.program)
-                held_of(candidate.program)
-            except (*REFUSALS, LocalTensorError) as error:  # the journal was written by another version of this tool
+                oracle_of_program(candidate.program)
+                local_inputs_of(candidate.program)
+            except (*REJECTIONS, LocalTensorError) as error:  # the journal was written by another version of this tool
                 return Confirmation("", f"no such program: {error}")
             return self._real_runs.confirm_program(candidate.program)
         return _same_refusal(candidate, self._real_runs.confirm(case_of(candidate.instance, self._seed)))
 
-    def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> Settled:
+    def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
         sample = candidate.instance.sample
         crash = None
         if outcome.failed:
             crash = Crash(sample.op, f"{sample.op}({', '.join(sample.arguments())})", outcome.note, outcome.failed)
         if outcome.wrong:
-            return Settled(name, self._unsound(candidate, outcome), crash)
+            return RuleOutcome(name, self._unsound(candidate, outcome), crash)
         if not suspected:
-            return Settled(name, None, crash)
+            return RuleOutcome(name, None, crash)
         reason = f"{candidate.instance.evidence.reason} (not confirmed: {outcome.note})"
-        return Settled(name, of_suspect(candidate, Verdict.SUSPECT, reason), crash)
+        return RuleOutcome(name, finding_of_candidate(candidate, Verdict.SUSPECT, reason), crash)
 
     def _unsound(self, candidate: Candidate, outcome: Confirmation) -> Finding:
-        found = of_suspect(candidate, Verdict.UNSOUND, outcome.wrong)
+        found = finding_of_candidate(candidate, Verdict.UNSOUND, outcome.wrong)
         evidence = candidate.instance.evidence
         got, want = outcome.got or evidence.got, outcome.want or evidence.want
         confirmed = replace(found, confirmed_on=self._backend, got=got, want=want)
         if candidate.program is not None:
             return _shown(candidate.program, confirmed, outcome, self._module)
         case = case_of(candidate.instance, self._seed)
-        text = script(case, outcome.wrong, "{name}", self._module) if usable(case) else ""
-        return replace(confirmed, picture=picture(case, outcome.heard), script=text)
+        text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
+        return replace(confirmed, picture=rank_diagram(case, outcome.rank_results), script=text)
 
 
 def _shown(program: Program, confirmed: Finding, outcome: Confirmation, module: str) -> Finding:
-    truth = truth_of(program)
-    text = program_script(program, outcome.wrong, "{name}", module, truth) if writable(program) else ""
-    return replace(confirmed, picture=program_picture(program, truth, outcome.heard), script=text)
+    truth = oracle_of_program(program)
+    text = program_script(program, outcome.wrong, "{name}", module, truth) if is_writable_program(program) else ""
+    return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
 
 
 def _same_refusal(candidate: Candidate, outcome: Confirmation) -> Confirmation:

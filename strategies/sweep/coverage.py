@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.model.verdict import Verdict
-from strategies.torch_api.population import FAMILIES, Member
+from strategies.torch_api.population import FAMILIES, RegisteredOverload
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
 """The verdicts that are proved; an unconfirmed suspect is not."""
@@ -30,7 +30,7 @@ class OverloadCoverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FamilyCoverage:
     """The counts of one family of overloads; `able` are those that the device can run."""
 
     family: str
@@ -49,20 +49,22 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class SweepCoverage:
     """The table.  `others` counts tested overloads outside the registries: DTensor decomposes them."""
 
     torch: str
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[FamilyCoverage, ...]
     cannot: tuple[Reason, ...]
     unexercised: tuple[Reason, ...]
     undecided: tuple[Reason, ...]
     others: int = 0
 
     @property
-    def total(self) -> Row:
-        return Row("all", *(sum(getattr(row, f.name) for row in self.rows) for f in fields(Row)[1:]))
+    def total(self) -> FamilyCoverage:
+        return FamilyCoverage(
+            "all", *(sum(getattr(row, f.name) for row in self.rows) for f in fields(FamilyCoverage)[1:])
+        )
 
     @property
     def share(self) -> float:
@@ -75,16 +77,16 @@ class Coverage:
         return self.total.decided / self.total.able if self.total.able else 1.0
 
 
-def table(
-    members: Sequence[Member], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
-) -> Coverage:
+def coverage_table(
+    members: Sequence[RegisteredOverload], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
+) -> SweepCoverage:
     """The coverage of these overloads.  Every one is in the counts, and each that is not decided has a reason."""
     rows = tuple(_row(name, members, tried) for name in _families(members))
     able = [m for m in members if not m.cannot]
     missed = [m for m in able if not _of(m, tried).samples]
     open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]
     names = {m.op for m in members}
-    return Coverage(
+    return SweepCoverage(
         torch,
         device,
         rows,
@@ -95,25 +97,25 @@ def table(
     )
 
 
-def _families(members: Sequence[Member]) -> list[str]:
+def _families(members: Sequence[RegisteredOverload]) -> list[str]:
     there = {m.family for m in members}
     return [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
 
 
-def _of(member: Member, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:
+def _of(member: RegisteredOverload, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:
     return tried.get(member.op, OverloadCoverage())
 
 
-def _why(member: Member, tried: Mapping[str, OverloadCoverage], default: str) -> str:
+def _why(member: RegisteredOverload, tried: Mapping[str, OverloadCoverage], default: str) -> str:
     return next((reason for reason in _of(member, tried).reasons if reason), default)
 
 
-def _row(name: str, members: Sequence[Member], tried: Mapping[str, OverloadCoverage]) -> Row:
+def _row(name: str, members: Sequence[RegisteredOverload], tried: Mapping[str, OverloadCoverage]) -> FamilyCoverage:
     own = [m for m in members if m.family == name]
     able = [m for m in own if not m.cannot]
     exercised = [m for m in able if _of(m, tried).samples]
     decided = [m for m in exercised if _of(m, tried).verdicts & DECIDED]
-    return Row(name, len(own), len(able), len(exercised), len(decided))
+    return FamilyCoverage(name, len(own), len(able), len(exercised), len(decided))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> tuple[Reason, ...]:
@@ -125,7 +127,7 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> tuple[Reason, ...]:
     return tuple(sorted(found, key=lambda r: (-len(r.ops), r.text)))
 
 
-def as_json(coverage: Coverage) -> str:
+def as_json(coverage: SweepCoverage) -> str:
     """The coverage as JSON text, keys in order, the same for the same coverage."""
     body = asdict(coverage) | {
         "schema": 1,
@@ -136,7 +138,7 @@ def as_json(coverage: Coverage) -> str:
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
 
 
-def rendered(coverage: Coverage) -> Group:
+def render(coverage: SweepCoverage) -> Group:
     """The coverage for a terminal: the table by family, then every reason with its overloads."""
     shown = Table(title=f"DTensor's registered overloads in torch {coverage.torch} on {coverage.device}")
     for heading in ("family", "registered", f"a {coverage.device.upper()} can run", "exercised", "with a verdict"):

@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, cast
 
 from localtensor._util import pickling
-from localtensor.processes import deaf
-from strategies.base.signals import gently
-from strategies.base.worker_pool import Answer, Lost, Work, serve
+from localtensor.processes import sigint_blocked
+from strategies.base.signals import interruptible
+from strategies.base.worker_pool import TaskAnswer, TaskLost, Work, run_in_subprocess
 from strategies.model.settings import BadSetting
-from strategies.torch_api.user_modules import imported, words_of
+from strategies.torch_api.user_modules import exception_message, import_user_module
 
 BATCH = 16
 """Tasks that an executor is given at a time: enough that the start of a child process does not count."""
@@ -32,16 +32,16 @@ PATIENCE = 120.0
 """Seconds that a batch may take beside the limits of its tasks: to be sent, and to start a child process."""
 
 
-class Borrowed:
-    """A pool of workers on an executor that `factory` makes.  `path` is added to their `sys.path`."""
+class ExecutorPool:
+    """A pool of workers on an executor that `executor_factory` makes.  `path` is added to their `sys.path`."""
 
     def __init__(self, factory: Callable[[], Executor], path: Sequence[str] = ()) -> None:
         self._factory, self._path = factory, tuple(path)
         self._executor: Executor | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> Borrowed:
-        self._stack.enter_context(gently())  # a user's executor has to be shut down
+    def __enter__(self) -> ExecutorPool:
+        self._stack.enter_context(interruptible())  # a user's executor has to be shut down
         return self
 
     def __exit__(
@@ -57,7 +57,7 @@ class Borrowed:
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
-    ) -> Iterator[Answer]:
+    ) -> Iterator[TaskAnswer]:
         """The answer to every task, in order.  `work` is a function that can be imported by name on every worker."""
         batches = [tasks[i : i + BATCH] for i in range(0, len(tasks), BATCH)]
         sent = [pickling.dumps((work, list(batch), limit, self._path)) for batch in batches]
@@ -69,11 +69,11 @@ class Borrowed:
             yield from answers
 
     def _submit(self, body: bytes) -> Future[bytes]:
-        with deaf():  # the executor may start processes, which would print a traceback on Ctrl-C
+        with sigint_blocked():  # the executor may start processes, which would print a traceback on Ctrl-C
             if self._executor is None:
                 self._executor = self._factory()
             try:
-                return self._executor.submit(serve, body)
+                return self._executor.submit(run_in_subprocess, body)
             except RuntimeError as error:  # the executor broke on other work: this batch is lost as well
                 lost: Future[bytes] = Future()
                 lost.set_exception(error)
@@ -81,33 +81,33 @@ class Borrowed:
 
     def _collect(
         self, futures: list[Future[bytes]], at: int, sent: Sequence[bytes], many: int, limit: float
-    ) -> list[Answer]:
+    ) -> list[TaskAnswer]:
         """The answers to one batch.  If its worker is lost, all that is left is submitted to a new executor."""
         why = ""
         for _ in range(TRIES):
             try:
                 return pickling.loads(futures[at].result(limit * many + PATIENCE))  # type: ignore[no-any-return]
             except (Exception, CancelledError) as error:  # why: engines have errors of their own for a lost worker;
-                # a crash of ours in the worker comes back as data, and `Lost` reports the text of anything else
+                # a crash of ours in the worker comes back as data, and `TaskLost` reports the text of anything else
                 why = "no answer in time" if isinstance(error, Late) else f"{type(error).__name__}: {error}"
             self._shut_down(wait=False)
             left = zip(futures[at:], sent[at:], strict=True)
             futures[at:] = [future if _done(future) else self._submit(body) for future, body in left]
-        return [Lost(f"its worker was lost {TRIES} times: {why}", -1)] * many
+        return [TaskLost(f"its worker was lost {TRIES} times: {why}", -1)] * many
 
 
 def _done(future: Future[bytes]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
-def factory(name: str, folder: str) -> Callable[[], Executor]:
+def executor_factory(name: str, folder: str) -> Callable[[], Executor]:
     """The factory of that name: `dask`, `dask:ADDRESS`, or the user's own `MODULE:FUNCTION`.  Raises `BadSetting`."""
     module, _, function = name.partition(":")
     if module == "dask":
-        return made(function)
+        return dask_factory(function)
     if not (module and function):
         raise BadSetting("--executor", name, "this names no function", "Write MODULE:FUNCTION, or dask.")
-    found = getattr(imported(module, folder, partial(BadSetting, "--executor")), function, None)
+    found = getattr(import_user_module(module, folder, partial(BadSetting, "--executor")), function, None)
     if not callable(found):
         problem = "this is no function" if found is not None else f"{module} has no {function}"
         raise BadSetting("--executor", name, problem, "Name a function that returns an executor.")
@@ -118,7 +118,7 @@ def _make_executor(name: str, function: Callable[[], object]) -> Executor:
     try:
         executor = function()
     except Exception as error:  # why: the user's function may raise anything, and none of our code runs in it
-        problem = f"calling it raises {type(error).__name__}: {words_of(error)}"
+        problem = f"calling it raises {type(error).__name__}: {exception_message(error)}"
         raise BadSetting("--executor", name, problem, "Fix that first.") from error
     if not callable(getattr(executor, "submit", None)) or not callable(getattr(executor, "shutdown", None)):
         problem = f"it returns {type(executor).__name__}, which is no executor"
@@ -144,7 +144,7 @@ class _DaskExecutor(Executor):
         self._client.close()
 
 
-def made(address: str) -> Callable[[], Executor]:
+def dask_factory(address: str) -> Callable[[], Executor]:
     """A factory of dask executors: on the scheduler at `address`, or a worker for each core of this machine if it is "".
 
     Raises `BadSetting` if dask is not installed.

@@ -16,51 +16,51 @@ from localtensor.errors import LocalTensorError
 from localtensor.processes import pool
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
-from strategies.base.journal import DiskFull, Journal, of_kind, open_journal
-from strategies.base.progress import Progress, Silent
-from strategies.base.worker_pool import LATE, Done, Failed, Lost, Workers
+from strategies.base.journal import DiskFull, Journal, lines_of_kind, open_journal
+from strategies.base.progress import Progress, SilentProgress
+from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
-from strategies.inputs.gathering import Shelf, capture
-from strategies.inputs.selection import matching
+from strategies.inputs.gathering import SamplesByOp, gather_samples
+from strategies.inputs.selection import matching_overloads
 from strategies.model.rule import Sample
 from strategies.model.settings import Settings
-from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, class_of, digest, read_unit
-from strategies.programs.chained import on_meshes, with_followers
-from strategies.programs.run.real_run import RealRuns
-from strategies.programs.shrink.search import Doubt, regrouped, shrunk
+from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, digest, dtype_class, read_unit
+from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
+from strategies.programs.run.real_run import ProgramRealRuns
+from strategies.programs.shrink.search import ShrinkTask, merge_equal, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
-from strategies.torch_api.user_modules import at_home
+from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, Settled, Task, TaskResult
-from strategies.validation.overload import Note, alone
+from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, TaskResult
+from strategies.validation.overload import Note, validate_overload
 
 SECONDS = 30.0
 """Time limit of one step: one sample on one mesh."""
 RETRIES = 40
 """Steps of one task that may kill a worker before the rest of it is given up."""
-KEPT = 3
+KEPT_CASES = 3
 """Cases of one suspected rule that are run on real processes, over all units."""
-SHRINKING = 60.0
+SHRINK_SECONDS = 60.0
 """Time limit in seconds for shrinking one finding; after it the finding stays as it is."""
-FOLLOWED = {PAIRS: {"real": 2, "integer": 1, "complex": 1}, MESHES: {"real": 1, "integer": 1}}
+FOLLOWED_SAMPLES = {PAIRS: {"real": 2, "integer": 1, "complex": 1}, MESHES: {"real": 1, "integer": 1}}
 """Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
-_VALIDATORS = {ALONE: alone, PAIRS: with_followers, MESHES: on_meshes}
+_VALIDATORS = {ALONE: validate_overload, PAIRS: validate_with_follow_ups, MESHES: validate_on_meshes}
 
 
-def hear(task: Task, note: Note) -> list[TaskResult]:
+def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
     """Validate a task in a worker: one result for each unit, none if its time is up.
 
     The task's rules module is imported first.  `note` is called with the number of each step before it begins.
     """
     if task.until and time.time() >= task.until:
         return []
-    at_home(*task.home)
+    import_rules(*task.home)
     return _VALIDATORS[task.trial](task, note)
 
 
-def hear_all(
-    workers: Workers, tasks: Sequence[Task], journal: Journal, run: str, tick: Callable[[int], None],
+def validate_tasks(
+    workers: Workers, tasks: Sequence[OverloadTask], journal: Journal, run: str, tick: Callable[[int], None],
     suspected: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """Add a journal line for every unit of the tasks that begins in time.
@@ -68,17 +68,17 @@ def hear_all(
     A step that kills its process is left out of the next attempt.  A process that dies before its first step is
     retried once: the cause may lie outside.  `suspected` is called whenever there is something to confirm.
     """
-    deaths: dict[int, list[tuple[Task, Lost]]] = defaultdict(list)
+    deaths: dict[int, list[tuple[OverloadTask, TaskLost]]] = defaultdict(list)
     retried_once: set[int] = set()
     todo = dict(enumerate(tasks))
     for attempt in range(RETRIES + 1):
-        answers = workers.run(hear, list(todo.values()), limit=SECONDS, tick=tick if not attempt else None)
-        retried: dict[int, Task] = {}
+        answers = workers.run(validate_task, list(todo.values()), limit=SECONDS, tick=tick if not attempt else None)
+        retried: dict[int, OverloadTask] = {}
         since = time.perf_counter()
         for (at, task), answer in zip(todo.items(), answers, strict=True):
-            if isinstance(answer, Done):
+            if isinstance(answer, TaskDone):
                 found = answer.value
-            elif isinstance(answer, Lost) and attempt < RETRIES and (answer.noted >= 0 or at not in retried_once):
+            elif isinstance(answer, TaskLost) and attempt < RETRIES and (answer.noted >= 0 or at not in retried_once):
                 if answer.noted < 0:
                     retried_once.add(at)
                     retried[at] = task
@@ -97,10 +97,10 @@ def hear_all(
             return
 
 
-def _steps_to_skip(task: Task, lost: Lost) -> set[int]:
+def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
     """The step that killed its worker; all steps of a sample that hung, since it would hang on each mesh."""
     number, _ = task.at(lost.noted)
-    return {lost.noted, task.truth_step(number)} if lost.why.startswith(LATE) else {lost.noted}
+    return {lost.noted, task.truth_step(number)} if lost.why.startswith(TIMED_OUT) else {lost.noted}
 
 
 def _add_lines(journal: Journal, run: str, found: Sequence[TaskResult], seconds: float) -> None:
@@ -108,21 +108,21 @@ def _add_lines(journal: Journal, run: str, found: Sequence[TaskResult], seconds:
         journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
 
 
-def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[Task, Lost]]) -> list[TaskResult]:
+def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[OverloadTask, TaskLost]]) -> list[TaskResult]:
     for task, lost in deaths:
         number, mesh = task.at(lost.noted)
         sample = task.samples[number]
         call = f"{', '.join(sample.arguments())} from {sample.origin}"
         where = "the whole tensors" if lost.noted >= task.truth_step(0) else "a rank's piece"
         crash = Crash(task.op, call, f"{lost.why} on {where}")
-        units = [h for h in found if (h.unit.dtypes, h.unit.mesh) == (class_of(sample), mesh)]
+        units = [h for h in found if (h.unit.dtypes, h.unit.mesh) == (dtype_class(sample), mesh)]
         (units or found)[0].crashed.append(crash)
     return found
 
 
-def _abandoned(task: Task, answer: Failed | Lost) -> list[TaskResult]:
+def _abandoned(task: OverloadTask, answer: TaskFailed | TaskLost) -> list[TaskResult]:
     found = [TaskResult(unit) for unit in task.units()]
-    if isinstance(answer, Failed):
+    if isinstance(answer, TaskFailed):
         crash = Crash(task.op, "the whole overload", answer.error, answer.trace)
     else:
         crash = Crash(task.op, "before its first sample" if answer.noted < 0 else "again and again", answer.why)
@@ -136,17 +136,17 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     Raises `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when the journal cannot be
     extended.  A crash of one sample, native or ours, is in the report and does not stop the rest.
     """
-    progress = progress or Silent()
+    progress = progress or SilentProgress()
     with open_journal(settings.journal, resume=settings.resume) as journal:
         try:
-            seconds = put_on_trial(settings, journal, progress)
+            seconds = run_validation(settings, journal, progress)
         except LocalTensorError:
             journal.drop()
             raise
         return aggregate.report(journal.begun or {}, journal.lines, seconds)
 
 
-def put_on_trial(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
+def run_validation(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
     """Do the work that the journal does not hold yet, and add its lines.
 
     Returns the seconds of each phase.  Raises as `validate`.
@@ -162,7 +162,7 @@ class _Validation:
         self.seconds: list[tuple[str, float]] = []
         if journal.cut:
             progress.say(journal.cut)
-        self.done = {read_unit(line["unit"]) for line in of_kind(journal.lines, "unit")}
+        self.done = {read_unit(line["unit"]) for line in lines_of_kind(journal.lines, "unit")}
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -174,12 +174,14 @@ class _Validation:
         """The seconds that each phase took."""
         settings = self.settings
         with self._timed("imports"):
-            rules = user_modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+            rules = user_modules.load_rules(settings.rules, settings.folder) if settings.rules != "dtensor" else None
             rules = rules.only(settings.only) if rules and settings.only else rules
             if rules and settings.patterns:
-                rules = rules.only(matching(settings.patterns, (*rules.ops, *rules.ignored)))
+                rules = rules.only(matching_overloads(settings.patterns, (*rules.ops, *rules.ignored)))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        self.settings_line = settings.asked() | ({"rules_text": user_modules.text_of(settings.rules)} if rules else {})
+        self.settings_line = settings.asked() | (
+            {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
+        )
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:
             self.journal.begin(self.settings_line)  # raises if the journal is of another run
@@ -190,7 +192,7 @@ class _Validation:
                 del shelf  # tens of thousands of samples, of which the tasks hold those that are left to do
             with self._timed("trials"):
                 self.progress.phase("trying rules", len(tasks))
-                hear_all(workers, tasks, self.journal, self.run, self.progress.tick, self._prepare_confirmation)
+                validate_tasks(workers, tasks, self.journal, self.run, self.progress.tick, self._prepare_confirmation)
             del tasks
             with self._timed("confirmation"):
                 self._confirm(workers)
@@ -203,8 +205,8 @@ class _Validation:
 
     def _workers(self) -> Workers:
         if self.settings.executor:
-            factory = executors.factory(self.settings.executor, self.settings.folder)
-            return executors.Borrowed(factory, [self.settings.folder])
+            factory = executors.executor_factory(self.settings.executor, self.settings.folder)
+            return executors.ExecutorPool(factory, [self.settings.folder])
         return worker_pool.WorkerPool(self.settings.workers, cuda=self.settings.device == "cuda")
 
     def _pending(self, ops: Sequence[str]) -> list[str]:
@@ -214,48 +216,48 @@ class _Validation:
             return mine
         return [op for op in mine if any(set(d.units()) - self.done for d in self._tasks_of(op, [], ""))]
 
-    def _captured_samples(self, workers: Workers, rules: user_modules.Registered | None) -> Shelf:
+    def _captured_samples(self, workers: Workers, rules: user_modules.RegisteredRules | None) -> SamplesByOp:
         """The samples of the overloads that are left to do: those of the resumed run, or captured now."""
         begun, path = self.journal.begun, self.settings.journal
         if begun is not None and path is not None:
             pending = self._pending(begun["ops"])
             if not pending:
                 return {}
-            kept = gathering.read(gathering.path_of(path), self.run, set(pending))
-            if kept is not None and any(of_kind(self.journal.lines, "captured")):
+            kept = gathering.read_samples(gathering.samples_path(path), self.run, set(pending))
+            if kept is not None and any(lines_of_kind(self.journal.lines, "captured")):
                 return kept
-        found = capture(workers, self.settings, rules, self.progress)
+        found = gather_samples(workers, self.settings, rules, self.progress)
         ignored = rules.ignored if rules else ()
         self.journal.begin(aggregate.first_line(self.settings_line, found.shelf, self.settings.trials(), ignored))
-        if next(of_kind(self.journal.lines, "captured"), None) is None:
+        if next(lines_of_kind(self.journal.lines, "captured"), None) is None:
             crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
             refused = dict(sorted(found.refused.items()))
             self.journal.add({"kind": "captured", "crashed": crashed, "refused": refused, "run": self.run})
         if path is not None:
-            samples_path = gathering.path_of(path)
+            samples_path = gathering.samples_path(path)
             try:
-                write_lines(samples_path, gathering.lines(self.run, found.shelf))
+                write_lines(samples_path, gathering.samples_lines(self.run, found.shelf))
             except OSError as error:
                 problem = f"the samples could not be written ({error.strerror})"
                 raise DiskFull(samples_path, problem, "Make room, then go on with --resume.") from error
         wanted = set(self._pending(list(found.shelf)))
         return {op: kept for op, kept in found.shelf.items() if op in wanted}
 
-    def _tasks_of(self, op: str, found: Sequence[Sample], why: str) -> list[Task]:
+    def _tasks_of(self, op: str, found: Sequence[Sample], why: str) -> list[OverloadTask]:
         """The tasks of one overload: on one axis, with following ops, and on several axes."""
         settings = self.settings
         kinds: dict[str, list[tuple[int, ...]]] = {}
         for kind, mesh in settings.trials():
             kinds.setdefault(kind, []).append(mesh)
         return [
-            Task(
+            OverloadTask(
                 op, _samples_for(kind, found), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip
 
-    def _tasks(self, shelf: Shelf) -> list[Task]:
+    def _tasks(self, shelf: SamplesByOp) -> list[OverloadTask]:
         every = [d for op, (found, why) in shelf.items() for d in self._tasks_of(op, found, why)]
         if not self.done:
             return every
@@ -264,21 +266,21 @@ class _Validation:
 
     def _confirm(self, workers: Workers) -> None:
         """Add a line for each rule that some unit suspects, and for each that only a real run can judge."""
-        results = [finding.read_task(line) for line in of_kind(self.journal.lines, "unit")]
-        suspected = finding.merged([r.suspects for r in results], KEPT)
-        whole = finding.merged([r.whole for r in results], 2 * KEPT)
-        known = {line["rule"] for line in of_kind(self.journal.lines, "settled")}
+        results = [finding.read_task(line) for line in lines_of_kind(self.journal.lines, "unit")]
+        suspected = finding.merge_candidates([r.suspects for r in results], KEPT_CASES)
+        whole = finding.merge_candidates([r.whole for r in results], 2 * KEPT_CASES)
+        known = {line["rule"] for line in lines_of_kind(self.journal.lines, "settled")}
         todo = {name: found for name, found in {**whole, **suspected}.items() if name not in known}
         if self.settings.confirm == "none":
-            for settled in aggregate.unconfirmed({n: c for n, c in todo.items() if n in suspected}):
+            for settled in aggregate.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
                 self._add_confirmation(settled)
             return
-        tried, same = regrouped(self._shrunk(workers, todo, set(suspected)), set(suspected))
+        tried, same = merge_equal(self._shrunk(workers, todo, set(suspected)), set(suspected))
         for settled in same:
             self._add_confirmation(settled)
         self.progress.phase("confirming on real processes", len(tried))
-        with RealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
-            session = aggregate.Session(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
+        with ProgramRealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
+            session = aggregate.RealConfirmation(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
             for settled in session.settle(tried, set(suspected)):
                 self._add_confirmation(settled)
                 self.progress.tick()
@@ -288,24 +290,24 @@ class _Validation:
     ) -> dict[str, Sequence[Candidate]]:
         """The same, with smaller cases first.  A rule whose shrinking kills its worker stays as it was."""
         seed, home = self.settings.seed, self.home
-        doubts = [Doubt(name, tuple(found), name in suspected, seed, home) for name, found in todo.items()]
+        doubts = [ShrinkTask(name, tuple(found), name in suspected, seed, home) for name, found in todo.items()]
         self.progress.phase("making findings small", len(doubts))
-        answers = workers.run(shrunk, doubts, limit=SHRINKING, tick=self.progress.tick)
+        answers = workers.run(smaller_candidates, doubts, limit=SHRINK_SECONDS, tick=self.progress.tick)
         pairs = zip(doubts, answers, strict=True)
-        return {d.name: a.value if isinstance(a, worker_pool.Done) else d.suspects for d, a in pairs}
+        return {d.name: a.value if isinstance(a, worker_pool.TaskDone) else d.suspects for d, a in pairs}
 
-    def _add_confirmation(self, settled: Settled) -> None:
-        self.journal.add({**finding.settled_line(settled), "run": self.run})
+    def _add_confirmation(self, settled: RuleOutcome) -> None:
+        self.journal.add({**finding.outcome_line(settled), "run": self.run})
 
 
 def _samples_for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:
     """The samples for a kind of test: all of them for the op alone, else the first ones of each class of dtypes."""
     if kind == ALONE:
         return tuple(found)
-    left = dict(FOLLOWED[kind])
+    left = dict(FOLLOWED_SAMPLES[kind])
     chosen = []
     for sample in found:
-        dtypes = class_of(sample)
+        dtypes = dtype_class(sample)
         if left.get(dtypes, 0) and sample.tensors:
             left[dtypes] -= 1
             chosen.append(sample)

@@ -39,14 +39,14 @@ from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlacehold
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from strategies.model.oracle import REFUSALS
+from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Leaf, Sample, overload
 
 Outputs = tuple[Placement | None, ...]
-Row = tuple[tuple[Placement | None, ...], Outputs]
+LineRow = tuple[tuple[Placement | None, ...], Outputs]
 """The input placements and the output placements of one line of a strategy, each on one mesh axis."""
 _INFO = getattr(single_dim_strategy, "_SingleDimStrategyInfo", None)
-COUNTS_ITEMS = "full_mesh_strategy_filter" in getattr(_INFO, "__dataclass_fields__", {})
+ONE_PLACEMENT_PER_LIST_ITEM = "full_mesh_strategy_filter" in getattr(_INFO, "__dataclass_fields__", {})
 """Whether a line has one placement for each item of a list of results: since torch 2.14, which added this field."""
 
 
@@ -54,7 +54,7 @@ def propagator() -> Any:
     return DTensor._op_dispatcher.sharding_propagator
 
 
-def source_of(op: torch._ops.OpOverload) -> str:
+def registry_of(op: torch._ops.OpOverload) -> str:
     """The first registry, in DTensor's lookup order, that has a rule for the op; empty if none has."""
     prop = propagator()
     if op in prop.op_single_dim_strategy_funcs:
@@ -66,19 +66,19 @@ def source_of(op: torch._ops.OpOverload) -> str:
     return "rule" if op in prop.op_to_rules else ""
 
 
-def registered() -> set[torch._ops.OpOverload]:
+def registered_overloads() -> set[torch._ops.OpOverload]:
     """Every overload with an entry in one of the three registries."""
     prop = propagator()
     return {*prop.op_single_dim_strategy_funcs, *prop.op_strategy_funcs, *prop.op_to_rules}
 
 
-def ignored(op: torch._ops.OpOverload) -> bool:
+def has_unused_strategy(op: torch._ops.OpOverload) -> bool:
     """Whether the op has an op strategy that DTensor never calls, because a single-dim strategy takes precedence."""
     prop = propagator()
     return op in prop.op_strategy_funcs and op in prop.op_single_dim_strategy_funcs
 
 
-def strategies_now() -> dict[tuple[str, torch._ops.OpOverload], Any]:
+def registered_functions() -> dict[tuple[str, torch._ops.OpOverload], Any]:
     """Every registered function by registry and overload; two such snapshots differ in what a module registered."""
     prop = propagator()
     tables = {
@@ -96,14 +96,14 @@ def _decomposes(op: torch._ops.OpOverload) -> bool:
     return bool(strategy.has_decomp(op))
 
 
-def own_dispatch(op: torch._ops.OpOverload) -> str:
+def special_dispatch_reason(op: torch._ops.OpOverload) -> str:
     """Why DTensor's result is not simply each rank's result with placements from a rule; empty if it is."""
     handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
     if handler is not None:  # an overlay's handler returns each rank's results unchanged
         return "" if getattr(handler, "applies_rules", False) else "DTensor has a handler of its own for this op"
     if op._schema.name.endswith("_") and not _writes_first(op):  # `x << 1` is `__lshift__`, and returns x itself (2.13)
         return "DTensor takes this op for one in place, by its name"
-    return "DTensor makes one number of what each rank gets" if gives_numbers(op) else ""
+    return "DTensor makes one number of what each rank gets" if returns_no_tensor(op) else ""
 
 
 def _writes_first(op: torch._ops.OpOverload) -> bool:
@@ -111,31 +111,31 @@ def _writes_first(op: torch._ops.OpOverload) -> bool:
     return alias is not None and alias.is_write
 
 
-def gives_numbers(op: torch._ops.OpOverload) -> bool:
+def returns_no_tensor(op: torch._ops.OpOverload) -> bool:
     """Whether the op returns values but no tensor, such as `equal` and `item`."""
     returned = [str(r.type) for r in op._schema.returns]
     return bool(returned) and not any("Tensor" in text for text in returned)
 
 
-def rewrites(op: torch._ops.OpOverload) -> bool:
+def rewrites_arguments(op: torch._ops.OpOverload) -> bool:
     """Whether DTensor may change the arguments of the local call."""
     prop = propagator()
     tables = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
     return any(op in getattr(prop, table, {}) for table in tables)
 
 
-def random(op: torch._ops.OpOverload) -> bool:
+def is_random(op: torch._ops.OpOverload) -> bool:
     """Whether DTensor synchronises the random state of ranks for this op."""
     return op in DTensor._op_dispatcher._random_ops
 
 
 @functools.cache
-def mesh_for(ranks: int, rank: int) -> DeviceMesh:
+def one_axis_mesh(ranks: int, rank: int) -> DeviceMesh:
     """A one-axis CPU mesh as seen by that rank, without a process group."""
     return DeviceMesh("cpu", torch.arange(ranks), _init_backend=False, _rank=rank)
 
 
-class Question:
+class PropagatorQuery:
     """Queries to DTensor's propagator about one sample on a one-axis mesh of `ranks` ranks.
 
     The answers are those of `propagate_op_sharding_non_cached` on a copy of the propagator that takes the
@@ -143,9 +143,9 @@ class Question:
     take nearly all of the time.
     """
 
-    def __init__(self, sample: Sample, ranks: int, outputs: Any, alone: Question | None = None) -> None:
+    def __init__(self, sample: Sample, ranks: int, outputs: Any, alone: PropagatorQuery | None = None) -> None:
         self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
-        self.traced: list[Row] | None = None
+        self.traced: list[LineRow] | None = None
         self.partials = True
         self._alone = alone
         self._specs: dict[tuple[int, Placement | None, int], DTensorSpec] = {}
@@ -170,17 +170,17 @@ class Question:
     def _spec(self, leaf: int, placement: Placement | None, rank: int) -> DTensorSpec:
         key = (leaf, placement, rank)
         if key not in self._specs:
-            mesh = mesh_for(self.ranks, rank)
+            mesh = one_axis_mesh(self.ranks, rank)
             self._specs[key] = DTensorSpec(mesh, (placement,), tensor_meta=self.metas[leaf])  # type: ignore[arg-type]
         return self._specs[key]
 
-    def alone(self) -> Question:
+    def alone(self) -> PropagatorQuery:
         """The same queries on a mesh of one rank."""
         if self._alone is None:
-            self._alone = Question(self.sample, 1, self.outputs)
+            self._alone = PropagatorQuery(self.sample, 1, self.outputs)
         return self._alone
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: LineRow) -> bool:
         """Whether the sizes allow the row's shards, and an in-place op leaves the tensor that it writes to in place."""
         return self.shardable(row[0], self.metas, False) and self._keeps_place(row)
 
@@ -193,7 +193,7 @@ class Question:
         info = info or self.prop.op_to_schema_info_for_single_dim_strategy.get(self.op)
         return OpSchema(self.op, args, kwargs, schema_info=info)
 
-    def single_dim_rows(self) -> list[Row]:
+    def single_dim_rows(self) -> list[LineRow]:
         """The lines of a single-dim strategy that fit, with Shard for its placeholder, and all-replicate."""
         info = self.prop.op_single_dim_strategy_funcs[self.op]
         wrapped = self.prop._wrap_with_op_strategy(self.schema([Replicate()] * len(self.metas)))
@@ -201,7 +201,7 @@ class Question:
         uneven = bool(getattr(info, "allow_uneven_sharding", False))
         count = len(self.metas)
         self._check_lines(lines)
-        rows = [line_row(line, count) for line in lines]
+        rows = [row_of_line(line, count) for line in lines]
         if not any(map(is_replicated, rows)):
             rows.insert(0, self._replicate_row(len(lines[0]) - count if lines else 1))
         return [row for row in rows if self.shardable(row[0], self.metas, uneven) and self._keeps_place(row)]
@@ -221,16 +221,16 @@ class Question:
 
         Since torch 2.14 each tensor of a list has one, and each of several results, tensor or not.
         """
-        if COUNTS_ITEMS and type(self.out_meta) in (list, tuple):
+        if ONE_PLACEMENT_PER_LIST_ITEM and type(self.out_meta) in (list, tuple):
             return len(self.out_meta)
         return sum("Tensor" in str(r.type) for r in self.op._schema.returns)
 
-    def strategy_rows(self, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
+    def strategy_rows(self, seeds: Sequence[Sequence[Placement]]) -> list[LineRow]:
         """The lines of an op strategy or a decomposition for inputs placed as in `seeds`.  Raises as `strategies`."""
-        rows: dict[str, Row] = {}
+        rows: dict[str, LineRow] = {}
         for strategy in self.strategies(seeds):
             for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():
-                row = specs_row(line, len(self.metas))
+                row = row_of_op_spec(line, len(self.metas))
                 if row is not None:
                     rows.setdefault(str(row), row)
         return list(rows.values())
@@ -245,7 +245,7 @@ class Question:
         for seed in seeds:
             try:
                 found.append(self._strategy(self.schema(seed)))
-            except REFUSALS as refusal:
+            except REJECTIONS as refusal:
                 refusals.append(refusal)
         if refusals and not found:
             raise refusals[0]
@@ -278,7 +278,7 @@ class Question:
         args = pytree.tree_map_only(DTensorSpec, lambda _: Leaf(next(counter)), schema.args_schema)
         return Call(str(schema.op), _without_subclasses(tuple(args)), self.sample.call.kwargs)
 
-    def _replicate_row(self, outputs: int) -> Row:
+    def _replicate_row(self, outputs: int) -> LineRow:
         metas = pytree.tree_leaves(self.out_meta, is_leaf=lambda m: isinstance(m, TensorMeta))
         masked = [i < len(metas) and metas[i] is None for i in range(outputs)]
         return (Replicate(),) * len(self.metas), tuple(None if m else Replicate() for m in masked)
@@ -293,24 +293,24 @@ class Question:
 
         return all(fits(p, m) for p, m in zip(inputs, metas, strict=True))
 
-    def _keeps_place(self, row: Row) -> bool:
+    def _keeps_place(self, row: LineRow) -> bool:
         """Whether an in-place op leaves the tensor that it writes to where it lies: it cannot redistribute it."""
         name = self.sample.op.split(".")[1]
         return not (name.endswith("_") and not name.endswith("__")) or not row[1] or row[0][0] == row[1][0]
 
 
-def line_row(line: Sequence[Any], inputs: int) -> Row:
+def row_of_line(line: Sequence[Any], inputs: int) -> LineRow:
     """A line of a single-dim strategy, which has outputs first, as a row; its placeholder becomes `Shard`."""
     full = tuple(Shard(p.dim) if isinstance(p, _ShardingPlaceholder) else p for p in line)
     return full[len(full) - inputs :], full[: len(full) - inputs]
 
 
-def is_replicated(row: Row) -> bool:
+def is_replicated(row: LineRow) -> bool:
     """Whether all inputs and outputs of the row are replicated or masked."""
     return all(p is None or p == Replicate() for p in (*row[0], *row[1]))
 
 
-def specs_row(line: OpSpec, inputs: int) -> Row | None:
+def row_of_op_spec(line: OpSpec, inputs: int) -> LineRow | None:
     """A line of an op strategy as a row; None if it has no output specs.
 
     DTensor reads a line without input specs as: every input has the placement of the output.

@@ -23,10 +23,10 @@ from torch.distributed.tensor._ops import single_dim_strategy
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.rule import Call, Leaf, Sample
-from strategies.torch_api.dtensor import Outputs, Question, Row, is_replicated, line_row, specs_row
+from strategies.torch_api.dtensor import LineRow, Outputs, PropagatorQuery, is_replicated, row_of_line, row_of_op_spec
 
 _FAMILIES = ("_foreach_", "_amp_foreach_", "_fused_")
-MOST_ROWS = 40
+MAX_ROWS = 40
 """The largest number of rules validated for one sample and mesh size: a list multiplies them."""
 
 
@@ -38,7 +38,7 @@ class _Element(NamedTuple):
     leaves: list[int]
 
 
-def on_lists(sample: Sample) -> bool:
+def is_foreach(sample: Sample) -> bool:
     """Whether DTensor splits this call into one call for each element of its lists."""
     packet = sample.op.split(".")[1]
     return packet.startswith(_FAMILIES) and any(map(_is_tensor_list, sample.call.args))
@@ -48,7 +48,7 @@ def _is_tensor_list(value: object) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(type(v) is Leaf for v in value)
 
 
-def rows(ask: Question, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
+def foreach_rows(ask: PropagatorQuery, seeds: Sequence[Sequence[Placement]]) -> list[LineRow]:
     """The lines for the whole list: each rule on every element that has it, and on the first and the last alone.
 
     `seeds` are the placements of all inputs with which an op strategy is called.  Raises what a strategy raises.
@@ -58,7 +58,7 @@ def rows(ask: Question, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
     by_element = [_single_dim_rows(ask, e) for e in elements] if single else _strategy_rows(ask, elements, seeds)
     joined = (_joined(ask, elements, choice) for choice in _choices(by_element))
     unique = {str(row): row for row in joined if row is not None}
-    return list(unique.values())[:MOST_ROWS]
+    return list(unique.values())[:MAX_ROWS]
 
 
 def _elements(call: Call) -> list[_Element]:
@@ -74,7 +74,7 @@ def _elements(call: Call) -> list[_Element]:
     return found
 
 
-def _single_dim_rows(ask: Question, element: _Element) -> list[Row]:
+def _single_dim_rows(ask: PropagatorQuery, element: _Element) -> list[LineRow]:
     """The lines of a single-dim strategy for one element, all-replicate included."""
     args, kwargs, leaves = element
     info = ask.prop.op_single_dim_strategy_funcs[ask.op]
@@ -82,7 +82,7 @@ def _single_dim_rows(ask: Question, element: _Element) -> list[Row]:
     args_meta = tuple(_metas_of(v, ask) for v in args)
     kwargs_meta = {name: _metas_of(v, ask) for name, v in kwargs.items()}
     element_op = _element_op(ask.op)
-    lines = [line_row(line, len(leaves)) for line in info.func(element_op, args_meta, kwargs_meta)]
+    lines = [row_of_line(line, len(leaves)) for line in info.func(element_op, args_meta, kwargs_meta)]
     outputs = sum("Tensor" in str(r.type) for r in element_op._schema.returns)
     if not any(map(is_replicated, lines)):
         lines.insert(0, ((Replicate(),) * len(leaves), (Replicate(),) * outputs))
@@ -95,7 +95,7 @@ def _single_dim_rows(ask: Question, element: _Element) -> list[Row]:
     ]
 
 
-def _metas_of(value: Any, ask: Question) -> Any:
+def _metas_of(value: Any, ask: PropagatorQuery) -> Any:
     """The argument with each tensor's metadata in its place."""
     if type(value) is Leaf:
         return ask.metas[value.index]
@@ -109,20 +109,20 @@ def _element_op(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def _strategy_rows(
-    ask: Question, elements: Sequence[_Element], seeds: Sequence[Sequence[Placement]]
-) -> list[list[Row]]:
+    ask: PropagatorQuery, elements: Sequence[_Element], seeds: Sequence[Sequence[Placement]]
+) -> list[list[LineRow]]:
     """Each element's lines by an op strategy, which takes the placements of all inputs at once."""
-    by_element: list[dict[str, Row]] = [{} for _ in elements]
+    by_element: list[dict[str, LineRow]] = [{} for _ in elements]
     for strategy in ask.strategies(seeds):
         children = strategy.children if isinstance(strategy, TupleStrategy) else ()
         for child, unique, element in zip(children, by_element, elements, strict=False):
             lines = child.strategies if isinstance(child, OpStrategy) else ()
-            for row in filter(None, (specs_row(line, len(element.leaves)) for line in lines)):
+            for row in filter(None, (row_of_op_spec(line, len(element.leaves)) for line in lines)):
                 unique.setdefault(str(row), row)
     return [list(unique.values()) for unique in by_element]
 
 
-def _choices(by_element: Sequence[Sequence[Row]]) -> Iterator[list[Row]]:
+def _choices(by_element: Sequence[Sequence[LineRow]]) -> Iterator[list[LineRow]]:
     """One line for each element: the same line on all, then on the first and on the last alone, others replicated."""
     replicated = [row for lines in by_element for row in list(filter(is_replicated, lines))[:1]]
     if len(replicated) < len(by_element):
@@ -136,7 +136,7 @@ def _choices(by_element: Sequence[Sequence[Row]]) -> Iterator[list[Row]]:
             yield [row if i == alone else default for i, default in enumerate(replicated)]
 
 
-def _joined(ask: Question, elements: Sequence[_Element], choice: Sequence[Row]) -> Row | None:
+def _joined(ask: PropagatorQuery, elements: Sequence[_Element], choice: Sequence[LineRow]) -> LineRow | None:
     """The line of the whole call; None if two elements want a tensor that they share in different placements."""
     inputs: dict[int, Placement | None] = {}
     for element, (placements, _) in zip(elements, choice, strict=True):

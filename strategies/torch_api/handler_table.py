@@ -27,12 +27,12 @@ from torch.distributed.tensor import DTensor
 
 from localtensor._util import ambient
 
-NAME = "_custom_op_handlers"
+HANDLERS_ATTRIBUTE = "_custom_op_handlers"
 Handler = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 Handlers = Mapping[torch._ops.OpOverload, Handler]
 
 
-class Ours:
+class OverlayHandler:
     """A handler of an overlay, distinguished from torch's own by its class."""
 
     applies_rules = True
@@ -46,35 +46,37 @@ class Ours:
         return self.run(op, args, kwargs)
 
 
-class Stack:
+class OverlayStack:
     """The handlers of nested overlays, the innermost first; `below` is the rest.  Immutable.
 
     `everywhere` marks the stack of the whole process.
     """
 
-    def __init__(self, overlay: Any, handlers: Handlers, below: Stack | None, *, everywhere: bool = False) -> None:
+    def __init__(
+        self, overlay: Any, handlers: Handlers, below: OverlayStack | None, *, everywhere: bool = False
+    ) -> None:
         self.overlay, self.below, self.everywhere = overlay, below, everywhere
         self._own = dict(handlers)
         self.handlers: dict[torch._ops.OpOverload, Handler] = {**(below.handlers if below else {}), **self._own}
         self._at_entry = dict(torch_handlers())  # later handlers take precedence over this overlay
-        self._views = Views(self._view)
+        self._views = HandlerTableViews(self._view)
 
-    def over(self, table: dict[Any, Any]) -> View:
+    def over(self, table: dict[Any, Any]) -> HandlerTableView:
         """torch's table with the overlays' handlers over it."""
         return self._views.of(table)
 
-    def _view(self, table: dict[Any, Any]) -> View:
+    def _view(self, table: dict[Any, Any]) -> HandlerTableView:
         later = {op: handler for op, handler in table.items() if self._at_entry.get(op) is not handler}
-        return View(table, {**table, **self.handlers, **later})
+        return HandlerTableView(table, {**table, **self.handlers, **later})
 
-    def without(self, overlay: Any) -> Stack | None:
+    def without(self, overlay: Any) -> OverlayStack | None:
         """The same without the innermost entry of that overlay."""
         if self.overlay is overlay or self.below is None:
             return self.below
-        return Stack(self.overlay, self._own, self.below.without(overlay))
+        return OverlayStack(self.overlay, self._own, self.below.without(overlay))
 
 
-class View(dict[Any, Any]):
+class HandlerTableView(dict[Any, Any]):
     """torch's table as seen by a thread with an overlay.  Writes go to torch's table."""
 
     def __init__(self, table: dict[Any, Any], seen: Mapping[Any, Any]) -> None:
@@ -100,16 +102,18 @@ class View(dict[Any, Any]):
         return self.table.copy()
 
 
-class Views:
+class HandlerTableViews:
     """A cache of the views that `make` makes of tables.  A view is remade after its table has changed."""
 
-    def __init__(self, make: Callable[[dict[Any, Any]], View]) -> None:
+    def __init__(self, make: Callable[[dict[Any, Any]], HandlerTableView]) -> None:
         self._make = make
-        self._known: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}  # by identity: table, copy, view
+        self._known: dict[
+            int, tuple[dict[Any, Any], dict[Any, Any], HandlerTableView]
+        ] = {}  # by identity: table, copy, view
 
-    def of(self, table: dict[Any, Any]) -> View:
+    def of(self, table: dict[Any, Any]) -> HandlerTableView:
         known = self._known.get(id(table))
-        if known is not None and known[0] is table and (type(table) is View or known[1] == table):
+        if known is not None and known[0] is table and (type(table) is HandlerTableView or known[1] == table):
             return known[2]
         if len(self._known) > 64:  # each rank of a run has a table of its own
             self._known.clear()
@@ -120,21 +124,21 @@ class Views:
 
 def torch_handlers() -> dict[Any, Any]:
     """torch's own table."""
-    return vars(DTensor._op_dispatcher)[NAME]  # type: ignore[no-any-return]
+    return vars(DTensor._op_dispatcher)[HANDLERS_ATTRIBUTE]  # type: ignore[no-any-return]
 
 
-def begin() -> None:
+def install_property() -> None:
     """Replace the dispatcher's attribute by the property."""
-    setattr(type(DTensor._op_dispatcher), NAME, property(_get, _set))
+    setattr(type(DTensor._op_dispatcher), HANDLERS_ATTRIBUTE, property(_get, _set))
 
 
-def end() -> None:
+def remove_property() -> None:
     """Restore the plain attribute."""
-    delattr(type(DTensor._op_dispatcher), NAME)
+    delattr(type(DTensor._op_dispatcher), HANDLERS_ATTRIBUTE)
 
 
 def _get(dispatcher: Any) -> Any:
-    table = vars(dispatcher)[NAME]
+    table = vars(dispatcher)[HANDLERS_ATTRIBUTE]
     stack, guard = ambient.rules(), ambient.guard()
     seen = table if stack is None else stack.over(table)
     return seen if guard is None else guard.over(seen)
@@ -142,10 +146,12 @@ def _get(dispatcher: Any) -> Any:
 
 def _set(dispatcher: Any, value: Any) -> None:
     """Replace torch's table.  Overlays' handlers in the new one, copied from a view, are left out."""
-    table = vars(dispatcher)[NAME]
-    if isinstance(value, View):
+    table = vars(dispatcher)[HANDLERS_ATTRIBUTE]
+    if isinstance(value, HandlerTableView):
         value = value.table
-    elif any(isinstance(handler, Ours) for handler in value.values()):
-        beneath = {op: table.get(op) if isinstance(handler, Ours) else handler for op, handler in value.items()}
+    elif any(isinstance(handler, OverlayHandler) for handler in value.values()):
+        beneath = {
+            op: table.get(op) if isinstance(handler, OverlayHandler) else handler for op, handler in value.items()
+        }
         value = {op: handler for op, handler in beneath.items() if handler is not None}
-    vars(dispatcher)[NAME] = value
+    vars(dispatcher)[HANDLERS_ATTRIBUTE] = value

@@ -3,7 +3,7 @@
 torch caches what DTensor propagates by a key of its own, and whether that key distinguishes all calls is among the
 things that programs test.  So torch's caches are emptied before each program.  Without any cache a sweep would take
 most of its time for propagation: on three axes DTensor looks at every combination of the placements of each axis.
-`remembering` therefore keeps answers from program to program of one simulation, by a key of everything that they
+`cached_propagation` therefore keeps answers from program to program of one simulation, by a key of everything that they
 depend on, each value with its type.
 
 | torch part (under torch.distributed)                                | read on     | run on |
@@ -47,18 +47,18 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor._util.patching import replaced, wrapped
-from localtensor.concurrency import Same, rare_key, value_key
+from localtensor.concurrency import IdentityKey, uncommon_value_key, value_key
 from localtensor.layout import Mesh
-from localtensor.threads import ambient
+from localtensor.threads import ambient_settings
 
 
-def mesh_of(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
+def world_mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
     """A mesh of all ranks; with `flattened`, the flattened submesh of all its axes exists too."""
     mesh = Mesh.of(*shape)
-    return mesh_on(mesh, (mesh.names,) if flattened and len(shape) > 1 else (), device)
+    return world_mesh_with_submeshes(mesh, (mesh.names,) if flattened and len(shape) > 1 else (), device)
 
 
-def mesh_on(mesh: Mesh, flattened: tuple[tuple[str, ...], ...], device: str = "cpu") -> DeviceMesh:
+def world_mesh_with_submeshes(mesh: Mesh, flattened: tuple[tuple[str, ...], ...], device: str = "cpu") -> DeviceMesh:
     """A mesh of all ranks, with a flattened submesh for each of these sets of axes."""
     made = init_device_mesh(device, mesh.sizes, mesh_dim_names=mesh.names)
     for names in flattened:
@@ -67,7 +67,7 @@ def mesh_on(mesh: Mesh, flattened: tuple[tuple[str, ...], ...], device: str = "c
     return made
 
 
-def forget() -> None:
+def clear_dtensor_caches() -> None:
     """Clear DTensor's caches of this thread, so that the results of programs do not depend on their order."""
     _clear_propagation()
     _redistribute._gen_transform_infos.cache_clear()
@@ -87,7 +87,7 @@ def _clear_propagation() -> None:
 
 
 @contextlib.contextmanager
-def averages(backend: str) -> Iterator[None]:
+def averages_as_sums(backend: str) -> Iterator[None]:
     """While active, DTensor's averages are sums that are divided; nccl keeps its own.
 
     gloo has no average, and simulated ranks have none of integers.
@@ -124,21 +124,23 @@ def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
 _STATELESS = (Shard, Replicate, Partial, _StridedShard)
 
 
-class NotKept(Exception):
+class NotCacheable(Exception):
     """The call has an argument that is no plain value, or a placement with a state of its own."""
 
 
 @contextlib.contextmanager
-def remembering() -> Iterator[dict[Any, Any]]:
+def cached_propagation() -> Iterator[dict[Any, Any]]:
     """While active, DTensor propagates each call once; yields the answers by key.
 
     For simulations in which one thread propagates for all ranks: an answer may depend on the rank.
     """
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     known: dict[Hashable, Any] = {}
-    sharding = _cached(known, question, propagator.propagate_op_sharding_non_cached)
+    sharding = _cached(known, propagation_key, propagator.propagate_op_sharding_non_cached)
     # The metadata of the results does not depend on placements.
-    metadata = _cached({}, functools.partial(question, placed=False), propagator._propagate_tensor_meta_non_cached)
+    metadata = _cached(
+        {}, functools.partial(propagation_key, placed=False), propagator._propagate_tensor_meta_non_cached
+    )
     with (
         replaced(propagator, "_propagate_tensor_meta_non_cached", metadata),
         replaced(propagator, "propagate_op_sharding_non_cached", sharding),
@@ -155,7 +157,7 @@ def _cached(
     def answer(schema: OpSchema) -> Any:
         try:
             key = key_of(schema)
-        except NotKept:
+        except NotCacheable:
             return compute(schema)
         if key not in known:
             found = compute(schema)
@@ -167,27 +169,27 @@ def _cached(
     return answer
 
 
-def question(schema: OpSchema, *, placed: bool = True) -> Hashable:
-    """All that an answer depends on, without the placements if not `placed`.  Raises `NotKept`."""
+def propagation_key(schema: OpSchema, *, placed: bool = True) -> Hashable:
+    """All that an answer depends on, without the placements if not `placed`.  Raises `NotCacheable`."""
     leaf = _spec_key if placed else _metadata_key
-    return schema.op, value_key(schema.args_schema, leaf), value_key(schema.kwargs_schema, leaf), ambient()
+    return schema.op, value_key(schema.args_schema, leaf), value_key(schema.kwargs_schema, leaf), ambient_settings()
 
 
 def _metadata_key(value: Any) -> Any:
     if not isinstance(value, DTensorSpec):
-        return rare_key(value, _metadata_key, NotKept)
+        return uncommon_value_key(value, _metadata_key, NotCacheable)
     meta = value.tensor_meta
     if meta is None:
-        raise NotKept
+        raise NotCacheable
     return DTensorSpec, meta.shape, meta.stride, meta.dtype
 
 
 def _spec_key(value: Any) -> Any:
     if not isinstance(value, DTensorSpec):
-        return rare_key(value, _spec_key, NotKept)
+        return uncommon_value_key(value, _spec_key, NotCacheable)
     if not _stateless(value):
-        raise NotKept
-    return (_metadata_key(value), Same(value.mesh), value.placements, getattr(value, "shard_order", None))
+        raise NotCacheable
+    return (_metadata_key(value), IdentityKey(value.mesh), value.placements, getattr(value, "shard_order", None))
 
 
 def _stateless(specs: Any) -> bool:

@@ -20,7 +20,7 @@ from strategies.torch_api import dtensor
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
-def lacks_kernel(op: str, device: str = "cpu") -> str:
+def missing_kernel_reason(op: str, device: str = "cpu") -> str:
     """Why this device has no kernel for the overload of that name, or empty.  Raises as `overload` for an unknown name."""
     known = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
     if known is None or known(overload(op).name(), _KEYS[device]):
@@ -35,7 +35,7 @@ FAMILIES = ("foreach", "fused", "prims", "out=", "backward", "in place", "views"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RegisteredOverload:
     """One overload, the registry that has its rule, and why this device cannot run it (empty if it can)."""
 
     op: str
@@ -47,10 +47,13 @@ class Member:
         return family(self.op)
 
 
-def everything(device: str = "cpu") -> list[Member]:
+def all_registered_overloads(device: str = "cpu") -> list[RegisteredOverload]:
     """Every registered overload in the order of the names.  Nothing is run."""
-    registered = sorted((str(op), op) for op in dtensor.registered())
-    return [Member(name, dtensor.source_of(op), lacks_kernel(name, device)) for name, op in registered]
+    registered = sorted((str(op), op) for op in dtensor.registered_overloads())
+    return [
+        RegisteredOverload(name, dtensor.registry_of(op), missing_kernel_reason(name, device))
+        for name, op in registered
+    ]
 
 
 def family(op: str) -> str:

@@ -15,23 +15,23 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import localtensor as lt
 from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
-from localtensor.errors import LocalTensorError, in_a_line
+from localtensor.errors import LocalTensorError, error_in_one_line
 from localtensor.processes import Pool
-from strategies.torch_api.mesh_and_caches import forget, remembering
+from strategies.torch_api.mesh_and_caches import cached_propagation, clear_dtensor_caches
 
-SECONDS = 60.0
+THREAD_TIMEOUT = 60.0
 """Time limit of a run on rank threads."""
-SECONDS_ON_PROCESSES = 20.0
-PATIENCE = 3.0
+PROCESS_TIMEOUT = 20.0
+RETRY_FACTOR = 3.0
 """The factor by which a second attempt may take longer, after ranks were waiting when the time was up: only a rank that
 waits on an idle machine, too, is a finding."""
-REAL = {"nccl": "cpu:gloo,cuda:nccl"}
+BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Generic[T]):
+class MeshTask(Generic[T]):
     """What all ranks of a mesh do together, and the function that turns their results into a verdict.
 
     `verdict` takes the results by rank, and what stopped the ranks, or "".  Ranks that were stopped have no result.
@@ -49,7 +49,7 @@ class Work(Generic[T]):
         return made
 
 
-def simulated(works: Sequence[Work[T]], right: Callable[[T], bool], *, alone: bool = False) -> list[T]:
+def run_simulated(works: Sequence[MeshTask[T]], right: Callable[[T], bool], *, alone: bool = False) -> list[T]:
     """The verdict on each, in their order, by a run in lockstep if that one is `right`, else by one on rank threads.
 
     `alone` gives each its own run on threads, for ranks that may go on to the next task while others are stopped.
@@ -59,34 +59,34 @@ def simulated(works: Sequence[Work[T]], right: Callable[[T], bool], *, alone: bo
     for number, work in enumerate(works):
         groups.setdefault(work.mesh, []).append(number)
     for group in groups.values():
-        first = in_lockstep([works[number] for number in group])
+        first = run_in_lockstep([works[number] for number in group])
         found.update({number: verdict for number, verdict in zip(group, first, strict=True) if verdict is not None})
         doubtful = [number for number in group if number not in found or not right(found[number])]
         for some in [[number] for number in doubtful] if alone else [doubtful]:
-            found.update(zip(some, on_threads([works[number] for number in some]), strict=True))
+            found.update(zip(some, run_on_threads([works[number] for number in some]), strict=True))
     return [found[number] for number in range(len(works))]
 
 
-def in_lockstep(works: Sequence[Work[T]]) -> list[T | None]:
+def run_in_lockstep(works: Sequence[MeshTask[T]]) -> list[T | None]:
     """The verdict on each in one control flow for all ranks of their mesh; None for one that does not complete."""
     results: list[Sequence[Any] | None] = [None] * len(works)
     # An error of the mode itself leaves the remaining ones without a result.
-    with contextlib.suppress(LocalTensorError), remembering(), lt.LocalTensorMode(works[0].ranks):
+    with contextlib.suppress(LocalTensorError), cached_propagation(), lt.LocalTensorMode(works[0].ranks):
         mesh = works[0].make_mesh()
         for number, work in enumerate(works):
-            forget()
+            clear_dtensor_caches()
             with contextlib.suppress(
                 Exception
             ):  # why: any failure is repeated on rank threads, which report it by rank
                 results[number] = work.in_lockstep(mesh)
-    forget()
+    clear_dtensor_caches()
     return [
         None if values is None else work.verdict(dict(enumerate(values)), "")
         for work, values in zip(works, results, strict=True)
     ]
 
 
-def by_rank(x: object, ranks: int) -> list[Any]:
+def values_by_rank(x: object, ranks: int) -> list[Any]:
     """Each rank's value of a value in lockstep; ranks with equal ones share one object."""
     if not isinstance(x, lt.LocalTensor):
         return [x.detach() if isinstance(x, Tensor) else x] * ranks
@@ -94,7 +94,7 @@ def by_rank(x: object, ranks: int) -> list[Any]:
     return [table[rank] for rank in range(ranks)]
 
 
-def on_threads(works: Sequence[Work[T]]) -> list[T]:
+def run_on_threads(works: Sequence[MeshTask[T]]) -> list[T]:
     """The verdict on each, with a control flow for each rank of their mesh.
 
     A fault that ends the run, such as a deadlock, is attributed to the task that was running.
@@ -112,20 +112,20 @@ def on_threads(works: Sequence[Work[T]]) -> list[T]:
     return found
 
 
-def _run(works: Sequence[Work[Any]], results: Sequence[list[Any]]) -> str:
+def _run(works: Sequence[MeshTask[Any]], results: Sequence[list[Any]]) -> str:
     """Append each rank's results to its list until all tasks are done.  Returns why the run stopped before, or ""."""
 
     def body() -> None:
         mesh = works[0].make_mesh()
         rank = mesh.get_rank()
         for work in works:
-            forget()
+            clear_dtensor_caches()
             results[rank].append(work.on_rank(mesh, rank))
 
     try:
-        lt.run(body, ranks=works[0].ranks, timeout=SECONDS, leftovers="ignore")
+        lt.run(body, ranks=works[0].ranks, timeout=THREAD_TIMEOUT, leftovers="ignore")
     except LocalTensorError as error:
-        return in_a_line(error)
+        return error_in_one_line(error)
     return ""
 
 
@@ -135,7 +135,7 @@ class RankProcesses:
     There is one pool at a time: each rank takes a process of a hundred megabytes.  `seconds` is the limit of a call.
     """
 
-    def __init__(self, backend: str = "gloo", seconds: float = SECONDS_ON_PROCESSES) -> None:
+    def __init__(self, backend: str = "gloo", seconds: float = PROCESS_TIMEOUT) -> None:
         self.backend, self.seconds = backend, seconds
         self._pool: Pool | None = None
 
@@ -155,11 +155,13 @@ class RankProcesses:
         """The outcome of `play` on each rank with its own part.  Never hangs: the pool ends processes that do."""
         if self._pool is None or self._pool.ranks != len(parts):
             self.close()
-            self._pool = Pool(len(parts), backend=REAL.get(self.backend, self.backend), timeout=self.seconds)
+            self._pool = Pool(
+                len(parts), backend=BACKENDS_BY_NAME.get(self.backend, self.backend), timeout=self.seconds
+            )
         sent = [(pickling.dumps(part),) for part in parts]
         outcomes = self._pool.call(play, sent)
         if _late(outcomes):
-            outcomes = self._pool.call(play, sent, timeout=PATIENCE * self._pool.timeout)
+            outcomes = self._pool.call(play, sent, timeout=RETRY_FACTOR * self._pool.timeout)
         return outcomes
 
 
@@ -169,13 +171,13 @@ def _late(outcomes: Sequence[Outcome]) -> bool:
     return bool(left) and all(isinstance(outcome, Waiting) for outcome in left)
 
 
-def unpacked(outcomes: Sequence[Outcome]) -> list[Any]:
+def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
     """The values sent by the ranks that returned."""
     return [pickling.loads(outcome.value) for outcome in outcomes if isinstance(outcome, Returned)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class RankFailure:
     """Why ranks did not return, and which; `raised` if the reason is an exception."""
 
     text: str
@@ -183,14 +185,18 @@ class Lost:
     raised: Raised | None = None
 
 
-def lost(outcomes: Sequence[Outcome]) -> Lost | None:
+def first_rank_failure(outcomes: Sequence[Outcome]) -> RankFailure | None:
     """The first rank that died, or else that raised, or else all that wait; None if all returned."""
     for outcome in outcomes:  # first of all, since the peers of a dead process raise, or wait for it
         if isinstance(outcome, Died):
-            return Lost(f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})", (outcome.rank,))
+            return RankFailure(
+                f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})", (outcome.rank,)
+            )
     for outcome in outcomes:
         if isinstance(outcome, Raised):
-            return Lost(f"rank {outcome.rank} raises {outcome.kind}: {outcome.message}", (outcome.rank,), outcome)
+            return RankFailure(
+                f"rank {outcome.rank} raises {outcome.kind}: {outcome.message}", (outcome.rank,), outcome
+            )
     waiting = [outcome for outcome in outcomes if isinstance(outcome, Waiting)]
     where = "; ".join(f"rank {outcome.rank} waits at {outcome.where}" for outcome in waiting)
-    return Lost(f"hangs: {where}", tuple(outcome.rank for outcome in waiting)) if waiting else None
+    return RankFailure(f"hangs: {where}", tuple(outcome.rank for outcome in waiting)) if waiting else None

@@ -36,9 +36,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import TorchChanged, in_a_line
+from localtensor.errors import TorchChanged, error_in_one_line
 from localtensor.layout import Mesh, Spec, short
-from strategies.model.oracle import REFUSALS
+from strategies.model.oracle import REJECTIONS
 from strategies.torch_api.specs import rank_mesh, to_torch
 
 Axes = tuple[int, ...]
@@ -56,36 +56,36 @@ class Transform:
         return f"{','.join(map(str, self.axes))}: {short(self.was)} -> {short(self.now)}"
 
 
-class Refusal(Exception):
+class PlannerRefusal(Exception):
     """DTensor refuses the redistribution, in planning or at one of the steps.  The message is the first line of its own."""
 
 
-def transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence[Axes] = ()) -> tuple[Transform, ...]:
+def planned_transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence[Axes] = ()) -> tuple[Transform, ...]:
     """The steps that DTensor would take, planned without its cache.
 
     `graph` selects its graph-based planner, else its greedy one.  `flattened` are the sets of axes that have a flattened
     submesh.  DTensor logs each submesh that might have been flattened: `strategies.base.signals.quiet` suppresses that.
 
-    Raises `Refusal` if DTensor refuses, and `TorchChanged` if a part of the table above is missing or has another
+    Raises `PlannerRefusal` if DTensor refuses, and `TorchChanged` if a part of the table above is missing or has another
     signature.
     """
     try:
-        mesh = mesh_seen(src.mesh, tuple(map(tuple, flattened)))
-        infos = _transform_infos(spec_seen(src, mesh), spec_seen(dst, mesh), graph, merges=bool(flattened))
+        mesh = planning_mesh(src.mesh, tuple(map(tuple, flattened)))
+        infos = _transform_infos(dtensor_spec_of(src, mesh), dtensor_spec_of(dst, mesh), graph, merges=bool(flattened))
         found = tuple(Transform(_axes(info), *info.src_dst_placements) for info in infos)
         for transform in found:
             _check(transform, mesh, src)
     except (TypeError, AttributeError) as error:
         if _is_raised_here(error):
             raise TorchChanged(
-                "tensor._redistribute", f"its planner has another signature ({in_a_line(error)})"
+                "tensor._redistribute", f"its planner has another signature ({error_in_one_line(error)})"
             ) from error
         raise
     return found
 
 
 def _transform_infos(have: DTensorSpec, want: DTensorSpec, graph: bool, *, merges: bool) -> Sequence[Any]:
-    """DTensor's own list of steps.  Raises `Refusal`, and a TypeError of our call unchanged."""
+    """DTensor's own list of steps.  Raises `PlannerRefusal`, and a TypeError of our call unchanged."""
     check = getattr(getattr(dtensor, "_utils", None), "assert_no_mixed_partial_types", lambda placements: None)
     _redistribute.clear_redistribute_planner_cache()
     try:
@@ -94,10 +94,10 @@ def _transform_infos(have: DTensorSpec, want: DTensorSpec, graph: bool, *, merge
         infos = _redistribute._gen_transform_infos_non_cached(have, want, graph)
         if merges and can_flatten():
             infos = _redistribute._optimize_transform_infos(list(infos), have.mesh, have.placements, want.placements)
-    except REFUSALS as error:
+    except REJECTIONS as error:
         if isinstance(error, TypeError) and _is_raised_here(error):
             raise
-        raise Refusal(in_a_line(error)) from error
+        raise PlannerRefusal(error_in_one_line(error)) from error
     finally:
         _redistribute.clear_redistribute_planner_cache()
     return infos
@@ -111,13 +111,15 @@ def _is_raised_here(error: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_globals["__name__"] in (__name__, to_torch.__module__)
 
 
-def spec_seen(spec: Spec, mesh: DeviceMesh) -> Any:  # a DTensorSpec, whose `tensor_meta` is optional by its type only
+def dtensor_spec_of(
+    spec: Spec, mesh: DeviceMesh
+) -> Any:  # a DTensorSpec, whose `tensor_meta` is optional by its type only
     """The spec as DTensor writes it: with a shard order, or with strided shards, which encode one."""
     return to_torch(spec, mesh, reading="cuts" if spec.shard_order else "order")
 
 
 @functools.lru_cache(maxsize=256)
-def mesh_seen(mesh: Mesh, flattened: tuple[Axes, ...] = ()) -> DeviceMesh:
+def planning_mesh(mesh: Mesh, flattened: tuple[Axes, ...] = ()) -> DeviceMesh:
     """The mesh as seen by rank 0, without a process group; with flattened submeshes of these axes."""
     made = rank_mesh(mesh, 0)
     for axes in flattened:
@@ -148,7 +150,7 @@ def _axes(info: Any) -> Axes:
 
 
 def _check(transform: Transform, mesh: DeviceMesh, src: Spec) -> None:
-    """Raise `Refusal` for a step that DTensor refuses only when it executes it."""
+    """Raise `PlannerRefusal` for a step that DTensor refuses only when it executes it."""
     was, now = transform.was, transform.now
     if not isinstance(now, Partial) or all(src.mesh.sizes[axis] == 1 for axis in transform.axes):
         return
@@ -156,8 +158,8 @@ def _check(transform: Transform, mesh: DeviceMesh, src: Spec) -> None:
         try:
             now._partition_value(torch.ones(1), mesh, transform.axes[0])
         except (ValueError, RuntimeError, AssertionError) as error:
-            raise Refusal(in_a_line(error)) from error
+            raise PlannerRefusal(error_in_one_line(error)) from error
     elif isinstance(was, Partial):
-        raise Refusal(f"it turns no Partial into another: {was} to {now}")
+        raise PlannerRefusal(f"it turns no Partial into another: {was} to {now}")
     elif not (hasattr(Shard, "_to_partial_tensor") and type(was) is Shard and now.reduce_op == "sum"):
-        raise Refusal(f"RuntimeError: redistribute from {was} to {now} not supported yet")
+        raise PlannerRefusal(f"RuntimeError: redistribute from {was} to {now} not supported yet")

@@ -12,7 +12,7 @@ from strategies.model.code_text import placement_code
 from strategies.torch_api.mesh_and_caches import divided
 
 
-def head(shown: str, wrong: str, ranks: int, name: str, prints: str) -> str:
+def docstring_code(shown: str, wrong: str, ranks: int, name: str, prints: str) -> str:
     """The docstring of a script: its subject, what is wrong with it in this torch, and how to run it."""
     return f'''"""{shown}
 

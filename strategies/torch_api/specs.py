@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 from localtensor.errors import Refusal
-from localtensor.layout import Mesh, Spec, StridedShard, factors_of, lies_alike, order_of
+from localtensor.layout import Mesh, Spec, StridedShard, cut_order, lies_alike, split_factors
 
 READINGS = ("cuts", "order")
 """Strided shards as cuts from left to right, or as the order that their split factors encode."""
@@ -71,7 +71,7 @@ def of_torch(spec: DTensorSpec, mesh: Mesh | None = None, *, reading: str | None
 
     Strided shards stay as they are with `reading="cuts"`, and become a shard order with "order".  By default they stay
     if torch does not decode them, or if both readings are the same.  Raises `NoSuchSpec` for missing or symbolic sizes,
-    for strided shards whose two readings differ, and as `decoded`.
+    for strided shards whose two readings differ, and as `with_decoded_order`.
 
     >>> mesh = Mesh.of(dp=2, tp=2)
     >>> spec = Spec(mesh, (StridedShard(0, split_factor=2), Shard(0)), (8, 4), torch.float32)
@@ -96,25 +96,25 @@ def of_torch(spec: DTensorSpec, mesh: Mesh | None = None, *, reading: str | None
     if reading == "cuts" or (reading is None and not spec.use_strided_shard_as_shard_order):
         return made
     if reading == "order":
-        return decoded(made)
+        return with_decoded_order(made)
     if not _means_one(made):
         problem = "distribute_tensor cuts it from left to right, and redistribute reads it in another order"
         raise NoSuchSpec("of_torch", "spec", str(spec), problem, "Pass reading='cuts' or reading='order'.")
     return made
 
 
-def decoded(spec: Spec) -> Spec:
+def with_decoded_order(spec: Spec) -> Spec:
     """The spec as torch's `redistribute` reads it: plain shards in the order that the split factors encode.
 
     Where pieces are uneven, ranks may hold other rows than under the spec itself.  Raises `NoSuchSpec` if the split
     factors of a dim encode no order.
 
-    >>> decoded(Spec(Mesh.of(dp=3, tp=2), (StridedShard(0, split_factor=2), Shard(0)), (7,), torch.float32))
+    >>> with_decoded_order(Spec(Mesh.of(dp=3, tp=2), (StridedShard(0, split_factor=2), Shard(0)), (7,), torch.float32))
     f32[7] @ dp:S(0)[1], tp:S(0)[0]
     """
     placements, orders = list(spec.placements), dict(spec.shard_order)
     for dim in dict.fromkeys(p.dim for p in spec.placements if isinstance(p, StridedShard)):
-        order = None if dim in orders else order_of(factors_of(spec.placements, dim), spec.mesh.sizes)
+        order = None if dim in orders else cut_order(split_factors(spec.placements, dim), spec.mesh.sizes)
         if order is None:
             problem = f"the split factors of dim {dim} encode no order of its axes, and torch's redistribute finds none"
             raise NoSuchSpec("decoded", "spec", repr(spec), problem, "Read it from left to right: reading='cuts'.")
@@ -163,7 +163,7 @@ def _means_one(spec: Spec) -> bool:
     if all(len(spec.cut_by(dim)) == 1 for dim in alone):
         return True
     try:
-        return lies_alike(spec, decoded(spec))
+        return lies_alike(spec, with_decoded_order(spec))
     except NoSuchSpec:
         return False
 

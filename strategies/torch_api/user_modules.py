@@ -20,9 +20,9 @@ from localtensor._util import lazy
 from localtensor.errors import LocalTensorError, Refusal
 from strategies.torch_api import dtensor
 
-Key = tuple[str, torch._ops.OpOverload]
+RegistryKey = tuple[str, torch._ops.OpOverload]
 """A registry and an overload in it."""
-LONGEST = 300
+MAX_MESSAGE = 300
 """The largest number of characters shown of an exception's message."""
 SINGLE_DIM = "single-dim strategy"
 
@@ -32,7 +32,7 @@ class BadRules(Refusal, call="localtensor validate", argument="--rules"):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredRules:
     """The overloads that importing a module registered, in the order of their names."""
 
     module: str
@@ -40,31 +40,31 @@ class Registered:
     ignored: tuple[str, ...]
     """Overloads whose registration torch never uses (see `dtensor.ignored`)."""
 
-    def only(self, ops: Collection[str]) -> Registered:
+    def only(self, ops: Collection[str]) -> RegisteredRules:
         """The same, restricted to these overloads."""
         kept, ignored = ([op for op in own if op in ops] for own in (self.ops, self.ignored))
-        return Registered(self.module, tuple(kept), tuple(ignored))
+        return RegisteredRules(self.module, tuple(kept), tuple(ignored))
 
 
-def load(module: str, folder: str) -> Registered:
+def load_rules(module: str, folder: str) -> RegisteredRules:
     """Import the module, and return what it registered.
 
     Raises `BadRules` if it does not exist, raises on import, or registers nothing.
     """
-    before = dtensor.strategies_now()
+    before = dtensor.registered_functions()
     already = module in sys.modules
-    loaded = imported(module, folder, BadRules)
+    loaded = import_user_module(module, folder, BadRules)
     changed = getattr(loaded, _SEEN, None) or _changed(before, already, loaded)
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
     used = {op for table, op in changed if table == SINGLE_DIM}
-    ignored = {op for _, op in changed if dtensor.ignored(op) and op not in used}
+    ignored = {op for _, op in changed if dtensor.has_unused_strategy(op) and op not in used}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
-    return Registered(module, names, tuple(sorted(map(str, ignored))))
+    return RegisteredRules(module, names, tuple(sorted(map(str, ignored))))
 
 
-def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTensorError]) -> ModuleType:
+def import_user_module(module: str, folder: str, bad: Callable[[str, str, str], LocalTensorError]) -> ModuleType:
     """A user's module, imported with `folder` on the path as with `python -m`.
 
     `bad` makes the error for a module that does not exist or raises on import, from its name, a problem and a remedy.
@@ -79,24 +79,24 @@ def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTenso
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
             raise bad(module, "there is no such module", f"Run from the folder that holds it (now {folder}).") from None
-        raise bad(module, f"importing it raises {words_of(error)}", "Install what it needs.") from error
+        raise bad(module, f"importing it raises {exception_message(error)}", "Install what it needs.") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # why: a user's module may raise anything, even pytest's Skipped; its line is named
-        problem = f"importing it raises {type(error).__name__}: {words_of(error)} ({_user_line(error)})"
+        problem = f"importing it raises {type(error).__name__}: {exception_message(error)} ({_user_line(error)})"
         raise bad(module, problem, "Fix that first.") from error
 
 
-def words_of(error: BaseException) -> str:
-    """The exception's message in one line of at most `LONGEST` characters and an ellipsis."""
+def exception_message(error: BaseException) -> str:
+    """The exception's message in one line of at most `MAX_MESSAGE` characters and an ellipsis."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # why: it is the user's own exception, whose text may raise anything
         return "(its own text failed)"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 
-def text_of(module: str) -> str:
+def module_digest(module: str) -> str:
     """A digest of an imported module's source, by which versions of it are distinguished; empty without a source."""
     path = getattr(sys.modules[module], "__file__", None)
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
@@ -106,8 +106,8 @@ _SEEN = "__localtensor_registered__"
 """The module's attribute that keeps what importing it registered, for further calls of `load`."""
 
 
-def _changed(before: dict[Key, Any], already: bool, loaded: Any) -> set[Key]:
-    now = dtensor.strategies_now()
+def _changed(before: dict[RegistryKey, Any], already: bool, loaded: Any) -> set[RegistryKey]:
+    now = dtensor.registered_functions()
     if already:  # imported before this call: its functions are recognised by their module
         return {key for key, func in now.items() if _module_of(func) == loaded.__name__}
     return {key for key, func in now.items() if before.get(key) is not func}
@@ -126,7 +126,7 @@ def _user_line(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
-    last = (own[1:] or frames)[-1]  # the first of our own is `imported`
+    last = (own[1:] or frames)[-1]  # the first of our own is `import_user_module`
     return f"{last.filename}, line {last.lineno}"
 
 
@@ -134,7 +134,7 @@ _LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirn
 
 
 @functools.cache
-def at_home(module: str, folder: str) -> None:
+def import_rules(module: str, folder: str) -> None:
     """Import the user's rules module, if any, in this process, too."""
     if module:
         sys.path.insert(0, folder)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import KINDS, is_plain, reducible
-from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, out_leaves, overload, results
+from localtensor.layout import PARTIAL_KINDS, is_reducible, is_standard
+from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, flat_results, out_leaves, overload
 from strategies.torch_api import dtensor, foreach
 
 MOST_TUPLES = 4096
@@ -26,24 +26,24 @@ MOST_TRACES = 130
 """Traces that one query of a decomposition may cost: DTensor traces every tuple of placements."""
 
 
-class TooMany(Exception):
+class TooManyTraces(Exception):
     """DTensor would trace more tuples through this decomposition than a sweep has time for."""
 
 
-def options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED) -> list[Placement]:
+def placement_options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED_KINDS) -> list[Placement]:
     """The placements that a tensor can have along one axis so that each rank has something to do."""
     shards: list[Placement] = [Shard(d) for d, size in enumerate(x.shape) if size >= ranks]
-    if x.dtype == torch.bool and kinds == SEARCHED:
+    if x.dtype == torch.bool and kinds == SEARCHED_KINDS:
         kinds = ()  # "or" and "and" of few values may hold by chance
-    return [Replicate(), *shards, *(Partial(k) for k in kinds if reducible(k, x.dtype))]
+    return [Replicate(), *shards, *(Partial(k) for k in kinds if is_reducible(k, x.dtype))]
 
 
-def tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int]:
+def input_tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int]:
     """The tuples of input placements to try, those with the most replicas first, and how many there are.
 
     Of more than MOST_TUPLES the first so many are tried: those that leave most inputs replicated.
     """
-    choices = [options(t, ranks) for t in sample.tensors]
+    choices = [placement_options(t, ranks) for t in sample.tensors]
     found: list[tuple[Placement, ...]] = []
     for many in range(len(choices) + 1):
         for spots in itertools.combinations(range(len(choices)), many):
@@ -52,20 +52,20 @@ def tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int
     return found, math.prod(map(len, choices))
 
 
-def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | None = None) -> list[Claim]:
+def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.PropagatorQuery | None = None) -> list[Claim]:
     """DTensor's claims about this call; `truth` is the op's own result on the whole tensors.
 
     `alone` is the same sample's query on one rank; it can be shared by calls for several mesh sizes.  Raises
-    `TooMany`, and whatever a strategy function raises.
+    `TooManyTraces`, and whatever a strategy function raises.
     """
     op = overload(sample.op)
-    source = dtensor.source_of(op)
+    source = dtensor.registry_of(op)
     if not source or not sample.tensors:
         return []
-    query = dtensor.Question(sample, ranks, truth, alone)
-    count = len(results(truth))
-    direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites(op))
-    whole = dtensor.own_dispatch(op)
+    query = dtensor.PropagatorQuery(sample, ranks, truth, alone)
+    count = len(flat_results(truth))
+    direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites_arguments(op))
+    whole = dtensor.special_dispatch_reason(op)
     found = (
         _claim(query, source, row, count, whole, direct and _keeps_outs(sample, row))
         for row in _rows(query, sample, ranks, source)
@@ -74,20 +74,20 @@ def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | Non
     return list(unique.values())
 
 
-def _rows(query: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
-    if foreach.on_lists(sample):
-        return foreach.rows(query, [] if source == "single-dim strategy" else _seeds(sample, ranks))
+def _rows(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
+    if foreach.is_foreach(sample):
+        return foreach.foreach_rows(query, [] if source == "single-dim strategy" else _seeds(sample, ranks))
     return query.single_dim_rows() if source == "single-dim strategy" else _queried_lines(query, sample, ranks, source)
 
 
-def _keeps_outs(sample: Sample, row: dtensor.Row) -> bool:
+def _keeps_outs(sample: Sample, row: dtensor.LineRow) -> bool:
     """Whether each `out=` has the placement of its result.  DTensor never redistributes an `out=`; its propagator decides
     on other rows."""
     outs = out_leaves(sample.call)
     return all(row[0][leaf] == row[1][i] for i, leaf in enumerate(outs) if i < len(row[1]))
 
 
-def _with_outs(sample: Sample, row: dtensor.Row) -> dtensor.Row:
+def _with_outs(sample: Sample, row: dtensor.LineRow) -> dtensor.LineRow:
     """The row with placements for each `out=`, those of the results: an op strategy has none for them."""
     outs = out_leaves(sample.call)
     if not outs or len(row[0]) != len(sample.tensors) - len(outs):
@@ -101,7 +101,7 @@ def _with_outs(sample: Sample, row: dtensor.Row) -> dtensor.Row:
 
 def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
     """Input tuples to query: the same placement for all, and each placement of one input with the others replicated."""
-    choices = [options(t, ranks, KINDS) for t in sample.tensors]
+    choices = [placement_options(t, ranks, PARTIAL_KINDS) for t in sample.tensors]
     together = [p for p in choices[0] if all(p in row for row in choices)]
     found = [(p,) * len(choices) for p in together]
     for i, row in enumerate(choices):
@@ -109,21 +109,21 @@ def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _queried_lines(query: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+def _queried_lines(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
     seeds = _seeds(sample, ranks)
-    if source == "rule" or dtensor.gives_numbers(overload(sample.op)):
+    if source == "rule" or dtensor.returns_no_tensor(overload(sample.op)):
         return [(seed, ()) for seed in seeds]
     rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
     rows = [_with_outs(sample, row) for row in rows]
     return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
 
-def _traced(query: dtensor.Question, sample: Sample) -> list[dtensor.Row]:
+def _traced(query: dtensor.PropagatorQuery, sample: Sample) -> list[dtensor.LineRow]:
     """The rows of a decomposition.  DTensor traces it on a mesh of one rank for any mesh, so that one trace serves all
     mesh sizes; only the selection of rows depends on the size."""
     traces = math.prod(1 + t.ndim for t in sample.tensors)
     if traces > MOST_TRACES:
-        raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
+        raise TooManyTraces(f"DTensor traces {traces} placement tuples through this decomposition")
     alone = query.alone()
     if alone.traced is None:
         seeds = [s for s in _seeds(sample, 1) if alone.partials or not any(isinstance(p, Partial) for p in s)]
@@ -141,10 +141,10 @@ def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...
 
 
 def _claim(
-    query: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool
+    query: dtensor.PropagatorQuery, source: str, row: dtensor.LineRow, count: int, whole: str, direct: bool
 ) -> Claim | None:
     inputs, outputs = row
-    special = "" if all(p is None or is_plain(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
+    special = "" if all(p is None or is_standard(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
     if special and not direct:
         claim = _make_claim(query, source, inputs, outputs, count, None, special)
         return claim if _answers(query, inputs) else None
@@ -155,11 +155,13 @@ def _claim(
         return None
     outputs = answers[0][0]
     own = tuple(call for _, call in answers if call is not None)
-    special = "" if all(p is None or is_plain(p) for p in outputs) else "a placement of DTensor's own"
+    special = "" if all(p is None or is_standard(p) for p in outputs) else "a placement of DTensor's own"
     return _make_claim(query, source, inputs, outputs, count, own or None, whole or special)
 
 
-def _answers(query: dtensor.Question, inputs: Sequence[Placement | None]) -> list[tuple[dtensor.Outputs, Call | None]]:
+def _answers(
+    query: dtensor.PropagatorQuery, inputs: Sequence[Placement | None]
+) -> list[tuple[dtensor.Outputs, Call | None]]:
     """The answer for every rank; empty if DTensor would redistribute, or raises."""
     try:
         first = query.propagate(inputs)
@@ -173,7 +175,7 @@ def _answers(query: dtensor.Question, inputs: Sequence[Placement | None]) -> lis
 
 
 def _make_claim(
-    query: dtensor.Question, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
+    query: dtensor.PropagatorQuery, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
     local: tuple[Call, ...] | None, whole: str,
 ) -> Claim | None:  # fmt: skip
     if len(outputs) == 1 and count != 1:

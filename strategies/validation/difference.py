@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import GENEROUS, close, rounds
+from localtensor.layout import NOISE_FACTOR, is_inexact, within_slack
 
-ADDED = ("sum", "avg")
+ADDED_KINDS = ("sum", "avg")
 """Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
-SPLIT = 32.0
+SPLIT_ULPS = 32.0
 """Units in the last place that splitting and adding up may lose: some for each rank.  `GENEROUS` would be too much: a
 thousand units of bfloat16 are eight times the number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class ElementDifference:
     """The first element that differs, as text: its value, the expected value, its place, and how many elements differ."""
 
     got: str
@@ -31,16 +31,16 @@ class Apart:
     share: str
 
     @classmethod
-    def of(cls, got: Tensor, want: Tensor, slack: Tensor) -> Apart:
+    def of(cls, got: Tensor, want: Tensor, slack: Tensor) -> ElementDifference:
         """For two tensors that differ by more than the slack."""
-        wrong = ~close(got, want, slack)
+        wrong = ~within_slack(got, want, slack)
         place = tuple(wrong.nonzero()[0].tolist())
         share = f"{int(wrong.sum())} of {wrong.numel()} elements differ"
         return cls(f"{got[place].item():.6g}", f"{want[place].item():.6g}", list(place), share)
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ResultDifference:
     """What is wrong with result `output` on `rank`, or of all ranks together if that is None; `problem` is the message."""
 
     problem: str
@@ -48,7 +48,7 @@ class Difference:
     rank: int | None = None
     got: Any = ""
     want: Any = ""
-    apart: Apart | None = None
+    apart: ElementDifference | None = None
     bare: bool = False
     """Whether the message already names the result."""
 
@@ -58,39 +58,47 @@ class Difference:
         return not isinstance(self.want, str)
 
 
-def misshapen(
+def shape_difference(
     held: Sequence[Any], want: Tensor, shapes: Sequence[tuple[int, ...] | None], output: int
-) -> Difference | None:
+) -> ResultDifference | None:
     """The first rank whose piece has another shape than `shapes` has for it, or another dtype than the whole."""
     for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)):
         if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
             got = tuple(piece.shape) if isinstance(piece, Tensor) else piece
-            return Difference(f"rank {rank} has shape {got}, the placement asks for {shape}", output, rank, got, shape)
+            return ResultDifference(
+                f"rank {rank} has shape {got}, the placement asks for {shape}", output, rank, got, shape
+            )
         if piece.dtype != want.dtype:
             problem = f"rank {rank} has {piece.dtype}, not {want.dtype}"
-            return Difference(problem, output, rank, piece.dtype, want.dtype)
+            return ResultDifference(problem, output, rank, piece.dtype, want.dtype)
     return None
 
 
-def odd(held: Sequence[Any], want: Any, i: int) -> Difference | None:
+def number_difference(held: Sequence[Any], want: Any, i: int) -> ResultDifference | None:
     """The first rank with another number, for a result that is no tensor; NaN equals NaN."""
     for rank, got in enumerate(held):
         if got != want and not (isinstance(got, float) and math.isnan(got) and math.isnan(want)):
-            return Difference(f"output {i} is {got} on rank {rank}, the op gives {want}", i, rank, got, want, bare=True)
+            return ResultDifference(
+                f"output {i} is {got} on rank {rank}, the op gives {want}", i, rank, got, want, bare=True
+            )
     return None
 
 
-def coarsest(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placement | None]]) -> float:
+def coarsest_eps(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placement | None]]) -> float:
     """The largest epsilon among the dtypes of these tensors that are split into addends; 0 if none is.
 
     `placements` are those of each tensor, one for each mesh axis.
     """
     pairs = zip(tensors, placements, strict=False)
-    added = (x for x, row in pairs if any(isinstance(p, Partial) and p.reduce_op in ADDED for p in row) and rounds(x))
+    added = (
+        x
+        for x, row in pairs
+        if any(isinstance(p, Partial) and p.reduce_op in ADDED_KINDS for p in row) and is_inexact(x)
+    )
     return max((torch.finfo(x.dtype).eps for x in added), default=0.0)
 
 
-def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
+def folding_error(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     """The rounding error of folding these parts, which can be far larger than their total.
 
     `coarse` is the epsilon of the inputs that were split before, which may have a coarser dtype than the parts.
@@ -98,4 +106,4 @@ def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
         return 0.0
     largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
-    return max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse) * largest
+    return max(NOISE_FACTOR * torch.finfo(held[0].dtype).eps, SPLIT_ULPS * coarse) * largest

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import UNSTABLE, reducible
+from localtensor.layout import MAX_JUMP_SHARE, is_reducible
 from localtensor.layout import fold_partials as fold
 from strategies.inputs.variants.adversarial import Adversary, adversaries
-from strategies.model.oracle import REFUSALS, Truth, agrees, mutates, run, tell
+from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call, run_oracle
 from strategies.model.rule import Rule, Sample
-from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.probe import Probe, wild_truth
+from strategies.validation.claim_sources import TooManyTraces, claims
+from strategies.validation.probe import Probe, truth_with_specials
 
 SAMPLES, SHAPES = 3, 2
 """Independent calls, and different shapes among them, that a missing rule needs."""
@@ -33,7 +33,7 @@ ALWAYS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Backing:
+class RuleEvidence:
     """The evidence for a rule on one kind of call; `against` is the evidence against it, or ""."""
 
     samples: tuple[str, ...] = ()
@@ -59,13 +59,13 @@ class _SupportCount:
     single: set[float] = field(default_factory=set)
     against: str = ""
 
-    def backing(self) -> Backing:
-        return Backing(tuple(self.samples), len(self.shapes), self.uneven, tuple(sorted(self.ranks)), self.against)
+    def backing(self) -> RuleEvidence:
+        return RuleEvidence(tuple(self.samples), len(self.shapes), self.uneven, tuple(sorted(self.ranks)), self.against)
 
 
-def weigh(
+def gather_evidence(
     members: Sequence[Sample], rules: Iterable[Rule], ranks: Sequence[int], free: frozenset[tuple[int, int]], seed: int
-) -> dict[str, Backing]:
+) -> dict[str, RuleEvidence]:
     """The evidence for each rule, by its text; `members` are calls of one kind, on which the rules hold.
 
     A rule is dropped at the first call that refutes it.  For `free` see `adversarial.numbers`.
@@ -77,9 +77,9 @@ def weigh(
         alive = [t for t in supports.values() if not t.against and not (repeated and t.backing().enough)]
         if not alive:
             break
-        with contextlib.suppress(*REFUSALS):  # the op does not take these sizes or values
-            truth = tell(one.sample, seed=seed + number)
-            if truth.unstable <= UNSTABLE:
+        with contextlib.suppress(*REJECTIONS):  # the op does not take these sizes or values
+            truth = run_oracle(one.sample, seed=seed + number)
+            if truth.unstable <= MAX_JUMP_SHARE:
                 _probe_rules(one, truth, alive, sizes, seed + number)
                 met.setdefault(tuple(t.shape for t in one.sample.tensors), one.sample)
     known = {tuple(t.shape for t in sample.tensors) for sample in members}
@@ -103,25 +103,25 @@ def _adversaries(
 
 
 def _probe_rules(
-    one: Adversary, truth: Truth, supports: Sequence[_SupportCount], sizes: Sequence[int], seed: int
+    one: Adversary, truth: OracleResult, supports: Sequence[_SupportCount], sizes: Sequence[int], seed: int
 ) -> None:
     whole = any(not any(isinstance(p, Partial) for p in support.rule.inputs) for support in supports)
-    wild = wild_truth(one.sample, truth, seed) if whole else None
+    wild = truth_with_specials(one.sample, truth, seed) if whole else None
     for ranks in sizes:
         probe = Probe(one.sample, truth, ranks, seed=seed)
         beside = Probe(one.sample, wild, ranks, seed=seed, variant="specials") if wild is not None else None
         for support in supports:
             if not support.against and _fits(support.rule, one.sample, ranks):
-                found = wrong(probe, support.rule)
+                found = rule_problem(probe, support.rule)
                 if not found and beside and not any(isinstance(p, Partial) for p in support.rule.inputs):
-                    found = wrong(beside, support.rule)
+                    found = rule_problem(beside, support.rule)
                 if found:
                     support.against = f"{one.name} on {ranks} ranks: {found}"
                 elif one.counts:
                     _count(support, one.sample, truth, ranks)
 
 
-def wrong(probe: Probe, rule: Rule) -> str:
+def rule_problem(probe: Probe, rule: Rule) -> str:
     """What is wrong with the rule on this sample and mesh size, in any of the decompositions, or ""."""
     for draw in probe.draws(rule.inputs):
         local = probe.local(rule.inputs, draw)
@@ -134,12 +134,12 @@ def wrong(probe: Probe, rule: Rule) -> str:
     return ""
 
 
-def _exact(truth: Truth, i: int, held: Sequence[Tensor], placement: Placement | None) -> bool:
+def _exact(truth: OracleResult, i: int, held: Sequence[Tensor], placement: Placement | None) -> bool:
     """Whether a P(min) or P(max) result is exact: choosing one of the parts does not round, as adding does."""
     slack = truth.slack[i]
     if slack is None or not isinstance(placement, Partial) or placement.reduce_op not in ("min", "max"):
         return True
-    return agrees(fold(torch.stack(list(held)), placement.reduce_op), truth.outputs[i], slack)
+    return equal_within(fold(torch.stack(list(held)), placement.reduce_op), truth.outputs[i], slack)
 
 
 def _fits(rule: Rule, sample: Sample, ranks: int) -> bool:
@@ -147,17 +147,17 @@ def _fits(rule: Rule, sample: Sample, ranks: int) -> bool:
 
     def fits(p: Placement | None, t: Tensor) -> bool:
         if isinstance(p, Partial):
-            return t.dtype != torch.bool and reducible(p.reduce_op, t.dtype)
+            return t.dtype != torch.bool and is_reducible(p.reduce_op, t.dtype)
         return not isinstance(p, Shard) or (p.dim < t.ndim and t.shape[p.dim] >= ranks)
 
     return all(fits(p, t) for p, t in zip(rule.inputs, sample.tensors, strict=True))
 
 
-def _count(support: _SupportCount, sample: Sample, truth: Truth, ranks: int) -> None:
+def _count(support: _SupportCount, sample: Sample, truth: OracleResult, ranks: int) -> None:
     """Add the sample to the evidence, unless its results prove nothing: those with equal elements, or a number seen
     before."""
     outputs = [o for o in truth.outputs if isinstance(o, Tensor)]
-    if any(o.numel() != 1 and not varied(o) for o in outputs):
+    if any(o.numel() != 1 and not has_distinct_elements(o) for o in outputs):
         return
     for out in outputs:
         if out.numel() == 1:
@@ -176,7 +176,7 @@ def _count(support: _SupportCount, sample: Sample, truth: Truth, ranks: int) -> 
     support.uneven = support.uneven or not shards or any(t.shape[dim] % ranks for dim, t in shards)
 
 
-def varied(out: Tensor) -> bool:
+def has_distinct_elements(out: Tensor) -> bool:
     """Whether not all elements are equal."""
     return out.numel() > 1 and bool((out != out.flatten()[0]).any())
 
@@ -184,8 +184,8 @@ def varied(out: Tensor) -> bool:
 def _reject_registered(supports: Sequence[_SupportCount], samples: Sequence[Sample], ranks: int) -> None:
     """Refute the rules that DTensor registers for the adversaries, though not for the calls that were searched."""
     for sample in samples if supports else ():
-        with contextlib.suppress(*REFUSALS, TooMany, AttributeError):  # DTensor's refusal is no claim
-            raw, _ = run(sample.call, sample.tensors, mutates=mutates(sample.op))
+        with contextlib.suppress(*REJECTIONS, TooManyTraces, AttributeError):  # DTensor's refusal is no claim
+            raw, _ = run_call(sample.call, sample.tensors, mutates=mutates(sample.op))
             registered = {str(claim.rule) for claim in claims(sample, ranks, raw)}
             for support in supports:
                 if str(support.rule) in registered:

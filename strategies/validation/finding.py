@@ -9,12 +9,22 @@ from typing import Any
 
 from torch.distributed.tensor import Replicate
 
-from localtensor.layout import is_plain, parse, short
-from strategies.inputs.variants.all_variants import kind_of, truth_of
+from localtensor.layout import is_standard, parse, short
+from strategies.inputs.variants.all_variants import oracle_with_values, values_named
 from strategies.model import codec
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Program, Rule, Sample
-from strategies.model.verdict import ALONE, CLASSES, Crash, Evidence, Finding, Instance, Unit, Verdict, read_unit
+from strategies.model.verdict import (
+    ALONE,
+    DTYPE_CLASSES,
+    Crash,
+    Evidence,
+    Finding,
+    Instance,
+    Verdict,
+    WorkUnit,
+    read_unit,
+)
 from strategies.validation.probe import Case, Probe
 
 CLEARED = "cleared"
@@ -44,15 +54,15 @@ class Candidate:
 def case_of(instance: Instance, seed: int) -> Case:
     """The case of the instance, bit for bit as the probe ran it.  Inputs with DTensor's own placements are replicated."""
     sample, evidence = instance.sample, instance.evidence
-    truth = tell(sample, seed=seed)
+    truth = run_oracle(sample, seed=seed)
     if evidence.variant:
-        truth = truth_of(sample, truth, evidence.variant, seed) or truth
-    inputs = tuple(p if p is None or is_plain(p) else Replicate() for p in instance.rule.inputs)
+        truth = oracle_with_values(sample, truth, evidence.variant, seed) or truth
+    inputs = tuple(p if p is None or is_standard(p) else Replicate() for p in instance.rule.inputs)
     probe = Probe(sample, truth, instance.ranks, seed=seed, variant=evidence.variant)
     return probe.case(Rule(instance.rule.op, inputs, instance.rule.outputs), evidence.draw)
 
 
-def as_data(candidate: Candidate) -> dict[str, Any]:
+def candidate_data(candidate: Candidate) -> dict[str, Any]:
     """The candidate for a journal.  Raises `codec.NotData` where an argument has no form in JSON."""
     i = candidate.instance
     e = i.evidence
@@ -68,7 +78,7 @@ def as_data(candidate: Candidate) -> dict[str, Any]:
 
 
 def read_candidate(body: dict[str, Any]) -> Candidate:
-    """The candidate that `as_data` wrote."""
+    """The candidate that `candidate_data` wrote."""
     sample = codec.read_sample(body["sample"])
     evidence = Evidence(*body["evidence"])
     rule = codec.read_rule(body["rule"])
@@ -82,7 +92,7 @@ def read_candidate(body: dict[str, Any]) -> Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class RuleOutcome:
     """The outcome of one suspected rule: a finding, or None if a real run cleared it; and a crash, if there was one.
 
     `same_as` names another suspected rule, to which this one shrank.
@@ -94,24 +104,26 @@ class Settled:
     same_as: str = ""
 
 
-def of_instance(instance: Instance, reason: str) -> Finding:
+def finding_of_instance(instance: Instance, reason: str) -> Finding:
     """The finding for an instance, with this reason."""
     sample = instance.sample
     variant = instance.evidence.variant
-    special = f" ({variant}: {kind_of(variant).why})" if variant else ""
+    special = f" ({variant}: {values_named(variant).why})" if variant else ""
     return Finding(
         instance.rule, instance.ranks, instance.verdict, reason, tuple(sample.arguments()), sample.origin + special,
         elements=sample.size,
     )  # fmt: skip
 
 
-def of_suspect(candidate: Candidate, verdict: Verdict, reason: str) -> Finding:
+def finding_of_candidate(candidate: Candidate, verdict: Verdict, reason: str) -> Finding:
     evidence, program = candidate.instance.evidence, candidate.program
-    found = replace(of_instance(candidate.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want)
+    found = replace(
+        finding_of_instance(candidate.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want
+    )
     return found if program is None else replace(found, title=str(program), mesh=program.mesh)
 
 
-def settled_line(settled: Settled) -> dict[str, Any]:
+def outcome_line(settled: RuleOutcome) -> dict[str, Any]:
     """The line of a journal."""
     body: dict[str, Any] = {"kind": "settled", "rule": settled.name}
     if settled.crash:
@@ -127,21 +139,21 @@ def settled_line(settled: Settled) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_settled(body: dict[str, Any]) -> Settled:
-    """The outcome that `settled_line` wrote."""
+def read_outcome(body: dict[str, Any]) -> RuleOutcome:
+    """The outcome that `outcome_line` wrote."""
     crash = Crash(*body["crash"]) if "crash" in body else None
     if body["verdict"] == CLEARED:
-        return Settled(body["rule"], None, crash, body.get("same_as", ""))
+        return RuleOutcome(body["rule"], None, crash, body.get("same_as", ""))
     finding = Finding(
         codec.read_rule(body["claim"]), body["ranks"], Verdict(body["verdict"]), body["reason"],
         tuple(body["sample"]), body["origin"], body["confirmed_on"], body["got"], body["want"], body["picture"],
         None, body["script"], body["title"], tuple(body["mesh"]), body["elements"],
     )  # fmt: skip
-    return Settled(body["rule"], finding, crash)
+    return RuleOutcome(body["rule"], finding, crash)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OverloadTask:
     """One overload's samples and the meshes that they are tried on.
 
     `skip` are steps (see `step`) that killed a worker.  `only` are the units wanted, None for all of them.
@@ -156,7 +168,7 @@ class Task:
     trial: str = ALONE
     search: bool = False
     skip: frozenset[int] = frozenset()
-    only: frozenset[Unit] | None = None
+    only: frozenset[WorkUnit] | None = None
     home: tuple[str, str] = ("", "")
     why: str = ""
     until: float = 0.0
@@ -175,9 +187,9 @@ class Task:
         over = step - len(self.samples) * len(self.meshes)
         return (over, self.meshes[0]) if over >= 0 else (sample, self.meshes[mesh])
 
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[WorkUnit, ...]:
         """The units wanted, in order."""
-        every = sorted(Unit(self.op, self.trial, dtypes, mesh) for dtypes in CLASSES for mesh in self.meshes)
+        every = sorted(WorkUnit(self.op, self.trial, dtypes, mesh) for dtypes in DTYPE_CLASSES for mesh in self.meshes)
         return tuple(unit for unit in every if self.only is None or unit in self.only)
 
 
@@ -185,7 +197,7 @@ class Task:
 class TaskResult:
     """The result of one unit.  Rules are keyed by their text."""
 
-    unit: Unit
+    unit: WorkUnit
     samples: int = 0
     tried: int = 0
     combinations: int = 0
@@ -229,8 +241,8 @@ def _candidate_lists(kept: dict[str, list[Candidate]], skipped: Counter[str]) ->
 
 def _candidate_data(candidate: Candidate, skipped: Counter[str]) -> dict[str, Any] | None:
     try:
-        return as_data(candidate)
-    except codec.NotData as error:
+        return candidate_data(candidate)
+    except codec.NotEncodable as error:
         skipped[f"a candidate cannot be kept in a journal: {error}"] += 1
         return None
 
@@ -249,7 +261,7 @@ def read_task(body: dict[str, Any]) -> TaskResult:
     )  # fmt: skip
 
 
-def keep(kept: list[Candidate], candidate: Candidate, most: int) -> None:
+def keep_smallest(kept: list[Candidate], candidate: Candidate, most: int) -> None:
     """Add the candidate if it is among the `most` smallest by weight; of equals the earlier one stays."""
     if len(kept) == most and candidate.weight >= kept[-1].weight:
         return
@@ -258,11 +270,11 @@ def keep(kept: list[Candidate], candidate: Candidate, most: int) -> None:
     del kept[most:]
 
 
-def merged(groups: Iterable[Mapping[str, Sequence[Candidate]]], most: int) -> dict[str, list[Candidate]]:
+def merge_candidates(groups: Iterable[Mapping[str, Sequence[Candidate]]], most: int) -> dict[str, list[Candidate]]:
     """The candidates of all groups by rule, the smallest first; rules in the order of their names."""
     found: dict[str, list[Candidate]] = {}
     for by_rule in groups:
         for name, candidates in by_rule.items():
             for candidate in candidates:
-                keep(found.setdefault(name, []), candidate, most)
+                keep_smallest(found.setdefault(name, []), candidate, most)
     return dict(sorted(found.items()))

@@ -12,19 +12,19 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import shorts
-from strategies.inputs.variants.adversarial import numbers
-from strategies.model.call_signature import Kind, kind_of
-from strategies.model.oracle import Truth, mutates
-from strategies.model.rule import Claim, Rule, Sample, overload, written
+from strategies.inputs.variants.adversarial import number_tensors
+from strategies.model.call_signature import CallKind, call_kind
+from strategies.model.oracle import OracleResult, mutates
+from strategies.model.rule import Claim, Rule, Sample, overload, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import tuples
-from strategies.validation.evidence import Backing, varied, weigh
+from strategies.validation.claim_sources import input_tuples
+from strategies.validation.evidence import RuleEvidence, gather_evidence, has_distinct_elements
 from strategies.validation.probe import Probe
 
 
 @dataclass(slots=True)
-class Seen:
+class SearchResult:
     """The result of a search on one mesh size: the input tuples tried, the rules that hold, and the registered ones."""
 
     tried: set[str] = field(default_factory=set)
@@ -34,7 +34,7 @@ class Seen:
     untried: str = ""
 
 
-Found = Sequence[tuple[Sample, dict[int, Seen]]]
+SearchedSamples = Sequence[tuple[Sample, dict[int, SearchResult]]]
 """Each sample of one overload, and the result of the search on each mesh size."""
 
 
@@ -43,13 +43,13 @@ class Survey:
     """The knowledge on one kind of call: the input placements tried, the rules that hold on all of its samples, those of
     them that DTensor claims, and the evidence for the others."""
 
-    kind: Kind
+    kind: CallKind
     samples: tuple[Sample, ...]
     ranks: tuple[int, ...]
     tried: frozenset[str]
     holds: dict[str, Rule]
     claimed: frozenset[str]
-    backing: dict[str, Backing]
+    backing: dict[str, RuleEvidence]
 
     def missing(self) -> list[Rule]:
         """The rules with enough evidence to be reported as missing."""
@@ -60,21 +60,23 @@ class Survey:
         name = str(rule)
         if name in self.backing:
             return True if self.backing[name].enough else False if self.backing[name].against else None
-        if name in self.holds or str(whole(rule)) in self.holds:
+        if name in self.holds or str(with_replicated_extremes(rule)) in self.holds:
             return True
         return False if shorts(rule.inputs) in self.tried else None
 
 
-def search(sample: Sample, truth: Truth, ranks: int, claimed: Sequence[Claim], seed: int) -> Seen:
+def search_placements(
+    sample: Sample, truth: OracleResult, ranks: int, claimed: Sequence[Claim], seed: int
+) -> SearchResult:
     """Every tuple of input placements, and the output placements that hold for it."""
-    seen = Seen(claimed={str(c.rule) for c in claimed})
-    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _is_conclusive(sample, truth):
+    seen = SearchResult(claimed={str(c.rule) for c in claimed})
+    if truth.metadata_only or dtensor.rewrites_arguments(overload(sample.op)) or not _is_conclusive(sample, truth):
         return seen
-    if written(sample.call):  # a mutated argument must keep its placement, which leaves nothing to search
+    if written_leaves(sample.call):  # a mutated argument must keep its placement, which leaves nothing to search
         return seen
     probe = Probe(sample, truth, ranks, seed=seed)
     writes = mutates(sample.op)
-    todo, every = tuples(sample, ranks)
+    todo, every = input_tuples(sample, ranks)
     if len(todo) < every:
         seen.untried = f"a search tries {len(todo)} of the {every} tuples of input placements"
     for inputs in todo:
@@ -90,16 +92,18 @@ def search(sample: Sample, truth: Truth, ranks: int, claimed: Sequence[Claim], s
     return seen
 
 
-def _is_conclusive(sample: Sample, truth: Truth) -> bool:
+def _is_conclusive(sample: Sample, truth: OracleResult) -> bool:
     """Whether rules that hold on this sample prove anything: for equal elements, booleans or one integer nearly every
     placement holds."""
     if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
         return False
     real = any(t.dtype != torch.bool for t in sample.tensors)
-    return real and all(varied(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs)
+    return real and all(
+        has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs
+    )
 
 
-def whole(rule: Rule) -> Rule:
+def with_replicated_extremes(rule: Rule) -> Rule:
     """The same with R for each result that is P(avg), P(min) or P(max): if it holds, the rule holds, too."""
 
     def put(p: Placement | None) -> Placement | None:
@@ -108,23 +112,27 @@ def whole(rule: Rule) -> Rule:
     return Rule(rule.op, rule.inputs, tuple(map(put, rule.outputs)))
 
 
-def survey(found: Found, seed: int = 0) -> list[Survey]:
+def survey_kinds(found: SearchedSamples, seed: int = 0) -> list[Survey]:
     """A survey of each kind of call, in the order in which the kinds were met."""
-    groups: dict[Kind, list[tuple[Sample, dict[int, Seen]]]] = {}
+    groups: dict[CallKind, list[tuple[Sample, dict[int, SearchResult]]]] = {}
     for sample, by_ranks in found:
         if any(seen.tried for seen in by_ranks.values()):
-            groups.setdefault(kind_of(sample), []).append((sample, by_ranks))
-    free = numbers(sample for sample, _ in found)
+            groups.setdefault(call_kind(sample), []).append((sample, by_ranks))
+    free = number_tensors(sample for sample, _ in found)
     return [_survey(kind, members, free, seed) for kind, members in groups.items()]
 
 
-def _survey(kind: Kind, members: Found, free: frozenset[tuple[int, int]], seed: int) -> Survey:
+def _survey(kind: CallKind, members: SearchedSamples, free: frozenset[tuple[int, int]], seed: int) -> Survey:
     every = [seen for _, by_ranks in members for seen in by_ranks.values() if seen.tried]
     refuted: set[str] = set()
     known = {name: rule for seen in every for name, rule in seen.holds.items()}
     for seen in every:
         absent = [(name, rule) for name, rule in known.items() if name not in seen.holds]
-        refuted |= {n for n, rule in absent if shorts(rule.inputs) in seen.tried and str(whole(rule)) not in seen.holds}
+        refuted |= {
+            n
+            for n, rule in absent
+            if shorts(rule.inputs) in seen.tried and str(with_replicated_extremes(rule)) not in seen.holds
+        }
     holds = {name: rule for name, rule in known.items() if name not in refuted}
     claimed = frozenset(name for seen in every for name in seen.claimed)
     served = {shorts(holds[name].inputs) for name in claimed & set(holds)}
@@ -132,22 +140,22 @@ def _survey(kind: Kind, members: Found, free: frozenset[tuple[int, int]], seed: 
     samples = tuple(sample for sample, _ in members)
     ranks = tuple(sorted({n for _, by_ranks in members for n in by_ranks}))
     tried = frozenset(inputs for seen in every for inputs in seen.tried)
-    return Survey(kind, samples, ranks, tried, holds, claimed, weigh(samples, rest, ranks, free, seed))
+    return Survey(kind, samples, ranks, tried, holds, claimed, gather_evidence(samples, rest, ranks, free, seed))
 
 
-def missing(found: Found, seed: int = 0) -> list[Instance]:
+def missing_instances(found: SearchedSamples, seed: int = 0) -> list[Instance]:
     """The smallest instance of each missing rule: it holds on every call of one kind and is not registered for it."""
     lacking: dict[str, Instance] = {}
-    surveys = survey(found, seed)
+    surveys = survey_kinds(found, seed)
     for one in surveys:
         for rule in one.missing():
             sample = min(one.samples, key=lambda s: s.size)
-            why = Evidence(reason(one.backing[str(rule)], one.kind))
+            why = Evidence(missing_reason(one.backing[str(rule)], one.kind))
             lacking.setdefault(str(rule), Instance(rule, min(one.ranks), sample, Verdict.MISSING, "search", why))
     return list(lacking.values())
 
 
-def reason(backing: Backing, kind: Kind) -> str:
+def missing_reason(backing: RuleEvidence, kind: CallKind) -> str:
     """Why the rule is reported as missing, in one sentence."""
     sizes = " and ".join(map(str, backing.ranks))
     seen = f"holds on {len(backing.samples)} independent samples of {backing.shapes} shapes on {sizes} ranks"

@@ -11,46 +11,46 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from localtensor.errors import in_a_line
-from localtensor.layout import UNSTABLE
+from localtensor.errors import error_in_one_line
+from localtensor.layout import MAX_JUMP_SHARE
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, variations
-from strategies.model.oracle import REFUSALS, Truth, tell
+from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import Sample, overload
-from strategies.model.verdict import CLASSES, Crash, Instance, Unit, Verdict, class_of
+from strategies.model.verdict import DTYPE_CLASSES, Crash, Instance, Verdict, WorkUnit, dtype_class
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.finding import Candidate, Task, TaskResult, describe, keep
-from strategies.validation.missing_rules import Seen, missing, search
-from strategies.validation.probe import try_claims
+from strategies.validation.claim_sources import TooManyTraces, claims
+from strategies.validation.finding import Candidate, OverloadTask, TaskResult, describe, keep_smallest
+from strategies.validation.missing_rules import SearchResult, missing_instances, search_placements
+from strategies.validation.probe import check_claims
 
-CHARGES = 3
+KEPT_CANDIDATES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
-WHOLE = 6
+END_TO_END_SAMPLES = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
-VALUES_OF_A_SAMPLE, VALUES_OF_A_FORM = 3, 1
+VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 """Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
 tried with more, so that every kind of values is tried."""
 PARTIALS = 4
 """Samples of one decomposition that are also traced with partial inputs: each kind is a trace of its own."""
 Note = Callable[[int], None]
 """Notes the number of the step that begins."""
-Variation = tuple[Sample, Truth, str]
+Variation = tuple[Sample, OracleResult, str]
 """A call, its oracle, and the name of its form; "" for the sample itself."""
 
 
 @dataclass(slots=True)
-class Turns:
+class VariantCounts:
     """The number of times that each form and each kind of values was tried on samples of one class of dtypes."""
 
     forms: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
 
 
-def alone(task: Task, note: Note) -> list[TaskResult]:
+def validate_overload(task: OverloadTask, note: Note) -> list[TaskResult]:
     """Validate one overload on its own: a result for each unit.  An error of ours on one sample is a `Crash`."""
     recorder = Recorder(task)
-    found: list[tuple[Sample, dict[int, Seen]]] = []
+    found: list[tuple[Sample, dict[int, SearchResult]]] = []
     for number in range(len(task.samples)):
         if not recorder.meshes(number):
             continue
@@ -61,53 +61,53 @@ def alone(task: Task, note: Note) -> list[TaskResult]:
             )  # keeps what came before an error
         except Exception as error:  # why: it is reported as Crashed with its traceback, and the next sample is tried
             recorder.crash(number, error)
-    for instance in missing(found, task.seed) if task.search else ():
-        recorder.hearing(instance.sample, (instance.ranks,)).missing.append(instance)
+    for instance in missing_instances(found, task.seed) if task.search else ():
+        recorder.result_of(instance.sample, (instance.ranks,)).missing.append(instance)
     return recorder.all()
 
 
 class Recorder:
     """Records the results of a task, one for each unit that is wanted."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: OverloadTask) -> None:
         self.task = task
         self._results = {unit: TaskResult(unit) for unit in task.units()}
-        self._sample_counts = Counter(map(class_of, task.samples))
-        self._turns = {dtypes: Turns() for dtypes in CLASSES}
+        self._sample_counts = Counter(map(dtype_class, task.samples))
+        self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
 
-    def hearing(self, sample: Sample, mesh: tuple[int, ...]) -> TaskResult:
-        unit = Unit(self.task.op, self.task.trial, class_of(sample), mesh)
+    def result_of(self, sample: Sample, mesh: tuple[int, ...]) -> TaskResult:
+        unit = WorkUnit(self.task.op, self.task.trial, dtype_class(sample), mesh)
         return self._results.setdefault(unit, TaskResult(unit))
 
     def meshes(self, number: int) -> list[int]:
         """The meshes on which this sample is wanted and has not killed a worker, by number."""
-        task, dtypes = self.task, class_of(self.task.samples[number])
+        task, dtypes = self.task, dtype_class(self.task.samples[number])
         if task.truth_step(number) in task.skip:
             return []
-        units = [Unit(task.op, task.trial, dtypes, mesh) for mesh in task.meshes]
+        units = [WorkUnit(task.op, task.trial, dtypes, mesh) for mesh in task.meshes]
         free = [i for i in range(len(units)) if task.step(number, i) not in task.skip]
         return [i for i in free if units[i] in self._results]
 
-    def turns(self, sample: Sample) -> Turns:
+    def turns(self, sample: Sample) -> VariantCounts:
         """The counts of the sample's class of dtypes: a run of some classes alone tries the same variants."""
-        return self._turns[class_of(sample)]
+        return self._turns[dtype_class(sample)]
 
     def values(self, sample: Sample) -> int:
         """The number of other values that each sample of this class of dtypes is tried with."""
-        return max(VALUES_OF_A_SAMPLE, -(-len(VALUES) // self._sample_counts[class_of(sample)]))
+        return max(VALUES_PER_SAMPLE, -(-len(VALUES) // self._sample_counts[dtype_class(sample)]))
 
     def skipped(self, number: int, why: str) -> None:
         """Record that the sample is tried on none of its meshes."""
         for i in self.meshes(number):
-            self.hearing(self.task.samples[number], self.task.meshes[i]).skipped[why] += 1
+            self.result_of(self.task.samples[number], self.task.meshes[i]).skipped[why] += 1
 
     def crash(self, number: int, error: Exception) -> None:
         """Record an error of ours on this sample; to be called in its `except` clause."""
         sample = self.task.samples[number]
         crash = Crash(self.task.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
-        self.hearing(sample, self.task.meshes[self.meshes(number)[0]]).crashed.append(crash)
+        self.result_of(sample, self.task.meshes[self.meshes(number)[0]]).crashed.append(crash)
 
     def all(self) -> list[TaskResult]:
         return [self._results[unit] for unit in sorted(self._results)]
@@ -125,51 +125,51 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
     """The sample and other calls made from it, each with its oracle and the name of its form."""
     sample, seed = recorder.task.samples[number], recorder.task.seed
     try:
-        truth = tell(sample, seed=seed)
-    except REFUSALS as error:
+        truth = run_oracle(sample, seed=seed)
+    except REJECTIONS as error:
         recorder.skipped(number, f"the op refuses this sample: {type(error).__name__}")
         return
-    if truth.unstable > UNSTABLE:
+    if truth.unstable > MAX_JUMP_SHARE:
         recorder.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
         return
-    traced = dtensor.source_of(overload(sample.op)) == "decomposition"
+    traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     yield from variations(sample, truth, number, seed=seed, traced=traced, turns=recorder.turns(sample).forms)
 
 
-def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, Seen]:
+def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, SearchResult]:
     """Test its claims on each mesh and record the results.  Returns the result of the search by number of ranks."""
     task, (sample, truth, name) = recorder.task, variation
     own = task.samples[number]
-    seen: dict[int, Seen] = {}
-    question = dtensor.Question(sample, 1, truth.raw)
+    seen: dict[int, SearchResult] = {}
+    question = dtensor.PropagatorQuery(sample, 1, truth.raw)
     question.partials = number < PARTIALS
-    budget = VALUES_OF_A_FORM if name else recorder.values(own)
+    budget = VALUES_PER_FORM if name else recorder.values(own)
     variants = adverse(sample, truth, number, seed=task.seed, budget=budget, turns=recorder.turns(own).values)
     for i in recorder.meshes(number):
         note(task.step(number, i))
         (ranks,) = task.meshes[i]
-        result = recorder.hearing(own, task.meshes[i])
+        result = recorder.result_of(own, task.meshes[i])
         result.samples += 1
         try:
             claimed = claims(sample, ranks, truth.raw, question)
-        except TooMany as error:
+        except TooManyTraces as error:
             result.skipped[str(error)] += 1
             continue
-        except (*REFUSALS, AttributeError, ArithmeticError) as error:
-            result.skipped[f"DTensor's own rule raises {in_a_line(error, 90)}"] += 1
+        except (*REJECTIONS, AttributeError, ArithmeticError) as error:
+            result.skipped[f"DTensor's own rule raises {error_in_one_line(error, 90)}"] += 1
             continue
         if not claimed:
             result.skipped["DTensor claims nothing about this call"] += 1
-        for instance in try_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):
-            record(result, instance, number)
+        for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):
+            record_instance(result, instance, number)
         if task.search:
-            seen[ranks] = found = search(sample, truth, ranks, claimed, task.seed)
+            seen[ranks] = found = search_placements(sample, truth, ranks, claimed, task.seed)
             result.combinations += found.combinations
             result.skipped.update([found.untried] if found.untried else [])
     return seen
 
 
-def record(result: TaskResult, instance: Instance, number: int) -> None:
+def record_instance(result: TaskResult, instance: Instance, number: int) -> None:
     """Record the verdict on one instance, of sample `number`, in its unit's result."""
     name = str(instance.rule)
     result.tried += 1
@@ -180,6 +180,6 @@ def record(result: TaskResult, instance: Instance, number: int) -> None:
     elif instance.verdict is Verdict.UNTESTABLE:
         result.untestable[name] = instance.evidence.reason
     elif instance.verdict is Verdict.UNSOUND:
-        keep(result.suspects.setdefault(name, []), Candidate(instance), CHARGES)
-    elif number < WHOLE:
-        keep(result.whole.setdefault(name, []), Candidate(instance), WHOLE)
+        keep_smallest(result.suspects.setdefault(name, []), Candidate(instance), KEPT_CANDIDATES)
+    elif number < END_TO_END_SAMPLES:
+        keep_smallest(result.whole.setdefault(name, []), Candidate(instance), END_TO_END_SAMPLES)

@@ -18,32 +18,47 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import (
-    agreed,
     assemble_axis,
-    close,
-    cuts,
+    is_inexact,
+    is_reducible,
+    is_unambiguous,
     local_shape,
-    parts,
-    reducible,
-    rounds,
-    scale_of,
+    max_abs,
+    partial_values,
+    shard_cut,
     short,
     split_axis,
+    within_slack,
 )
 from localtensor.layout import fold_partials as fold
-from strategies.inputs.variants.all_variants import kind_of, truth_of
+from strategies.inputs.variants.all_variants import oracle_with_values, values_named
 from strategies.inputs.variants.call_edits import Values
 from strategies.model.code_text import tensor_text
-from strategies.model.oracle import REFUSALS, Truth, agrees, blind, gapped, mutates, run
-from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, written
+from strategies.model.oracle import (
+    REJECTIONS,
+    OracleResult,
+    equal_within,
+    ignoring_strides,
+    mutates,
+    run_call,
+    strided_copies,
+)
+from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.validation.difference import Apart, Difference, coarsest, misshapen, odd, rounding
+from strategies.validation.difference import (
+    ElementDifference,
+    ResultDifference,
+    coarsest_eps,
+    folding_error,
+    number_difference,
+    shape_difference,
+)
 
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
 """Reductions whose folding rounds: the greatest or the least of some numbers is one of them."""
-Local = list[tuple[Any, ...]] | str
+LocalResults = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the message of the rank that raised."""
 
 
@@ -54,7 +69,7 @@ class Case:
     rule: Rule
     ranks: int
     sample: Sample
-    truth: Truth
+    truth: OracleResult
     held: tuple[tuple[Tensor, ...], ...]
     """`held[leaf][rank]`."""
 
@@ -66,15 +81,15 @@ class Probe:
     `strategies.inputs.variants.adversarial`), "" for the sample's own.  `truth` is the oracle for those values.
     """
 
-    def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
+    def __init__(self, sample: Sample, truth: OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
-        self.seed, self.variant, self.kind = seed, variant, kind_of(variant)
+        self.seed, self.variant, self.kind = seed, variant, values_named(variant)
         self.writes = mutates(sample.op)
         self._finite = self.kind.wild or all(_finite(x) for x in truth.inputs)
-        self.written = written(sample.call)
-        self._blind = blind(sample.call, truth.inputs)
+        self.written = written_leaves(sample.call)
+        self._blind = ignoring_strides(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
-        self._local_results: dict[tuple[object, ...], Local] = {}
+        self._local_results: dict[tuple[object, ...], LocalResults] = {}
 
     def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
         """Each rank's piece of one input.  The same seed gives the same split, in any order of calls."""
@@ -91,9 +106,11 @@ class Probe:
         name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
         rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         far = self.kind.split == "far"
-        return parts(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
+        return partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
-    def local(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None) -> Local:
+    def local(
+        self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None
+    ) -> LocalResults:
         """Each rank's flat results.  Ranks with the same inputs run once."""
         if calls is not None:
             return self._run(inputs, draw, calls)
@@ -102,7 +119,7 @@ class Probe:
             self._local_results[key] = self._run(inputs, draw, None)
         return self._local_results[key]
 
-    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> Local:
+    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> LocalResults:
         columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
         once = calls is None and all(p is None or isinstance(p, Replicate) for p in inputs)
         out = self._on(columns, calls, 1 if once else self.ranks)
@@ -110,14 +127,14 @@ class Probe:
 
     def _on(
         self, columns: Sequence[Sequence[Tensor]], calls: tuple[Call, ...] | None, ranks: int, *, fresh: bool = False
-    ) -> Local:
+    ) -> LocalResults:
         """Each rank's flat results; a mutating op gets clones, unless the columns are `fresh` already."""
         out: list[tuple[Any, ...]] = []
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
-                _, flat = run(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
-            except REFUSALS as error:
+                _, flat = run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
+            except REJECTIONS as error:
                 return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
             out.append(tuple(flat))
         return out
@@ -135,7 +152,7 @@ class Probe:
         got, want = _text(difference.got), _text(difference.want)
         return Evidence(self.reason(difference, self._expected(claim)), self.variant, draw, got, want)
 
-    def difference(self, claim: Claim) -> tuple[int, Difference] | None:
+    def difference(self, claim: Claim) -> tuple[int, ResultDifference] | None:
         """The first decomposition for which the claim is wrong, and the difference."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
@@ -144,7 +161,7 @@ class Probe:
                 return draw, found
         return None
 
-    def reason(self, found: Difference, outputs: Sequence[Placement | None]) -> str:
+    def reason(self, found: ResultDifference, outputs: Sequence[Placement | None]) -> str:
         """The message of the difference, with the placement of its result."""
         if found.output < 0 or found.bare:
             return found.problem
@@ -155,7 +172,7 @@ class Probe:
         """The placements of the results, and of the arguments that the op mutates, which keep theirs."""
         return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
 
-    def _kernels_disagree(self, claim: Claim, draw: int, local: Local) -> bool:
+    def _kernels_disagree(self, claim: Claim, draw: int, local: LocalResults) -> bool:
         """Whether the same pieces with gaps between their elements give other results.
 
         Then torch's vectorised and scalar kernels differ on these values, and the rule is right.  False where no values
@@ -165,7 +182,7 @@ class Probe:
             return False
         call = self.sample.call
         pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
-        columns = list(zip(*(gapped(call, mine) for mine in pieces), strict=True))
+        columns = list(zip(*(strided_copies(call, mine) for mine in pieces), strict=True))
         again = self._on(columns, claim.local, self.ranks, fresh=True)
         if isinstance(again, str):
             return False
@@ -173,25 +190,25 @@ class Probe:
         return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
 
     def against(
-        self, local: Local, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
-    ) -> Difference | None:
+        self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
+    ) -> ResultDifference | None:
         """The first difference of the local results from the oracle under these placements, or None.
 
         `inputs` are the placements of the inputs.  That an op refuses parts of values other than the sample's own is no
         difference: the parts may be outside of its domain.
         """
         split = any(isinstance(p, Partial) for p in inputs)
-        coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
+        coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
-            return None if split and self.variant else Difference(local)
+            return None if split and self.variant else ResultDifference(local)
         for rank, out in enumerate(local):
             if len(out) != len(self.truth.outputs):
-                return Difference(f"rank {rank} gives {len(out)} results, the op {len(self.truth.outputs)}")
+                return ResultDifference(f"rank {rank} gives {len(out)} results, the op {len(self.truth.outputs)}")
         for i, placement in enumerate(outputs):
             want = self.truth.outputs[i]
             found = None
             if isinstance(want, (bool, int, float)) and placement is not None:
-                found = odd([out[i] for out in local], want, i)
+                found = number_difference([out[i] for out in local], want, i)
             elif placement is not None and isinstance(want, Tensor):
                 found = self._wrong([out[i] for out in local], i, placement, split, coarse)
             if found:
@@ -200,31 +217,31 @@ class Probe:
 
     def _wrong(
         self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
-    ) -> Difference | None:
+    ) -> ResultDifference | None:
         """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
         want = self.truth.outputs[i]
-        if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
-            return Difference(f"{placement.reduce_op} of {want.dtype} is not defined", i)
+        if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, want.dtype):
+            return ResultDifference(f"{placement.reduce_op} of {want.dtype} is not defined", i)
         there = _has_dim(placement, want)
         shapes = [local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))]
-        found = misshapen(held, want, shapes, i)
+        found = shape_difference(held, want, shapes, i)
         if found:
             return found
         slack = self.truth.slack[i]
         if self.truth.metadata_only or slack is None or (self.kind.wild and not _lenient(want)):
             return None
-        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not rounds(want):
+        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not is_inexact(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if isinstance(placement, Partial):
-            slack = slack + (rounding(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
+            slack = slack + (folding_error(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
         for rank, got in _assembled(held, placement):
             slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
-            if not agrees(got, want, slack):
-                apart = Apart.of(got, want, slack)
+            if not equal_within(got, want, slack):
+                apart = ElementDifference.of(got, want, slack)
                 who = "the parts" if isinstance(placement, Partial) else "the shards"
                 who = who if rank is None else f"rank {rank}"
                 problem = f"{who} make {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
-                return Difference(problem, i, rank, got, want, apart)
+                return ResultDifference(problem, i, rank, got, want, apart)
         return None
 
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
@@ -237,7 +254,7 @@ class Probe:
             if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
                 return []
             whole = all(h.shape == want.shape for h in held)
-            coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
+            coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
             here = self._held_whole(held, i, coarse) if whole else self._held_cut(held, i)
             left = here if left is None else [p for p in left if p in here]
             if not left:
@@ -250,15 +267,15 @@ class Probe:
         if slack is None:
             return []
         stack = torch.stack(list(held))
-        searched = () if want.dtype == torch.bool else SEARCHED
-        kinds = [k for k in searched if agreed(k, want.dtype)]
+        searched = () if want.dtype == torch.bool else SEARCHED_KINDS
+        kinds = [k for k in searched if is_unambiguous(k, want.dtype)]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
-        same = close(stack, want, slack).flatten().all()
-        errors = [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
+        same = within_slack(stack, want, slack).flatten().all()
+        errors = [folding_error(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
         lost = torch.tensor(errors, dtype=torch.float64)
         allowed = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
-        right = close(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
-        if not rounds(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
+        right = within_slack(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        if not is_inexact(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
         return [Replicate(), *partials] if bool(same) else partials
@@ -270,7 +287,7 @@ class Probe:
         for dim in range(want.ndim):
             shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
             fits = shapes == [tuple(h.shape) for h in held]
-            if slack is not None and fits and agrees(torch.cat(list(held), dim), want, slack):
+            if slack is not None and fits and equal_within(torch.cat(list(held), dim), want, slack):
                 found.append(Shard(dim))
         return found
 
@@ -281,13 +298,13 @@ class Probe:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    if not rounds(a):
+    if not is_inexact(a):
         return torch.equal(a, b)
-    return agrees(b, a, 1e-4 * scale_of(a))
+    return equal_within(b, a, 1e-4 * max_abs(a))
 
 
 def _finite(x: Tensor) -> bool:
-    return not rounds(x) or bool(x.isfinite().all())
+    return not is_inexact(x) or bool(x.isfinite().all())
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
@@ -297,7 +314,7 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
     elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
     where NaN was put in.
     """
-    if not rounds(want):
+    if not is_inexact(want):
         return slack
     compared = want.isfinite()
     if kind.wild:
@@ -308,7 +325,7 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
 
 
 def _has_dim(placement: Placement, want: Tensor) -> bool:
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     return cut is None or 0 <= cut[0] < want.ndim
 
 
@@ -321,7 +338,7 @@ def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int |
     """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
     if isinstance(placement, Partial):
         return [(None, fold(torch.stack(list(held)), placement.reduce_op))]
-    if cuts(placement) is not None:
+    if shard_cut(placement) is not None:
         return [(None, assemble_axis(held, placement))]
     return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
@@ -330,19 +347,19 @@ def _text(x: Any) -> str:
     return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
 
 
-def wild_truth(sample: Sample, truth: Truth, seed: int) -> Truth | None:
+def truth_with_specials(sample: Sample, truth: OracleResult, seed: int) -> OracleResult | None:
     """The oracle for the sample with NaN and infinities among its values, or None where those prove nothing."""
-    return truth_of(sample, truth, "specials", seed)
+    return oracle_with_values(sample, truth, "specials", seed)
 
 
-def try_claims(
+def check_claims(
     sample: Sample,
-    truth: Truth,
+    truth: OracleResult,
     ranks: int,
     claims: Sequence[Claim],
     *,
     seed: int,
-    variants: Mapping[str, Truth] | None = None,
+    variants: Mapping[str, OracleResult] | None = None,
 ) -> list[Instance]:
     """The verdict on every claim about one sample.
 
@@ -363,7 +380,7 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
     partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
-    unclear = [short(p) for p, t in partial if not reducible(p.reduce_op, t.dtype)]
+    unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
     if unclear:
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
     nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]

@@ -5,9 +5,9 @@ import torch
 
 from localtensor.layout.spec import parse
 from strategies.model.rule import Rule
-from strategies.model.verdict import Crash, Finding, Unit, Verdict
+from strategies.model.verdict import Crash, Finding, Verdict, WorkUnit
 from strategies.validation import finding
-from strategies.validation.finding import Settled, TaskResult
+from strategies.validation.finding import RuleOutcome, TaskResult
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -15,7 +15,7 @@ from tests.tools.cuda import __main__
 from tests.tools.cuda.agreement import agreement
 from tests.tools.cuda.differs import ABSENT, Word, crashes, differing, words
 
-UNIT = Unit("aten.relu.default", "alone", "real", (2,))
+UNIT = WorkUnit("aten.relu.default", "alone", "real", (2,))
 NAME = "aten.relu.default: S(0) -> S(0)"
 
 
@@ -25,7 +25,7 @@ def heard(**said):
 
 def settled(verdict, reason="1 where the op gives 2"):
     rule = Rule("aten.relu.default", (parse("S(0)"),), (parse("S(0)"),))
-    return finding.settled_line(Settled(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
+    return finding.outcome_line(RuleOutcome(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
 
 
 def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
@@ -82,9 +82,9 @@ def test_a_disagreement_is_counted_and_told(monkeypatch):
 
 def _of_cumprod(instance, seed):
     """The case of another rule, one that is wrong."""
-    from strategies.model.oracle import tell
+    from strategies.model.oracle import run_oracle
     from strategies.validation.probe import Probe
 
     wrong = sample("cumprod.default", numbers(4, 6), -1)
     rule = Rule(wrong.op, (parse("S(1)"),), (parse("S(1)"),))
-    return Probe(wrong, tell(wrong), 2, seed=seed).case(rule, 0)
+    return Probe(wrong, run_oracle(wrong), 2, seed=seed).case(rule, 0)

@@ -66,7 +66,7 @@ def unknown(text: str) -> list[str]:
 
 
 def not_in_its_file(text: str) -> list[str]:
-    """Names of a constant that a page places in a file, "`SERVED` of `localtensor/...`", and that this does not have."""
+    """Names of a constant that a page places in a file, "`COLLECTIVE_OPS` of `localtensor/...`", and that this does not have."""
     placed = re.findall(r"`(\w+)`(?: \([^()]*\))?\s+(?:of|in)\s+`((?:localtensor|strategies|tests)/[\w/]+\.py)`", text)
     return [f"{name}: {path}" for name, path in placed if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
 
@@ -130,7 +130,7 @@ def test_a_planted_module_that_is_not_there_is_caught():
 
 
 def test_a_planted_name_in_another_file_is_caught():
-    text = "a row in `SERVED` of `localtensor/collectives/c10d_table.py`, in `ATTIC` (by name) of\n`localtensor/__init__.py`"
+    text = "a row in `COLLECTIVE_OPS` of `localtensor/collectives/c10d_table.py`, in `ATTIC` (by name) of\n`localtensor/__init__.py`"
     assert not_in_its_file(text) == ["ATTIC: localtensor/__init__.py"]
 
 

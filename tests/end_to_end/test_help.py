@@ -241,7 +241,7 @@ def read(line: str) -> list[dict[str, Any]]:
     for _, command in walked(tree, ""):
         if not hasattr(command, "commands"):
             command.callback = lambda **given: heard.append(given)
-    tree.main(cli.spread(words_of(line)), prog_name="localtensor", standalone_mode=False)
+    tree.main(cli.repeat_options(words_of(line)), prog_name="localtensor", standalone_mode=False)
     return heard
 
 

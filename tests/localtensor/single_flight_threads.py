@@ -4,12 +4,12 @@ import ctypes
 import threading
 from collections import Counter
 
-from localtensor.concurrency.sync import Threads
+from localtensor.concurrency.sync import ThreadSync
 
 LONG = 20.0  # seconds; nothing here waits that long unless it hangs
 
 
-class Watched(Threads):
+class Watched(ThreadSync):
     """Real threads, and a count of the steps they took: `until(step, times)` waits for one without a clock."""
 
     def __init__(self):

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import localtensor.collectives.reference as c
-from localtensor.layout.reductions import CARRIED, FOLDS, PremulSum, fold
+from localtensor.layout.reductions import FOLDS, GLOO_DTYPES, PremulSum, fold
 from localtensor.testing import draws
 
 INTEGER_OPS = [op for op in FOLDS if op != "avg"]
 Ranks = st.integers(1, 5)
-REAL = tuple(dtype for dtype in draws.DTYPES if dtype in CARRIED and not dtype.is_complex)  # gloo gathers no complex
+REAL = tuple(
+    dtype for dtype in draws.DTYPES if dtype in GLOO_DTYPES and not dtype.is_complex
+)  # gloo gathers no complex
 FLOATS = tuple(dtype for dtype in REAL if dtype.is_floating_point)
 Parts = draws.sharded(kinds=("P",), max_axes=1, dtypes=REAL)  # each rank's tensor, and what they make together, exactly
 Averages = draws.sharded(kinds=("P(avg)",), max_axes=1, dtypes=FLOATS)

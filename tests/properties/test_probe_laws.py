@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layout.reductions import reducible
-from localtensor.layout.spec import KINDS, parse, short, shorts
-from strategies.model.oracle import tell
+from localtensor.layout.reductions import is_reducible
+from localtensor.layout.spec import PARTIAL_KINDS, parse, short, shorts
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule
 from strategies.validation.probe import Probe
 from tests.strategies.cases import numbers, placements, sample
@@ -30,7 +30,7 @@ def evidence(one, line, ranks, seed):
     """What the probe has against a rule, or None."""
     inputs, outputs = line.split(" -> ")
     claim = Claim(Rule(one.op, placements(inputs), placements(outputs)), "law")
-    return Probe(one, tell(one), ranks, seed=seed).judge(claim)
+    return Probe(one, run_oracle(one), ranks, seed=seed).judge(claim)
 
 
 # Right rules.
@@ -41,7 +41,7 @@ POINTWISE = {
     "relu.default": {"min": "min", "max": "max"},
     "abs.default": {"product": "product"},
     "sign.default": {"min": "min", "max": "max", "product": "product"},
-    "clone.default": {kind: kind for kind in KINDS},
+    "clone.default": {kind: kind for kind in PARTIAL_KINDS},
 }
 """Ops on each element alone, and which Partial of the input gives which of the output."""
 
@@ -198,7 +198,9 @@ def questions(draw):
     op, args = draw(st.sampled_from(OPS))
     one = sample(op, x, *args)
     kinds = [
-        f"P({kind})" for kind in KINDS if reducible(kind, x.dtype) and (kind != "avg" or x.dtype.is_floating_point)
+        f"P({kind})"
+        for kind in PARTIAL_KINDS
+        if is_reducible(kind, x.dtype) and (kind != "avg" or x.dtype.is_floating_point)
     ]
     given_ones = ["R", *(f"S({dim})" for dim in range(x.ndim)), *kinds]
     made = ["R", *(f"S({dim})" for dim in range(x.ndim + 1)), *kinds]
@@ -208,7 +210,7 @@ def questions(draw):
 @given(question=questions(), ranks=Ranks, seed=Seeds)
 def test_the_probe_agrees_with_its_slow_twin(question, ranks, seed):
     one, given_one, made = question
-    probe, (x,) = Probe(one, tell(one), ranks, seed=seed), one.tensors
+    probe, (x,) = Probe(one, run_oracle(one), ranks, seed=seed), one.tensors
     want = one.call([x])
     draws = probe.draws([parse(given_one)])
     try:
@@ -242,10 +244,10 @@ def pieces_by_loops(probe, x, placement, ranks, draw):
 @given(question=questions(), ranks=st.integers(2, 3), seed=Seeds)
 def test_a_search_finds_what_a_trial_lets_stand(question, ranks, seed):
     one, given_one, _ = question
-    probe, inputs = Probe(one, tell(one), ranks, seed=seed), [parse(given_one)]
+    probe, inputs = Probe(one, run_oracle(one), ranks, seed=seed), [parse(given_one)]
     found = probe.placements(inputs, 0, probe.draws(inputs))
-    want = tell(one).outputs[0]
-    every = ["R", *(f"S({dim})" for dim in range(want.ndim)), *(f"P({kind})" for kind in KINDS[:4])]
+    want = run_oracle(one).outputs[0]
+    every = ["R", *(f"S({dim})" for dim in range(want.ndim)), *(f"P({kind})" for kind in PARTIAL_KINDS[:4])]
     holds = [p for p in every if evidence(one, f"{given_one} -> {p}", ranks, seed) is None]
     assert shorts(found).split(", ") == (["R"] if "R" in holds else holds or [""])
     assert all(short(p) != "P(product)" for p in found)

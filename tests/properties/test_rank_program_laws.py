@@ -21,7 +21,7 @@ import localtensor as lt
 from localtensor.errors import CollectiveFailed, EarlyReturn, GroupMismatch, NeverEnded, ProgramFault
 from localtensor.testing.programs.model import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Step
 from localtensor.testing.programs.program import RankProgram
-from localtensor.testing.programs.reference import Illegal
+from localtensor.testing.programs.reference import IllegalProgram
 from localtensor.testing.programs.strategy import DTYPES, OPS_OF, rank_programs
 from tests.properties.rank_draws import PLANTS, Fault, faults, planted
 from tests.properties.rank_gradients import adjoint, chains, gradients
@@ -143,7 +143,7 @@ def refereed(program: RankProgram) -> tuple[Any, str]:
     """What the ranks must hold, and why they cannot."""
     try:
         return program.played(), ""
-    except Illegal as illegal:
+    except IllegalProgram as illegal:
         return None, str(illegal)
 
 

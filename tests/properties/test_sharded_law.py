@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.reductions import CARRIED
+from localtensor.layout.reductions import GLOO_DTYPES
 from localtensor.testing import draws
 from localtensor.testing.hypothesis_strategies.draws import Sharded
 
 GRID = Mesh.of(2, 2)
-CARRIED_DTYPES = tuple(dtype for dtype in draws.DTYPES if dtype in CARRIED and not dtype.is_complex)
+CARRIED_DTYPES = tuple(dtype for dtype in draws.DTYPES if dtype in GLOO_DTYPES and not dtype.is_complex)
 OnGrid = draws.sharded(mesh=GRID, dtypes=CARRIED_DTYPES, min_dims=1)
 CutOnGrid = draws.sharded(mesh=GRID, dtypes=CARRIED_DTYPES, kinds=("R", "S"), min_dims=1)
 SummedByFour = draws.sharded(mesh=Mesh.of(4), dtypes=CARRIED_DTYPES, kinds=("P",))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import localtensor.collectives.reference as c
 from localtensor._util.events import Died, Outcome, Raised, Returned, Waiting
-from localtensor.layout.reductions import CARRIED, FOLDS, PremulSum
+from localtensor.layout.reductions import FOLDS, GLOO_DTYPES, PremulSum
 from localtensor.processes.pool import Pool
 
 
@@ -187,7 +187,7 @@ def each_carriage() -> dict[tuple[str, torch.dtype], str]:
 
 
 REFUSED = (torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
-DTYPES = (*sorted(CARRIED, key=str), *REFUSED)
+DTYPES = (*sorted(GLOO_DTYPES, key=str), *REFUSED)
 CARRIAGES: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "broadcast": ([2, 2], [2, 2], {"root": 0}),
     "all_gather": ([2, 2], [[2, 2], [2, 2]], {}),

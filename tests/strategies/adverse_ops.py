@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from strategies.inputs.variants.all_variants import adverse, variations
-from strategies.inputs.variants.call_edits import Form, Values
-from strategies.model.arguments import values
-from strategies.model.oracle import tell
+from strategies.inputs.variants.call_edits import InputForm, Values
+from strategies.model.arguments import argument_values
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, Sample
 from strategies.model.verdict import Instance, Verdict
-from strategies.validation.probe import try_claims
+from strategies.validation.probe import check_claims
 from tests.strategies.cases import placements
 
 LIB = torch.library.Library("adverse", "FRAGMENT")  # the ops live as long as this does
@@ -55,13 +55,13 @@ def always(*claims: str) -> WrongRule:
 
 
 def argument(sample: Sample, name: str) -> Any:
-    return values(sample)[name]
+    return argument_values(sample)[name]
 
 
 def tried(
     sample: Sample,
     rule: WrongRule,
-    forms: Sequence[Form] = (),
+    forms: Sequence[InputForm] = (),
     kinds: Sequence[Values] = (),
     turns: int = 6,
     each: int = 99,
@@ -69,7 +69,7 @@ def tried(
     """What the claims of a rule about this sample come to on 2, 3 and 4 ranks: with all these values, and in all
     these forms, so many turns of each with so many of the values."""
     found: list[Instance] = []
-    told = tell(sample)
+    told = run_oracle(sample)
     for turn in range(turns if forms else 1):
         counted = Counter({form.name: turn for form in forms})
         for one, truth, name in variations(
@@ -80,7 +80,7 @@ def tried(
             others = adverse(one, truth, turn + len(found), seed=0, budget=each if name else 99, values=kinds)
             claims = [Claim(Rule(one.op, *_sides(text)), "planted") for text in rule(one)]
             for ranks in (2, 3, 4):
-                found += try_claims(one, truth, ranks, claims, seed=0, variants=others)
+                found += check_claims(one, truth, ranks, claims, seed=0, variants=others)
     return found
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout.spec import parse
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, Sample, call_of, overload
 from strategies.model.verdict import Instance, Verdict
-from strategies.validation.probe import Probe, try_claims, wild_truth
+from strategies.validation.probe import Probe, check_claims, truth_with_specials
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -43,14 +43,14 @@ def rule(one: Sample, text: str) -> Rule:
 
 
 def probe(one: Sample, ranks: int = 2, seed: int = 0) -> Probe:
-    return Probe(one, tell(one), ranks, seed=seed)
+    return Probe(one, run_oracle(one), ranks, seed=seed)
 
 
 def judged(one: Sample, text: str, *, ranks: int = 2, seed: int = 0, extremes: bool = False, **claim: Any) -> Instance:
     """The verdict on one rule; `extremes` asks it of NaN and infinities too."""
-    what, truth = Claim(rule(one, text), "test", **claim), tell(one)
-    wild = wild_truth(one, truth, seed) if extremes else None
-    (instance,) = try_claims(one, truth, ranks, [what], seed=seed, variants={"specials": wild} if wild else None)
+    what, truth = Claim(rule(one, text), "test", **claim), run_oracle(one)
+    wild = truth_with_specials(one, truth, seed) if extremes else None
+    (instance,) = check_claims(one, truth, ranks, [what], seed=seed, variants={"specials": wild} if wild else None)
     return instance
 
 

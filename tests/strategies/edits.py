@@ -161,5 +161,5 @@ def two_versions(folder: Path, files: Mapping[str, str], edits: Mapping[str, obj
         else:
             write(folder, name, {path: text})
     with users.undone():
-        user_modules.load(f"{name}.rules", str(folder))
+        user_modules.load_rules(f"{name}.rules", str(folder))
         yield name

@@ -18,18 +18,18 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import LocalTensorError
-from localtensor.errors.base import in_a_line
+from localtensor.errors.base import error_in_one_line
 from localtensor.layout.shards import split_axis
 from localtensor.layout.spec import parse
 from strategies.model import codec
-from strategies.model.oracle import REFUSALS, Truth, tell
+from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import Program, Sample
-from strategies.programs.run.program_oracle import call_of_program, truth_about
-from strategies.programs.run.rank_run import RankTask
-from strategies.programs.run.real_run import right, work_of
+from strategies.programs.run.program_oracle import oracle_of_sample, program_call
+from strategies.programs.run.rank_run import ProgramRankTask
+from strategies.programs.run.real_run import is_right, mesh_task_of
 from strategies.programs.run.verdict import Confirmation
-from strategies.torch_api.mesh_and_caches import averages
-from strategies.torch_api.rank_runs import Work, on_threads, simulated
+from strategies.torch_api.mesh_and_caches import averages_as_sums
+from strategies.torch_api.rank_runs import MeshTask, run_on_threads, run_simulated
 
 FILE = Path(__file__).parent / "findings_torch_2_13.json"
 
@@ -40,21 +40,21 @@ class Found:
 
     rule: str
     program: Program
-    parts: tuple[RankTask, ...]
+    parts: tuple[ProgramRankTask, ...]
 
     @property
     def op(self) -> str:
         return self.program.sample.op
 
-    def truth(self) -> Truth:
+    def truth(self) -> OracleResult:
         """What the op, and what follows it, gives on whole tensors."""
         program = self.program
         if " on (" not in self.rule:
-            return tell(program.sample)
+            return run_oracle(program.sample)
         partial = any(isinstance(p, Partial) for row in program.inputs for p in row)
-        return truth_about(program.sample, program.then, partial=partial)
+        return oracle_of_sample(program.sample, program.then, partial=partial)
 
-    def fresh_parts(self) -> tuple[RankTask, ...]:
+    def fresh_parts(self) -> tuple[ProgramRankTask, ...]:
         """The parts, of which a run may write to the pieces."""
         return tuple(replace(part, pieces=tuple(p.clone() for p in part.pieces)) for part in self.parts)
 
@@ -73,7 +73,7 @@ def _read(told: dict[str, Any]) -> Found:
     for leaf, x in enumerate(sample.tensors):
         held = told["held"].get(str(leaf))
         columns.append([codec.read_tensor(t) for t in held] if held else _split(x, inputs[leaf], program.mesh))
-    part = RankTask(call_of_program(program), inputs, (), (), (), "cpu", ("", ""), program.mesh, program.flattened)
+    part = ProgramRankTask(program_call(program), inputs, (), (), (), "cpu", ("", ""), program.mesh, program.flattened)
     return Found(
         told["rule"],
         program,
@@ -91,22 +91,24 @@ def _split(x: torch.Tensor, placements: Sequence[Any], mesh: Sequence[int]) -> l
 def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirmation]:
     """What DTensor makes of each, by name, on rank threads; or in lockstep first, and on threads if that is wrong."""
     heard: dict[str, Confirmation] = {}
-    with warnings.catch_warnings(), averages("simulated"), torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
         logging.disable()
         try:
-            groups: dict[Any, dict[str, Work[Confirmation]]] = {}
+            groups: dict[Any, dict[str, MeshTask[Confirmation]]] = {}
             for one in found:
                 try:
-                    work = work_of(one.program, one.truth(), one.fresh_parts())
-                except (*REFUSALS, LocalTensorError) as error:
-                    heard[one.rule] = Confirmation("", f"no such program: {in_a_line(error)}")
+                    work = mesh_task_of(one.program, one.truth(), one.fresh_parts())
+                except (*REJECTIONS, LocalTensorError) as error:
+                    heard[one.rule] = Confirmation("", f"no such program: {error_in_one_line(error)}")
                     continue
                 groups.setdefault(work.mesh, {})[one.rule] = work
             for named in groups.values():
                 works = list(named.values())
-                heard.update(zip(named, simulated(works, right) if lockstep else on_threads(works), strict=True))
+                heard.update(
+                    zip(named, run_simulated(works, is_right) if lockstep else run_on_threads(works), strict=True)
+                )
         finally:
             logging.disable(before)
     return heard

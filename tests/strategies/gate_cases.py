@@ -4,7 +4,7 @@ import datetime as dt
 from dataclasses import replace
 
 from localtensor.layout.spec import parse
-from strategies.gate.baseline import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
+from strategies.gate.baseline import BaselineEntry, ChosenOverload, FindingKey, GateResult, ReviewedFinding, SourceLine
 from strategies.gate.decision import ignored_finding, keys_of
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
@@ -26,7 +26,7 @@ def finding(op="aten.cumprod.default", placements="S(0)", **more):
 
 
 def key(found, dtypes="real", mesh="1 axis"):
-    return Key(found.rule.op, found.name.removeprefix(f"{found.rule.op}: "), dtypes, mesh)
+    return FindingKey(found.rule.op, found.name.removeprefix(f"{found.rule.op}: "), dtypes, mesh)
 
 
 def new(found, *dtypes, **more):
@@ -46,8 +46,8 @@ CLEAN = GateResult(
 )
 NOTHING = GateResult(Report("2.13.0", 0, (2,), "none", Counts()), trouble=("nothing was tested",))
 SEEN = finding("aten.gather.default", "S(1)", reason=RAISES)
-UNTIL = Entry(key(SEEN, "bool"), "reported upstream, 100 % known", dt.date(2027, 1, 31))
-GONE = Entry(Key("aten.sort.default", "S(0) -> S(0)", "real", "1 axis"), "as torch had it")
+UNTIL = BaselineEntry(key(SEEN, "bool"), "reported upstream, 100 % known", dt.date(2027, 1, 31))
+GONE = BaselineEntry(FindingKey("aten.sort.default", "S(0) -> S(0)", "real", "1 axis"), "as torch had it")
 FULL = GateResult(
     Report(
         "2.13.0", 7, (2, 3), "gloo", COUNTS, crashed=(Crash("aten.var.correction", "var(f64[2])", "KeyError: 'x'", "Tr"),)
@@ -55,10 +55,10 @@ FULL = GateResult(
     (
         new(finding(), "real", "complex", place=SourceLine("my ops/rules.py", 12)),
         new(finding(placements="S(1)", reason=RAISES)),
-        known(SEEN, UNTIL, Entry(key(SEEN), "for good")),
+        known(SEEN, UNTIL, BaselineEntry(key(SEEN), "for good")),
     ),
     (GONE,), (UNTIL,), (("aten.topk.default", "the budget of 300 s was spent"),),
-    (Choice("aten.cumprod.default", "its rule function cumprod_rule changed"),), ("a worker was killed twice",), 12.34567,
+    (ChosenOverload("aten.cumprod.default", "its rule function cumprod_rule changed"),), ("a worker was killed twice",), 12.34567,
     judged=("aten.cumprod.default", "aten.gather.default", "aten.sort.default", "aten.add.Tensor"),
     unseen=(GONE,), remembered=("aten.add.Tensor",), notes=("no rule of this file is registered",),
 )  # fmt: skip
@@ -69,11 +69,11 @@ def hostile():
     bad = finding(
         "my.bad.default", reason=HOSTILE, title=f"my.bad.default on {HOSTILE}", sample=(HOSTILE,), picture=HOSTILE
     )
-    told = Entry(Key("my.old.default", HOSTILE, "real", "1 axis"), HOSTILE)
+    told = BaselineEntry(FindingKey("my.old.default", HOSTILE, "real", "1 axis"), HOSTILE)
     return GateResult(
         Report(HOSTILE, 0, (2,), "gloo", COUNTS, crashed=(Crash("my.bad.default", HOSTILE, HOSTILE, HOSTILE),)),
         (new(bad, place=SourceLine("a b,c:d%\n.py", 3)), known(finding("my.old.default"), told)),
-        (replace(told, key=replace(told.key, dtypes="bool")),), (told,), (("my.slow.default", HOSTILE),), (Choice("my.bad.default", HOSTILE),), (HOSTILE,), 0.0, (told,),
+        (replace(told, key=replace(told.key, dtypes="bool")),), (told,), (("my.slow.default", HOSTILE),), (ChosenOverload("my.bad.default", HOSTILE),), (HOSTILE,), 0.0, (told,),
         notes=(HOSTILE,),
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def hostile():
 def huge(count=6_000):
     """More than any reader takes."""
     many = tuple(new(finding(f"my.op_{i}.default"), place=SourceLine("r.py", i + 1)) for i in range(count))
-    old = tuple(known(f := finding(f"my.old_{i}.default"), Entry(key(f), "old")) for i in range(20))
+    old = tuple(known(f := finding(f"my.old_{i}.default"), BaselineEntry(key(f), "old")) for i in range(20))
     return replace(CLEAN, findings=(*old, *many))
 
 

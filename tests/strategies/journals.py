@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from strategies.base import journal
 from strategies.model.settings import Settings
-from strategies.model.verdict import Crash, Unit, Verdict
+from strategies.model.verdict import Crash, Verdict, WorkUnit
 from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation.finding import Settled, TaskResult
+from strategies.validation.finding import RuleOutcome, TaskResult
 from tests.strategies.gate_cases import HOSTILE, RAISES, finding
 
 OPS = ["aten.add.Tensor", "aten.add_.Tensor", "aten.cumprod.default", "aten.gather.default", "aten.neg.default"]
@@ -30,11 +30,11 @@ def begin(**more):
 
 
 def heard(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
-    return dockets.task_line(TaskResult(Unit(op, trial, dtypes, mesh), **what), 0.5)
+    return dockets.task_line(TaskResult(WorkUnit(op, trial, dtypes, mesh), **what), 0.5)
 
 
 def settled(found):
-    return findings.settled_line(Settled(found.name, found))
+    return findings.outcome_line(RuleOutcome(found.name, found))
 
 
 def lines():

@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.concurrency.sync import THREADS
+from localtensor.concurrency.sync import THREAD_SYNC
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, local_shapes, split
-from localtensor.layout.spec import KINDS, Spec, parse
-from strategies.model.rule import LEAVES, Call, results
-from strategies.ops.semantics.rulebook import Ask, Book, Line, rules
+from localtensor.layout.spec import PARTIAL_KINDS, Spec, parse
+from strategies.model.rule import LEAVES, Call, flat_results
+from strategies.ops.semantics.rulebook import PlacementRule, RuleQuery, RuleRegistry, rules
 from strategies.planner.steps.alpha_beta import NETWORK
-from strategies.propagation.compute import Afresh
-from strategies.propagation.mesh_expansion import LIMIT, Problem
+from strategies.propagation.compute import UncachedPropagator
+from strategies.propagation.mesh_expansion import LIMIT, ExpansionProblem
 
 MESHES = ((2, 2), (2, 3), (3, 2), (2, 2, 2))
 
 
-def together(ask: Ask) -> Iterator[Line]:
+def together(ask: RuleQuery) -> Iterator[PlacementRule]:
     """All tensors are cut in the same dim of the result, where they have it."""
     [out] = ask.outputs
     for dim in range(out.ndim):
-        yield Line(tuple(_under(dim, meta.shape, out.shape) for meta in ask.tensors), (Shard(dim),))
+        yield PlacementRule(tuple(_under(dim, meta.shape, out.shape) for meta in ask.tensors), (Shard(dim),))
 
 
 def _under(dim: int, shape: Sequence[int], out: Sequence[int]) -> Any:
@@ -35,19 +35,19 @@ def _under(dim: int, shape: Sequence[int], out: Sequence[int]) -> Any:
     return Shard(own) if own >= 0 and shape[own] == out[dim] else parse("R")
 
 
-def added(ask: Ask) -> Iterator[Line]:
+def added(ask: RuleQuery) -> Iterator[PlacementRule]:
     yield from together(ask)
     for kind in ("sum", "avg"):
-        yield Line((Partial(kind), Partial(kind)), (Partial(kind),))
+        yield PlacementRule((Partial(kind), Partial(kind)), (Partial(kind),))
 
 
-def copied(ask: Ask) -> Iterator[Line]:
+def copied(ask: RuleQuery) -> Iterator[PlacementRule]:
     yield from together(ask)
-    for kind in KINDS:
-        yield Line((Partial(kind),), (Partial(kind),))
+    for kind in PARTIAL_KINDS:
+        yield PlacementRule((Partial(kind),), (Partial(kind),))
 
 
-def multiplied(ask: Ask) -> Iterator[Line]:
+def multiplied(ask: RuleQuery) -> Iterator[PlacementRule]:
     yield ask.line({0: Shard(0)}, [Shard(0)])
     yield ask.line({1: Shard(1)}, [Shard(1)])
     yield ask.line({0: Shard(1), 1: Shard(0)}, [Partial()])
@@ -55,27 +55,27 @@ def multiplied(ask: Ask) -> Iterator[Line]:
     yield ask.line({1: Partial()}, [Partial()])
 
 
-def reduced(ask: Ask) -> Iterator[Line]:
+def reduced(ask: RuleQuery) -> Iterator[PlacementRule]:
     kind, cut = ("max", "filled") if "amax" in ask.op else ("sum", "any")
     dims = ask.dims("dim")
-    yield Line((Partial(kind),), (Partial(kind),))
+    yield PlacementRule((Partial(kind),), (Partial(kind),))
     for dim in range(ask.tensors[0].ndim):
         if dim in dims:
-            yield Line((Shard(dim),), (Partial(kind),), cut)
+            yield PlacementRule((Shard(dim),), (Partial(kind),), cut)
         elif not ask["keepdim"]:
-            yield Line((Shard(dim),), (Shard(dim - sum(d < dim for d in dims)),))
+            yield PlacementRule((Shard(dim),), (Shard(dim - sum(d < dim for d in dims)),))
 
 
-def viewed(ask: Ask) -> Iterator[Line]:
+def viewed(ask: RuleQuery) -> Iterator[PlacementRule]:
     (was,), (now,) = ask.tensors, ask.outputs
     if was.ndim and now.ndim:
-        yield Line((Shard(0),), (Shard(0),), "even")
+        yield PlacementRule((Shard(0),), (Shard(0),), "even")
         if was.shape[-1] == now.shape[-1]:
-            yield Line((Shard(was.ndim - 1),), (Shard(now.ndim - 1),))
-    yield Line((Partial(),), (Partial(),))
+            yield PlacementRule((Shard(was.ndim - 1),), (Shard(now.ndim - 1),))
+    yield PlacementRule((Partial(),), (Partial(),))
 
 
-BOOK = Book.of(
+BOOK = RuleRegistry.of(
     *rules("pointwise", "each element goes by itself", ["aten.mul.Tensor", "aten.mul_.Tensor"], together),
     *rules("linear", "a sum of sums", ["aten.add.Tensor", "aten.add_.Tensor"], added),
     *rules("copy", "each element goes by itself", ["aten.clone.default"], copied),
@@ -85,9 +85,9 @@ BOOK = Book.of(
 )
 
 
-def afresh(book: Book = BOOK, limit: int = LIMIT, **options: Any) -> Afresh:
+def afresh(book: RuleRegistry = BOOK, limit: int = LIMIT, **options: Any) -> UncachedPropagator:
     given = {"replicate_all": False, "decompose": None, "network": NETWORK} | options
-    return Afresh(book, limit, THREADS, lock=threading.Lock(), **given)
+    return UncachedPropagator(book, limit, THREAD_SYNC, lock=threading.Lock(), **given)
 
 
 def spec_of(mesh: Mesh, placements: str, shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Spec:
@@ -103,7 +103,9 @@ def numbers(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randint(-9, 9, tuple(shape), generator=rng).double()
 
 
-def problem_of(op: str, specs: Sequence[Spec], args: Sequence[Any] | None = None, book: Book = BOOK) -> Problem:
+def problem_of(
+    op: str, specs: Sequence[Spec], args: Sequence[Any] | None = None, book: RuleRegistry = BOOK
+) -> ExpansionProblem:
     given = LEAVES[: len(specs)] if args is None else args
     return afresh(book).problem(op, specs, given, {}, specs[0].mesh)[0]
 
@@ -114,7 +116,7 @@ def run_on_pieces(
     """What each rank gets from its own call on its own pieces."""
     rng = torch.Generator().manual_seed(seed)
     held = [[x.clone() for x in split(x, spec, rng)] for x, spec in zip(tensors, inputs, strict=True)]
-    return [results(call([pieces[rank] for pieces in held])) for rank, call in enumerate(calls)]
+    return [flat_results(call([pieces[rank] for pieces in held])) for rank, call in enumerate(calls)]
 
 
 def assert_right(
@@ -123,7 +125,7 @@ def assert_right(
 ) -> None:  # fmt: skip
     """The ranks' results are the pieces of what the op gives for the whole tensors."""
     got = run_on_pieces(calls, tensors, inputs, seed)
-    for number, (want, spec) in enumerate(zip(results(call([x.clone() for x in tensors])), outputs, strict=True)):
+    for number, (want, spec) in enumerate(zip(flat_results(call([x.clone() for x in tensors])), outputs, strict=True)):
         if spec is not None:
             pieces = [outs[number] for outs in got]
             assert [tuple(piece.shape) for piece in pieces] == local_shapes(spec), (inputs, outputs)

@@ -9,7 +9,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout.spec import parse, shorts
 from strategies.model.rule import Program, Sample
-from strategies.programs.run.real_run import play_all
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation
 
 
@@ -26,18 +26,18 @@ def _placements(text: str, axes: int) -> tuple[Placement, ...]:
 
 
 def played(*programs: Program) -> list[Confirmation]:
-    return play_all(programs)
+    return run_simulated_programs(programs)
 
 
 def assert_right(*programs: Program) -> None:
-    for program, found in zip(programs, play_all(programs), strict=True):
+    for program, found in zip(programs, run_simulated_programs(programs), strict=True):
         assert (found.wrong, found.note) == ("", "DTensor's own run is right"), (
             f"{program}: {found.wrong or found.note}"
         )
 
 
 def assert_goes_wrong(program: Program, because: str) -> None:
-    (found,) = play_all([program])
+    (found,) = run_simulated_programs([program])
     assert because in found.wrong, f"{program}: {found.wrong or found.note}"
 
 

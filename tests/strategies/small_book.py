@@ -2,7 +2,7 @@
 
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.ops.semantics.rulebook import Book, rules
+from strategies.ops.semantics.rulebook import RuleRegistry, rules
 
 
 def rows(ask):
@@ -42,6 +42,6 @@ SUMS = rules("sums", "linear in both", ["aten.add.Tensor", "aten.add_.Tensor"], 
 VIEWS = rules("sizes", "each row by itself", ["aten.new_zeros.default"], lambda ask: [
     ask.line({}, [Shard(d)]) for d in range(len(ask.outputs[0].shape))
 ], shapes=["size"])  # fmt: skip
-RIGHT = Book.of(*ROWS, *SCANS, *SUMS, *VIEWS)
-REPLICATED = Book.of(*rules("none", "nothing is known", ["aten.cumsum.default"], nothing))
-WRONG = Book.of(*rules("wrong", "as DTensor 2.13 has it", ["aten.cumsum.default"], wrong_scan))
+RIGHT = RuleRegistry.of(*ROWS, *SCANS, *SUMS, *VIEWS)
+REPLICATED = RuleRegistry.of(*rules("none", "nothing is known", ["aten.cumsum.default"], nothing))
+WRONG = RuleRegistry.of(*rules("wrong", "as DTensor 2.13 has it", ["aten.cumsum.default"], wrong_scan))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import sample
 
@@ -11,7 +11,7 @@ CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
 
 
 def claimed(one):
-    return [str(claim.rule) for claim in claims(one, 2, tell(one).raw)]
+    return [str(claim.rule) for claim in claims(one, 2, run_oracle(one).raw)]
 
 
 if_cumprod_is_wrong = pytest.mark.skipif(

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.argument_checks import named_reduction
-from localtensor.collectives.c10d_table import SERVED, Brought
+from localtensor.collectives.argument_checks import reduction_name
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments
 from localtensor.errors import AnotherMode
 from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 
 ValueFunction = Callable[[StackedValue], StackedValue]
@@ -31,7 +31,7 @@ class CollectiveCall:
     def __init__(self, mode: Any, name: str, group: Any, op: Any = None, root: int | None = None) -> None:
         self.mode, self.name, self.root = mode, name, root
         self.family: GroupFamily = group if isinstance(group, GroupFamily) else resolve_group(mode, group).family
-        self.op: Any = named_reduction(op)
+        self.op: Any = reduction_name(op)
 
     def over(self, family: GroupFamily) -> CollectiveCall:
         """The same call in other groups."""
@@ -44,7 +44,7 @@ class CollectiveCall:
                 raise AnotherMode(self.name, origin(sys._getframe(1)).place)
             if self.mode.in_flight:
                 self.mode.check_read(x, self.name)
-        brought = Brought(list(tensors), [], op=self.op, root=self.root)
+        brought = CallArguments(list(tensors), [], op=self.op, root=self.root)
         c10d_dispatch.check_arguments(self.name if self.name in _CHECKED_CALLS else "", brought, self.family)
 
     def value(self, x: Tensor) -> StackedValue:
@@ -61,8 +61,8 @@ class CollectiveCall:
 
     def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[StackedValue]:
         """The result by the function that serves rank threads, which also raises the errors."""
-        brought = Brought(list(tensors), list(tensors), op=self.op, root=self.root)
-        return c10d_kernels.run_rank_by_rank(self.mode, SERVED[name], brought, self.family)
+        brought = CallArguments(list(tensors), list(tensors), op=self.op, root=self.root)
+        return c10d_kernels.run_rank_by_rank(self.mode, COLLECTIVE_OPS[name], brought, self.family)
 
 
 _CHECKED_CALLS = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})
@@ -71,7 +71,7 @@ _CHECKED_CALLS = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "red
 def apply_linear(call: CollectiveCall, x: Tensor, done: ValueFunction, undone: ValueFunction) -> LocalTensor:
     """The linear function `done` of all ranks' tensors; `undone` is its adjoint."""
     if not call.wants_gradient(x):
-        with plainly():
+        with plain_dispatch():
             return call.wrapped(done(call.value(x)))
     found: LocalTensor = _Linear.apply(call, done, undone, x)
     return found
@@ -87,7 +87,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, call: CollectiveCall, done: ValueFunction, undone: ValueFunction, x: Tensor) -> LocalTensor:
         ctx.described = call, done, undone
-        with plainly():
+        with plain_dispatch():
             ctx.like = collectives.zeros_like(call.value(x))
             return call.wrapped(done(call.value(x)))
 
@@ -108,7 +108,7 @@ def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any,
 
 
 def _select_without_gradient(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
-    with plainly():
+    with plain_dispatch():
         return call.wrapped(collectives.select([call.value(x) for x in tensors], number, source))
 
 
@@ -116,7 +116,7 @@ class _SelectTensors(Function):
     @staticmethod
     def forward(ctx: Any, call: CollectiveCall, number: Any, source: Any, *tensors: Tensor) -> LocalTensor:
         ctx.described = call, number, source
-        with plainly():
+        with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
         return _select_without_gradient(call, tensors, number, source)
 
@@ -139,7 +139,7 @@ class _SelectTensors(Function):
 def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: Any) -> list[LocalTensor]:
     """The function `done` of lists of tensors, which is its own adjoint."""
     if not any(call.wants_gradient(x) for x in tensors):
-        with plainly():
+        with plain_dispatch():
             return [call.wrapped(value) for value in done([call.value(x) for x in tensors])]
     return list(_LinearLists.apply(call, done, *tensors))
 
@@ -148,7 +148,7 @@ class _LinearLists(Function):
     @staticmethod
     def forward(ctx: Any, call: CollectiveCall, done: Any, *tensors: Tensor) -> Any:
         ctx.described = call, done
-        with plainly():
+        with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
             return tuple(call.wrapped(value) for value in done([call.value(x) for x in tensors]))
 

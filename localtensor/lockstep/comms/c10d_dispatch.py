@@ -15,15 +15,15 @@ import numpy as np
 from torch import Tensor
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.argument_checks import check_offer, flat
-from localtensor.collectives.c10d_table import SERVED, Brought, plain, positions
+from localtensor.collectives.argument_checks import check_rank_arguments, flat_tensors
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments, argument_positions, plain_argument
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
 from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
 from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks, completed_work
-from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plainly
+from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.storage import overwrite
 
@@ -35,13 +35,13 @@ def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     name = func._schema.name.removeprefix("c10d::")
     if name == "check_for_nan":
         return None
-    if name not in SERVED:
+    if name not in COLLECTIVE_OPS:
         raise NotInLockstep(f"torch.distributed ({name})", POINT_TO_POINT)
     at, when, count = _positions(func)
-    rest = [plain(a) for a in (*args[:at], *args[at + 1 :])][:count]
+    rest = [plain_argument(a) for a in (*args[:at], *args[at + 1 :])][:count]
     later = when is not None and (len(args) <= when or bool(args[when]))
-    work = run_collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
-    served = SERVED[name]
+    work = run_collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).returns_work)
+    served = COLLECTIVE_OPS[name]
     if served.kind == "monitored_barrier":
         return None
     boxed = completed_work() if work is None else work.boxed()
@@ -50,22 +50,22 @@ def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 @lru_cache(256)
 def _positions(func: Any) -> tuple[int, int | None, int]:
-    return positions(func._schema.name.removeprefix("c10d::"), func._schema)
+    return argument_positions(func._schema.name.removeprefix("c10d::"), func._schema)
 
 
 def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
     """Run the c10d op of this name; returns a Work if the caller has to wait for it."""
     group = resolve_group(mode, group)
-    family, served = group.family, SERVED[name]
-    meant, brought = served.brings(arguments)
+    family, served = group.family, COLLECTIVE_OPS[name]
+    meant, brought = served.read_call(arguments)
     if brought.root is not None:
         brought = replace(brought, root=group.place(brought.root))
     check_arguments(meant.kind, brought, family)
-    for x in flat(brought.reads) if mode.in_flight else ():
+    for x in flat_tensors(brought.reads) if mode.in_flight else ():
         mode.check_read(x, meant.kind)
     for buffer in brought.writes:
         check_write(mode, buffer, meant.kind)
-    with plainly():
+    with plain_dispatch():
         for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
             write_result(mode, buffer, value, meant.kind, brought, family)
     return LockstepWork(mode, meant.kind, brought, family) if later else None
@@ -74,20 +74,21 @@ def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *
 # -- checks and writes
 
 
-def check_arguments(kind: str, brought: Brought, family: GroupFamily) -> None:
+def check_arguments(kind: str, brought: CallArguments, family: GroupFamily) -> None:
     """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
     for each in _arguments_by_cell(brought):
         for part in split_by_size(family):
             group, root = part.groups[0], brought.root or 0
-            check_offer(kind, each, group[root] if 0 <= root < len(group) else -1, group)
+            check_rank_arguments(kind, each, group[root] if 0 <= root < len(group) else -1, group)
 
 
-def _arguments_by_cell(brought: Brought) -> Iterator[Brought]:
+def _arguments_by_cell(brought: CallArguments) -> Iterator[CallArguments]:
     """The same with plain tensors: as one rank of each cell has them."""
     cells = max(
-        [len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1
+        [len(x._cells) for x in (*flat_tensors(brought.reads), *brought.writes) if isinstance(x, LocalTensor)],
+        default=1,
     )
-    with plainly():
+    with plain_dispatch():
         for cell in range(cells):
             writes = [_arguments_of_cell(x, cell) for x in brought.writes]
             yield replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
@@ -101,7 +102,7 @@ def _arguments_of_cell(x: Any, cell: int) -> Any:
 
 
 def write_result(
-    mode: Any, buffer: Tensor, value: StackedValue, kind: str, brought: Brought, family: GroupFamily
+    mode: Any, buffer: Tensor, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily
 ) -> None:
     """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
     old = stacked_value(mode, buffer)
@@ -124,7 +125,7 @@ def write_result(
     raise OutsideWrite(kind, origin(sys._getframe(2)).place, dtype_and_shape(buffer))
 
 
-def _check_fits(old: StackedValue, value: StackedValue, kind: str, brought: Brought, family: GroupFamily) -> None:
+def _check_fits(old: StackedValue, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily) -> None:
     """Raises `CollectiveFailed` unless each rank's buffer has as many elements as its result, of the same dtype."""
     if old.cells[0].dtype == value.cells[0].dtype:
         if len(old.cells) == len(value.cells) == 1:
@@ -200,13 +201,13 @@ def _functional_values(
         op = rest[0] = rest[0].lower()
     elif base == "broadcast":
         root = rest[0] = group.place(rest[0])
-    brought = Brought(sources, targets, op=op, root=root)
+    brought = CallArguments(sources, targets, op=op, root=root)
     check_arguments(base, brought, group.family)
     for x in sources if mode.in_flight else ():
         mode.check_read(x, base)
     for target in targets:
         check_write(mode, target, base)
-    with plainly():
+    with plain_dispatch():
         values = [_FUNCTIONAL[base](stacked_value(mode, x), group.family, *rest) for x in sources]
         for target, value in zip(targets, values):
             write_result(mode, target, value, base, brought, group.family)

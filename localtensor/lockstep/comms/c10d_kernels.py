@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from localtensor.collectives.c10d_table import Brought, Served
+from localtensor.collectives.c10d_table import CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotHeld
 from localtensor.lockstep.comms import collectives
@@ -20,7 +20,7 @@ from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 
 
-def run_kernel(mode: Any, served: Served, brought: Brought, family: GroupFamily) -> Sequence[StackedValue]:
+def run_kernel(mode: Any, served: CollectiveOp, brought: CallArguments, family: GroupFamily) -> Sequence[StackedValue]:
     """The new value of each written buffer."""
     quick = _KERNELS.get(served.kind)
     found = None if quick is None else quick(mode, brought, family)
@@ -30,18 +30,18 @@ def run_kernel(mode: Any, served: Served, brought: Brought, family: GroupFamily)
 # -- kernels on stacks, by kind
 
 
-def _all_reduce_coalesced(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
+def _all_reduce_coalesced(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     one_dtype = len({x.dtype for x in brought.reads}) == 1
     return _KERNELS["all_reduce"](mode, brought, family) if one_dtype else None
 
 
-def _all_gather(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+def _all_gather(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
     return collectives.unbind_value(
         collectives.all_gather(stacked_value(mode, brought.reads), family), len(brought.writes)
     )
 
 
-def _all_gather_coalesced(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+def _all_gather_coalesced(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
     many = len(brought.writes) // len(brought.reads)
     columns = [
         collectives.unbind_value(collectives.all_gather(stacked_value(mode, x), family), many) for x in brought.reads
@@ -49,7 +49,7 @@ def _all_gather_coalesced(mode: Any, brought: Brought, family: GroupFamily) -> l
     return [column[source] for source in range(many) for column in columns]
 
 
-def _gather(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
+def _gather(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     if brought.reads.is_complex():
         return None
     return collectives.unbind_value(
@@ -57,7 +57,7 @@ def _gather(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedVal
     )
 
 
-def _scatter(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
+def _scatter(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     found = scatter_lists(_values(mode, brought.reads), family, brought.root or 0)
     return None if found is None else [found]
 
@@ -91,7 +91,7 @@ def _values(mode: Any, tensors: Sequence[Tensor]) -> list[StackedValue]:
     return [stacked_value(mode, x) for x in tensors]
 
 
-def _reduce_scatter(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue] | None:
+def _reduce_scatter(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     values = _values(mode, brought.reads)
     if not can_reduce_scatter(values, family):
         return None
@@ -115,13 +115,13 @@ def exchange_lists(values: Sequence[StackedValue], family: GroupFamily) -> list[
     return [collectives.select(values, family.position, column) for column in columns]
 
 
-_Kernel = Callable[[Any, Brought, GroupFamily], "list[StackedValue] | None"]
+_Kernel = Callable[[Any, CallArguments, GroupFamily], "list[StackedValue] | None"]
 
 
-def _each(one: Callable[[StackedValue, Brought, GroupFamily], StackedValue]) -> _Kernel:
+def _each(one: Callable[[StackedValue, CallArguments, GroupFamily], StackedValue]) -> _Kernel:
     """The kernel that computes `one` for a tensor, or for each tensor of a coalesced collective."""
 
-    def kernel(mode: Any, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+    def kernel(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
         reads = [brought.reads] if isinstance(brought.reads, Tensor) else brought.reads
         return [one(stacked_value(mode, x), brought, family) for x in reads]
 
@@ -154,7 +154,9 @@ _KERNELS: dict[str, _Kernel] = {
 # -- rank by rank, as for rank threads
 
 
-def run_rank_by_rank(mode: Any, served: Served, brought: Brought, family: GroupFamily) -> list[StackedValue]:
+def run_rank_by_rank(
+    mode: Any, served: CollectiveOp, brought: CallArguments, family: GroupFamily
+) -> list[StackedValue]:
     """The function that serves rank threads, on each rank's own tensors, group by group."""
     outputs: list[dict[int, Tensor]] = [{} for _ in brought.writes]
     for number, ranks in enumerate(family.groups):
@@ -166,7 +168,7 @@ def run_rank_by_rank(mode: Any, served: Served, brought: Brought, family: GroupF
     return [collectives.value_of_ranks(output, mode.world) for output in outputs]
 
 
-def _contribution(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Contribution:
+def _contribution(mode: Any, served: CollectiveOp, brought: CallArguments, rank: int, group: Group) -> Contribution:
     reads = _held_on(mode, served.kind, brought.reads, rank)
     if served.kind == "scatter" and rank != group.ranks[brought.root or 0]:
         reads = []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from localtensor.collectives import reference
 from localtensor.errors import NotHeld
-from localtensor.layout.reductions import Op
+from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import stacked_collectives
 from localtensor.lockstep.comms.stacked_collectives import (
     GroupFamily,
@@ -128,7 +128,7 @@ def select(values: Sequence[StackedValue], number: Any, source: Any = None) -> S
 # -- the collectives
 
 
-def all_reduce(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue:
+def all_reduce(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
     """The reduction of each group's tensors, on every member."""
 
     def do(x: Tensor, plan: IndexPlan) -> Tensor:
@@ -140,7 +140,7 @@ def all_reduce(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue
     return _run_on_stacks("all_reduce", value, family, fold_plan, Readers.ALL, do, plain, keep=True)
 
 
-def reduce(value: StackedValue, family: GroupFamily, op: Op, root: int) -> StackedValue:
+def reduce(value: StackedValue, family: GroupFamily, op: ReductionOp, root: int) -> StackedValue:
     """The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
 
     def do(x: Tensor, plan: IndexPlan) -> Tensor:
@@ -199,7 +199,7 @@ def gather(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
     return value_of_ranks(found, family.world)
 
 
-def reduce_scatter(value: StackedValue, family: GroupFamily, op: Op) -> StackedValue:
+def reduce_scatter(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
     """Each member's piece, along dim 0, of the reduction of its group's tensors; dim 0 must divide."""
 
     def do(x: Tensor, plan: IndexPlan) -> Tensor:

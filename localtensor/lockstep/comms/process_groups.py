@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util import ambient
-from localtensor._util.patching import OwnWorld
+from localtensor._util.patching import IndependentWorld
 from localtensor.errors import BadGroup
 from localtensor.errors.base import rank_names
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, family_of_lists, restrict_family
@@ -144,7 +144,7 @@ def _foreign_group_error(group: Any) -> BadGroup:
     )  # fmt: skip
 
 
-class LockstepWorld(OwnWorld):
+class LockstepWorld(IndependentWorld):
     """The process groups of one mode."""
 
     def __init__(self, mode: Any, serial: int) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.layout.reductions import IN_A_ROW, Op, divided, fold, premultiplied
+from localtensor.layout.reductions import MAX_SEQUENTIAL, ReductionOp, divide, fold, premultiply
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
 
 
@@ -151,7 +151,7 @@ def fold_plan(ids: Array) -> IndexPlan:
     """A fold in the order of `by_pairs`, in which a pair that occurs twice is folded once."""
     members, levels = ids.shape[1], []
     while ids.shape[1] > 1:
-        even = ids.shape[1] // 2 * 2 if ids.shape[1] > IN_A_ROW else 2
+        even = ids.shape[1] // 2 * 2 if ids.shape[1] > MAX_SEQUENTIAL else 2
         left, right = ids[:, 0:even:2], ids[:, 1:even:2]
         many = int(ids.max()) + 1
         codes, inverse = np.unique(left * many + right, return_inverse=True)
@@ -172,15 +172,15 @@ def gather_plan(ids: Array) -> IndexPlan:
     return IndexPlan(len(found), places.reshape(-1), row_index(found), (), ids.shape[1])
 
 
-def reduce_rows(x: Tensor, plan: IndexPlan, op: Op) -> Tensor:
+def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp) -> Tensor:
     """The reduction of each group, a row for each different result."""
-    op, x = premultiplied(op, x)
+    op, x = premultiply(op, x)
     pair = "sum" if op == "avg" else op
     for left, right, rest in plan.levels:
         done = fold([take_rows(x, left), take_rows(x, right)], pair)
         x = done if rest is None else torch.cat([done, take_rows(x, rest)])
     x = take_rows(x, plan.last)
-    return divided(x, plan.members) if op == "avg" else x
+    return divide(x, plan.members) if op == "avg" else x
 
 
 def gather_rows(x: Tensor, plan: IndexPlan) -> Tensor:

@@ -13,9 +13,9 @@ from torch.distributed import Work
 
 from localtensor._util.call_sites import origin
 from localtensor._util.events import Call, Place
-from localtensor.collectives.argument_checks import flat
-from localtensor.collectives.c10d_table import Brought
-from localtensor.layout.reductions import name_of
+from localtensor.collectives.argument_checks import flat_tensors
+from localtensor.collectives.c10d_table import CallArguments
+from localtensor.layout.reductions import reduction_name
 from localtensor.layout.spec import shape_text
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.values.local_tensor import LocalTensor
@@ -36,10 +36,10 @@ class LockstepWork(Work):
     Until it is waited for, the tensors that it reads must not be written, and its outputs neither read nor written.
     """
 
-    def __init__(self, mode: Any, kind: str, brought: Brought, family: GroupFamily) -> None:
+    def __init__(self, mode: Any, kind: str, brought: CallArguments, family: GroupFamily) -> None:
         super().__init__()
         self._mode = mode
-        self.reads = list(flat(brought.reads))
+        self.reads = list(flat_tensors(brought.reads))
         self.outputs = list(brought.writes)
         self._described: Any = (kind, brought, family, origin(sys._getframe(4)).place)
         mode.in_flight.append(self)
@@ -102,10 +102,10 @@ def _outside_address(x: Tensor) -> int | None:
 
 
 def calls_of_ranks(
-    kind: str, brought: Brought, family: GroupFamily, place: Place | None, ranks: Sequence[int]
+    kind: str, brought: CallArguments, family: GroupFamily, place: Place | None, ranks: Sequence[int]
 ) -> list[Call]:
     """The calls of these ranks in a collective, for errors."""
-    op = None if brought.op is None else name_of(brought.op)
+    op = None if brought.op is None else reduction_name(brought.op)
     found = []
     for rank in ranks:
         group = family.group_of(rank)
@@ -115,7 +115,7 @@ def calls_of_ranks(
     return found
 
 
-def _input_shapes(brought: Brought, rank: int) -> Iterator[str]:
-    for x in flat(brought.reads):
+def _input_shapes(brought: CallArguments, rank: int) -> Iterator[str]:
+    for x in flat_tensors(brought.reads):
         mine = x.__localtensor_on__(rank) if isinstance(x, LocalTensor) else x
         yield shape_text(mine.shape, mine.dtype)

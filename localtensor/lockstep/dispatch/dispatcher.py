@@ -19,7 +19,7 @@ from localtensor.lockstep.dispatch.op_table import (
     RANDOM_LIKE_OPS,
     Execution,
     OpTraits,
-    facts,
+    op_traits,
     reshape_in_place,
     resize_out,
 )
@@ -56,7 +56,7 @@ EXCLUDED = _key_set(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_EXCLUDE
 _INCLUDED = _key_set(["BackendSelect"])
 
 
-def plainly() -> Any:
+def plain_dispatch() -> Any:
     """While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
     return torch._C._ForceDispatchKeyGuard(_INCLUDED, EXCLUDED)
 
@@ -101,7 +101,7 @@ class Operands:
 
 def run_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the op on every rank; results are LocalTensors."""
-    traits = facts(func)
+    traits = op_traits(func)
     if traits.way is Execution.PARTS:
         return func.decompose(*args, **kwargs)
     operands = Operands(mode, func, args, kwargs)
@@ -138,7 +138,7 @@ def _run_on_cells(
     if traits.writes and len(found) > 1 and any_overlap(_written_tensors(traits, args, kwargs), found):
         traits = replace(traits, way=Execution.RANKS, vmap=False)  # the op checks the memory of a row, and may raise
     memory = _memory_of_views(func, found, final) if traits.views else None
-    with plainly():
+    with plain_dispatch():
         results = [run_on_cell(func, traits, args, kwargs, final, cell) for cell in range(len(final.sizes))]
     if kwargs and traits.writes:
         _refit_outs(func, traits, args, kwargs, results)
@@ -228,7 +228,7 @@ def run_random_op(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any
     if traits.writes:
         prepare_writes(mode, func, traits, args, kwargs, wanted)
     results: list[Any] = []
-    with plainly(), stream.drawing(wanted) as at:
+    with plain_dispatch(), stream.drawing(wanted) as at:
         for cell, rows in enumerate(wanted.sizes):
             done = PerRow()
             for row, (each, named) in enumerate(row_args(CellReader(wanted, cell), args, kwargs)):
@@ -246,16 +246,16 @@ def _fill_randomly(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: An
     wanted = refinement(one_row_per_cell(x._partition), stream.partition)
     wanted = wanted if others is None else refinement(wanted, others)
     final = refinement(x._partition, wanted)
-    prepare_writes(x._mode, func, facts(func), (x,), {}, final)
+    prepare_writes(x._mode, func, op_traits(func), (x,), {}, final)
     fresh = []
-    with plainly(), stream.drawing(wanted) as at:
+    with plain_dispatch(), stream.drawing(wanted) as at:
         for cell in range(len(wanted.sizes)):
             for row, (each, named) in enumerate(row_args(CellReader(wanted, cell), rest, kwargs), wanted.starts[cell]):
                 like = x.__localtensor_on__(wanted.ranks(row)[0])
                 at(row)  # numbers are drawn in memory order, so the strides must be the tensor's
                 target = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
                 fresh.append(func(target, *each, **named))
-    with plainly():
+    with plain_dispatch():
         for row, take in enumerate(selections(one_cell_per_row(final), one_cell_per_row(wanted))):
             place = int(final.cell_of[row])
             target = x._cells[place]

@@ -94,7 +94,7 @@ class ResultBuilder:
         for cell, one in enumerate(results):
             rows.extend(one if type(one) is PerRow else [one] * final.sizes[cell])
         first = rows[0]
-        if all(same(row, first) for row in rows):
+        if all(equal_or_nan(row, first) for row in rows):
             return first
         if type(first) is int and self.func.name() != "aten::_local_scalar_dense":
             return rank_int(np.array(rows)[final.row_of], final.held)
@@ -112,7 +112,7 @@ def copy_lazy_flags(x: LocalTensor) -> LocalTensor:
     return x
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_or_nan(one: Any, other: Any) -> bool:
     """Whether two values are equal, or both NaN."""
     both_floats = isinstance(one, float) and isinstance(other, float)
     return bool(one == other) or (both_floats and math.isnan(one) and math.isnan(other))

@@ -116,7 +116,7 @@ class OpTraits:
 _properties: dict[OpOverload, OpTraits] = {}
 
 
-def facts(op: OpOverload) -> OpTraits:
+def op_traits(op: OpOverload) -> OpTraits:
     """The properties of an overload, cached."""
     found = _properties.get(op)
     if found is None:
@@ -200,7 +200,7 @@ def _is_composite(name: str) -> bool:
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
 
 
-def table() -> Iterator[tuple[str, Execution]]:
+def list_ops() -> Iterator[tuple[str, Execution]]:
     """Every aten overload that can be called from Python, by name, with how it runs."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         op = overload(name) if name.startswith("aten::") else None

@@ -26,7 +26,7 @@ from torch.utils import _python_dispatch
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.comms.collectives import StackedValue, select, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import rows_by_cell, take_rows
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
@@ -237,7 +237,7 @@ def keep_ranks(mode: Any, x: Any, kind: Partition | None) -> Any:
     """A copy of a tensor on these ranks only; x itself if `kind` is None or x is no tensor."""
     if kind is None or not isinstance(x, Tensor):
         return x
-    with plainly():
+    with plain_dispatch():
         return wrap(*select([stacked_value(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
 
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
-from localtensor._util.call_sites import named
+from localtensor._util.call_sites import bound_arguments
 from localtensor.errors import NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.comms.process_groups import LockstepGroup, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed
 from localtensor.lockstep.values.local_tensor import wrap
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
@@ -57,7 +57,7 @@ def select_objects(mode: Any, things: Sequence[Any], number: Any, source: Any) -
 def _select_leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int]) -> Any:
     first = leaves[used[0]]
     if all(isinstance(leaves[index], Tensor) for index in used):
-        with plainly():
+        with plain_dispatch():
             values = [stacked_value(mode, x if isinstance(x, Tensor) else first) for x in leaves]
             return wrap(*collectives.select(values, number, source), mode)
     if all(type(leaves[index]) in (int, torch.SymInt) for index in used):
@@ -109,7 +109,7 @@ def _run_as_root(name: str) -> Patch:
     """A patch that runs torch's own code as the root, whose list the call's argument is."""
 
     def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        options = named(original, args, kwargs)
+        options = bound_arguments(original, args, kwargs)
         family = resolve_group(mode, _group_or_default(options.get("group"))).family
         with _as_root(mode, family, _root(options, name)):
             return original(*args, **kwargs)
@@ -131,7 +131,7 @@ def _refuse(call: str) -> Patch:
 
 def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     splits = [list(options.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
     if not any(map(is_rank_int, [*splits[0], *splits[1]])):
         return original(*args, **kwargs)
@@ -158,14 +158,14 @@ def _family_of_one_size(mode: Any, call: str, options: dict[str, Any]) -> GroupF
 
 
 def _all_gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     family = _family_of_one_size(mode, "all_gather_object", options)
     for place in range(len(family.groups[0])):
         options["object_list"][place] = object_from_source(mode, options["obj"], _sources(family, place))
 
 
 def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     family = _family_of_one_size(mode, "gather_object", options)
     root, found = _root(options, "dst"), options.get("object_gather_list")
     if found is None:
@@ -177,14 +177,14 @@ def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _broadcast_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     family, things = _family_of_one_size(mode, "broadcast_object_list", options), options["object_list"]
     own = np.where(family.members, _sources(family, _root(options, "src")), np.arange(family.world))
     things[:] = [object_from_source(mode, thing, own) for thing in things]
 
 
 def _scatter_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     family, root = _family_of_one_size(mode, "scatter_object_list", options), _root(options, "src")
     things = options.get("scatter_object_input_list") or ()
     if len(things) != len(family.groups[0]):
@@ -210,7 +210,7 @@ DISTRIBUTED_PATCHES: dict[str, Patch] = {
 
 def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Each rank sends all its elements to one other, as an all-to-all with splits that differ by rank."""
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     x, order, group = options["self"], list(options["src_dst"]), options["group"]
     position, held = resolve_group(mode, group).family.position, mode.everyone.held
     to = np.array(order)[position]
@@ -241,7 +241,7 @@ def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
     root = group.place(c10d._canonicalize_group_rank(group, ctx.src))
     position = group.family.position
     others = (position >= 0) & (position != root)
-    with plainly():
+    with plain_dispatch():
         mine = stacked_value(mode, total)
         number = np.where(mine.held.row_of >= 0, others, -1)
         kept = collectives.select([mine, collectives.zeros_like(mine)], number)

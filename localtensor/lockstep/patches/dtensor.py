@@ -18,7 +18,7 @@ from torch.distributed.tensor import _api, _collective_utils, _redistribute, _ut
 from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
 
 from localtensor.lockstep.comms.collectives import select, stacked_value
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
@@ -79,7 +79,7 @@ def _indices_of_ranks(index: Any) -> Any:
 
 
 def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any, *, keep_order: bool) -> LocalTensor:
-    with plainly():
+    with plain_dispatch():
         return wrap(
             *take_chunk(stacked_value(mode, tensor), dim, chunks, _indices_of_ranks(index), keep_order=keep_order), mode
         )
@@ -89,7 +89,7 @@ def _select_by_index(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
     """A copy of the tensor at each rank's index."""
     if not is_rank_int(index):
         return listed[index].clone()
-    with plainly():
+    with plain_dispatch():
         return wrap(*select([stacked_value(mode, x) for x in listed], _indices_of_ranks(index)), mode)
 
 
@@ -206,7 +206,7 @@ def _as_tensor(mode: Any, number: Any) -> Any:
     if values is None:
         return number
     held = number.node.held
-    with plainly():
+    with plain_dispatch():
         rows = torch.from_numpy(np.unique(values if held is None else values[held]))
     return wrap((rows,), partition(by_value(values, held).row_of, [len(rows)]), mode)
 

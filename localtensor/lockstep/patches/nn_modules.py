@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.comms.collectives import select, stacked_value
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.values.formatting import as_if_padded
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
@@ -62,7 +62,7 @@ def _validate_loaded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Non
     """Validate the sparse tensors of each rank, below any mode, since torch reads their memory."""
     waiting = _tensors_to_validate()
     waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
-    with plainly():
+    with plain_dispatch():
         original(*args, **kwargs)
 
 
@@ -79,7 +79,7 @@ class RankChunks(list[Any]):
     def __getitem__(self, place: Any) -> Any:
         if not is_rank_int(place):
             return super().__getitem__(place)
-        with plainly():
+        with plain_dispatch():
             return wrap(*select([stacked_value(self.mode, x) for x in self], place.node.values), self.mode)
 
 

@@ -16,8 +16,8 @@ import torch.utils._device
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import innermost, named
-from localtensor.collectives.argument_checks import must_fit
+from localtensor._util.call_sites import bound_arguments, undecorated
+from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
 from localtensor.lockstep.values.local_tensor import LocalTensor
@@ -82,7 +82,7 @@ def dispatch_by_mode(original: Any, replacement: Patch) -> Any:
 
 def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:
     """Patch within torch's logging decorators, so that names imported from torch call `replacement` too."""
-    original = innermost(decorated)
+    original = undecorated(decorated)
     while decorated is not original:
         for cell in decorated.__closure__ or ():
             if cell.cell_contents is original:
@@ -96,7 +96,7 @@ def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:
 
 
 def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     rank = options.pop("rank", -1)
     by_rank = rank_values(rank, mode.world)
     if by_rank is not None or rank != -1:
@@ -105,7 +105,7 @@ def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> 
             problem = "in one control flow each rank has a number of its own"
             remedy = "Leave it out, or pass torch.distributed.get_rank()."
             raise BadGroup("init_process_group", "rank", f"rank={rank}", problem, remedy)
-    must_fit(options, -1, len(mode.ranks))
+    check_init_arguments(options, -1, len(mode.ranks))
     world = mode.groups
     if world.default_pg is None:
         world.open()
@@ -115,12 +115,12 @@ def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _new_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
-    made: LockstepGroup = mode.groups.new_group(named(original, args, kwargs).get("ranks"))
+    made: LockstepGroup = mode.groups.new_group(bound_arguments(original, args, kwargs).get("ranks"))
     return made
 
 
 def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    lists = [sorted(ranks) for ranks in named(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
+    lists = [sorted(ranks) for ranks in bound_arguments(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
     if not lists:
         return original(*args, **kwargs)  # raises
     mine = mode.groups.family_group("new_subgroups_by_enumeration", lists)
@@ -129,7 +129,7 @@ def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
     """The group of each rank's part; each group of the parent is split alike."""
-    options = named(original, args, kwargs)
+    options = bound_arguments(original, args, kwargs)
     parent, splits = options.get("parent_pg") or mode.groups.default_pg, options.get("split_ranks")
     members = parent.family.groups
     flat = [place for split in splits or () for place in split]

@@ -13,9 +13,9 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
-from localtensor.layout.shards import bounds
+from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
 from localtensor.lockstep.values.stacks import Cells, merge_alike
@@ -104,7 +104,7 @@ def _order(stack: Tensor) -> list[int]:
 def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:
     """For each chunk size: a stack of chunks, the rows that ranks take, and those ranks."""
     size = stack.shape[dim]
-    lengths = [length for _, length in bounds(size, chunks)]
+    lengths = [length for _, length in chunk_bounds(size, chunks)]
     full = lengths[0]
     count = sum(length == full for length in lengths) if full else 0
     if count:
@@ -135,11 +135,11 @@ def gather_uneven(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_di
     Shards are padded, gathered and cut back in three steps, where torch takes a dozen ops.
     """
     chunks = mesh.size(mesh_dim)
-    with plainly():
+    with plain_dispatch():
         fitting = wrap(*_padded(StackedValue(local._cells, local._partition), dim, -(-size // chunks)), mode)
     found = all_gather(fitting, 0, (mesh, mesh_dim))
     found = found.wait() if hasattr(found, "wait") else found
-    with plainly():
+    with plain_dispatch():
         pairs = zip(found._cells, found._partition.sizes, strict=True)
         return wrap(
             tuple(_merge_chunks(cell, rows > 1, dim, chunks, size) for cell, rows in pairs), found._partition, mode

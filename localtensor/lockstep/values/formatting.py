@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor._util.call_sites import place_of
+from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 from localtensor.errors import RanksDiverge
 from localtensor.errors.base import rank_names
@@ -95,7 +95,7 @@ def shorten(text: str) -> str:
 
 def user_place() -> Place | None:
     """The line of user code that is running."""
-    return place_of(sys._getframe(1))
+    return place_of_frame(sys._getframe(1))
 
 
 _padding: ContextVar[bool] = ContextVar("padding", default=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localtensor._util import ambient
 from localtensor._util.call_sites import origin
-from localtensor.collectives.compare import how_far, said, same_bits
+from localtensor.collectives.compare import difference_text, same_bits, short_text
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
 from localtensor.lockstep.values.partition import Partition, by_value, one_row_per_rank, partition
@@ -137,8 +137,8 @@ class LocalTensor(Tensor):
         with torch._C._DisableTorchDispatch():
             for ranks, other in others:
                 if not same_bits(value, other):
-                    shorts = {rank: said(held) for holders, held in self.values() for rank in holders}
-                    how = f"rank {ranks[0]} from rank {first[0]} {how_far(value, other)}".strip()
+                    shorts = {rank: short_text(held) for holders, held in self.values() for rank in holders}
+                    how = f"rank {ranks[0]} from rank {first[0]} {difference_text(value, other)}".strip()
                     places = dict.fromkeys(shorts, origin(sys._getframe(1)).place)
                     raise RanksDisagree("value", shorts, places, how, call="LocalTensor.reconcile")
         return self.on(first[0])

@@ -48,7 +48,7 @@ class Stream:
         try:
             yield at
             at(None)
-        except BaseException:  # re-raised: after any interrupt the generator is reset
+        except BaseException:  # why: it is re-raised; after any interrupt the generator is reset
             self.generator.set_state(before[0])
             self._leave()
             raise

@@ -41,7 +41,7 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import Layout, assemble
 from localtensor.layout.spec import Spec
 from localtensor.testing.hypothesis_strategies import search, values
-from localtensor.testing.hypothesis_strategies.layouts import AXES, Sharded, options, read_spec, spec_text
+from localtensor.testing.hypothesis_strategies.layouts import AXES, Sharded, placement_options, read_spec, spec_text
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall
 from localtensor.testing.hypothesis_strategies.values import DTYPES, KINDS, PATTERNS, USUAL, BadDraw, Drawn, no_gradient
 from localtensor.testing.programs.strategy import rank_programs
@@ -245,7 +245,7 @@ def sharded(
 ) -> st.SearchStrategy[Sharded]:
     """A whole tensor, its spec, and each rank's piece: a `Sharded`; its law: `assemble(x.pieces, x.spec) == x.whole`.
 
-    `spec` is a spec, its text, or a strategy; without one, `options` are those of `specs`.  Partial values are made to
+    `spec` is a spec, its text, or a strategy; without one, `placement_options` are those of `specs`.  Partial values are made to
     expose errors: they cancel, change their sign, tie, and are zero where the total is not; the seed decides which, and on
     which rank.  `patterns` are those of `tensors`, except that extremes are not drawn where an average is pending: no
     numbers of the dtype have them as their average.
@@ -268,7 +268,7 @@ def sharded(
     @st.composite
     def made(draw: search.Draw) -> Sharded:
         drawn_spec = draw(drawn_specs)
-        pattern = draw(search.one_of(search.fitting(names, drawn_spec)))
+        pattern = draw(search.one_of(search.representable_patterns(names, drawn_spec)))
         return Sharded(drawn_spec, pattern, draw(search.SEEDS))
 
     return made()
@@ -307,21 +307,23 @@ def schedules() -> st.SearchStrategy[str]:
     return st.composite(search.schedule)()
 
 
-def _meshes(call: str, ranks: tuple[int, int], axes: tuple[int, int], names: Sequence[str] | None) -> search.Meshes:
+def _meshes(
+    call: str, ranks: tuple[int, int], axes: tuple[int, int], names: Sequence[str] | None
+) -> search.MeshOptions:
     for argument, value in zip(("min_ranks", "max_ranks", "min_axes", "max_axes"), (*ranks, *axes), strict=True):
         values.check_count(call, argument, value, 1)
     values.check_range(call, "min_ranks", ranks[0], "max_ranks", ranks[1])
     values.check_range(call, "min_axes", axes[0], "max_axes", axes[1])
     values.check_axis_names(call, tuple(AXES) if names is None else names, axes[1])
-    return search.Meshes(ranks, axes, tuple(AXES if names is None else names))
+    return search.MeshOptions(ranks, axes, tuple(AXES if names is None else names))
 
 
-def _shapes(call: str, shape: Sequence[int] | None, dims: tuple[int, int], largest: int) -> search.Shapes:
+def _shapes(call: str, shape: Sequence[int] | None, dims: tuple[int, int], largest: int) -> search.ShapeOptions:
     values.check_shape(call, shape)
     for argument, value in (("min_dims", dims[0]), ("max_dims", dims[1]), ("max_size", largest)):
         values.check_count(call, argument, value, 0)
     values.check_range(call, "min_dims", dims[0], "max_dims", dims[1])
-    return search.Shapes(None if shape is None else tuple(shape), dims, largest)
+    return search.ShapeOptions(None if shape is None else tuple(shape), dims, largest)
 
 
 def _kinds(call: str, kinds: Sequence[str]) -> tuple[str, ...]:
@@ -330,7 +332,7 @@ def _kinds(call: str, kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _left(call: str, ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...]) -> Layout:
-    found = options(ndim, dtype, kinds)
+    found = placement_options(ndim, dtype, kinds)
     if not found:
         of = f"a tensor of {ndim} dims" + ("" if dtype is None else f" and {dtype}")
         raise BadDraw(call, "kinds", kinds, f"{of} can have none of them", 'Add "R" to the kinds.')
@@ -340,13 +342,13 @@ def _left(call: str, ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...
 def _specs(
     call: str, mesh: Mesh | None, shape: Sequence[int] | None, dtypes: Sequence[torch.dtype], kinds: Sequence[str],
     ranks: tuple[int, int], axes: int, dims: tuple[int, int], largest: int,
-) -> search.Specs:  # fmt: skip
+) -> search.SpecOptions:  # fmt: skip
     of = _shapes(call, shape, dims, largest)
     wanted, most = _kinds(call, kinds), dims[1] if shape is None else len(shape)
     values.check_dtypes(call, dtypes)
-    usable = tuple(dtype for dtype in dtypes if options(most, dtype, wanted))
+    usable = tuple(dtype for dtype in dtypes if placement_options(most, dtype, wanted))
     if not usable:
         _left(call, most, dtypes[0], wanted)
     if mesh is not None:
         values.check_mesh(call, mesh)
-    return search.Specs(mesh if mesh is not None else _meshes(call, ranks, (1, axes), None), of, usable, wanted)
+    return search.SpecOptions(mesh if mesh is not None else _meshes(call, ranks, (1, axes), None), of, usable, wanted)

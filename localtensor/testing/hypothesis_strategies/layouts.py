@@ -24,18 +24,26 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.reductions import agreed, parts
-from localtensor.layout.shards import COMMUTING, Layout, by_rank, has_meaning, in_sequence, split_axis, spread
-from localtensor.layout.spec import KINDS as REDUCTIONS
-from localtensor.layout.spec import ShardOrder, Spec, StridedShard, cuts, parse, shape_text, short, shorts
-from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, bound, real_dtype, unit
+from localtensor.layout.reductions import is_unambiguous, partial_values
+from localtensor.layout.shards import (
+    COMMUTING_KINDS,
+    Layout,
+    has_one_meaning,
+    in_axis_order,
+    in_rank_order,
+    split_axis,
+    split_by_axes,
+)
+from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
+from localtensor.layout.spec import ShardOrder, Spec, StridedShard, parse, shape_text, shard_cut, short, shorts
+from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, exact_bound, exact_unit, real_dtype
 
 FACTORS = (2, 3)
 """The split factors of a strided shard that stands alone."""
 
 
 @functools.lru_cache(1024)
-def options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str = "") -> Layout:
+def placement_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str = "") -> Layout:
     """All placements of a tensor of `ndim` dims on one axis, the simplest first; `pending` is its reduction on others.
 
     Reductions that have no agreed meaning for the dtype are left out.
@@ -44,9 +52,11 @@ def options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pendin
     if "S" in kinds:
         found += map(Shard, range(ndim))
     wanted = [kind for kind in REDUCTIONS if "P" in kinds or f"P({kind})" in kinds]
-    beside = COMMUTING if pending in COMMUTING else frozenset({pending})
+    beside = COMMUTING_KINDS if pending in COMMUTING_KINDS else frozenset({pending})
     found += [
-        Partial(kind) for kind in wanted if (dtype is None or agreed(kind, dtype)) and (not pending or kind in beside)
+        Partial(kind)
+        for kind in wanted
+        if (dtype is None or is_unambiguous(kind, dtype)) and (not pending or kind in beside)
     ]
     if "SS" in kinds:
         found += [StridedShard(dim, split_factor=factor) for dim in range(ndim) for factor in FACTORS]
@@ -54,25 +64,25 @@ def options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pendin
 
 
 @functools.lru_cache(1024)
-def steady(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str, most: int) -> Layout:
+def aligned_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str, most: int) -> Layout:
     """The options, each at its index among those of a tensor of `most` dims and any dtype.
 
     A missing option is replaced by the one before it.  So an index keeps its meaning if the tensor loses a dim, or gets
     another dtype, and counterexamples shrink one number at a time.
 
-    >>> steady(1, torch.float32, ("R", "S", "P(max)"), "", 3)
+    >>> aligned_options(1, torch.float32, ("R", "S", "P(max)"), "", 3)
     (Replicate(), Shard(dim=0), Shard(dim=0), Shard(dim=0), Partial(max))
     """
-    here, found = options(ndim, dtype, kinds, pending), list[Placement]()
-    for option in options(most, None, kinds):
+    here, found = placement_options(ndim, dtype, kinds, pending), list[Placement]()
+    for option in placement_options(most, None, kinds):
         found += [option] if option in here else found[-1:]
     return tuple(found)
 
 
-def orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def other_cut_orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Each order except left to right in which several axes may cut the dim that they share, as (dim, axes).
 
-    >>> orders((Shard(0), Replicate(), Shard(0)))
+    >>> other_cut_orders((Shard(0), Replicate(), Shard(0)))
     ((0, (2, 0)),)
     """
     shared: dict[int, list[int]] = {}
@@ -82,9 +92,9 @@ def orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int, ...]], ..
     return tuple((dim, order) for dim, axes in shared.items() for order in list(itertools.permutations(axes))[1:])
 
 
-def mended(layout: Layout, shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]) -> Layout:
+def unambiguous_layout(layout: Layout, shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]) -> Layout:
     """The layout itself, or with plain shards in place of strided ones if it would have two meanings."""
-    if has_meaning(layout, shape, dtype, mesh):
+    if has_one_meaning(layout, shape, dtype, mesh):
         return layout
     return tuple(Shard(p.dim) if isinstance(p, StridedShard) else p for p in layout)
 
@@ -166,7 +176,7 @@ def read_spec(text: str) -> Spec:
 def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | None]) -> ShardOrder:
     """The shard order by the turns of the axes."""
     found: dict[int | None, list[tuple[int | None, int]]] = {}
-    for axis, (cut, turn) in enumerate(zip(map(cuts, placements), turns, strict=True)):
+    for axis, (cut, turn) in enumerate(zip(map(shard_cut, placements), turns, strict=True)):
         found.setdefault(None if cut is None else cut[0], []).append((turn, axis))
     orders = []
     for dim, taken in found.items():
@@ -191,7 +201,7 @@ def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, spars
     no meaning for the dtype.
     """
     if kind in ("min", "max") or not (x.dtype.is_floating_point or x.dtype.is_complex):
-        return parts(x, kind, ranks, rng, sparse=sparse)
+        return partial_values(x, kind, ranks, rng, sparse=sparse)
     if kind == "product":
         return _factors(x, ranks, rng, sparse)
     if x.is_complex():
@@ -201,10 +211,10 @@ def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, spars
 
 
 def _addends(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
-    step = unit(x.dtype)
+    step = exact_unit(x.dtype)
     units = (x.double() / step).nan_to_num(0.5, 0.5, 0.5)
-    tame = (units == units.round()) & (units.abs() <= bound(x.dtype) * ranks / step)
-    stack = parts(units.where(tame, 0).long(), "sum", ranks, rng, sparse=sparse, far=step == 2.0**-10)
+    tame = (units == units.round()) & (units.abs() <= exact_bound(x.dtype) * ranks / step)
+    stack = partial_values(units.where(tame, 0).long(), "sum", ranks, rng, sparse=sparse, far=step == 2.0**-10)
     stack = (stack * step).to(x.dtype)
     if bool(tame.all()):
         return stack
@@ -218,7 +228,7 @@ def _factors(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tenso
     minus = torch.rand(shape, generator=rng) < 0.5
     powers = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[torch.randint(0, 3, shape, generator=rng)]
     size = torch.view_as_real(x).abs().amax(-1) if x.is_complex() else x.abs()
-    fits = (size <= bound(x.dtype)) & ((size == 0) | (size >= unit(x.dtype))) & (not sparse) & (ranks <= 8)
+    fits = (size <= exact_bound(x.dtype)) & ((size == 0) | (size >= exact_unit(x.dtype))) & (not sparse) & (ranks <= 8)
     powers = torch.where(fits, powers, 1.0)
     others = torch.where(minus, -powers, powers)
     left = (1 / powers.prod(0)).to(real_dtype(x.dtype))
@@ -260,11 +270,11 @@ class Sharded:
         spec = self.spec
         turned = {axis for _, axes in spec.shard_order for axis in axes}
         both_ways = any(isinstance(spec.placements[axis], StridedShard) for axis in turned)
-        if both_ways or not has_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
+        if both_ways or not has_one_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
             raise BadPlacement("draws.Sharded", shorts(spec.placements), "it has no meaning, or two, for this tensor")
         whole = Drawn(spec.shape, spec.dtype, self.pattern, self.seed).tensor()
         object.__setattr__(self, "whole", whole)
-        object.__setattr__(self, "pieces", tuple(cut(whole, spec, self.seed, exact=self.pattern != "rough")))
+        object.__setattr__(self, "pieces", tuple(cut_pieces(whole, spec, self.seed, exact=self.pattern != "rough")))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Prints the repr, where Hypothesis would print the fields."""
@@ -274,15 +284,15 @@ class Sharded:
         return f"Sharded.of({spec_text(self.spec)!r}, {self.pattern!r}, {self.seed})"
 
 
-def cut(whole: Tensor, spec: Spec, seed: int, *, exact: bool = True) -> list[Tensor]:
+def cut_pieces(whole: Tensor, spec: Spec, seed: int, *, exact: bool = True) -> list[Tensor]:
     """Every rank's piece, by rank, in fresh memory.  Partial values are sparse for odd seeds."""
     rng = torch.Generator().manual_seed(seed)
-    make, sparse = exact_parts if exact else parts, seed % 2 == 1
+    make, sparse = exact_parts if exact else partial_values, seed % 2 == 1
 
     def deal(x: Tensor, placement: Placement, ranks: int) -> Sequence[Tensor]:
         if isinstance(placement, Partial):
             return make(x, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
         return split_axis(x, placement, ranks)
 
-    held = by_rank(spread(whole, *in_sequence(spec), deal), spec)
+    held = in_rank_order(split_by_axes(whole, *in_axis_order(spec), deal), spec)
     return [piece.clone(memory_format=torch.contiguous_format) for piece in held]

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor._util.opinfo import drawn
+from localtensor._util.opinfo import drawn_samples
 from localtensor.layout.spec import shape_text
 from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype
 
@@ -38,7 +38,7 @@ MOST_NUMEL = 20_000
 
 
 @functools.cache
-def database() -> Mapping[str, Any]:
+def opinfo_database() -> Mapping[str, Any]:
     """torch's OpInfos by full name, such as `add` and `div.floor_rounding`, in their own order."""
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -54,7 +54,7 @@ def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tu
 
     Raises `BadDraw` for a name that is not in the database, and where no op is left.
     """
-    known = database()
+    known = opinfo_database()
     wanted = list(known) if names is None else [full for name in names for full in _names_of(name)]
     found = tuple(full for full in wanted if any(dtype in _dtypes(full) for dtype in dtypes))
     if not found:
@@ -66,7 +66,7 @@ def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tu
 
 
 def _names_of(name: str) -> list[str]:
-    known = database()
+    known = opinfo_database()
     found = [name] if name in known else [full for full, info in known.items() if info.name == name]
     if not found:
         close = [full for full in known if name.lower() in full.lower()][:5] if isinstance(name, str) else []
@@ -77,10 +77,10 @@ def _names_of(name: str) -> list[str]:
 
 @functools.cache
 def _dtypes(full: str) -> frozenset[torch.dtype]:
-    return frozenset(database()[full].supported_dtypes("cpu"))
+    return frozenset(opinfo_database()[full].supported_dtypes("cpu"))
 
 
-def knows(full: str, dtype: torch.dtype) -> bool:
+def supports_dtype(full: str, dtype: torch.dtype) -> bool:
     """Whether torch lists this dtype as supported by the op."""
     return dtype in _dtypes(full)
 
@@ -110,11 +110,11 @@ class OpCall:
     def __post_init__(self) -> None:
         check_dtype("OpCall", self.dtype if self.dtype is not None else "None")
         check_count("OpCall", "number", self.number, 0)
-        if self.name not in database():
+        if self.name not in opinfo_database():
             _names_of(self.name)
             raise BadDraw("OpCall", "name", self.name, "it is several variants", f"Pass one: {_names_of(self.name)}.")
         args, kwargs = _copied(_sample(self.name, self.dtype, self.number, self.seed))
-        object.__setattr__(self, "op", database()[self.name].op)
+        object.__setattr__(self, "op", opinfo_database()[self.name].op)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
         text = f"{self.name}({', '.join([*map(_value_text, args), *(f'{k}={_value_text(v)}' for k, v in kwargs.items())])})"
@@ -143,7 +143,7 @@ def _sample(name: str, dtype: torch.dtype, number: int, seed: int) -> tuple[Any,
     return samples[number % len(samples)]
 
 
-def count(name: str, dtype: torch.dtype, seed: int) -> int:
+def sample_count(name: str, dtype: torch.dtype, seed: int) -> int:
     """The number of samples of an op for the dtype and seed."""
     return len(_samples(name, dtype, seed))
 
@@ -151,12 +151,12 @@ def count(name: str, dtype: torch.dtype, seed: int) -> int:
 @functools.lru_cache(256)
 def _samples(name: str, dtype: torch.dtype, seed: int) -> tuple[tuple[Any, ...], ...]:
     """The first samples of an op that are small enough, the same for a seed in any process."""
-    info = database()[name]
+    info = opinfo_database()[name]
     if dtype not in _dtypes(name):
         return ()
     with _seeded(zlib.crc32(f"{seed} {name} {dtype}".encode())), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own samples
-        with drawn(info, "cpu", dtype) as samples:
+        with drawn_samples(info, "cpu", dtype) as samples:
             few = list(itertools.islice(samples, MOST_SAMPLES))
     found = [((sample.input, *sample.args), dict(sample.kwargs)) for sample in few]
     return tuple(one for one in found if _numel(one) <= MOST_NUMEL)

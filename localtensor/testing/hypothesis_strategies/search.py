@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import Layout, in_order
+from localtensor.layout.shards import Layout, placements_in_order
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard
 from localtensor.testing.hypothesis_strategies.layouts import (
     HALVES,
-    mended,
-    options,
-    orders,
+    aligned_options,
+    other_cut_orders,
+    placement_options,
     ranks_between,
     sizes_left,
-    steady,
+    unambiguous_layout,
 )
-from localtensor.testing.hypothesis_strategies.op_calls import OpCall, count, full_names, knows
+from localtensor.testing.hypothesis_strategies.op_calls import OpCall, full_names, sample_count, supports_dtype
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Place = Callable[[Draw, Sequence[Any]], Any]
@@ -51,7 +51,7 @@ def sizes(largest: int) -> st.SearchStrategy[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Meshes:
+class MeshOptions:
     """Options of meshes: ranges of ranks and axes, and the names of the axes."""
 
     ranks: tuple[int, int]
@@ -82,7 +82,7 @@ def _axis(draw: Draw, left: tuple[int, int, int], last: bool, place: Place, foun
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class ShapeOptions:
     """Options of shapes: a fixed one, or the range of dims and the largest size."""
 
     fixed: tuple[int, ...] | None
@@ -106,26 +106,26 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Specs:
+class SpecOptions:
     """Options of specs: meshes (or one), shapes, dtypes, kinds of placement, with shard orders or without."""
 
-    meshes: Meshes | Mesh
-    shapes: Shapes
+    meshes: MeshOptions | Mesh
+    shapes: ShapeOptions
     dtypes: tuple[torch.dtype, ...]
     kinds: tuple[str, ...]
     orders: bool = False
 
     def spec(self, draw: Draw) -> Spec:
         dtype = draw(one_of(self.dtypes))
-        ndim = self.shapes.ndim(draw, least=0 if options(0, dtype, self.kinds) else 1)
+        ndim = self.shapes.ndim(draw, least=0 if placement_options(0, dtype, self.kinds) else 1)
         place = functools.partial(_place, ndim, dtype, self.kinds, self.shapes.most)
         if isinstance(self.meshes, Mesh):
             mesh, placed = self.meshes, layout(draw, self.meshes.sizes, place)
         else:
             mesh, placed = self.meshes.placed(draw, place)
-        placed = reordered(draw, placed, mesh.sizes, self.kinds)
+        placed = with_cut_order(draw, placed, mesh.sizes, self.kinds)
         shape = self.shapes.of(draw, ndim)
-        placed = mended(placed, shape, dtype, mesh.sizes)
+        placed = unambiguous_layout(placed, shape, dtype, mesh.sizes)
         return Spec(mesh, placed, shape, dtype, shard_order(draw, placed) if self.orders else ())
 
 
@@ -134,7 +134,7 @@ def _place(
 ) -> Any:
     """A placement for the next axis; kinds of Partial that do not mix are not mixed."""
     pending = next((p.reduce_op for p in before if isinstance(p, Partial)), "")
-    return draw(one_of(steady(ndim, dtype, kinds, pending, most)))
+    return draw(one_of(aligned_options(ndim, dtype, kinds, pending, most)))
 
 
 def layout(draw: Draw, mesh: tuple[int, ...], place: Place) -> Layout:
@@ -145,11 +145,11 @@ def layout(draw: Draw, mesh: tuple[int, ...], place: Place) -> Layout:
     return tuple(found)
 
 
-def reordered(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[str, ...]) -> Layout:
+def with_cut_order(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[str, ...]) -> Layout:
     """The layout, or one with a shared dim that the axes cut in another order than from left to right."""
-    others = orders(placed) if "SS" in kinds else ()
+    others = other_cut_orders(placed) if "SS" in kinds else ()
     order = draw(one_of((None, *others))) if others else None
-    cut = {} if order is None else in_order(order[0], order[1], mesh)
+    cut = {} if order is None else placements_in_order(order[0], order[1], mesh)
     return tuple(cut.get(axis, placement) for axis, placement in enumerate(placed))
 
 
@@ -157,7 +157,7 @@ def shard_order(draw: Draw, placed: Layout) -> ShardOrder:
     """For each dim that plain shards of several axes cut, an order of these axes: left to right, or another."""
     others: dict[int, list[tuple[int, ...]]] = {}
     strided = {placement.dim for placement in placed if isinstance(placement, StridedShard)}
-    for dim, order in orders(placed):
+    for dim, order in other_cut_orders(placed):
         others.setdefault(dim, []).append(order)
     drawn = ((dim, draw(one_of((None, *of_dim)))) for dim, of_dim in others.items() if dim not in strided)
     return tuple((dim, order) for dim, order in drawn if order is not None)
@@ -171,13 +171,13 @@ def layouts(
 
     @st.composite
     def drawn(draw: Draw) -> Layout:
-        placed = reordered(draw, layout(draw, mesh.sizes, place), mesh.sizes, kinds)
-        return mended(placed, shape, dtype, mesh.sizes)
+        placed = with_cut_order(draw, layout(draw, mesh.sizes, place), mesh.sizes, kinds)
+        return unambiguous_layout(placed, shape, dtype, mesh.sizes)
 
     return drawn()
 
 
-def fitting(patterns: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
+def representable_patterns(patterns: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
     """The patterns that the spec can represent: the largest number is no average of numbers that can be added."""
     averages = any(isinstance(p, Partial) and p.reduce_op == "avg" for p in spec.placements)
     return tuple(p for p in patterns if p != "extremes" or not averages) or ("normal",)
@@ -199,9 +199,9 @@ def op_calls(names: tuple[str, ...] | None, dtypes: tuple[torch.dtype, ...]) -> 
     @st.composite
     def calls(draw: Draw) -> OpCall:
         name = draw(one_of(found))
-        dtype = draw(one_of(tuple(dtype for dtype in dtypes if knows(name, dtype))))
+        dtype = draw(one_of(tuple(dtype for dtype in dtypes if supports_dtype(name, dtype))))
         number, seed = draw(st.integers(0, 11)), draw(one_of((0, 1, 2, 3)))
-        many = count(name, dtype, seed)
+        many = sample_count(name, dtype, seed)
         assume(many > 0)
         return OpCall(name, dtype, number % many, seed)
 

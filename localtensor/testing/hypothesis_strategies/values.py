@@ -1,6 +1,6 @@
 """A drawn tensor as shape, dtype, pattern and seed, and the checks of the arguments of strategies.
 
-Every number of an exact pattern is a multiple of `unit(dtype)`, and at most `bound(dtype)`: so small that sums over eight
+Every number of an exact pattern is a multiple of `exact_unit(dtype)`, and at most `exact_bound(dtype)`: so small that sums over eight
 ranks and more, in any order, are exact.  So a property can compare bit for bit in every dtype.
 
 Each argument of a strategy is checked when the strategy is made, before anything is drawn.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from localtensor.errors.base import Refusal
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import KINDS as REDUCTIONS
+from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 
 DTYPES = (
     torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.float16, torch.int32,
@@ -94,13 +94,13 @@ def check_axis_names(call: str, names: object, most: int) -> None:
         raise BadDraw(call, "names", names, problem, "Pass a name for each axis, such as ('dp', 'tp').")
 
 
-Make = Callable[[tuple[int, ...], torch.dtype, torch.Generator], Tensor]
+PatternMaker = Callable[[tuple[int, ...], torch.dtype, torch.Generator], Tensor]
 
 
-def unit(dtype: torch.dtype) -> float:
+def exact_unit(dtype: torch.dtype) -> float:
     """The unit of which every number of an exact pattern is a multiple.
 
-    >>> unit(torch.float32), unit(torch.bfloat16), unit(torch.int8)
+    >>> exact_unit(torch.float32), exact_unit(torch.bfloat16), exact_unit(torch.int8)
     (0.0009765625, 0.5, 1.0)
     """
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -108,10 +108,10 @@ def unit(dtype: torch.dtype) -> float:
     return {torch.bfloat16: 0.5, torch.float16: 0.25}.get(dtype, 2.0**-10)
 
 
-def bound(dtype: torch.dtype) -> int:
+def exact_bound(dtype: torch.dtype) -> int:
     """The largest number of an exact pattern; its sum over the ranks of a mesh is exact, too.
 
-    >>> bound(torch.float32), bound(torch.bfloat16), bound(torch.uint8)
+    >>> exact_bound(torch.float32), exact_bound(torch.bfloat16), exact_bound(torch.uint8)
     (1024, 8, 64)
     """
     if dtype == torch.bool:
@@ -129,7 +129,7 @@ def _small(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> 
 
 
 def _arange(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    return (torch.arange(torch.Size(shape).numel()) % (bound(dtype) + 1)).reshape(shape)
+    return (torch.arange(torch.Size(shape).numel()) % (exact_bound(dtype) + 1)).reshape(shape)
 
 
 def _alternating(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
@@ -144,7 +144,7 @@ def _ties(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> T
 
 
 def _normal(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    step = unit(dtype)
+    step = exact_unit(dtype)
     drawn = torch.randn(shape, generator=rng, dtype=torch.float64).clamp(-4, 4)
     if step == 1.0:
         return drawn.mul(2).round().abs().long() if not _signed(dtype) else drawn.mul(2).round().long()
@@ -155,7 +155,7 @@ def _one_big(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -
     made = _small(shape, dtype, rng)
     if made.numel():
         sign = 1 - 2 * int(torch.randint(0, 2, (), generator=rng)) if _signed(dtype) else 1
-        made.view(-1)[int(torch.randint(0, made.numel(), (), generator=rng))] = sign * bound(dtype)
+        made.view(-1)[int(torch.randint(0, made.numel(), (), generator=rng))] = sign * exact_bound(dtype)
     return made
 
 
@@ -181,7 +181,7 @@ def _rough(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> 
     return torch.randn(shape, generator=rng, dtype=torch.float64)
 
 
-def _sprinkled(*specials: float) -> Make:
+def _sprinkled(*specials: float) -> PatternMaker:
     def make(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
         made = _normal(shape, dtype, rng)
         if not made.is_floating_point():
@@ -195,7 +195,7 @@ def _sprinkled(*specials: float) -> Make:
     return make
 
 
-PATTERNS: dict[str, Make] = {
+PATTERNS: dict[str, PatternMaker] = {
     "zeros": lambda shape, dtype, rng: torch.zeros(shape),
     "ones": lambda shape, dtype, rng: torch.ones(shape),
     "arange": _arange,

@@ -31,10 +31,10 @@ from localtensor.testing.programs.model import (
     Event,
     Step,
 )
-from localtensor.testing.programs.reference import Referee
+from localtensor.testing.programs.reference import ReferenceRun
 
 
-def written(groups: Sequence[tuple[int, ...]], event: Event, rank: int) -> Iterator[str]:
+def event_lines(groups: Sequence[tuple[int, ...]], event: Event, rank: int) -> Iterator[str]:
     """The lines of code of one event."""
     step, s = event.call, event.call.id
     match event.what:
@@ -49,20 +49,20 @@ def written(groups: Sequence[tuple[int, ...]], event: Event, rank: int) -> Itera
         case "return":
             yield "return acc, out"
         case "launch":
-            yield from launched(step, rank)
+            yield from launch_lines(step, rank)
         case "wait":
-            yield waited(step, event.how)
+            yield wait_line(step, event.how)
         case "mix" if step.kind in OBJECTS:
             yield f"out[{s}] = y{s}; acc = mix(acc, out[{s}])"
         case "mix":
-            yield f"out[{s}] = [y + 0 for y in {results(step)}]; acc = mix(acc, out[{s}])"
+            yield f"out[{s}] = [y + 0 for y in {results_expression(step)}]; acc = mix(acc, out[{s}])"
         case "read":
-            yield f"{results(step)}[0].sum()"
+            yield f"{results_expression(step)}[0].sum()"
         case "write":
             yield f"{f'x{s}[0]' if step.kind in (*LISTS, *MESSAGES) else f'x{s}'}.add_(1)"
 
 
-def waited(step: Step, how: str) -> str:
+def wait_line(step: Step, how: str) -> str:
     s = step.id
     if step.kind == "batch":
         return f"[w.wait() for w in w{s}]"
@@ -74,7 +74,7 @@ def waited(step: Step, how: str) -> str:
     return ways.get(how, f"w{s}.wait()")
 
 
-def results(step: Step) -> str:
+def results_expression(step: Step) -> str:
     """The expression of a list of the tensors that the step leaves on its rank."""
     if step.style == "functional":
         return f"[y{step.id}]"
@@ -83,7 +83,7 @@ def results(step: Step) -> str:
     return f"y{step.id}" if step.kind in ("all_gather", "gather", "all_to_all", *MESSAGES) else f"[y{step.id}]"
 
 
-def launched(step: Step, rank: int) -> Iterator[str]:
+def launch_lines(step: Step, rank: int) -> Iterator[str]:
     """The lines of the rank's input, its output buffers, and the call."""
     s, shape, root = step.id, step.brought(rank), rank == step.root
     if shape is not None:
@@ -98,7 +98,7 @@ def launched(step: Step, rank: int) -> Iterator[str]:
     elif step.kind == "scatter":
         yield f"x{s} = None"
     if step.kind in OBJECTS:
-        yield from objects(step, rank, f"acc[:{rank % 3 + 1}].tolist()")
+        yield from object_call_lines(step, rank, f"acc[:{rank % 3 + 1}].tolist()")
         return
     blanks = blank_shapes(step, rank)
     if blanks is not None and step.style != "functional":
@@ -106,7 +106,7 @@ def launched(step: Step, rank: int) -> Iterator[str]:
         yield f"y{s} = {f'[{made} for _ in range({blanks})]' if isinstance(blanks, int) else made}"
     elif step.kind == "gather":
         yield f"y{s} = {f'[blank({step.shape}, {step.dtype!r}) for _ in range({len(step.members)})]' if root else None}"
-    yield from called(step, rank)
+    yield from collective_lines(step, rank)
     if step.layout == "window":
         yield f"b{s}[0] += 1; b{s}[-1].sum()"
 
@@ -126,13 +126,13 @@ def blank_shapes(step: Step, rank: int) -> tuple[int, ...] | int | None:
     return shapes.get(step.kind)
 
 
-def called(step: Step, rank: int) -> Iterator[str]:
+def collective_lines(step: Step, rank: int) -> Iterator[str]:
     s, group = step.id, f"group=g{step.group}"
     if step.style == "functional" or step.kind == "permute":
         yield f"y{s} = {functional_call(step, rank)}"
         return
     if step.kind in MESSAGES:
-        yield from messages(step, rank)
+        yield from message_lines(step, rank)
         return
     op = f"op=dist.ReduceOp.{step.op.upper()}, " if step.kind in REDUCING else ""
     me = step.members.index(rank)
@@ -168,7 +168,7 @@ def functional_call(step: Step, rank: int) -> str:
     }[step.kind]
 
 
-def messages(step: Step, rank: int) -> Iterator[str]:
+def message_lines(step: Step, rank: int) -> Iterator[str]:
     s, rest = step.id, f"group=g{step.group}, tag={step.tag}"
     if step.kind == "batch":
         peers = [("isend", f"x{s}[{i}]", to) for i, to in enumerate(step.sends(rank))]
@@ -184,7 +184,7 @@ def messages(step: Step, rank: int) -> Iterator[str]:
     yield f"w{s} = dist.i{call}" if step.style == "async" else f"dist.{call}"
 
 
-def objects(step: Step, rank: int, mine: str) -> Iterator[str]:
+def object_call_lines(step: Step, rank: int, mine: str) -> Iterator[str]:
     s, group, root, many = step.id, f"group=g{step.group}", rank == step.root, len(step.members)
     match step.kind:
         case "all_gather_object":
@@ -286,7 +286,7 @@ class RankProgram:
 
     def played(self) -> list[tuple[Any, dict[int, list[Any]]]]:
         """The expected results as numpy arrays."""
-        return Referee(self.groups, self.events).play()
+        return ReferenceRun(self.groups, self.events).play()
 
     def changed(self, rank: int, events: Sequence[Event]) -> RankProgram:
         """The program with other events of that rank."""
@@ -302,7 +302,7 @@ class RankProgram:
         for rank, events in enumerate(self.events):
             text += ["", "", f"def rank{rank}():", f"    out, acc, g0 = {{}}, torch.arange({SIZE}) * {rank + 1}, None"]
             for index, event in enumerate(events):
-                for line in written(self.groups, event, rank):
+                for line in event_lines(self.groups, event, rank):
                     text.append(f"    {line}")
                     lines[len(text)] = rank, index
             text.append("    return acc, out")

@@ -1,6 +1,6 @@
 """The slow reference of a rank program: plain loops over numpy arrays, one rank after the other.
 
-It shares no code with the engine.  It computes the final values of each rank, or raises `Illegal` for a program that is
+It shares no code with the engine.  It computes the final values of each rank, or raises `IllegalProgram` for a program that is
 wrong under any schedule.  So an injected fault is harmless exactly if the reference still completes.
 """
 
@@ -25,24 +25,24 @@ from localtensor.testing.programs.model import (
     Step,
 )
 
-PAIR = {
+BINARY_OPS = {
     "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
 }  # fmt: skip
 
 
-class Illegal(Exception):
+class IllegalProgram(Exception):
     """The program is wrong: it hangs, or its results are undefined."""
 
 
-def fold(held: list[Any], op: str) -> Any:
+def reduce_arrays(held: list[Any], op: str) -> Any:
     total = held[0]
     for x in held[1:]:
-        total = PAIR[op](total, x)
+        total = BINARY_OPS[op](total, x)
     return (total / len(held)).astype(total.dtype) if op == "avg" else total
 
 
-def got(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) -> list[Any]:
+def collective_results(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) -> list[Any]:
     """The rank's results of a collective, as its own call requests them."""
     me, held = step.members.index(rank), [brought[member] for member in step.members]
     match step.kind:
@@ -66,25 +66,25 @@ def got(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) 
             ]
         case "permute":
             return [held[step.order.index(me)]]
-    return reduced(step, me, held, steps)
+    return reduction_results(step, me, held, steps)
 
 
-def reduced(step: Step, me: int, held: list[Any], steps: dict[int, Step]) -> list[Any]:
+def reduction_results(step: Step, me: int, held: list[Any], steps: dict[int, Step]) -> list[Any]:
     match step.kind:
         case "all_reduce" | "reduce":
-            return [fold(held, step.op)]
+            return [reduce_arrays(held, step.op)]
         case "reduce_scatter":
-            return [fold([x[me] for x in held], step.op)]
+            return [reduce_arrays([x[me] for x in held], step.op)]
         case "reduce_scatter_tensor":
             dims = [steps[member].dim for member in step.members]
             wire = [np.concatenate(np.split(x, len(held), dim)) for x, dim in zip(held, dims, strict=True)]
-            return [np.split(fold(wire, step.op), len(held))[me]]
+            return [np.split(reduce_arrays(wire, step.op), len(held))[me]]
     return []
 
 
-def fits(steps: list[Step]) -> bool:
+def arguments_agree(steps: list[Step]) -> bool:
     """Whether the arguments of these ranks for one collective agree."""
-    if len({said(step) for step in steps}) > 1:
+    if len({shared_arguments(step) for step in steps}) > 1:
         return False
     many = range(len(steps))
     if steps[0].kind == "permute":
@@ -94,7 +94,7 @@ def fits(steps: list[Step]) -> bool:
     )
 
 
-def said(step: Step) -> tuple[object, ...]:
+def shared_arguments(step: Step) -> tuple[object, ...]:
     """The arguments that must be equal on all ranks."""
     root = step.root if step.kind in ROOTED else None
     if step.kind in ("barrier", *OBJECTS):
@@ -103,7 +103,7 @@ def said(step: Step) -> tuple[object, ...]:
     return step.kind, root, step.op if step.kind in REDUCING else "", step.dtype, shape
 
 
-class Rank:
+class ReferenceRank:
     """One rank of the reference: its position, and its values."""
 
     def __init__(self, rank: int) -> None:
@@ -133,12 +133,12 @@ class Rank:
         self.acc %= PRIME
 
 
-class Referee:
+class ReferenceRun:
     """All ranks of the reference, and the collectives and messages in flight between them."""
 
     def __init__(self, groups: Sequence[tuple[int, ...]], events: Sequence[Sequence[Event]]) -> None:
         self.groups, self.events = groups, events
-        self.ranks = [Rank(rank) for rank in range(len(events))]
+        self.ranks = [ReferenceRank(rank) for rank in range(len(events))]
         self.count: dict[tuple[int, int], int] = defaultdict(int)  # (group, rank) -> collectives so far
         self.meetings: dict[tuple[int, int], dict[int, tuple[Step, Any]]] = defaultdict(dict)
         self.sends: dict[object, list[tuple[Step, Any]]] = defaultdict(list)
@@ -146,33 +146,33 @@ class Referee:
         self.stake: dict[tuple[int, int], list[Any]] = {}  # (rank, step) -> what must complete
 
     def play(self) -> list[tuple[Any, dict[int, list[Any]]]]:
-        """The final values of each rank.  Raises `Illegal`."""
+        """The final values of each rank.  Raises `IllegalProgram`."""
         while any([self.moved(rank) for rank in self.ranks]):
             pass
         if not all(rank.left for rank in self.ranks):
-            raise Illegal("ranks wait for ever")
+            raise IllegalProgram("ranks wait for ever")
         if any(len(self.sends[channel]) != len(self.recvs[channel]) for channel in {*self.sends, *self.recvs}):
-            raise Illegal("unmatched messages")
+            raise IllegalProgram("unmatched messages")
         if any(rank.flying for rank in self.ranks):
-            raise Illegal("work without a wait")
+            raise IllegalProgram("work without a wait")
         if any(len(parts) < len(step.members) for parts in self.meetings.values() for step, _ in parts.values()):
-            raise Illegal("a collective without all members")
+            raise IllegalProgram("a collective without all members")
         for n in range(max(len(rank.made) for rank in self.ranks)):
             makers = self.check_made(n)
             if 0 < sum(rank in makers for rank in makers[min(makers)]) < len(makers[min(makers)]):
-                raise Illegal(
+                raise IllegalProgram(
                     "a group that one of its members never makes"
                 )  # a rank that is no member may leave the last out
         return [(rank.acc, rank.out) for rank in self.ranks]
 
     def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
-        """The members of the n-th group, by the ranks that have made it.  Raises `Illegal` if they differ."""
+        """The members of the n-th group, by the ranks that have made it.  Raises `IllegalProgram` if they differ."""
         made = {rank.rank: self.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
         if len(set(made.values())) > 1:
-            raise Illegal("groups made in another order")
+            raise IllegalProgram("groups made in another order")
         return made
 
-    def moved(self, rank: Rank) -> bool:
+    def moved(self, rank: ReferenceRank) -> bool:
         """Advances the rank as far as it can go; False if it could not."""
         before = rank.at
         events = self.events[rank.rank]
@@ -181,7 +181,7 @@ class Referee:
             rank.at += 1
         return rank.at != before
 
-    def done(self, rank: Rank, event: Event) -> bool:
+    def done(self, rank: ReferenceRank, event: Event) -> bool:
         """Executes the event; False if the rank must wait."""
         step = event.call
         match event.what:
@@ -193,7 +193,7 @@ class Referee:
             case "return":
                 rank.left = True
             case "raise":
-                raise Illegal("a rank raises")
+                raise IllegalProgram("a rank raises")
             case "launch":
                 return self.launch(rank, step)
             case "wait":
@@ -203,12 +203,12 @@ class Referee:
             case "mix":
                 return self.mixed(rank, step)
             case "read" if rank.flying.get(step.id, (False, False))[1]:
-                raise Illegal("an output is read before its wait")
+                raise IllegalProgram("an output is read before its wait")
             case "write" if rank.flying.get(step.id, (False, False))[0]:
-                raise Illegal("a buffer is written before its wait")
+                raise IllegalProgram("a buffer is written before its wait")
         return True
 
-    def launch(self, rank: Rank, step: Step) -> bool:
+    def launch(self, rank: ReferenceRank, step: Step) -> bool:
         if not rank.launched:
             x = rank.fed(step)
             (self.post if step.kind in MESSAGES else self.join)(rank.rank, step, x)
@@ -236,8 +236,8 @@ class Referee:
         self.meetings[place][rank] = step, x
         self.stake[rank, step.id] = [place]
         parts = self.meetings[place]
-        if len(parts) == len(step.members) and not fits([parts[member][0] for member in step.members]):
-            raise Illegal("parts that do not fit")
+        if len(parts) == len(step.members) and not arguments_agree([parts[member][0] for member in step.members]):
+            raise IllegalProgram("parts that do not fit")
 
     def post(self, rank: int, step: Step, x: Any) -> None:
         stake: list[Any] = []
@@ -252,7 +252,7 @@ class Referee:
             self.recvs[channel].append(step)
             stake.append((channel, len(self.recvs[channel]), True))
 
-    def over(self, rank: Rank, step: Step) -> bool:
+    def over(self, rank: ReferenceRank, step: Step) -> bool:
         for place in self.stake[rank.rank, step.id]:
             if step.kind not in MESSAGES:
                 if len(self.meetings[place]) < len(step.members):
@@ -263,12 +263,12 @@ class Referee:
                 return False
             sent, taken = self.sends[channel][number - 1][0], self.recvs[channel][number - 1]
             if (sent.dtype, sent.shape) != (taken.dtype, taken.shape):
-                raise Illegal("a message that does not fit")
+                raise IllegalProgram("a message that does not fit")
         return True
 
-    def mixed(self, rank: Rank, step: Step) -> bool:
+    def mixed(self, rank: ReferenceRank, step: Step) -> bool:
         if rank.flying.get(step.id, (False, False))[1]:
-            raise Illegal("an output is read before its wait")
+            raise IllegalProgram("an output is read before its wait")
         if not self.over(rank, step):  # a functional collective waits here
             return step.style == "async"
         if step.kind in MESSAGES:
@@ -277,7 +277,7 @@ class Referee:
         else:
             parts = self.meetings[self.stake[rank.rank, step.id][0]]
             steps, brought = ({m: part[i] for m, part in parts.items()} for i in (0, 1))
-            results = got(step, rank.rank, steps, brought)
+            results = collective_results(step, rank.rank, steps, brought)
         rank.out[step.id] = results
         rank.mix(results)
         return True

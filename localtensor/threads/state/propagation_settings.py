@@ -1,7 +1,7 @@
 """The ambient settings that change how a call is propagated, though they are no argument of it, each with its reason.
 
 All caches of propagated results use this list: DTensor's, shared by rank threads or kept between programs, and that of
-the propagator without DTensor.  `ambient()` is read at each lookup and is part of the key, so all getters together take
+the propagator without DTensor.  `ambient_settings()` is read at each lookup and is part of the key, so all getters together take
 a fraction of a microsecond.  Importing this module imports DTensor, which takes a second.
 
 Left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor rules), a default device (a spec has
@@ -106,12 +106,12 @@ SETTINGS = (
 _a, _b, _c, _d, _e, _f = [setting.get for setting in SETTINGS]  # unrolled: a loop over them is 1.5 times as slow
 
 
-def ambient() -> tuple[Any, ...]:
+def ambient_settings() -> tuple[Any, ...]:
     """The value of each setting, in the order of `SETTINGS`.
 
     >>> with torch.no_grad():
-    ...     without = ambient()
-    >>> [setting.name for setting, a, b in zip(SETTINGS, ambient(), without) if a != b]
+    ...     without = ambient_settings()
+    >>> [setting.name for setting, a, b in zip(SETTINGS, ambient_settings(), without) if a != b]
     ['grad mode']
     """
     return (_a(), _b(), _c(), _d(), _e(), _f())

@@ -26,9 +26,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from localtensor._util.patching import replaced
-from localtensor.concurrency.single_flight import Same, SingleFlightCache, rare_key, value_key
+from localtensor.concurrency.single_flight import IdentityKey, SingleFlightCache, uncommon_value_key, value_key
 from localtensor.concurrency.single_flight_cells import Circular
-from localtensor.concurrency.sync import Gate, Threads
+from localtensor.concurrency.sync import Gate, ThreadSync
 from localtensor.threads.state.generators import RankIdentity
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
@@ -58,7 +58,7 @@ class _OwnRankOnly(Exception):
         self.answer = answer
 
 
-class _NeverWaiting(Threads):
+class _NeverWaiting(ThreadSync):
     """Synchronization for ranks, which run one at a time: none waits for another."""
 
     def gate(self, name: str = "") -> Gate:
@@ -159,7 +159,7 @@ def _mesh_and_key(propagator: Any, schema: Any) -> tuple[Any, Any]:
 
 def _rules_and_settings(propagator: Any, schema: Any) -> tuple[Any, ...]:
     """What changes a result and is no argument: the rule itself, and torch's settings.  Raises `NotShareable`."""
-    from localtensor.threads.state.propagation_settings import ambient
+    from localtensor.threads.state.propagation_settings import ambient_settings
 
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
     rules = [table.get(schema.op) for table in tables]
@@ -168,7 +168,7 @@ def _rules_and_settings(propagator: Any, schema: Any) -> tuple[Any, ...]:
     used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCH_NAMESPACES]
     if not all(map(_is_torchs, used)):
         raise NotShareable
-    return (*map(Same, rules), ambient())
+    return (*map(IdentityKey, rules), ambient_settings())
 
 
 def _is_torchs(rule: object) -> bool:
@@ -181,7 +181,7 @@ def _key(value: Any, meshes: list[Any]) -> Any:
 
     def leaf(value: Any) -> Any:
         if not (hasattr(value, "placements") and hasattr(value, "tensor_meta")):
-            return rare_key(value, leaf, NotShareable)
+            return uncommon_value_key(value, leaf, NotShareable)
         _check_even(value)
         meshes.append(value.mesh)
         meta = value.tensor_meta
@@ -285,7 +285,7 @@ class RuleTable(dict[Any, Any]):
         return self[key]
 
     def _note(self, key: Any) -> None:
-        if key not in self.changed and not importing():
+        if key not in self.changed and not is_importing_module():
             self.changed[key] = self.get(key, _GONE)
 
     def differences(self) -> dict[Any, Any]:
@@ -300,7 +300,7 @@ class RuleTable(dict[Any, Any]):
             super().__delitem__(key)
 
 
-def importing() -> bool:
+def is_importing_module() -> bool:
     """Whether the body of a module is running, on its first import."""
     frame: Any = sys._getframe(2)
     while frame is not None:

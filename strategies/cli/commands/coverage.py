@@ -14,27 +14,35 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
-from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_journal, read, strange
-from strategies.base.progress import Progress, bar
-from strategies.base.signals import many, printed, undisturbed
+from strategies.base.journal import (
+    FOREIGN_LINE_ERRORS,
+    BadJournal,
+    Line,
+    foreign_line_error,
+    lines_of_kind,
+    load_journal,
+    open_journal,
+)
+from strategies.base.progress import Progress, progress_bar
+from strategies.base.signals import print_stdout, quiet_on_one_thread, worker_count
 from strategies.base.worker_pool import WorkerPool
-from strategies.cli.commands import fail
+from strategies.cli.commands.output import fail
 from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
-from strategies.ops.semantics.rulebook import Book, Entry
-from strategies.ops.validation.claims import calls
-from strategies.ops.validation.coverage import Compared, coverage, most_used
-from strategies.ops.validation.run import RuleResult, Terms, trials
-from strategies.sweep.coverage import OverloadCoverage, as_json, rendered, table
-from strategies.sweep.session import put_on_trial
+from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
+from strategies.ops.validation.claims import calls_of_overloads
+from strategies.ops.validation.coverage import OverloadComparison, coverage, most_used
+from strategies.ops.validation.run import RuleResult, ValidationEffort, validate_rules
+from strategies.sweep.coverage import OverloadCoverage, as_json, coverage_table, render
+from strategies.sweep.session import run_validation
 from strategies.torch_api import population
 
 CALL = "localtensor coverage"
 
 
-@undisturbed()
+@quiet_on_one_thread()
 def run(options: CoverageOptions) -> int:
     """The exit code: 0 if anything was tested, 3 if not; 2 for a file that is no journal.
 
@@ -42,7 +50,7 @@ def run(options: CoverageOptions) -> int:
     """
     try:
         if options.journal:
-            read_journal = read(options.journal, CALL)
+            read_journal = load_journal(options.journal, CALL)
             begin, lines = read_journal.begin, read_journal.lines
         else:
             begin, lines = _sweep(options)
@@ -51,25 +59,25 @@ def run(options: CoverageOptions) -> int:
     except LocalTensorError as error:
         return fail(f"localtensor itself failed: {error}", NOTHING)
     try:
-        tried, torch_tried, device = of_lines(lines), str(begin["torch"]), str(begin["device"])
-    except STRANGE as error:
-        return fail(str(strange(options.journal or "", error, CALL)), USAGE)
-    found = table(population.everything(device), tried, torch=torch_tried, device=device)
+        tried, torch_tried, device = coverage_of_lines(lines), str(begin["torch"]), str(begin["device"])
+    except FOREIGN_LINE_ERRORS as error:
+        return fail(str(foreign_line_error(options.journal or "", error, CALL)), USAGE)
+    found = coverage_table(population.all_registered_overloads(device), tried, torch=torch_tried, device=device)
     lost = ""
     if options.json is not None:
         try:
             write_whole(options.json, as_json(found))
         except OSError as error:  # the table is printed all the same: it may be the work of minutes
             lost = f"cannot write {options.json}: {error.strerror}."
-    if problem := printed(lambda console: console.print(rendered(found))) or lost:
+    if problem := print_stdout(lambda console: console.print(render(found))) or lost:
         return fail(f"{CALL}: {problem}", NOTHING)
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
 
 
 def _sweep(options: CoverageOptions) -> tuple[Line, tuple[Line, ...]]:
-    settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=many(options.workers))
-    with bar(_error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
-        put_on_trial(settings, journal, progress)
+    settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=worker_count(options.workers))
+    with progress_bar(_error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
+        run_validation(settings, journal, progress)
         return journal.begun or {}, tuple(journal.lines)
 
 
@@ -77,13 +85,13 @@ def _error_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
-def of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
+def coverage_of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
     """The coverage of each overload by the lines of a journal.  Only tests of one op on its own count."""
     samples: Counter[str] = Counter()
     verdicts: dict[str, set[str]] = defaultdict(set)
     reasons: dict[str, list[str]] = defaultdict(list)
     kept = list(lines)
-    for line in of_kind(kept, "unit"):
+    for line in lines_of_kind(kept, "unit"):
         op, trial = line["unit"].split(" ")[:2]
         if trial != "alone":
             continue
@@ -91,7 +99,7 @@ def of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
         verdicts[op] |= {Verdict.SOUND.value} if line.get("sound") else set()
         reasons[op] += [*line.get("untestable", {}).values(), *line.get("skipped", {})]
         reasons[op] += [crash["error"] for crash in line.get("crashed", ())]
-    for line in of_kind(kept, "settled"):
+    for line in lines_of_kind(kept, "settled"):
         op = line["rule"].split(":")[0]
         if op in samples:
             verdicts[op].add(Verdict.SOUND.value if line["verdict"] == "cleared" else line["verdict"])
@@ -104,9 +112,9 @@ def of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
 OPS_CALL = "python -m strategies.ops"
 
 
-@undisturbed()
+@quiet_on_one_thread()
 def validate_ops(
-    book: Book,
+    book: RuleRegistry,
     patterns: Sequence[str] = (),
     *,
     seeds: int = 3,
@@ -121,13 +129,13 @@ def validate_ops(
     The exit code: 0 where every tested rule is right, 1 where one is wrong, 2 for patterns that fit no rule, 3 where
     nothing was tested.
     """
-    entries = chosen(book, patterns)
+    entries = chosen_rules(book, patterns)
     if not entries:
         return fail(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", USAGE)
     results: list[RuleResult] = []
-    with bar(_error_console(), quiet) as progress:
+    with progress_bar(_error_console(), quiet) as progress:
         for seed in range(seeds):
-            terms = Terms(tuple(ranks), seed)
+            terms = ValidationEffort(tuple(ranks), seed)
             results += _validate_once(entries, terms, most, workers, progress, near=len(entries) < len(book))
     return print_validation(results, _output_console())
 
@@ -136,25 +144,27 @@ def _output_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
 
 
-def chosen(book: Book, patterns: Sequence[str]) -> list[Entry]:
+def chosen_rules(book: RuleRegistry, patterns: Sequence[str]) -> list[OpRule]:
     """The rules whose overload, packet or family fits one of the patterns, in their order; all without patterns."""
     return [e for e in book if not patterns or any(_fits(e, pattern) for pattern in patterns)]
 
 
-def _fits(entry: Entry, pattern: str) -> bool:
+def _fits(entry: OpRule, pattern: str) -> bool:
     names = (entry.op, entry.op.partition(".")[2], entry.op.split(".")[1], entry.family)
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 def _validate_once(
-    entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress, *, near: bool
+    entries: Sequence[OpRule], terms: ValidationEffort, most: int, workers: int, progress: Progress, *, near: bool
 ) -> list[RuleResult]:
     progress.phase(f"calls, seed {terms.seed}", len(opinfo_samples.database()))
     with WorkerPool(workers) as pool:
-        found = calls(pool, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
+        found = calls_of_overloads(
+            pool, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near
+        )
     progress.phase(f"tests, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
     with WorkerPool(workers) as pool:  # a second pool: its forked workers inherit the captured calls
-        return trials(pool, entries, found.of, found.without, terms, progress.tick)
+        return validate_rules(pool, entries, found.of, found.without, terms, progress.tick)
 
 
 def print_validation(results: Sequence[RuleResult], out: Console) -> int:
@@ -185,23 +195,23 @@ def _untested(results: Sequence[RuleResult], tested: set[str]) -> dict[str, str]
     return dict(sorted(found.items()))
 
 
-@undisturbed()
+@quiet_on_one_thread()
 def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
     """Compare our rules with DTensor's on the most used overloads.
 
     The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared.
     """
-    with bar(_error_console(), quiet) as progress:
+    with progress_bar(_error_console(), quiet) as progress:
         progress.phase("calls", len(opinfo_samples.database()))
         with WorkerPool(workers) as pool:
-            found = calls(pool, most_used(), most=most, tick=progress.tick)
+            found = calls_of_overloads(pool, most_used(), most=most, tick=progress.tick)
         progress.phase("overloads", len(most_used()))
         with WorkerPool(workers) as pool:
             compared = coverage(pool, found.of, ranks=ranks, tick=progress.tick)
     return print_comparison(compared, _output_console())
 
 
-def print_comparison(compared: Sequence[Compared], out: Console) -> int:
+def print_comparison(compared: Sequence[OverloadComparison], out: Console) -> int:
     """Print each rule that we lack, the overloads that could not be compared, and the totals.  Returns the exit code."""
     for one in compared:
         for lack in one.lacking:

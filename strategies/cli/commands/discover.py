@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
-from strategies.base.signals import complain, many, undisturbed, wrote
-from strategies.cli.commands import fail
+from strategies.base.signals import print_error, quiet_on_one_thread, worker_count, write_stdout
+from strategies.cli.commands.output import fail
 from strategies.cli.options import DiscoverOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
-from strategies.validation.discovery.codegen import NotEmitted, emit
-from strategies.validation.discovery.discover import CALL, Discovery, discover, overloads
-from strategies.validation.discovery.rule_inference import in_words, lines
+from strategies.validation.discovery.codegen import NotEmitted, module_text
+from strategies.validation.discovery.discover import CALL, Discovery, discover, resolve_overloads
+from strategies.validation.discovery.rule_inference import infer_lines, line_text
 
 SECONDS = 600.0
 """Time limit of one overload."""
@@ -26,7 +26,7 @@ class _OverloadSearch:
     seed: int
 
 
-@undisturbed()
+@quiet_on_one_thread()
 def run(options: DiscoverOptions) -> int:
     """The exit code: 0 whether or not rules are missing, as for `validate --search`, since a missing rule is slow
     and not wrong; 2 for an unknown op or setting, and where --emit has nothing to print that is one module;
@@ -35,17 +35,20 @@ def run(options: DiscoverOptions) -> int:
     The module, or the list of rules, goes to standard output; all else to standard error.
     """
     try:
-        tasks = [_OverloadSearch(op, tuple(dict.fromkeys(options.ranks)), options.seed) for op in overloads(options.op)]
+        tasks = [
+            _OverloadSearch(op, tuple(dict.fromkeys(options.ranks)), options.seed)
+            for op in resolve_overloads(options.op)
+        ]
     except LocalTensorError as error:
         return fail(str(error), USAGE)
     found: list[Discovery] = []
-    answers = worker_pool.run(_discover, tasks, workers=many(options.workers), limit=SECONDS)
+    answers = worker_pool.run_tasks(_discover, tasks, workers=worker_count(options.workers), limit=SECONDS)
     for task, answer in zip(tasks, answers, strict=True):
-        if isinstance(answer, worker_pool.Done):
+        if isinstance(answer, worker_pool.TaskDone):
             found.append(answer.value)
         else:
-            why = answer.error if isinstance(answer, worker_pool.Failed) else answer.why
-            complain(f"{CALL}: the search of {task.op} failed: {why}.")
+            why = answer.error if isinstance(answer, worker_pool.TaskFailed) else answer.why
+            print_error(f"{CALL}: the search of {task.op} failed: {why}.")
     searched = [one for one in found if one.samples]
     if not searched:
         return fail(f"{CALL}: no call of {options.op} could be searched; nothing was tested.", NOTHING)
@@ -53,7 +56,7 @@ def run(options: DiscoverOptions) -> int:
         text = _module_text(searched) if options.emit else _listing(searched)
     except NotEmitted as error:
         return fail(str(error), USAGE)
-    if problem := wrote(text):
+    if problem := write_stdout(text):
         return fail(f"{CALL}: {problem}", NOTHING)
     return CLEAN
 
@@ -68,7 +71,7 @@ def _listing(found: Sequence[Discovery]) -> str:
         count = f"{len(one.missing)} {'rule is' if len(one.missing) == 1 else 'rules are'} missing"
         tried = f"{one.combinations} combinations of placements in {len(one.samples)} calls"
         text.append(f"{one.op}: {count} ({tried}; {one.source or 'no rule in DTensor'})\n")
-        text += [f"  {in_words(line)}\n" for line in lines(one.surveys)]
+        text += [f"  {line_text(line)}\n" for line in infer_lines(one.surveys)]
     return "".join(text)
 
 
@@ -78,4 +81,4 @@ def _module_text(found: Sequence[Discovery]) -> str:
     if len(lacking) > 1:
         names = " or ".join(one.op for one in lacking)
         raise NotEmitted(lacking[0].op, "rules of several overloads are missing", f"Name one: {names}.")
-    return emit((lacking or list(found))[0])
+    return module_text((lacking or list(found))[0])

@@ -18,9 +18,9 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.git import BadRevision, NoGit, NoRepository
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.options import BadOption
-from strategies.base.progress import bar
-from strategies.base.signals import printed, say, undisturbed
-from strategies.cli.commands import fail
+from strategies.base.progress import progress_bar
+from strategies.base.signals import print_stdout, quiet_on_one_thread, set_stop_note
+from strategies.cli.commands.output import fail
 from strategies.gate import baseline, decision, plan
 from strategies.gate.baseline import BadBaseline, Baseline, GateResult
 from strategies.gate.formats import github, wording
@@ -28,7 +28,7 @@ from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.junit import junit
 from strategies.gate.formats.sarif import sarif
 from strategies.gate.options import GateOptions
-from strategies.gate.plan import Work, within
+from strategies.gate.plan import GateFindings, repository_path
 from strategies.model.settings import BadSetting, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE
 from strategies.torch_api.user_modules import BadRules
@@ -39,7 +39,7 @@ REFUSED = (
 """Errors that the user can fix: one sentence and exit code 2."""
 
 
-@undisturbed()
+@quiet_on_one_thread()
 def run(options: GateOptions) -> int:
     """The exit code: 0 clean, 1 something new or gone, 2 usage, 3 in trouble.  Files are written whole or not at all."""
     start = time.time()
@@ -48,11 +48,11 @@ def run(options: GateOptions) -> int:
         today = dt.datetime.now(tz=dt.timezone.utc).date()
         options.last_day(today)
         accepted = baseline.read(options.baseline)
-        with bar(errors, options.quiet) as progress:
-            found = plan.work(options, plan.chosen(options, Path.cwd(), start), progress)
+        with progress_bar(errors, options.quiet) as progress:
+            found = plan.run_plan(options, plan.make_plan(options, Path.cwd(), start), progress)
         result, changes = _amend_baseline(options, found, accepted, today)
         result = replace(result, seconds=time.time() - start)
-        home = within(options.baseline, found.top)
+        home = repository_path(options.baseline, found.top)
     except DiskFull as error:
         return fail(str(error), NOTHING)
     except REFUSED as error:  # checks of settings, names and modules are those of validate, as are their messages
@@ -67,19 +67,21 @@ def run(options: GateOptions) -> int:
 
 
 def _amend_baseline(
-    options: GateOptions, found: Work, before: Baseline, today: dt.date
+    options: GateOptions, found: GateFindings, before: Baseline, today: dt.date
 ) -> tuple[GateResult, Sequence[str]]:
     """The result compared with the baseline as --update and --accept leave it, and what was written to that file."""
     result = found.beside(before, today)
     if not (options.update or options.accept):
         return result, ()
     reason = (options.accept or "").strip()
-    after = decision.amended(before, result, remove=options.update, reason=reason, expires=options.last_day(today))
+    after = decision.amend_baseline(
+        before, result, remove=options.update, reason=reason, expires=options.last_day(today)
+    )
     if after.entries == before.entries:
         return result, (f"{before.path} stays as it is",)
-    say("; the baseline is as it was, or as it was to be")
+    set_stop_note("; the baseline is as it was, or as it was to be")
     after = baseline.write(after, result.report.torch)
-    say("; the baseline is written, and other files perhaps not")
+    set_stop_note("; the baseline is written, and other files perhaps not")
     more = len(set(after.entries) - set(before.entries))
     less = len({e.key for e in before.entries} - {e.key for e in after.entries})
     return found.beside(after, today), (f"{before.path}: {more} written, {less} removed",)
@@ -111,4 +113,4 @@ def _show(options: GateOptions, result: GateResult, home: str, changes: Sequence
         if options.github:
             sys.stdout.write(github.annotations(result, baseline=home))
 
-    return printed(show)
+    return print_stdout(show)

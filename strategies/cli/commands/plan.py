@@ -25,24 +25,23 @@ from torch.distributed.tensor._collective_utils import redistribute_cost
 
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
-from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, complain, wrote
-from strategies.cli.commands import fail
+from strategies.base.atomic_files import why_not_writable, write_whole
+from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
+from strategies.cli.commands.output import fail
 from strategies.cli.options import CostOptions, PlanOptions
-from strategies.planner.audit.compare import Theirs
-from strategies.planner.audit.compare import theirs as dtensor_plans
-from strategies.planner.metric_check.check import BadCost, check
+from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
+from strategies.planner.metric_check.check import BadCost, check_metric
 from strategies.planner.picture import svg
-from strategies.planner.picture.ascii import ASCII, SIGNS, drawn
-from strategies.planner.search.api import CHEAPEST, NoPlan, Way, plan, ways
+from strategies.planner.picture.ascii import ASCII, SIGNS, ascii_picture
+from strategies.planner.search.api import CHEAPEST, NoPlan, RankedPlan, alternatives, plan
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
 from strategies.planner.text import report
-from strategies.planner.text.options import BadPlanOption, asked, sizes_of
-from strategies.planner.text.options import PlanOptions as PlanQuery
+from strategies.planner.text.options import BadPlanOption, parse_sizes, plan_request
+from strategies.planner.text.options import PlanRequest as PlanQuery
 from strategies.planner.text.parser import text_of
 from strategies.torch_api.specs import device_mesh, to_torch
-from strategies.torch_api.user_modules import imported
+from strategies.torch_api.user_modules import import_user_module
 
 PICTURES = (".svg", ".html", ".txt")
 SEARCH = "Searching for other ways; --no-alternatives does without them"
@@ -57,7 +56,7 @@ def run(options: PlanOptions) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the output of a user's own price is no part of the plan
             query = _query(options)
-            code = report.code_of(query) if options.code else ""
+            code = report.python_code(query) if options.code else ""
             best = plan(
                 query.src, query.dst, query.price, topology=query.topology, memory=query.memory,
                 flattened=query.flattened,
@@ -65,16 +64,16 @@ def run(options: PlanOptions) -> int:
             with errors.status(SEARCH) if errors.is_terminal else contextlib.nullcontext():
                 found, theirs = _alternatives(options, query, best)
     except LocalTensorError as error:  # a user's own price may fail at any step
-        return fail(str(error), WRONG if isinstance(error, NoPlan) and error.leanest else USAGE)
+        return fail(str(error), EXIT_WRONG if isinstance(error, NoPlan) and error.leanest else EXIT_USAGE)
     text = code + "\n" if options.code else _text(options, query, found, theirs)
-    problems = [problem for problem in (wrote(text), _write_picture(options, best)) if problem]
+    problems = [problem for problem in (write_stdout(text), _write_picture(options, best)) if problem]
     for problem in problems:
-        complain(f"localtensor: {problem}")
-    return NOTHING if problems else CLEAN
+        print_error(f"localtensor: {problem}")
+    return EXIT_NOTHING if problems else EXIT_CLEAN
 
 
 def _query(options: PlanOptions) -> PlanQuery:
-    query = asked(
+    query = plan_request(
         options.text, by=options.by, topology=options.topology, inner=options.inner, outer=options.outer,
         per_node=options.per_node, memory=options.memory, flattened=options.flattened, folder=str(Path.cwd()),
     )  # fmt: skip
@@ -83,7 +82,7 @@ def _query(options: PlanOptions) -> PlanQuery:
         if path.suffix not in PICTURES:
             remedy = f"Name a file that ends in {', '.join(PICTURES)}, or - to print it."
             raise BadPlanOption("--picture", ascii(options.picture[:80]), "there is no picture of that kind", remedy)
-        problem, remedy = unwritable(path)
+        problem, remedy = why_not_writable(path)
         if problem:
             raise BadPlanOption("--picture", ascii(options.picture[:80]), problem, remedy)
     given = (("--json", options.as_json), ("--code", options.code), ("--picture -", options.picture == HERE))
@@ -94,27 +93,31 @@ def _query(options: PlanOptions) -> PlanQuery:
     return query
 
 
-def _alternatives(options: PlanOptions, query: PlanQuery, best: Plan) -> tuple[tuple[Way, ...], tuple[Theirs, ...]]:
+def _alternatives(
+    options: PlanOptions, query: PlanQuery, best: Plan
+) -> tuple[tuple[RankedPlan, ...], tuple[DTensorPlan, ...]]:
     """The cheapest plan with its alternatives, and DTensor's own plans, as far as the options want them."""
     src, dst, price, links, groups = query.src, query.dst, query.price, query.topology, query.flattened
-    found: tuple[Way, ...] = (Way((CHEAPEST,), best),)
+    found: tuple[RankedPlan, ...] = (RankedPlan((CHEAPEST,), best),)
     if options.code:
         return found, ()
     if options.alternatives:
-        found = ways(best, price, topology=links, memory=query.memory, flattened=groups)
+        found = alternatives(best, price, topology=links, memory=query.memory, flattened=groups)
     return found, dtensor_plans(src, dst, price, topology=links, flattened=groups) if options.dtensor else ()
 
 
-def _text(options: PlanOptions, query: PlanQuery, found: tuple[Way, ...], theirs: tuple[Theirs, ...]) -> str:
+def _text(
+    options: PlanOptions, query: PlanQuery, found: tuple[RankedPlan, ...], theirs: tuple[DTensorPlan, ...]
+) -> str:
     """The text for standard output."""
     if options.as_json:
-        return report.as_json(query, found, theirs)
+        return report.plan_json(query, found, theirs)
     stdout, text = Console(), io.StringIO()
     console = Console(file=text, force_terminal=stdout.is_terminal, highlight=False, soft_wrap=True, emoji=False)
-    console.print(report.as_text(query, found, theirs))
+    console.print(report.plan_report(query, found, theirs))
     if options.picture == HERE:
         signs = SIGNS if "utf" in stdout.encoding.lower() else ASCII
-        console.print("\n" + drawn(found[0].plan.stages, signs=signs), markup=False)
+        console.print("\n" + ascii_picture(found[0].plan.stages, signs=signs), markup=False)
     return text.getvalue()
 
 
@@ -135,8 +138,8 @@ def picture(plan: Plan, suffix: str) -> str:
     if suffix == ".svg":
         return svg.svg(plan.stages, title)
     if suffix == ".html":
-        return svg.page(plan.stages, title, f"{plan}\n{plan.total}")
-    return f"{title}\n\n{drawn(plan.stages)}\n"
+        return svg.html_page(plan.stages, title, f"{plan}\n{plan.total}")
+    return f"{title}\n\n{ascii_picture(plan.stages)}\n"
 
 
 def torch_cost(src: Spec, dst: Spec) -> float:
@@ -168,35 +171,35 @@ def check_cost(options: CostOptions) -> int:
     """
     cost, call = options.name, "localtensor cost check"
     try:
-        mesh, shape = sizes_of("--mesh", options.mesh, call), sizes_of("--shape", options.shape, call)
+        mesh, shape = parse_sizes("--mesh", options.mesh, call), parse_sizes("--shape", options.shape, call)
         _check_sizes(mesh, options.most)
         with contextlib.redirect_stdout(sys.stderr):  # the output of the user's function is no part of the report
-            function, unit = OURS.get(cost) or (found(cost, os.getcwd()), "")
-            checked = check(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
+            function, unit = OURS.get(cost) or (cost_function(cost, os.getcwd()), "")
+            checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
     except LocalTensorError as error:
-        return fail(str(error), USAGE)
+        return fail(str(error), EXIT_USAGE)
     most = options.most
     text = json.dumps(checked.as_json(most), indent=2) if options.as_json else "\n".join(checked.lines(most))
-    if problem := wrote(text + "\n"):
-        return fail(f"localtensor: {problem}", NOTHING)
-    return CLEAN if checked.holds else WRONG
+    if problem := write_stdout(text + "\n"):
+        return fail(f"localtensor: {problem}", EXIT_NOTHING)
+    return EXIT_CLEAN if checked.holds else EXIT_WRONG
 
 
-def found(cost: str, folder: str) -> Callable[..., Any]:
+def cost_function(cost: str, folder: str) -> Callable[..., Any]:
     """The function named `package.module:function`, imported from `folder`.  Raises `BadCost`."""
     module, colon, name = cost.partition(":")
     if not colon or not name:
         near = get_close_matches(cost, OURS, n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(OURS)}, or write package.module:function."
         raise BadCost("cost", repr(cost), "there is no such cost", remedy)
-    value: Any = imported(module, folder, partial(BadCost, "cost"))
+    value: Any = import_user_module(module, folder, partial(BadCost, "cost"))
     for part in name.split("."):
         if not hasattr(value, part):
             near = get_close_matches(part, [each for each in dir(value) if not each.startswith("_")], n=1)
             remedy = f"Did you mean {near[0]}?" if near else "Name a function of it."
             raise BadCost("cost", repr(cost), f"{module} has no {name}", remedy)
         value = getattr(value, part)
-    return value  # type: ignore[no-any-return]  # `check` raises if it is no function
+    return value  # type: ignore[no-any-return]  # `check_metric` raises if it is no function
 
 
 def _check_sizes(mesh: Sequence[int], most: int) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strategies.base.progress import Bar, bar
-from strategies.base.signals import CLEAN, NOTHING, WRONG, say
-from strategies.cli.commands import deliver_text
+from strategies.base.progress import ProgressBar, progress_bar
+from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG, set_stop_note
+from strategies.cli.commands.output import deliver_text
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore
-from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
-from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script
+from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding
+from strategies.propagation.races.subprocesses import GRACE, RACE_SCRIPTS, race_script, run_race_script
 
 SCHEDULES = {"once": 20_000, "propagate": 2_000, "dtensor": 20}
 """Default for --schedules: schedules of the explored targets, rounds of the target whose threads run freely."""
@@ -26,24 +26,24 @@ THREADS, PER_SCRIPT, LEAST = 8, 60.0, 20.0
 def run(options: RacesOptions) -> int:
     """The exit code: 0 nothing found, 1 something found, 3 nothing was run, or a file cannot be written."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    with bar(errors, options.quiet) as shown:
+    with progress_bar(errors, options.quiet) as shown:
         parts = (_run_scripts if options.target == "dtensor" else _explore)(options, shown)
     code = exit_code(parts)
     about = f"Python {platform.python_version()}, seed {options.seed}" + _torch_version(options)
     files = [(options.json, explore.as_json(options.target, about, parts, code))] if options.json else []
     files += _scripts(options.repro, parts) if options.repro else []
-    say("; what was to be written is written whole, or not at all")
+    set_stop_note("; what was to be written is written whole, or not at all")
     return deliver_text(explore.as_text(options.target, about, parts, _repeat(options)) + "\n", files, code)
 
 
 def exit_code(parts: list[ProgramSummary]) -> int:
     """1 if something was found; 3 if a part was not run; 0."""
     if any(part.findings for part in parts):
-        return WRONG
-    return NOTHING if not parts or any(part.trouble for part in parts) else CLEAN
+        return EXIT_WRONG
+    return EXIT_NOTHING if not parts or any(part.trouble for part in parts) else EXIT_CLEAN
 
 
-def _explore(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
+def _explore(options: RacesOptions, shown: ProgressBar) -> list[ProgramSummary]:
     programs, within = explore.ONCE, explore.WITHIN
     if options.target == "propagate":
         from strategies.propagation.races import propagator_programs  # which imports torch
@@ -79,25 +79,25 @@ def _summary(target: str, tried: ExploredProgram) -> ProgramSummary:
         f"failure = replay(program, {tried.failure.text!r})\n"
         "raise SystemExit(str(failure) if failure else 0)\n"
     )
-    finding = Finding(tried.name, tried.failure.kind, 1, str(tried.failure), text)
+    finding = RaceFinding(tried.name, tried.failure.kind, 1, str(tried.failure), text)
     return ProgramSummary(tried.name, tried.promise, tried.schedules, tried.seconds, (finding,))
 
 
-def _run_scripts(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
+def _run_scripts(options: RacesOptions, shown: ProgressBar) -> list[ProgramSummary]:
     end = None if options.seconds is None else time.monotonic() + options.seconds
-    shown.phase("--target dtensor", len(SCRIPTS))
+    shown.phase("--target dtensor", len(RACE_SCRIPTS))
     parts = []
-    for name, asks in SCRIPTS.items():
+    for name, asks in RACE_SCRIPTS.items():
         left = PER_SCRIPT if end is None else min(PER_SCRIPT, end - time.monotonic() - GRACE)
         if end is not None and left < LEAST - GRACE:
             trouble = f"too little was left of --seconds {options.seconds:g}"
             parts.append(ProgramSummary(name, asks, 0, 0.0, trouble=trouble))
         else:
-            text = script(
+            text = race_script(
                 name, threads=options.threads or THREADS, rounds=options.schedules or SCHEDULES["dtensor"],
                 seed=options.seed, seconds=max(1, int(left)),
             )  # fmt: skip
-            parts.append(run_script(name, asks, text, left))
+            parts.append(run_race_script(name, asks, text, left))
         shown.tick()
     return parts
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localtensor.errors import refusal
+from localtensor.errors import refusal_sentence
 from strategies.base import atomic_files, journal
-from strategies.base.signals import SHORT, complain
-from strategies.cli.commands import fail
+from strategies.base.signals import SHORTAGES, print_error
+from strategies.cli.commands.output import fail
 from strategies.cli.commands.validate import deliver
 from strategies.cli.options import MergeOptions, ReportOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
@@ -27,21 +27,21 @@ def run(options: ReportOptions) -> int:
     if problem := _place_problem(out):
         return fail(_refused("--out", out, problem, "Name a file in a folder that is there."), USAGE)
     try:
-        read = journal.read(path, CALL)
+        read = journal.load_journal(path, CALL)
     except journal.BadJournal as error:
         return fail(str(error), USAGE)
     try:
         text, report = page(read.begin, read.lines, name=path.name, cut=read.cut)
-    except journal.STRANGE as error:
-        return fail(str(journal.strange(path, error, CALL)), USAGE)
+    except journal.FOREIGN_LINE_ERRORS as error:
+        return fail(str(journal.foreign_line_error(path, error, CALL)), USAGE)
     try:
         atomic_files.write_whole(out, text)
     except OSError as error:
-        problem, full = f"it cannot be written ({error.strerror})", error.errno in SHORT
+        problem, full = f"it cannot be written ({error.strerror})", error.errno in SHORTAGES
         remedy = "Make room, or name a file elsewhere." if full else "Name a file of yours."
         return fail(_refused("--out", out, problem, remedy), NOTHING if full else USAGE)
     if read.cut:
-        complain(read.cut)
+        print_error(read.cut)
     return _summarize(path, out, report)
 
 
@@ -51,7 +51,7 @@ def _summarize(path: Path, out: Path, report: Report) -> int:
     if not counts.instances:
         return fail(_refused("JOURNAL", path, "nothing was tested in it", f"{out} says why."), NOTHING)
     tried = f"{counts.instances:,} rule instances on {counts.overloads:,} overloads"
-    complain(f"{out} shows {findings:,} finding{'s' * (findings != 1)}, of {tried}.")
+    print_error(f"{out} shows {findings:,} finding{'s' * (findings != 1)}, of {tried}.")
     return CLEAN
 
 
@@ -66,7 +66,7 @@ def _place_problem(out: Path) -> str:
 
 
 def _refused(argument: str, path: Path, problem: str, remedy: str) -> str:
-    return refusal(CALL, argument, str(path), problem, remedy)
+    return refusal_sentence(CALL, argument, str(path), problem, remedy)
 
 
 def merge_journals(options: MergeOptions) -> int:
@@ -75,19 +75,19 @@ def merge_journals(options: MergeOptions) -> int:
     The exit code: that of the whole run, 2 for a file that is no journal of it, 3 where a unit is missing.
     """
     try:
-        begin, lines, cut = aggregate.merged(options.journals)
+        begin, lines, cut = aggregate.merged_run(options.journals)
         report = aggregate.report(begin, lines)
         if options.out is not None:
             aggregate.write(options.out, begin, lines)
-    except aggregate.Gap as error:
+    except aggregate.IncompleteRun as error:
         return fail(str(error), NOTHING)
     except journal.BadJournal as error:
         return fail(str(error), USAGE)
-    except journal.STRANGE as error:
+    except journal.FOREIGN_LINE_ERRORS as error:
         names = ", ".join(map(str, options.journals))
-        return fail(str(journal.strange(names, error, aggregate.MERGES)), USAGE)
+        return fail(str(journal.foreign_line_error(names, error, aggregate.MERGE_CALL)), USAGE)
     except OSError as error:
         return fail(f"localtensor merge: cannot write {options.out}: {error.strerror}.", NOTHING)
     for sentence in cut:
-        complain(sentence)
+        print_error(sentence)
     return deliver(report, options.json, options.repro)

@@ -9,9 +9,9 @@ from rich.console import Console
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
-from strategies.base.progress import bar
-from strategies.base.signals import complain, many, printed, say, undisturbed
-from strategies.cli.commands import fail
+from strategies.base.progress import progress_bar
+from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note, worker_count
+from strategies.cli.commands.output import fail
 from strategies.cli.options import ValidateOptions
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
 from strategies.model.verdict import NOTHING, USAGE, Report
@@ -19,7 +19,7 @@ from strategies.sweep.report import text_and_json
 from strategies.torch_api.user_modules import BadRules
 
 
-@undisturbed()
+@quiet_on_one_thread()
 def run(options: ValidateOptions) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
     from strategies.sweep.session import validate  # `deliver` alone is also used by commands that validate nothing
@@ -27,7 +27,7 @@ def run(options: ValidateOptions) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         settings = _settings(options)
-        with bar(errors, options.quiet) as shown:
+        with progress_bar(errors, options.quiet) as shown:
             report = validate(settings, shown)
     except DiskFull as error:
         return fail(str(error), NOTHING)
@@ -41,17 +41,17 @@ def run(options: ValidateOptions) -> int:
 def deliver(report: Report, json: Path | None, repro: Path | None) -> int:
     """Write the JSON file and the repro scripts, print the report; the exit code: 3 where a file could not be written."""
     if json or repro:
-        say("; what was to be written is written whole, or not at all")
+        set_stop_note("; what was to be written is written whole, or not at all")
     try:
-        report = text_and_json.written(report, str(repro) if repro else None)
+        report = text_and_json.write_scripts(report, str(repro) if repro else None)
         if json:
             write_whole(json, text_and_json.as_json(report))
         lost = ""
     except OSError as error:  # the report is printed all the same: it may be the work of hours
         lost = f"cannot write {error.filename}: {error.strerror}."
-    problem = printed(lambda wide: text_and_json.show(report, wide))
+    problem = print_stdout(lambda wide: text_and_json.show(report, wide))
     for trouble in filter(None, (problem, lost)):
-        complain(f"localtensor: {trouble}")
+        print_error(f"localtensor: {trouble}")
     if lost:
         return NOTHING
     return (report.exit_code or NOTHING) if problem else report.exit_code
@@ -62,6 +62,6 @@ def _settings(options: ValidateOptions) -> Settings:
     return Settings(
         patterns=options.ops, everything=options.everything, search=options.search, ranks=ranks, meshes=more_meshes,
         dtypes=options.dtypes or DEFAULT_DTYPES, device=options.device, rules=options.rules, confirm=options.confirm,
-        seed=options.seed, workers=many(options.workers), pairs=options.pairs, journal=options.journal,
+        seed=options.seed, workers=worker_count(options.workers), pairs=options.pairs, journal=options.journal,
         resume=options.resume, shard=shard(options.shard), executor=options.executor,
     )  # fmt: skip

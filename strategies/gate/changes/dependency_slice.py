@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from strategies.gate.changes.index import Index
-from strategies.gate.changes.module_model import Function, Unit
+from strategies.gate.changes.index import StatementIndex
+from strategies.gate.changes.module_model import Function, Statement
 from strategies.gate.changes.normal_form import Reference, Token
 from strategies.gate.changes.roots import Roots
 
@@ -22,7 +22,7 @@ class SliceStatement:
     `origin` names the root that it is reached from: the rule, the op itself, or the registration.
     """
 
-    unit: Unit
+    unit: Statement
     origin: str
     root: bool
     head: str
@@ -40,21 +40,21 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RuleNames:
     """The names of today's rule functions: this overload's own, and those of others, which do not matter to it."""
 
     own: frozenset[str]
     others: frozenset[str]
 
 
-Node = tuple[Unit, bool]
+Node = tuple[Statement, bool]
 """A statement, and whether it is reached from a registration: then rules of other overloads are mere names in it."""
 
 
 class Slicer:
     """Makes the slice from these roots; `functions` are the statements that hold today's rule functions."""
 
-    def __init__(self, index: Index, roots: Roots, rules: Rules, functions: Collection[Unit]) -> None:
+    def __init__(self, index: StatementIndex, roots: Roots, rules: RuleNames, functions: Collection[Statement]) -> None:
         self.index, self.roots, self.rules, self.functions = index, roots, rules, functions
         self.numbers: dict[Node, int] = {}
         self.origins: dict[Node, str] = {}
@@ -62,7 +62,7 @@ class Slicer:
         self.doubts: dict[str, None] = {}
         self.outside: set[str] = set()
 
-    def walk(self, lost: Sequence[Unit]) -> Slice:
+    def walk(self, lost: Sequence[Statement]) -> Slice:
         """The slice; `lost` are statements that no known root leads to: they are roots, too."""
         for unit in [*self.roots.units, *lost]:
             origin = OP if unit in self.roots.defines else RULE if unit in self.functions else REGISTRATION
@@ -104,7 +104,7 @@ class Slicer:
         numbers = ",".join(self._number((u, registering and not self._full(u)), origin) for u in reference.units)
         return numbers if reference.late else numbers + self._position(reference, node[0])
 
-    def _position(self, reference: Reference, unit: Unit) -> str:
+    def _position(self, reference: Reference, unit: Statement) -> str:
         """The number of statements before this one in its file that make up the referenced value; "" for a single one."""
         every = {u: None for one in reference.units for u in (one, *self.index.changers(one))}
         if len(every) < 2:
@@ -123,7 +123,7 @@ class Slicer:
         unit, registering = node
         return registering and reference.depth <= (unit in self.index.registrars)
 
-    def _full(self, unit: Unit) -> bool:
+    def _full(self, unit: Statement) -> bool:
         """Whether all of a statement runs later: the names in it may be called then."""
         return isinstance(unit.node, Function | ast.ClassDef) and unit not in self.index.registrars
 
@@ -143,6 +143,6 @@ class Slicer:
         return ",".join(dict.fromkeys(sign + unit.label for unit in reference.units))
 
 
-def _is_plain(unit: Unit) -> bool:
+def _is_plain(unit: Statement) -> bool:
     """Whether it is a function without decorators, whose definition registers nothing."""
     return isinstance(unit.node, Function) and not unit.node.decorator_list

@@ -7,9 +7,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from strategies.gate.changes.module_model import Function, Unit
-from strategies.gate.changes.name_resolution import Names
-from strategies.gate.changes.normal_form import Form, Former, Reference, Token
+from strategies.gate.changes.module_model import Function, Statement
+from strategies.gate.changes.name_resolution import NameResolver
+from strategies.gate.changes.normal_form import NormalForm, Normalizer, Reference, Token
 from strategies.gate.changes.project import Version
 
 REGISTERS = re.compile(r"(?:^|\.)(register\w*|custom_op|triton_op|impl\w*|define\w*)$")
@@ -22,35 +22,35 @@ LIBRARY = "torch.library.Library"
 """A handle on a namespace of ops: two statements that define ops by it do not depend on each other."""
 
 
-class Index:
+class StatementIndex:
     """The statements of these files."""
 
     def __init__(self, version: Version, files: Sequence[str]) -> None:
-        self.version, self.names = version, Names(version)
-        self._forms: dict[Unit, Form] = {}
-        self._changers: dict[Unit, list[Unit]] = {}
-        self._skeletons: dict[Unit, str] = {}
+        self.version, self.names = version, NameResolver(version)
+        self._forms: dict[Statement, NormalForm] = {}
+        self._changers: dict[Statement, list[Statement]] = {}
+        self._skeletons: dict[Statement, str] = {}
         self.units = [unit for path in files for unit in version.module(path).units]
-        self.writers: dict[Unit, list[Unit]] = defaultdict(list)
-        self.late: dict[Unit, list[Unit]] = defaultdict(list)
-        self.users: dict[Unit, list[Unit]] = defaultdict(list)
+        self.writers: dict[Statement, list[Statement]] = defaultdict(list)
+        self.late: dict[Statement, list[Statement]] = defaultdict(list)
+        self.users: dict[Statement, list[Statement]] = defaultdict(list)
         """The statements that name this one when they run, and (`inner`) in their functions."""
-        self.inner: dict[Unit, list[Unit]] = defaultdict(list)
+        self.inner: dict[Statement, list[Statement]] = defaultdict(list)
         for unit in self.units:
             self._add(unit, self.form(unit))
         for unit in list(self.writers):
             self._add_subscript_writers(unit)
         self.at_import = self._at_import()
         self.registrars = self._registrars(registers)
-        self.rulers = self._registrars(rules)
+        self.rulers = self._registrars(registers_rule)
         self.candidates = [unit for unit in self.units if self._may_register(unit)]
 
-    def form(self, unit: Unit) -> Form:
+    def form(self, unit: Statement) -> NormalForm:
         if unit not in self._forms:
-            self._forms[unit] = Former(self.names, self.version.module(unit.path)).of(unit)
+            self._forms[unit] = Normalizer(self.names, self.version.module(unit.path)).of(unit)
         return self._forms[unit]
 
-    def _add(self, unit: Unit, form: Form) -> None:
+    def _add(self, unit: Statement, form: NormalForm) -> None:
         written = list(form.written)
         if unit in written:  # `for rule in RULES: rule.even = True`
             written += [u for r in references(form.head) if not r.late for u in r.units]
@@ -66,21 +66,21 @@ class Index:
                 if other is not unit and unit not in table[other][-1:]:
                     table[other].append(unit)
 
-    def _add_subscript_writers(self, unit: Unit) -> None:
+    def _add_subscript_writers(self, unit: Statement) -> None:
         """A statement that changes `part`, where `part = TABLE["part"]`, changes the table."""
         if isinstance(unit.node, ast.Assign) and isinstance(unit.node.value, ast.Subscript):
             for reference in references(self.form(unit).head):
                 for other in reference.units:
                     self.writers[other] += self.writers[unit]
 
-    def _at_import(self) -> set[Unit]:
+    def _at_import(self) -> set[Statement]:
         """Functions and classes that are called when the modules are imported.
 
         They may change the mutable values that they name: they become `late` writers of those.
         """
         every = [r for unit in self.units for r in references([*self.form(unit).head, *self.form(unit).body])]
         todo = [u for r in every if r.called and not r.late for u in r.units]
-        found: set[Unit] = set()
+        found: set[Statement] = set()
         while todo:
             unit = todo.pop()
             if unit in found or not isinstance(unit.node, Function | ast.ClassDef):
@@ -94,20 +94,20 @@ class Index:
                         self.late[other].append(unit)
         return found
 
-    def _is_library(self, unit: Unit) -> bool:
+    def _is_library(self, unit: Statement) -> bool:
         return isinstance(unit.node, ast.Assign) and any(name == LIBRARY for name, _ in self.form(unit).outside)
 
-    def says_rule(self, unit: Unit) -> bool:
+    def says_rule(self, unit: Statement) -> bool:
         """Whether a statement registers a rule, as far as the text shows, and not only the op."""
         tokens = [*self.form(unit).head, *self.form(unit).body]
-        return rules(tokens) or any(u in self.rulers for r in references(tokens) for u in r.units)
+        return registers_rule(tokens) or any(u in self.rulers for r in references(tokens) for u in r.units)
 
-    def _may_register(self, unit: Unit) -> bool:
+    def _may_register(self, unit: Statement) -> bool:
         head = self.form(unit).head
         called = (u for r in references(head) for u in r.units)
         return registers(head) or unit in self.registrars or any(u in self.registrars for u in called)
 
-    def _holds_state(self, unit: Unit) -> bool:
+    def _holds_state(self, unit: Statement) -> bool:
         """Whether a statement binds a mutable value: a container, or an object of a class of the project."""
         value = getattr(unit.node, "value", None)
         if not isinstance(unit.node, ast.Assign | ast.AnnAssign) or value is None:
@@ -118,7 +118,7 @@ class Index:
             return own or maker.startswith(("builtins.", "collections."))
         return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
 
-    def _registrars(self, kind: Callable[[list[Token]], bool]) -> set[Unit]:
+    def _registrars(self, kind: Callable[[list[Token]], bool]) -> set[Statement]:
         """Functions that register something of that kind when they are called, or that call such a function."""
         found = {u for u in self.units if isinstance(u.node, Function) and kind(self.form(u).body)}
         todo = list(found)
@@ -129,7 +129,7 @@ class Index:
                     todo.append(caller)
         return found
 
-    def changers(self, unit: Unit) -> list[Unit]:
+    def changers(self, unit: Statement) -> list[Statement]:
         """The statements that may change the value that this one binds, before a rule is called.
 
         Statements of one file are in their order there; the order of files does not depend on their names.
@@ -141,25 +141,25 @@ class Index:
             self._changers[unit] = self._ordered({u for u in found if u is not unit})
         return self._changers[unit]
 
-    def _ordered(self, units: Collection[Unit]) -> list[Unit]:
-        by_file: dict[str, list[Unit]] = defaultdict(list)
+    def _ordered(self, units: Collection[Statement]) -> list[Statement]:
+        by_file: dict[str, list[Statement]] = defaultdict(list)
         for unit in sorted(units, key=lambda u: u.index):
             by_file[unit.path].append(unit)
         text = {path: " ".join(self.skeleton(u) for u in many) for path, many in by_file.items()}
         return [unit for path in sorted(by_file, key=lambda p: (text[p], p)) for unit in by_file[path]]
 
-    def skeleton(self, unit: Unit) -> str:
+    def skeleton(self, unit: Statement) -> str:
         """The statement's normal form without the targets of its references."""
         if unit not in self._skeletons:
             tokens = [*self.form(unit).head, *self.form(unit).body]
             self._skeletons[unit] = " ".join(token if isinstance(token, str) else "@" for token in tokens)
         return self._skeletons[unit]
 
-    def starters(self, function: Unit) -> list[Unit]:
+    def starters(self, function: Statement) -> list[Statement]:
         """The statements that call a function at import, also through other functions."""
-        found: list[Unit] = []
+        found: list[Statement] = []
         todo = [function] if function in self.at_import else []
-        seen: set[Unit] = set()
+        seen: set[Statement] = set()
         while todo:
             one = todo.pop()
             if one not in seen:
@@ -188,6 +188,6 @@ def registers(tokens: Iterable[Token]) -> bool:
     return any(isinstance(token, str) and REGISTERS.search(token) for token in tokens)
 
 
-def rules(tokens: Iterable[Token]) -> bool:
+def registers_rule(tokens: Iterable[Token]) -> bool:
     """Whether they call a function that registers a rule."""
     return any(isinstance(t, str) and REGISTERS.search(t) and not DEFINES.search(t) for t in tokens)

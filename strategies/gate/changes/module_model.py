@@ -44,7 +44,7 @@ class Scopes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unit:
+class Statement:
     """A statement at the top level of a module; compared by identity."""
 
     path: str
@@ -71,8 +71,8 @@ class Module:
     """The statements of a file, those that bind each name, and its imports."""
 
     path: str
-    units: tuple[Unit, ...]
-    binders: dict[str, tuple[Unit, ...]]
+    units: tuple[Statement, ...]
+    binders: dict[str, tuple[Statement, ...]]
     imports: dict[str, tuple[Imported, ...]]
     """By the name that an import at the top level, or within an `if` or `try` there, binds."""
     stars: tuple[Imported, ...]
@@ -82,28 +82,28 @@ class Module:
 
 def module_of(path: str, tree: ast.Module) -> Module:
     """The module at `path`, without docstrings and without its `if __name__ == "__main__"`."""
-    body = [node for node in tree.body if not (is_text(node) or _is_main(node))]
+    body = [node for node in tree.body if not (is_string_statement(node) or _is_main(node))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scopes = [scopes_of(node) for node in body]
-    units = tuple(Unit(path, i, node, scopes[i].binds, scopes[i]) for i, node in enumerate(body))
-    binders: dict[str, tuple[Unit, ...]] = {}
+    units = tuple(Statement(path, i, node, scopes[i].binds, scopes[i]) for i, node in enumerate(body))
+    binders: dict[str, tuple[Statement, ...]] = {}
     for unit in units:
         for name in unit.binds:
             binders[name] = (*binders.get(name, ()), unit)
     imports: dict[str, tuple[Imported, ...]] = {}
     stars: list[Imported] = []
     for node in _statements(body):
-        for name, target in imported(node, path):
+        for name, target in imports_of(node, path):
             if name == "*":
                 stars.append(target)
             else:
                 imports[name] = (*imports.get(name, ()), target)
-    wanted = tuple(target for node in ast.walk(tree) for _, target in imported(node, path))
+    wanted = tuple(target for node in ast.walk(tree) for _, target in imports_of(node, path))
     return Module(path, units, binders, imports, tuple(stars), wanted)
 
 
-def imported(node: ast.AST, path: str) -> Iterator[tuple[str, Imported]]:
+def imports_of(node: ast.AST, path: str) -> Iterator[tuple[str, Imported]]:
     """Each name that an import of the file at `path` binds, `*` for all, and its target."""
     if isinstance(node, ast.Import):
         for alias in node.names:
@@ -132,7 +132,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 BY_NAME = re.compile(r"(LOAD|STORE|DELETE)_(NAME|GLOBAL|FROM_DICT_OR_GLOBALS)")
-HIDDEN = frozenset({"__annotate__", "__conditional_annotations__"})
+COMPILER_NAMES = frozenset({"__annotate__", "__conditional_annotations__"})
 """Names that the compiler itself binds."""
 
 
@@ -159,10 +159,10 @@ def scopes_of(node: ast.stmt) -> Scopes:
         own.update(code.co_varnames, code.co_cellvars, code.co_freevars)
         todo += [(inner, late) for inner in code.co_consts if isinstance(inner, CodeType)]
     kept |= attributes | (own & module)
-    return Scopes(*map(frozenset, (binds - HIDDEN, rebound, module, attributes, kept)))
+    return Scopes(*map(frozenset, (binds - COMPILER_NAMES, rebound, module, attributes, kept)))
 
 
-def among(name: str, names: Iterable[str]) -> bool:
+def may_be_among(name: str, names: Iterable[str]) -> bool:
     """Whether one of `names` may be that name: in a class, the compiler mangles `__name` to `_Class__name`."""
     return name in names or (name.startswith("__") and any(other.endswith(name) for other in names))
 
@@ -176,7 +176,7 @@ def chain_of(node: ast.AST) -> list[str]:
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
 
 
-def is_text(node: ast.AST) -> bool:
+def is_string_statement(node: ast.AST) -> bool:
     """Whether a statement is a docstring, or another string without effect."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 

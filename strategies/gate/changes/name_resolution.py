@@ -8,12 +8,12 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies.gate.changes.module_model import Imported, Module, Unit, chain_of
-from strategies.gate.changes.project import Place, Version, above
+from strategies.gate.changes.module_model import Imported, Module, Statement, chain_of
+from strategies.gate.changes.project import ModulePlace, Version, parent_folders
 
-DEEPEST = 40
+MOST_IMPORTS = 40
 """Imports that the resolution of one name follows; it ends cycles of imports."""
-OF_MODULES = frozenset(
+MODULE_ATTRIBUTES = frozenset(
     {"__name__", "__package__", "__spec__", "__doc__", "__builtins__", "__debug__", "__annotations__"}
 )
 
@@ -23,14 +23,14 @@ class Meaning:
     """One of: statements of the project that bind the name, a dotted name outside, a module of the project as a value,
     or (`unknown`) an unresolved name.  `rest` are the attributes that follow the name."""
 
-    units: tuple[Unit, ...] = ()
+    units: tuple[Statement, ...] = ()
     outside: str = ""
     module: str = ""
     unknown: str = ""
     rest: tuple[str, ...] = ()
 
 
-class Names:
+class NameResolver:
     """Resolves names in one version."""
 
     def __init__(self, version: Version) -> None:
@@ -40,7 +40,7 @@ class Names:
         """The meanings of a chain `a.b.c` at the top level of a module: several under an `if` or `try`."""
         name, rest = chain[0], tuple(chain[1:])
         binders = module.binders.get(name, ())
-        if not binders or depth > DEEPEST:
+        if not binders or depth > MOST_IMPORTS:
             return [self._unbound(module, name, rest, depth)]
         if all(isinstance(unit.node, ast.Import | ast.ImportFrom) for unit in binders):
             target = module.imports[name][-1]
@@ -66,7 +66,7 @@ class Names:
         names = (target.name, *rest) if target.name else rest
         return self._inside(place, names, depth, target.dotted)
 
-    def _inside(self, place: Place, names: tuple[str, ...], depth: int, dotted: str) -> list[Meaning]:
+    def _inside(self, place: ModulePlace, names: tuple[str, ...], depth: int, dotted: str) -> list[Meaning]:
         if not names:
             return [Meaning(module=place.file or place.folder)]
         if place.file:
@@ -76,7 +76,7 @@ class Names:
         below = self.version.below(place, names[0])
         if below is not None:
             return self._inside(below, names[1:], depth + 1, f"{dotted}.{names[0]}")
-        if names[0] in OF_MODULES:
+        if names[0] in MODULE_ATTRIBUTES:
             return [Meaning(outside=f"builtins.{names[0]}")]
         if not place.file:  # a folder that other projects may put modules in, too
             return [Meaning(outside=".".join([dotted, *names]))]
@@ -86,7 +86,7 @@ class Names:
         starred = self._starred(module, name, depth)
         if starred is not None:
             return Meaning(starred.units, starred.outside, starred.module, starred.unknown, (*starred.rest, *rest))
-        if hasattr(builtins, name) or name in OF_MODULES or name == "__file__":
+        if hasattr(builtins, name) or name in MODULE_ATTRIBUTES or name == "__file__":
             return Meaning(outside=".".join(["builtins", name, *rest]))
         outside = [star.dotted for star in module.stars if self.version.find(star.dotted, star.base) is None]
         if outside:
@@ -95,7 +95,7 @@ class Names:
 
     def _starred(self, module: Module, name: str, depth: int) -> Meaning | None:
         """The meaning that a star import gives the name; the last one wins."""
-        if depth > DEEPEST:
+        if depth > MOST_IMPORTS:
             return None
         for star in reversed(module.stars):
             place = self.version.find(star.dotted, star.base)
@@ -109,7 +109,7 @@ class Names:
         return None
 
 
-def reached(version: Version, start: Sequence[str], *, whole: bool = False) -> list[str]:
+def imported_files(version: Version, start: Sequence[str], *, whole: bool = False) -> list[str]:
     """The files that are imported with these files, themselves included, sorted.
 
     `whole` includes every file of their packages, for a module that imports by computed names.
@@ -122,7 +122,7 @@ def reached(version: Version, start: Sequence[str], *, whole: bool = False) -> l
         if path in seen or path not in version.texts:
             continue
         seen.add(path)
-        todo.extend(f"{folder}/__init__.py" for folder in above(path))
+        todo.extend(f"{folder}/__init__.py" for folder in parent_folders(path))
         for target in version.module(path).wanted:
             todo.extend(_files(version, target))
     return sorted(seen)
@@ -140,7 +140,7 @@ def _files(version: Version, target: Imported) -> list[str]:
     return [place.file for place in places if place is not None and place.file]
 
 
-def _alias(binders: tuple[Unit, ...]) -> list[str]:
+def _alias(binders: tuple[Statement, ...]) -> list[str]:
     """The chain that a name is an alias for: `SCALE = torch.ops.mine.scale`."""
     if len(binders) != 1:
         return []

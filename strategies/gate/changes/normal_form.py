@@ -14,13 +14,13 @@ from strategies.gate.changes.module_model import (
     Imported,
     Module,
     Scopes,
-    Unit,
-    among,
+    Statement,
     chain_of,
-    imported,
-    is_text,
+    imports_of,
+    is_string_statement,
+    may_be_among,
 )
-from strategies.gate.changes.name_resolution import Meaning, Names
+from strategies.gate.changes.name_resolution import Meaning, NameResolver
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Reference:
     """A name of the project: the statements that bind it, whether it is called here, and the number of functions around
     it; at depth 0 it is evaluated when the statement itself runs."""
 
-    units: tuple[Unit, ...]
+    units: tuple[Statement, ...]
     called: bool = False
     depth: int = 0
 
@@ -43,7 +43,7 @@ UNBOUND = "no statement binds"
 
 
 @dataclass(slots=True)
-class Form:
+class NormalForm:
     """`head` is all of a statement, but of a function only its decorators; `body` is the rest of a function.
 
     `outside` are the dotted names from other libraries, `texts` the string constants, each with whether it is inside a
@@ -56,31 +56,31 @@ class Form:
     outside: list[tuple[str, bool]] = field(default_factory=list)
     texts: list[tuple[str, bool]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    written: list[Unit] = field(default_factory=list)
-    late: list[Unit] = field(default_factory=list)
-    rebound: list[Unit] = field(default_factory=list)
+    written: list[Statement] = field(default_factory=list)
+    late: list[Statement] = field(default_factory=list)
+    rebound: list[Statement] = field(default_factory=list)
     """The statements whose names a function rebinds by `global`."""
     patches: set[bool] = field(default_factory=set)
     """Whether it changes another library, or names of a module: when it runs (False), or in a function (True)."""
 
 
-CHANGERS = frozenset({
+MUTATING_METHODS = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove",
     "reverse", "setdefault", "sort", "update", "__setitem__", "__setattr__", "__delitem__",
 })  # fmt: skip
 """Methods of Python's own containers that change them."""
 
 
-SILENT = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
+IGNORED_FIELDS = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
 """Fields of nodes without meaning, or whose meaning follows from their place."""
 
 
-class Former:
+class Normalizer:
     """Makes the normal form of one statement."""
 
-    def __init__(self, names: Names, module: Module) -> None:
+    def __init__(self, names: NameResolver, module: Module) -> None:
         self.names, self.module = names, module
-        self.form = Form()
+        self.form = NormalForm()
         self.out = self.form.head
         self.scopes = Scopes()
         self.numbers: dict[str, int] = {}
@@ -90,10 +90,10 @@ class Former:
         self.depth = 0  # of functions
         self.in_function = False  # and not in the body of a class within it
 
-    def of(self, unit: Unit) -> Form:
+    def of(self, unit: Statement) -> NormalForm:
         self.scopes = unit.scopes
         for node in ast.walk(unit.node):
-            for name, target in imported(node, self.module.path):
+            for name, target in imports_of(node, self.module.path):
                 self.links.setdefault(name, []).append(target)
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 self.bound.add(node.id)
@@ -140,7 +140,7 @@ class Former:
         for name, value in ast.iter_fields(node):
             if name == "attr":
                 self.out.append(f".{value}")
-            elif name not in SILENT:
+            elif name not in IGNORED_FIELDS:
                 self.out.append(f"{name}=")
                 self._value(self._token(value) if name in ("name", "rest") and isinstance(value, str) else value)
         self.out.append(")")
@@ -151,7 +151,7 @@ class Former:
         elif isinstance(value, list):
             self.out.append("[")
             for item in value:
-                if not is_text(item):
+                if not is_string_statement(item):
                     self._value(item)
             self.out.append("]")
         else:
@@ -167,7 +167,7 @@ class Former:
         if top:
             self.out = self.form.body
         for name, value in ast.iter_fields(node):
-            if name not in SILENT | {"name", "decorator_list", "body"}:
+            if name not in IGNORED_FIELDS | {"name", "decorator_list", "body"}:
                 self._value(value)
         outer, self.in_function = self.in_function, isinstance(node, Function)
         if self.in_function:
@@ -191,11 +191,11 @@ class Former:
 
     def _is_outer(self, name: str) -> bool:
         """Whether a name is looked up in the module somewhere in the statement."""
-        return among(name, self.scopes.module) or among(name, self.scopes.attributes)
+        return may_be_among(name, self.scopes.module) or may_be_among(name, self.scopes.attributes)
 
     def _token(self, name: str) -> str:
         """A name that the statement binds: as it is if other code may use it, else a number, so that it may be renamed."""
-        if among(name, self.scopes.kept):
+        if may_be_among(name, self.scopes.kept):
             return f"%{name}"
         return f"={name}" if self._is_outer(name) else f"${self.numbers.setdefault(name, len(self.numbers))}"
 
@@ -219,7 +219,7 @@ class Former:
         """What a chain of names may mean outside of the statement."""
         if chain and self._is_outer(chain[0]):
             found = self.names.mean(self.module, chain)
-            return [m for m in found if not m.unknown or among(chain[0], self.scopes.module)]
+            return [m for m in found if not m.unknown or may_be_among(chain[0], self.scopes.module)]
         targets, rest = self.links.get("".join(chain[:1]), ()), tuple(chain[1:])
         return [meaning for target in targets for meaning in self.names.behind(target, rest)]
 
@@ -241,7 +241,7 @@ class Former:
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.out.append("(import")
-        for name, target in imported(node, self.module.path):
+        for name, target in imports_of(node, self.module.path):
             if name == "*" and self.names.version.find(target.dotted, target.base) is not None:
                 self.out.append("*")
                 continue
@@ -253,7 +253,7 @@ class Former:
         """Record what the node may change, and the calls whose effects cannot be seen."""
         if isinstance(node, ast.Call):
             self.called.add(id(node.func))
-            if isinstance(node.func, ast.Attribute) and (not self.inside or node.func.attr in CHANGERS):
+            if isinstance(node.func, ast.Attribute) and (not self.inside or node.func.attr in MUTATING_METHODS):
                 self._change(node.func, late=self.inside)
             if not self.inside:
                 self._record_arguments(node)

@@ -25,7 +25,7 @@ from strategies.torch_api import dtensor
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FunctionPlace:
     """The first line of a function, decorators included; `name` is its qualified name."""
 
     file: str
@@ -33,22 +33,22 @@ class Written:
     name: str
 
 
-Located = Mapping[str, Sequence[tuple[str, Written]]]
+ProjectFunctions = Mapping[str, Sequence[tuple[str, FunctionPlace]]]
 """The functions of each overload that are in the project, with their paths in it."""
 
 
-def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
+def rule_functions(ops: Collection[str] | None = None) -> dict[str, list[FunctionPlace]]:
     """The registered rule functions of each overload, or of each of `ops`: the author's function first, then its
     wrappers."""
-    found: dict[str, list[Written]] = defaultdict(list)
-    for (_, op), registered in dtensor.strategies_now().items():
+    found: dict[str, list[FunctionPlace]] = defaultdict(list)
+    for (_, op), registered in dtensor.registered_functions().items():
         if ops is not None and str(op) not in ops:
             continue
         found[str(op)] += [w for w in dict.fromkeys(_written(registered, set())) if w not in found[str(op)]]
     return dict(found)
 
 
-def _written(registered: Any, seen: set[int]) -> Iterator[Written]:
+def _written(registered: Any, seen: set[int]) -> Iterator[FunctionPlace]:
     """`register_sharding` keeps the author's function in a partial, a single-dim strategy in `.func`; decorators wrap it."""
     if id(registered) in seen or isinstance(registered, type) or not callable(registered):
         return
@@ -65,7 +65,7 @@ def _written(registered: Any, seen: set[int]) -> Iterator[Written]:
         yield from _written(value, seen)
     if isinstance(registered, FunctionType):
         code = registered.__code__
-        yield Written(code.co_filename, code.co_firstlineno, registered.__qualname__)
+        yield FunctionPlace(code.co_filename, code.co_firstlineno, registered.__qualname__)
 
 
 def _cells(function: FunctionType) -> list[Any]:
@@ -84,7 +84,7 @@ STUB = "__init__.pyi"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModulePlace:
     """A module: its file, or (`file` empty) a folder without an `__init__.py`."""
 
     file: str
@@ -101,7 +101,7 @@ class Version:
     def __init__(self, texts: Mapping[str, bytes], roots: Sequence[str], shared: Trees) -> None:
         self.texts, self.roots = texts, tuple(roots)
         self.unparsed: set[str] = set()
-        self._folders = {folder for path in texts for folder in above(path)}
+        self._folders = {folder for path in texts for folder in parent_folders(path)}
         self._modules: dict[str, Module] = {}
         self._shared = shared
 
@@ -123,7 +123,7 @@ class Version:
             self._shared[path, text, stub] = _parsed(text, stub)
         return self._shared[path, text, stub]
 
-    def find(self, dotted: str, base: str | None) -> Place | None:
+    def find(self, dotted: str, base: str | None) -> ModulePlace | None:
         """The module of that name; `base` is the folder that a relative import starts from, None for an absolute one."""
         if base is not None and not dotted:
             return self._at(base) if base else None
@@ -134,16 +134,16 @@ class Version:
                 return place
         return None
 
-    def below(self, place: Place, name: str) -> Place | None:
+    def below(self, place: ModulePlace, name: str) -> ModulePlace | None:
         """A submodule."""
         return self._at(posixpath.join(place.folder, name)) if place.folder else None
 
-    def _at(self, path: str) -> Place | None:
+    def _at(self, path: str) -> ModulePlace | None:
         if f"{path}/__init__.py" in self.texts:
-            return Place(f"{path}/__init__.py", path)
+            return ModulePlace(f"{path}/__init__.py", path)
         if f"{path}.py" in self.texts:
-            return Place(f"{path}.py", "")
-        return Place("", path) if path in self._folders else None
+            return ModulePlace(f"{path}.py", "")
+        return ModulePlace("", path) if path in self._folders else None
 
 
 def _parsed(text: bytes, stub: bytes) -> ast.Module | None:
@@ -160,7 +160,7 @@ def _parsed(text: bytes, stub: bytes) -> ast.Module | None:
     return ast.Module([*offered, *tree.body], [])
 
 
-def above(path: str) -> Iterator[str]:
+def parent_folders(path: str) -> Iterator[str]:
     """The folders that the file lies in."""
     folder = posixpath.dirname(path)
     while folder:
@@ -208,19 +208,19 @@ class Project:
     def at(self, commit: str, now: Version, trees: Trees) -> Version:
         """The same at a commit of its repository."""
         assert self.git is not None, "only a project in a repository has commits"
-        blobs = {path: blob for path, blob in self.git.blobs(commit).items() if counts(self.top, path)}
+        blobs = {path: blob for path, blob in self.git.blobs(commit).items() if is_project_file(self.top, path)}
         same = {p for p, blob in blobs.items() if p in now.texts and blob_name(now.texts[p], blob) == blob}
         old = self.git.contents(sorted({blob for path, blob in blobs.items() if path not in same}))
         texts = {path: now.texts[path] if path in same else old[blob] for path, blob in blobs.items()}
         return Version(texts, now.roots, trees)
 
 
-def of_repository(git: Repository) -> Project:
+def project_of_repository(git: Repository) -> Project:
     """The project of all Python files that git knows or would add."""
-    return Project(git.top, tuple(path for path in git.files() if counts(git.top, path)), git)
+    return Project(git.top, tuple(path for path in git.files() if is_project_file(git.top, path)), git)
 
 
-def counts(top: Path, path: str) -> bool:
+def is_project_file(top: Path, path: str) -> bool:
     """Whether a path is a Python file of the project, or a package's stub, and not in an environment within it."""
     if not path.endswith((".py", STUB)) or "site-packages" in path.split("/"):
         return False
@@ -228,18 +228,18 @@ def counts(top: Path, path: str) -> bool:
     return not file.is_relative_to(TORCH) or file.is_relative_to(TORCH / JUDGED)
 
 
-def of_module(name: str) -> Project | None:
+def project_of_module(name: str) -> Project | None:
     """The project of an imported module: its repository, or its top-level package."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if not file:
         return None
-    return in_repository(file) or _package(name, Path(file).resolve())
+    return project_of_file(file) or _package(name, Path(file).resolve())
 
 
-def in_repository(file: str) -> Project | None:
+def project_of_file(file: str) -> Project | None:
     """The project of a file's repository; None where git does not know the file."""
     try:
-        project = of_repository(repository(Path(file).resolve().parent))
+        project = project_of_repository(repository(Path(file).resolve().parent))
     except (NoRepository, NoGit):
         return None
     return project if project.path_of(file) else None
@@ -262,7 +262,7 @@ def _root(name: str, file: str) -> str:
     return stem.removesuffix(f"/{parts}") if stem.endswith(f"/{parts}") else ""
 
 
-def starts_of(project: Project, module: str | None, written: Located) -> list[str]:
+def start_files(project: Project, module: str | None, written: ProjectFunctions) -> list[str]:
     """The files from which rules are reached: that of the rules module, and those of the rule functions, sorted."""
     files = {path for many in written.values() for path, _ in many}
     if module is not None:

@@ -6,9 +6,9 @@ import ast
 import re
 from dataclasses import dataclass
 
-from strategies.gate.changes.index import Index, references, registers
-from strategies.gate.changes.module_model import Function, Unit
-from strategies.gate.changes.normal_form import Form
+from strategies.gate.changes.index import StatementIndex, references, registers
+from strategies.gate.changes.module_model import Function, Statement
+from strategies.gate.changes.normal_form import NormalForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,12 @@ class Roots:
     """`units` in an order that does not depend on their positions; of them `defines` define the op, `rules` register its
     rule."""
 
-    units: tuple[Unit, ...]
-    defines: frozenset[Unit]
-    rules: frozenset[Unit]
+    units: tuple[Statement, ...]
+    defines: frozenset[Statement]
+    rules: frozenset[Statement]
 
 
-def roots_of(index: Index, op: str) -> Roots:
+def roots_of(index: StatementIndex, op: str) -> Roots:
     """The project's statements about the overload `op`, such as `mine.scale.default`."""
     spellings = _OpSpellings(op)
     naming = {unit for unit in index.units if spellings.named_by(index.form(unit), unit)}
@@ -37,7 +37,7 @@ def roots_of(index: Index, op: str) -> Roots:
     return Roots(tuple(order), frozenset(found & set(index.candidates)) - rules, rules)
 
 
-def _joins(index: Index, unit: Unit, found: set[Unit], naming: set[Unit]) -> bool:
+def _joins(index: StatementIndex, unit: Statement, found: set[Statement], naming: set[Statement]) -> bool:
     """Whether a registering statement uses a statement that is found or names the op."""
     form = index.form(unit)
     tables = {u for u in naming | found if not isinstance(u.node, Function)}
@@ -65,7 +65,7 @@ class _OpSpellings:
         packet, space = re.escape(name), re.escape(space)
         self.text = re.compile(rf"(?:\s*{space}::|::|\s*)(?:{packet})(?:\.(\w*))?\s*(?:\(.*)?", re.DOTALL)
 
-    def named_by(self, form: Form, unit: Unit) -> bool:
+    def named_by(self, form: NormalForm, unit: Statement) -> bool:
         """Whether a statement names the overload; the body of a function only counts where it may register it."""
         late = isinstance(unit.node, Function) and not registers(form.body)
         if any(self._fits_name(name) for name, inside in form.outside if not (inside and late)):

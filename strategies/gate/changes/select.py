@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strategies.base.git import Repository, blob_name, repository
-from strategies.gate.baseline import Choice
+from strategies.gate.baseline import ChosenOverload
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
-from strategies.gate.changes.module_model import Function, Unit
-from strategies.gate.changes.project import Project, Trees, of_repository, starts_of, written_now
-from strategies.gate.changes.version_view import Seen, View, located
+from strategies.gate.changes.module_model import Function, Statement
+from strategies.gate.changes.project import Project, Trees, project_of_repository, rule_functions, start_files
+from strategies.gate.changes.version_view import RuleDependencies, VersionView, functions_in_project
 
 
-def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collection[Unit]) -> str:
+def change_reason(now: Slice, then: Slice, functions: Collection[Statement], makers: Collection[Statement]) -> str:
     """What changed from `then` to `now`; `functions` hold today's rule functions, `makers` are functions around them.
 
     The rule function itself comes first, then its registration, the op, and their dependencies, the nearest first.
@@ -50,14 +50,17 @@ def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collect
     return f"{_called(gone.unit)}, on which {gone.origin} depended, is gone"
 
 
-def _rank(part: SliceStatement, functions: Collection[Unit], makers: Collection[Unit]) -> int:
+def _rank(part: SliceStatement, functions: Collection[Statement], makers: Collection[Statement]) -> int:
     if part.unit in functions:
         return int(part.unit in makers)
     return 2 + (part.origin == OP) if part.root else 4
 
 
 def _describe(
-    part: SliceStatement, namesakes: Sequence[SliceStatement], functions: Collection[Unit], makers: Collection[Unit]
+    part: SliceStatement,
+    namesakes: Sequence[SliceStatement],
+    functions: Collection[Statement],
+    makers: Collection[Statement],
 ) -> str:
     unit, node = part.unit, part.unit.node
     what = _verb_phrase(part, namesakes)
@@ -98,7 +101,7 @@ def _verb_phrase(part: SliceStatement, namesakes: Sequence[SliceStatement]) -> s
 _LEAD = re.compile(r"(?<=@)\w*")
 
 
-def _called(unit: Unit) -> str:
+def _called(unit: Statement) -> str:
     if unit.label and isinstance(unit.node, Function | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.AugAssign):
         return f"`{unit.label}` in {unit.path}"
     return f"line {unit.node.lineno} of {unit.path}"
@@ -108,11 +111,11 @@ def _called(unit: Unit) -> str:
 class Selection:
     """The overloads to test, each with its reason, and the others; both in the given order."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ChosenOverload, ...]
     unchanged: tuple[str, ...]
 
 
-def select(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Selection:
+def select_changed(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Selection:
     """Select those of `ops` (`mine.scale.default`) that changed between `rev` and the files as they are now.
 
     `module` is the imported module that registers rules, None for torch's own.  Raises `NoRepository`, `BadRevision` or
@@ -120,27 +123,29 @@ def select(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Se
     """
     git = repository(folder)
     commit = git.commit(rev)
-    project = of_repository(git)
-    written = located(project, written_now())
-    start = starts_of(project, module, written if module is None else {op: written.get(op, []) for op in ops})
+    project = project_of_repository(git)
+    written = functions_in_project(project, rule_functions())
+    start = start_files(project, module, written if module is None else {op: written.get(op, []) for op in ops})
     if not start:
         return Selection((), tuple(ops))
     trees: Trees = {}
     now = project.today(project.roots([module] if module else [], folder), trees)
     then = project.at(commit, now, trees)
-    views = View(now, start, written), View(then, [path for path in start if path in then.texts])
+    views = VersionView(now, start, written), VersionView(then, [path for path in start if path in then.texts])
     compared = _Comparison(project, git, commit, rev, *views)
     if not compared.differs():
         return Selection((), tuple(ops))
     reasons = {op: compared.reason(op) for op in ops}
-    choices = tuple(Choice(op, reasons[op]) for op in ops if reasons[op])
+    choices = tuple(ChosenOverload(op, reasons[op]) for op in ops if reasons[op])
     return Selection(choices, tuple(op for op in ops if not reasons[op]))
 
 
 class _Comparison:
     """Today's version compared with that of the revision."""
 
-    def __init__(self, project: Project, git: Repository, commit: str, rev: str, now: View, then: View) -> None:
+    def __init__(
+        self, project: Project, git: Repository, commit: str, rev: str, now: VersionView, then: VersionView
+    ) -> None:
         self.project, self.git, self.commit, self.rev, self.now, self.then = project, git, commit, rev, now, then
 
     @functools.cached_property
@@ -166,15 +171,17 @@ class _Comparison:
             return self._difference(op, seen, before, functions)
         return self._possible_change(seen)
 
-    def _namesakes(self, units: Sequence[Unit]) -> list[Unit]:
+    def _namesakes(self, units: Sequence[Statement]) -> list[Statement]:
         """The statements of the revision that bind the same names in the same files."""
-        found: list[Unit] = []
+        found: list[Statement] = []
         for unit in units:
             if unit.path in self.then.version.texts:
                 found += self.then.version.module(unit.path).binders.get(unit.label, ())
         return found
 
-    def _difference(self, op: str, seen: Seen, before: Seen, functions: Sequence[Unit]) -> str:
+    def _difference(
+        self, op: str, seen: RuleDependencies, before: RuleDependencies, functions: Sequence[Statement]
+    ) -> str:
         bad = {part.unit.path for part in seen.slice.parts} & self.then.version.unparsed
         if bad:
             return f"{min(bad)} could not be parsed at {self.rev}"
@@ -182,9 +189,9 @@ class _Comparison:
             return f"new since {self.rev}"
         if not seen.slice.parts:
             return "its registration is gone"
-        return reason(seen.slice, before.slice, functions, self.now.makers(op))
+        return change_reason(seen.slice, before.slice, functions, self.now.makers(op))
 
-    def _possible_change(self, seen: Seen) -> str:
+    def _possible_change(self, seen: RuleDependencies) -> str:
         """A change outside of the slice that may matter: of any module, or of any file."""
         if seen.doubts:
             now, then = self.now.whole(), self.then.whole()
@@ -200,7 +207,7 @@ class _Comparison:
                 return f"could not be told apart: {seen.reads}, and {files[0]} changed"
         return ""
 
-    def _used_submodule(self, seen: Seen) -> str:
+    def _used_submodule(self, seen: RuleDependencies) -> str:
         """A changed submodule that a name from outside of the project is imported from; "" if there is none."""
         names = {*seen.slice.outside, *(self.now.libraries() if seen.foreign else ())}
         every = {above for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)}

@@ -17,33 +17,40 @@ from typing import Any
 import torch
 
 from strategies.gate.changes import project as changed_project
-from strategies.gate.changes.dependency_slice import Rules, Slice, Slicer
-from strategies.gate.changes.index import Index
-from strategies.gate.changes.module_model import Function, Unit, is_text
-from strategies.gate.changes.name_resolution import reached
+from strategies.gate.changes.dependency_slice import RuleNames, Slice, Slicer
+from strategies.gate.changes.index import StatementIndex
+from strategies.gate.changes.module_model import Function, Statement, is_string_statement
+from strategies.gate.changes.name_resolution import imported_files
 from strategies.gate.changes.normal_form import UNBOUND
-from strategies.gate.changes.project import Located, Project, Version, Written, starts_of, written_now
+from strategies.gate.changes.project import (
+    FunctionPlace,
+    Project,
+    ProjectFunctions,
+    Version,
+    rule_functions,
+    start_files,
+)
 from strategies.gate.changes.roots import roots_of
 
-FILES = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
+FILE_READERS = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
          "os.listdir", "os.scandir", "os.walk", "subprocess.", "sqlite3.", "numpy.load", "numpy.fromfile", "torch.load",
          "torch.jit.load", "torch.ops.load_library", "torch.utils.cpp_extension", "torch.classes.load_library")  # fmt: skip
 """Names by which code reads files of any kind."""
-METHODS = (".read_text", ".read_bytes", ".open", ".iterdir", ".rglob")
+FILE_METHODS = (".read_text", ".read_bytes", ".open", ".iterdir", ".rglob")
 """Methods of paths that read files."""
-COMPUTED = ("importlib.import_module", "builtins.__import__", "pkgutil.walk_packages", "pkgutil.iter_modules", "sys.modules",
+COMPUTED_IMPORTS = ("importlib.import_module", "builtins.__import__", "pkgutil.walk_packages", "pkgutil.iter_modules", "sys.modules",
             "importlib.util", "runpy.")  # fmt: skip
 """Names by which modules are imported by computed names."""
 IMPORTERS = frozenset({"importlib", "pkgutil", "runpy"})
 """Modules that import others by computed names: then every file of a package may be imported."""
 NATIVE = ("torch.ops.load_library", "torch.utils.cpp_extension", "ctypes.")
 """Names by which code loads native ops."""
-DEFINED = ("aten.", "prim.", "prims.", "c10d.", "_c10d_functional.")
+TORCH_NAMESPACES = ("aten.", "prim.", "prims.", "c10d.", "_c10d_functional.")
 """The namespaces of torch's own ops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RuleDependencies:
     """What an overload's rule depends on: a slice, why files of any kind matter ("" if they do not), and doubts.
 
     `lost` are statements with its rule functions to which no registration leads.  `foreign`: neither the project nor
@@ -53,32 +60,32 @@ class Seen:
     slice: Slice
     reads: str
     doubts: tuple[str, ...]
-    lost: tuple[Unit, ...]
+    lost: tuple[Statement, ...]
     foreign: bool = False
 
 
-class View:
+class VersionView:
     """The part of a version that the files `start` import."""
 
-    def __init__(self, version: Version, start: Sequence[str], written: Located | None = None) -> None:
+    def __init__(self, version: Version, start: Sequence[str], written: ProjectFunctions | None = None) -> None:
         self.version, self.written = version, written or {}
-        self.files = reached(version, start)
+        self.files = imported_files(version, start)
         wanted = {target.dotted.partition(".")[0] for path in self.files for target in version.module(path).wanted}
         if wanted & IMPORTERS:
-            self.files = reached(version, start, whole=True)
+            self.files = imported_files(version, start, whole=True)
 
     @functools.cached_property
-    def index(self) -> Index:
-        return Index(self.version, self.files)
+    def index(self) -> StatementIndex:
+        return StatementIndex(self.version, self.files)
 
     def _outside(self) -> list[str]:
         return [name for unit in self.index.units for name, _ in self.index.form(unit).outside]
 
-    def functions(self, op: str) -> list[Unit]:
+    def functions(self, op: str) -> list[Statement]:
         """The statements that hold the overload's rule functions, by their lines: for today's version only."""
         return list(dict.fromkeys(unit for unit, _ in self._holding(op)))
 
-    def makers(self, op: str) -> list[Unit]:
+    def makers(self, op: str) -> list[Statement]:
         """Those of them that are functions around the rule function."""
         made = [u for u, line in self._holding(op) if isinstance(u.node, Function) and line != u.lines.start]
         return list(dict.fromkeys(made))
@@ -91,17 +98,19 @@ class View:
             for op in self.written
         }
 
-    def rules(self, op: str) -> Rules:
+    def rules(self, op: str) -> RuleNames:
         """The names of its rule functions and of the others': for today's version only."""
         own = self._names.get(op, frozenset())
-        return Rules(own, frozenset().union(*(many for other, many in self._names.items() if other != op)) - own)
+        return RuleNames(own, frozenset().union(*(many for other, many in self._names.items() if other != op)) - own)
 
-    def _holding(self, op: str) -> Iterator[tuple[Unit, int]]:
+    def _holding(self, op: str) -> Iterator[tuple[Statement, int]]:
         for path, w in self.written.get(op, ()):
             if path in self.version.texts:
                 yield from ((u, w.line) for u in self.version.module(path).units if w.line in u.lines)
 
-    def seen(self, op: str, rules: Rules, functions: Sequence[Unit] = (), lost: Sequence[Unit] = ()) -> Seen:
+    def seen(
+        self, op: str, rules: RuleNames, functions: Sequence[Statement] = (), lost: Sequence[Statement] = ()
+    ) -> RuleDependencies:
         """What the overload depends on; `functions` hold its rule functions, if they are known.
 
         `lost` are further statements to start from, beside the registrations.
@@ -115,11 +124,11 @@ class View:
         doubts = list(found.doubts)
         if lost:
             doubts.append("no statement was found that registers its rule")
-        computed = next((name for name in sorted(found.outside) if name.startswith(COMPUTED)), "")
+        computed = next((name for name in sorted(found.outside) if name.startswith(COMPUTED_IMPORTS)), "")
         if computed:
             doubts.append(f"it uses `{_short(computed)}`")
-        foreign = not roots.defines and not op.startswith(DEFINED)
-        return Seen(found, self._reads(found, foreign), tuple(doubts), tuple(lost), foreign)
+        foreign = not roots.defines and not op.startswith(TORCH_NAMESPACES)
+        return RuleDependencies(found, self._reads(found, foreign), tuple(doubts), tuple(lost), foreign)
 
     def libraries(self) -> set[str]:
         """The names of all that is imported from outside of the project."""
@@ -128,7 +137,9 @@ class View:
 
     def _reads(self, found: Slice, foreign: bool) -> str:
         """Why files of any kind may matter; empty if they do not."""
-        reads = next((name for name in sorted(found.outside) if name.startswith(FILES) or name.endswith(METHODS)), "")
+        reads = next(
+            (name for name in sorted(found.outside) if name.startswith(FILE_READERS) or name.endswith(FILE_METHODS)), ""
+        )
         if not reads and foreign:
             reads = next((name for name in self._outside() if name.startswith(NATIVE)), "")
         if reads:
@@ -147,7 +158,7 @@ def _dump(node: object) -> str:
         fields = ", ".join(f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if name != "kind")
         return f"{type(node).__name__}({fields})"
     if isinstance(node, list):
-        return f"[{', '.join(_dump(item) for item in node if not (isinstance(item, ast.AST) and is_text(item)))}]"
+        return f"[{', '.join(_dump(item) for item in node if not (isinstance(item, ast.AST) and is_string_statement(item)))}]"
     return repr(node)
 
 
@@ -159,7 +170,7 @@ def _short(name: str) -> str:
     return name.removeprefix("builtins.").lstrip(".")
 
 
-def located(project: Project, written: Mapping[str, Sequence[Written]]) -> Located:
+def functions_in_project(project: Project, written: Mapping[str, Sequence[FunctionPlace]]) -> ProjectFunctions:
     """The functions that lie in the project, with their paths in it."""
     paths = {file: project.path_of(file) for file in {w.file for many in written.values() for w in many}}
     found = {op: [(paths[w.file], w) for w in many if paths[w.file]] for op, many in written.items()}
@@ -176,12 +187,12 @@ IMPURE = ("builtins.input", "builtins.open", "builtins.hash", "builtins.id", "to
           "torch.mps.", "torch.xpu.", "torch.hub.", "torch.distributed.get_", "torch.get_num_threads", "numpy.random.",
           "requests.")  # fmt: skip
 """Names by which code reads state outside of the project's text: a terminal, files, the machine, the run."""
-KNOWN = frozenset({"sys.version_info", "sys.maxsize", "sys.float_info"})
+CONSTANTS_OF_SYS = frozenset({"sys.version_info", "sys.maxsize", "sys.float_info"})
 """Names of other standard modules whose values follow from Python's version and the kind of machine."""
 OUTSIDE = "outside of the project"
 
 
-def digests(module: str | None) -> Callable[[str], str | None]:
+def rule_digests(module: str | None) -> Callable[[str], str | None]:
     """For each overload a digest of its rule function, all that it calls and reads, its registration and its op.
 
     The digest of torch's own rules (`module` None, or a rule outside of the module's project) is `OUTSIDE`: the version
@@ -192,16 +203,16 @@ def digests(module: str | None) -> Callable[[str], str | None]:
     return lambda op: _digest_of(view(), op)
 
 
-def _view(module: str | None) -> View | None:
-    project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
+def _view(module: str | None) -> VersionView | None:
+    project = changed_project.project_of_module(module) if module else changed_project.project_of_file(torch.__file__)
     if project is None:
         return None
-    written = located(project, written_now())
-    start = starts_of(project, module, written)
-    return View(project.today(project.roots([module] if module else []), {}), start, written) if start else None
+    written = functions_in_project(project, rule_functions())
+    start = start_files(project, module, written)
+    return VersionView(project.today(project.roots([module] if module else []), {}), start, written) if start else None
 
 
-def _digest_of(view: View | None, op: str) -> str | None:
+def _digest_of(view: VersionView | None, op: str) -> str | None:
     if view is None:
         return OUTSIDE
     seen = view.seen(op, view.rules(op), view.functions(op))
@@ -218,7 +229,7 @@ def _digest_of(view: View | None, op: str) -> str | None:
 def _follows(name: str) -> bool:
     """Whether the value of this name follows from code and versions alone."""
     library = name.partition(".")[0]
-    if name.startswith(".") or name in KNOWN:
+    if name.startswith(".") or name in CONSTANTS_OF_SYS:
         return True
     return not name.startswith(IMPURE) and (library in PURE or library not in sys.stdlib_module_names)
 

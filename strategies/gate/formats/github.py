@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from strategies.base.progress import printable
+from strategies.base.progress import xml_safe
 from strategies.gate.baseline import GateResult
-from strategies.gate.formats.wording import BASELINE, accepted, happens, stale, where
-from strategies.sweep.report.text_and_json import call_text, silent
+from strategies.gate.formats.wording import BASELINE, accepted_keys, kinds_text, stale_remedy, what_happens
+from strategies.sweep.report.text_and_json import call_text, is_silent
 
 MOST = 1 << 20
 """Bytes of a summary that GitHub accepts for one step."""
@@ -17,7 +17,7 @@ _ENTITIES = {code: f"&#{code};" for code in _SPECIAL} | dict.fromkeys(map(ord, "
 def summary(result: GateResult) -> str:
     """Markdown text under a mebibyte in UTF-8; the lines that do not fit are counted.
 
-    >>> plain("a|`b`")
+    >>> markdown_escaped("a|`b`")
     'a&#124;&#96;b&#96;'
     """
     kept: list[str] = []
@@ -32,13 +32,13 @@ def summary(result: GateResult) -> str:
     return "\n".join(kept) + "\n"
 
 
-def plain(text: str) -> str:
+def markdown_escaped(text: str) -> str:
     """The text escaped for Markdown, on one line, in a table or out of it."""
-    return printable(text).translate(_ENTITIES)
+    return xml_safe(text).translate(_ENTITIES)
 
 
 def _code(text: str) -> str:
-    return f"<code>{plain(text)}</code>"
+    return f"<code>{markdown_escaped(text)}</code>"
 
 
 def _lines(result: GateResult) -> Iterator[str]:
@@ -46,11 +46,11 @@ def _lines(result: GateResult) -> Iterator[str]:
     yield ""
     counts = result.report.counts
     yield (
-        f"{len(result.new)} new, {len(accepted(result))} accepted, {len(result.gone)} gone, "
+        f"{len(result.new)} new, {len(accepted_keys(result))} accepted, {len(result.gone)} gone, "
         f"{len(result.untried)} not tried; {counts.sound} rules sound, {counts.instances} instances of "
-        f"{counts.overloads} overloads on torch {plain(result.report.torch)} in {result.seconds:.1f} s."
+        f"{counts.overloads} overloads on torch {markdown_escaped(result.report.torch)} in {result.seconds:.1f} s."
     )
-    yield from (f"\n> **Trouble:** {plain(trouble)}" for trouble in result.trouble)
+    yield from (f"\n> **Trouble:** {markdown_escaped(trouble)}" for trouble in result.trouble)
     heads = ("rule", "new for", "ranks", "call", "what happens", "loud?")
     yield from _table("New: these fail the gate", heads, _new(result))
     gone = [_item(e.key, e.reason) for e in result.gone]
@@ -58,15 +58,15 @@ def _lines(result: GateResult) -> Iterator[str]:
     expired = [f"{_item(e.key, e.reason)} (until {e.expires})" for e in result.expired]
     yield from _listed("Accepted once, and past their date", expired)
     yield from _listed("Crashed", [_item(c.op, c.sample, c.error) for c in result.report.crashed])
-    yield from _listed("Good to know", map(plain, result.notes))
+    yield from _listed("Good to know", map(markdown_escaped, result.notes))
     yield from _listed("Not tried", [_item(op, why) for op, why in result.untried])
     yield from _listed("Chosen by the change", [_item(c.op, c.reason) for c in result.choices])
     yield from _listed("Accepted crashes that did not come back", [_item(e.key, e.reason) for e in result.unseen])
-    yield from _listed("Accepted", [_item(key, why) for key, why in accepted(result)])
+    yield from _listed("Accepted", [_item(key, why) for key, why in accepted_keys(result)])
 
 
 def _item(name: object, *texts: str) -> str:
-    return ": ".join([_code(str(name)), *map(plain, texts)])
+    return ": ".join([_code(str(name)), *map(markdown_escaped, texts)])
 
 
 def _headline(result: GateResult) -> str:
@@ -81,8 +81,8 @@ def _new(result: GateResult) -> Iterator[tuple[str, ...]]:
     for reviewed in result.new:
         found = reviewed.finding
         yield (
-            _code(found.name), plain(where(reviewed.new)), str(found.ranks), _code(call_text(found)) if found.sample else "",
-            plain(found.reason), "silent" if silent(found) else "loud",
+            _code(found.name), markdown_escaped(kinds_text(reviewed.new)), str(found.ranks), _code(call_text(found)) if found.sample else "",
+            markdown_escaped(found.reason), "silent" if is_silent(found) else "loud",
         )  # fmt: skip
 
 
@@ -116,24 +116,26 @@ def annotations(result: GateResult, *, baseline: str = BASELINE) -> str:
 def _annotation_lines(result: GateResult, baseline: str) -> Iterator[str]:
     for reviewed in result.new:
         file, line = (reviewed.place.file, reviewed.place.line) if reviewed.place else (baseline, 1)
-        text = f"{happens(reviewed)} (new for {where(reviewed.new)})"
+        text = f"{what_happens(reviewed)} (new for {kinds_text(reviewed.new)})"
         yield _error(file, line, f"Wrong sharding rule {reviewed.finding.name}", text)
     for entry in result.gone:
-        yield _error(baseline, 1, "An accepted finding is gone", stale(entry))
+        yield _error(baseline, 1, "An accepted finding is gone", stale_remedy(entry))
     for trouble in result.trouble:
-        yield f"::error title=localtensor gate::{escaped(trouble)}"
+        yield f"::error title=localtensor gate::{command_escaped(trouble)}"
 
 
 def _error(file: str, line: int, title: str, text: str) -> str:
-    properties = f"file={escaped(file, of_property=True)},line={line},title={escaped(title, of_property=True)}"
-    return f"::error {properties}::{escaped(text)}"
+    properties = (
+        f"file={command_escaped(file, of_property=True)},line={line},title={command_escaped(title, of_property=True)}"
+    )
+    return f"::error {properties}::{command_escaped(text)}"
 
 
-def escaped(text: str, *, of_property: bool = False) -> str:
+def command_escaped(text: str, *, of_property: bool = False) -> str:
     """The text escaped for a workflow command, on one line; in a property `:` and `,` are escaped as well.
 
-    >>> escaped("50%"), escaped("a:b,c", of_property=True)
+    >>> command_escaped("50%"), command_escaped("a:b,c", of_property=True)
     ('50%25', 'a%3Ab%2Cc')
     """
-    text = printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    text = xml_safe(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text

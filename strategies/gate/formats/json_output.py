@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from localtensor.layout import short
-from strategies.gate.baseline import Entry, GateResult, ReviewedFinding
-from strategies.sweep.report.text_and_json import call_text, silent
+from strategies.gate.baseline import BaselineEntry, GateResult, ReviewedFinding
+from strategies.sweep.report.text_and_json import call_text, is_silent
 
 
 def as_json(result: GateResult) -> str:
@@ -38,7 +38,7 @@ def as_json(result: GateResult) -> str:
     return json.dumps(body, indent=1) + "\n"
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: BaselineEntry) -> dict[str, Any]:
     return {
         **asdict(entry.key),
         "reason": entry.reason,
@@ -55,7 +55,7 @@ def _finding(reviewed: ReviewedFinding) -> dict[str, Any]:
         "outputs": [short(p) for p in f.rule.outputs],
         "mesh": list(f.mesh or (f.ranks,)),
         "verdict": f.verdict.value,
-        "silent": silent(f),
+        "silent": is_silent(f),
         "call": call_text(f),
         "reason": f.reason,
         "confirmed_on": f.confirmed_on,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from xml.etree import ElementTree as ET
 
-from strategies.base.progress import printable
+from strategies.base.progress import xml_safe
 from strategies.gate.baseline import GateResult
-from strategies.gate.formats.wording import happens, stale, where
+from strategies.gate.formats.wording import kinds_text, stale_remedy, what_happens
 
 GATE = "localtensor.gate"
 _TAGS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
@@ -28,16 +28,16 @@ def junit(result: GateResult) -> str:
     properties = ET.SubElement(suite, "properties")
     facts = {"torch": result.report.torch, "seed": str(result.report.seed), "exit_code": str(result.exit_code)}
     for name, value in facts.items():
-        ET.SubElement(properties, "property", name=name, value=printable(value))
+        ET.SubElement(properties, "property", name=name, value=xml_safe(value))
     for op, outcome in cases.items():
         group = GATE if op == "run" else op.rpartition(".")[0]
-        case = ET.SubElement(suite, "testcase", classname=printable(group), name=printable(op))
+        case = ET.SubElement(suite, "testcase", classname=xml_safe(group), name=xml_safe(op))
         if outcome is not None:
             tag, message, text = outcome
-            node = ET.SubElement(case, tag, message=printable(message))
+            node = ET.SubElement(case, tag, message=xml_safe(message))
             if tag != "skipped":
                 node.set("type", "gate" if tag == "failure" else "crash")
-            node.text = printable(text) or None
+            node.text = xml_safe(text) or None
     root = ET.Element("testsuites", {name: suite.attrib[name] for name in ("tests", "failures", "errors", "time")})
     root.append(suite)
     ET.indent(root)
@@ -64,8 +64,8 @@ def _wrong(result: GateResult) -> dict[str, list[str]]:
     wrong: dict[str, list[str]] = defaultdict(list)
     for reviewed in result.new:
         found = reviewed.finding
-        paragraphs = (f"{found.name} ({where(reviewed.new)})", happens(reviewed), found.picture)
+        paragraphs = (f"{found.name} ({kinds_text(reviewed.new)})", what_happens(reviewed), found.picture)
         wrong[found.rule.op].append("\n".join(filter(None, paragraphs)))
     for entry in result.gone:
-        wrong[entry.key.op].append(stale(entry))
+        wrong[entry.key.op].append(stale_remedy(entry))
     return wrong

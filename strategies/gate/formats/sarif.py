@@ -8,17 +8,17 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
-from strategies.base.progress import printable
-from strategies.gate.baseline import GateResult, Key, ReviewedFinding, SourceLine
+from strategies.base.progress import xml_safe
+from strategies.gate.baseline import FindingKey, GateResult, ReviewedFinding, SourceLine
 from strategies.gate.decision import IGNORED
-from strategies.gate.formats.wording import BASELINE, fingerprint, happens, stale
-from strategies.sweep.report.text_and_json import silent
+from strategies.gate.formats.wording import BASELINE, fingerprint, stale_remedy, what_happens
+from strategies.sweep.report.text_and_json import is_silent
 
 MOST = 4_999
 """GitHub shows fewer than 5,000 results of a run."""
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 SILENT, LOUD = "silently-wrong-sharding-rule", "loudly-wrong-sharding-rule"
-UNASKED, STALE = "registration-never-asked", "stale-baseline-entry"
+UNCALLED, STALE = "registration-never-asked", "stale-baseline-entry"
 _RULES = {
     SILENT: (
         "A sharding rule gives wrong results, and no rank raises.",
@@ -28,7 +28,7 @@ _RULES = {
         "A sharding rule makes ranks raise, hang or die where the op itself works.",
         "The op accepts the call on whole tensors. Sharded by this rule, a rank raises, hangs or dies.",
     ),
-    UNASKED: (
+    UNCALLED: (
         "A sharding rule is registered where torch never asks.",
         "torch asks an op's single-dim strategy first. Register there: register_single_dim_strategy.",
     ),
@@ -46,7 +46,7 @@ def sarif(result: GateResult, *, baseline: str = BASELINE, version: str = "") ->
     """
     place = SourceLine(baseline, 1)
     results = [_found(reviewed, key, "error", baseline) for reviewed in result.new for key in reviewed.new]
-    results += [_result(STALE, entry.key, "error", stale(entry), place) for entry in result.gone]
+    results += [_result(STALE, entry.key, "error", stale_remedy(entry), place) for entry in result.gone]
     results += _suppressed(result, baseline)
     left = max(0, len(results) - MOST)
     driver: dict[str, Any] = {"name": "localtensor", "rules": [_rule(name) for name in _RULES]}
@@ -59,7 +59,7 @@ def sarif(result: GateResult, *, baseline: str = BASELINE, version: str = "") ->
         "automationDetails": {"id": "localtensor-gate/"},
         "columnKind": "unicodeCodePoints",
         "results": results[:MOST],
-        "properties": {"torch": printable(result.report.torch), "seed": result.report.seed, "leftOut": left},
+        "properties": {"torch": xml_safe(result.report.torch), "seed": result.report.seed, "leftOut": left},
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
@@ -77,39 +77,39 @@ def _rule(name: str) -> dict[str, Any]:
     }
 
 
-def _result(rule: str, key: Key, level: str, text: str, place: SourceLine) -> dict[str, Any]:
+def _result(rule: str, key: FindingKey, level: str, text: str, place: SourceLine) -> dict[str, Any]:
     sign = fingerprint(key)
     where = {
-        "artifactLocation": {"uri": quote(printable(place.file)), "uriBaseId": "%SRCROOT%"},
+        "artifactLocation": {"uri": quote(xml_safe(place.file)), "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": place.line},
     }
     return {
         "ruleId": rule,
         "ruleIndex": list(_RULES).index(rule),
         "level": level,
-        "message": {"text": printable(text)},
+        "message": {"text": xml_safe(text)},
         "locations": [
             {
                 "physicalLocation": where,
-                "logicalLocations": [{"fullyQualifiedName": printable(key.op), "kind": "function"}],
+                "logicalLocations": [{"fullyQualifiedName": xml_safe(key.op), "kind": "function"}],
             }
         ],
         # GitHub tells results apart by the first of these names, other readers by any
         "partialFingerprints": {"primaryLocationLineHash": f"{sign}:1", "localtensorKey/v1": sign},
-        "properties": {name: printable(value) for name, value in asdict(key).items()},
+        "properties": {name: xml_safe(value) for name, value in asdict(key).items()},
     }
 
 
-def _found(reviewed: ReviewedFinding, key: Key, level: str, baseline: str) -> dict[str, Any]:
+def _found(reviewed: ReviewedFinding, key: FindingKey, level: str, baseline: str) -> dict[str, Any]:
     place = reviewed.place or SourceLine(baseline, 1)
-    rule = UNASKED if key.rule == IGNORED else SILENT if silent(reviewed.finding) else LOUD
-    return _result(rule, key, level, f"{key}: {happens(reviewed)}", place)
+    rule = UNCALLED if key.rule == IGNORED else SILENT if is_silent(reviewed.finding) else LOUD
+    return _result(rule, key, level, f"{key}: {what_happens(reviewed)}", place)
 
 
 def _suppressed(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
     for reviewed in result.findings:
         for entry in reviewed.accepted:
-            suppression = {"kind": "external", "justification": printable(entry.reason)}
+            suppression = {"kind": "external", "justification": xml_safe(entry.reason)}
             yield {**_found(reviewed, entry.key, "note", baseline), "suppressions": [suppression]}
 
 
@@ -125,4 +125,4 @@ def _invocation(result: GateResult, left: int) -> dict[str, Any]:
 
 
 def _note(level: str, text: str) -> dict[str, Any]:
-    return {"level": level, "message": {"text": printable(text)}}
+    return {"level": level, "message": {"text": xml_safe(text)}}

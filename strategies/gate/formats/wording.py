@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strategies.base.progress import counted
-from strategies.gate.baseline import ANY, Entry, GateResult, Key, ReviewedFinding
+from strategies.base.progress import with_count
+from strategies.gate.baseline import ANY, BaselineEntry, FindingKey, GateResult, ReviewedFinding
 from strategies.model.verdict import Verdict
 from strategies.sweep.report.text_and_json import call_text
 
@@ -18,7 +18,7 @@ BASELINE = "localtensor-baseline.json"
 """The location of results that are in no other file."""
 
 
-def happens(reviewed: ReviewedFinding) -> str:
+def what_happens(reviewed: ReviewedFinding) -> str:
     """What goes wrong, on how many ranks, and on which backend it was confirmed."""
     found = reviewed.finding
     if found.ranks < 2:  # a registration that torch never calls: no run shows it
@@ -27,28 +27,28 @@ def happens(reviewed: ReviewedFinding) -> str:
     return f"on {found.ranks} ranks, {call_text(found)}: {found.reason}{seen}"
 
 
-def where(keys: Sequence[Key]) -> str:
+def kinds_text(keys: Sequence[FindingKey]) -> str:
     """For which classes of dtypes and kinds of mesh, in the order given.
 
-    >>> where([Key("my.op.default", "R -> R", "real", "1 axis"), Key("my.op.default", "ignored", "any", "any")])
+    >>> kinds_text([FindingKey("my.op.default", "R -> R", "real", "1 axis"), FindingKey("my.op.default", "ignored", "any", "any")])
     'real on 1 axis, any dtypes on any mesh'
     """
     dtypes, meshes = {ANY: "any dtypes"}, {ANY: "any mesh"}
     return ", ".join(f"{dtypes.get(key.dtypes, key.dtypes)} on {meshes.get(key.mesh, key.mesh)}" for key in keys)
 
 
-def stale(entry: Entry) -> str:
+def stale_remedy(entry: BaselineEntry) -> str:
     """The remedy for an entry of the baseline that no longer reproduces."""
     return f"{entry.key} no longer shows: remove it from the baseline (localtensor gate --update)"
 
 
-def accepted(result: GateResult) -> tuple[tuple[Key, str], ...]:
+def accepted_keys(result: GateResult) -> tuple[tuple[FindingKey, str], ...]:
     """Each accepted key that was found again, and the reason, in order."""
     found = {entry.key: entry.reason for reviewed in result.findings for entry in reviewed.accepted}
     return tuple(sorted(found.items()))
 
 
-def fingerprint(key: Key) -> str:
+def fingerprint(key: FindingKey) -> str:
     """A digest of the key, the same on every machine and independent of source lines."""
     text = f"{key.op}\n{key.rule}\n{key.dtypes}\n{key.mesh}"
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
@@ -80,16 +80,16 @@ def show(result: GateResult, console: Console, *, done: Sequence[str] = ()) -> N
         ("green", "done", done),
     ):
         _lines(console, [Text.assemble((title, style), f" {text}") for text in texts])
-    console.print(verdict(result), soft_wrap=True)
+    console.print(verdict_line(result), soft_wrap=True)
 
 
-def verdict(result: GateResult) -> Text:
+def verdict_line(result: GateResult) -> Text:
     """The last line."""
     counts = result.report.counts
-    parts = [f"{len(result.new)} new", f"{len(accepted(result))} accepted", f"{len(result.gone)} gone"]
+    parts = [f"{len(result.new)} new", f"{len(accepted_keys(result))} accepted", f"{len(result.gone)} gone"]
     parts += [f"{len(result.untried)} not tried"] if result.untried else []
     parts += [f"{len(result.trouble)} in trouble"] if result.trouble else []
-    tried = f"{counted(counts.instances, 'rule instance')} of {counted(len(result.judged), 'overload')}"
+    tried = f"{with_count(counts.instances, 'rule instance')} of {with_count(len(result.judged), 'overload')}"
     same = f", {len(result.remembered)} of these from cache" if result.remembered else ""
     head = {0: ("gate passed", "bold green"), 1: ("gate failed", "bold red"), 3: ("gate in trouble", "bold magenta")}
     word, style = head[result.exit_code]
@@ -107,7 +107,7 @@ def _new(console: Console, new: Sequence[ReviewedFinding]) -> None:
         f, line = reviewed.finding, reviewed.place
         place = f"{line.file}:{line.line}" if line else "-"
         why = f"{call_text(f)} on {f.ranks} ranks: {f.reason}" if f.sample else f.reason
-        table.add_row(Text(f.name, "bold red"), Text(where(reviewed.new)), Text(why), Text(place))
+        table.add_row(Text(f.name, "bold red"), Text(kinds_text(reviewed.new)), Text(why), Text(place))
     console.print(table)
     for f in [reviewed.finding for reviewed in new if reviewed.finding.picture][:PICTURES]:
         console.print(Text.assemble((f.name, "bold"), f" on {f.ranks} ranks"))

@@ -18,17 +18,25 @@ import torch
 from torch import Tensor
 
 from strategies.inputs.variants.call_edits import Values
-from strategies.model.arguments import PLAIN, SORTED, is_index, is_places, names, trusts, values
-from strategies.model.call_signature import scalars
+from strategies.model.arguments import (
+    OPERANDS,
+    SORTED_ARGUMENTS,
+    argument_names,
+    argument_values,
+    is_index,
+    is_index_dtype,
+    trusts_caller,
+)
+from strategies.model.call_signature import non_tensor_arguments
 from strategies.model.rule import Call, Sample, overload
 
 ODD = (5, 7, 9, 11, 13)
 """Sizes for the first, second ... distinct size of a call: none is a multiple of 2; 5 and 7 are none of 3."""
-PLACED = (7, 5, 4, 6, 8)
+SIZES_BY_POSITION = (7, 5, 4, 6, 8)
 """Sizes by position, from the last dim: 4 on 3 ranks leaves the third without a row."""
 LARGEST = 40
 """Larger sizes stay."""
-WHOLE = 0.0
+TWO = 0.0
 """The factor that turns numbers into 2 or -2: a rule may hold for 0.5 and 1.5 only."""
 Draw = Callable[[Tensor, torch.Generator], Tensor]
 """From a tensor to one of the same shape and dtype with other values."""
@@ -49,7 +57,7 @@ class Adversary:
     counts: bool = True
 
 
-def numbers(samples: Iterable[Sample]) -> frozenset[tuple[int, int]]:
+def number_tensors(samples: Iterable[Sample]) -> frozenset[tuple[int, int]]:
     """(number of tensors, leaf number) of each tensor that is real or complex in one of these calls."""
     return frozenset((len(s.tensors), i) for s in samples for i, t in enumerate(s.tensors) if _real(t))
 
@@ -60,26 +68,26 @@ def adversaries(base: Sample, free: frozenset[tuple[int, int]], seed: int) -> It
 
     def drawn(sample: Sample, name: str, values: Draw, factor: float = 1, *, counts: bool = True) -> Adversary:
         rng = torch.Generator().manual_seed(zlib.crc32(f"{seed} {base.op} {base.origin} {name}".encode()))
-        tensors = tuple(values(t, rng) if i in open_ else fresh(t, rng) for i, t in enumerate(sample.tensors))
+        tensors = tuple(values(t, rng) if i in open_ else redrawn(t, rng) for i, t in enumerate(sample.tensors))
         made = Sample(_rescaled(sample, factor), tensors, f"{base.origin}, {name}")
         return Adversary(made, name, sample is not base, counts)
 
-    sized = [base] if keeps_sizes(base) else [placed(base), grown(base)]
+    sized = [base] if keeps_sizes(base) else [grown_by_position(base), grown_to_odd(base)]
     yield drawn(sized[-1], "both signs", both_signs)
     yield drawn(base, "negative", lambda x, rng: -both_signs(x, rng).abs(), 3)
-    yield drawn(sized[0], "apart", apart, WHOLE)
-    yield drawn(sized[-1], "drawn again", fresh, 3)
+    yield drawn(sized[0], "apart", with_outlier, TWO)
+    yield drawn(sized[-1], "drawn again", redrawn, 3)
     yield drawn(base, "positive", lambda x, rng: both_signs(x, rng).abs())
-    yield drawn(base, "ties", ties, WHOLE)
+    yield drawn(base, "ties", ties, TWO)
     yield drawn(base, "all equal", lambda x, rng: torch.full_like(x, 2), counts=False)
 
 
 def keeps_sizes(sample: Sample) -> bool:
     """Whether larger sizes could make the op read out of bounds: it trusts its caller and takes integers beside numbers."""
-    return trusts(sample.op) and len({_real(t) for t in sample.tensors}) > 1
+    return trusts_caller(sample.op) and len({_real(t) for t in sample.tensors}) > 1
 
 
-def grown(base: Sample) -> Sample:
+def grown_to_odd(base: Sample) -> Sample:
     """The call with equal sizes grown together to odd ones; a size of one stays."""
     sizes = sorted({size for t in base.tensors for size in t.shape if 1 < size <= LARGEST})
     new: dict[int, int] = {}
@@ -88,11 +96,11 @@ def grown(base: Sample) -> Sample:
     return _sized(base, [tuple(new.get(size, size) for size in t.shape) for t in base.tensors])
 
 
-def placed(base: Sample) -> Sample:
+def grown_by_position(base: Sample) -> Sample:
     """The call with each dim grown by its position, counted from the last; a size of one grows, too."""
 
     def size(at: int, old: int) -> int:
-        return max(PLACED[min(at, len(PLACED) - 1)], old) if old <= LARGEST else old
+        return max(SIZES_BY_POSITION[min(at, len(SIZES_BY_POSITION) - 1)], old) if old <= LARGEST else old
 
     shapes = [tuple(size(t.ndim - 1 - d, old) for d, old in enumerate(t.shape)) for t in base.tensors]
     return _sized(base, shapes)
@@ -109,25 +117,25 @@ def _sized(base: Sample, shapes: Sequence[tuple[int, ...]]) -> Sample:
 
 
 def _rescaled(sample: Sample, factor: float) -> Call:
-    """The call with its operands of arithmetic scaled by `factor`; with `WHOLE`, set to 2 or -2 by their sign."""
+    """The call with its operands of arithmetic scaled by `factor`; with `TWO`, set to 2 or -2 by their sign."""
     if factor == 1:
         return sample.call
 
     def put(value: Any) -> Any:
-        return type(value)(math.copysign(2, value)) if factor == WHOLE and value else value * factor
+        return type(value)(math.copysign(2, value)) if factor == TWO and value else value * factor
 
-    new = {name: put(value) for name, value, computes in scalars(sample) if computes}
+    new = {name: put(value) for name, value, computes in non_tensor_arguments(sample) if computes}
     names = (a.name for a in overload(sample.op)._schema.arguments)
     args = tuple(new.get(name, value) for name, value in zip(names, sample.call.args, strict=False))
     return replace(sample.call, args=args, kwargs=tuple((n, new.get(n, v)) for n, v in sample.call.kwargs))
 
 
-def fresh(x: Tensor, rng: torch.Generator) -> Tensor:
+def redrawn(x: Tensor, rng: torch.Generator) -> Tensor:
     """Random values between the minimum and the maximum of the tensor."""
     if x.dtype == torch.bool:
         return torch.rand(x.shape, generator=rng).lt(0.5).to(x.device)
     if x.dtype.is_complex:
-        return torch.view_as_complex(fresh(torch.view_as_real(x), rng))
+        return torch.view_as_complex(redrawn(torch.view_as_real(x), rng))
     if not x.numel():
         return x
     if not _real(x):
@@ -141,7 +149,7 @@ def fresh(x: Tensor, rng: torch.Generator) -> Tensor:
 def both_signs(x: Tensor, rng: torch.Generator) -> Tensor:
     """Random values of both signs, none near zero, as large as the tensor's."""
     if x.dtype == torch.bool:
-        return fresh(x, rng)
+        return redrawn(x, rng)
     size = torch.rand(x.shape, generator=rng, dtype=torch.float64) * 0.9 + 0.1
     sign = torch.randint(0, 2, x.shape, generator=rng) * 2 - 1
     largest = float(x.abs().double().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 1.0
@@ -157,7 +165,7 @@ def ties(x: Tensor, rng: torch.Generator) -> Tensor:
     return (torch.randint(0, 2, x.shape, generator=rng) * 3 - 1).to(x)
 
 
-def apart(x: Tensor, rng: torch.Generator) -> Tensor:
+def with_outlier(x: Tensor, rng: torch.Generator) -> Tensor:
     """Random values, one of them a hundred times as large as the others, of either sign."""
     out = both_signs(x, rng)
     if out.numel():
@@ -172,12 +180,12 @@ def _real(x: Tensor) -> bool:
     return x.dtype.is_floating_point or x.dtype.is_complex
 
 
-def specials(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
+def with_nan_and_infinities(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """A NaN and both infinities at random positions."""
     return _sprinkled(sample, rng, torch.tensor([torch.nan, torch.inf, -torch.inf]))
 
 
-def holes(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
+def with_nans(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """NaN at random positions, a third of the elements and at most eight.
 
     Of a partial value one rank has the NaN.  The other ranks' numbers expose a wrong rule at some positions only.
@@ -195,7 +203,7 @@ def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int
         return None
 
     def sprinkle(x: Tensor, name: str) -> Tensor:
-        if not _is_float(x) or x.numel() < 4 or x.ndim == 0 or name in SORTED:
+        if not _is_float(x) or x.numel() < 4 or x.ndim == 0 or name in SORTED_ARGUMENTS:
             return x
         few = special[: max(2, x.numel() // share)]
         spots = torch.randperm(x.numel(), generator=rng)[: few.numel()].to(x.device)
@@ -211,7 +219,7 @@ def _is_float(x: Tensor) -> bool:
 
 def _changed(sample: Sample, change: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...] | None:
     """The tensors of the sample changed, given the names of their arguments; None if none of them changed."""
-    made = tuple(map(change, sample.tensors, names(sample)))
+    made = tuple(map(change, sample.tensors, argument_names(sample)))
     return made if any(a is not b for a, b in zip(made, sample.tensors, strict=True)) else None
 
 
@@ -220,7 +228,7 @@ def _floats(draw: Draw) -> Make:
 
     def make(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
         def change(x: Tensor, name: str) -> Tensor:
-            return draw(x, rng) if _is_float(x) and x.numel() > 1 and name not in SORTED else x
+            return draw(x, rng) if _is_float(x) and x.numel() > 1 and name not in SORTED_ARGUMENTS else x
 
         return _changed(sample, change)
 
@@ -238,12 +246,12 @@ def descending(x: Tensor, rng: torch.Generator) -> Tensor:
     return ascending(x, rng).flip(tuple(range(x.ndim)))
 
 
-def in_the_middle(x: Tensor, rng: torch.Generator) -> Tensor:
+def with_maxima_in_the_middle(x: Tensor, rng: torch.Generator) -> Tensor:
     """The same numbers with the maximum of each row and column in its middle, followed by the minimum."""
     return ascending(x, rng).roll([-(-size // 2) for size in x.shape], tuple(range(x.ndim)))
 
 
-def fading(x: Tensor, rng: torch.Generator) -> Tensor:
+def with_fading_magnitude(x: Tensor, rng: torch.Generator) -> Tensor:
     """The same numbers scaled down along every dim, by a factor of a hundred in all."""
     for dim, size in enumerate(x.shape):
         factor = torch.logspace(0, -2, size, dtype=torch.float64, device=x.device).to(x.dtype)
@@ -259,7 +267,7 @@ def uniform_random(x: Tensor, rng: torch.Generator) -> Tensor:
     return (torch.rand(x.shape, generator=rng, dtype=torch.float64) * 4 - 2).to(x)
 
 
-def cotangents(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
+def random_output_gradients(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """Random output gradients where those of the sample are constant."""
 
     def varied(x: Tensor, name: str) -> Tensor:
@@ -269,7 +277,7 @@ def cotangents(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | Non
     return _changed(sample, varied)
 
 
-def flags(value: bool) -> Make:
+def constant_booleans(value: bool) -> Make:
     """Every boolean tensor all true, or all false."""
     return lambda sample, _: _changed(sample, lambda x, _: torch.full_like(x, value) if x.dtype == torch.bool else x)
 
@@ -278,18 +286,18 @@ _WRITES = ("index_put", "_index_put", "_unsafe_index_put", "index_copy", "put", 
 _GATHERS = ("scatter_add", "scatter_reduce")
 
 
-def repeated(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
+def with_repeated_indices(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """Indices replaced by the first and the last one at random.
 
     The result of writing to an index twice is undefined, so ops that write have this form only where they accumulate.
     """
     packet = sample.op.split(".")[1]
-    adds = values(sample).get("accumulate") is True or packet.startswith(_GATHERS)
+    adds = argument_values(sample).get("accumulate") is True or packet.startswith(_GATHERS)
     if packet.startswith(_WRITES) and not adds:
         return None
 
     def again(x: Tensor, name: str) -> Tensor:
-        if not is_index(name) or not is_places(x) or x.numel() < 3:
+        if not is_index(name) or not is_index_dtype(x) or x.numel() < 3:
             return x
         ends = torch.stack([x.flatten()[0], x.flatten()[-1]])
         return ends[torch.randint(0, 2, x.shape, generator=rng).to(x.device)].to(x.dtype)
@@ -297,7 +305,7 @@ def repeated(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     return _changed(sample, again)
 
 
-def limits(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
+def near_dtype_limits(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """Integers near the ends of their dtype, which overflow; not the minimum, whose division by -1 kills the process."""
     if not _takes_any_integers(sample):
         return None
@@ -327,39 +335,39 @@ def few_integers(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | N
 def _is_operand(x: Tensor, name: str) -> bool:
     """Whether the tensor holds integers that are operands of arithmetic."""
     whole = not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
-    return whole and name in PLAIN and x.numel() > 1
+    return whole and name in OPERANDS and x.numel() > 1
 
 
 def _takes_any_integers(sample: Sample) -> bool:
     """Whether the op accepts any integers: it checks its arguments, and they do not determine the result's size."""
     tags = {str(tag).rpartition(".")[2] for tag in overload(sample.op).tags}
     sizes = tags & {"dynamic_output_shape", "data_dependent_output"}
-    return not sizes and not trusts(sample.op) and not sample.origin.startswith("samples()")
+    return not sizes and not trusts_caller(sample.op) and not sample.origin.startswith("samples()")
 
 
-def own(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
+def own_values(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     """The sample's own values, for another decomposition."""
     return sample.tensors
 
 
 VALUES: tuple[Values, ...] = (
-    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", specials, partial="never", wild=True),
-    Values("holes", "one rank's part is NaN, and the others' are numbers", holes, partial="only", wild=True),
-    Values("cancelling", "parts a thousand times larger than their total cross every threshold", own, partial="only",
+    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", with_nan_and_infinities, partial="never", wild=True),
+    Values("holes", "one rank's part is NaN, and the others' are numbers", with_nans, partial="only", wild=True),
+    Values("cancelling", "parts a thousand times larger than their total cross every threshold", own_values, partial="only",
            split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
-    Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(in_the_middle)),
+    Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(with_maxima_in_the_middle)),
     Values("ties", "equal numbers on several ranks: which is first, and how many are there", _floats(equal_maxima)),
     Values("few integers", "ties that no noise breaks", few_integers),
     Values("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
     Values("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),
     Values("positive", "what is right for one sign only", _floats(lambda x, _: x.abs() + 0.1)),
     Values("negative", "what is right for one sign only", _floats(lambda x, _: -x.abs() - 0.1)),
-    Values("fading", "ranks whose numbers are of another magnitude", _floats(fading)),
-    Values("cotangents", "a gradient that is the same everywhere hides where it belongs", cotangents),
-    Values("all true", "masks that let all through", flags(True)),
-    Values("all false", "masks that let nothing through", flags(False)),
-    Values("repeated indices", "a row that is asked for, or added to, several times", repeated),
-    Values("limits", "integers near the ends of their dtype overflow", limits, partial="never"),
+    Values("fading", "ranks whose numbers are of another magnitude", _floats(with_fading_magnitude)),
+    Values("cotangents", "a gradient that is the same everywhere hides where it belongs", random_output_gradients),
+    Values("all true", "masks that let all through", constant_booleans(True)),
+    Values("all false", "masks that let nothing through", constant_booleans(False)),
+    Values("repeated indices", "a row that is asked for, or added to, several times", with_repeated_indices),
+    Values("limits", "integers near the ends of their dtype overflow", near_dtype_limits, partial="never"),
 )  # fmt: skip

@@ -11,36 +11,36 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from strategies.inputs.variants.adversarial import VALUES
-from strategies.inputs.variants.call_edits import Form, Values, generator
+from strategies.inputs.variants.call_edits import InputForm, Values, values_generator
 from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS
 from strategies.inputs.variants.sizes import SCALARS, SIZES
-from strategies.model.oracle import Truth, same_results, tell_stable
+from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
 from strategies.model.rule import Sample
 
-FORMS: tuple[Form, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
+FORMS: tuple[InputForm, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
 PER_SAMPLE, PER_TRACED = 2, 1
 """Forms tested per sample, and per sample of a decomposition.  A form costs as much as a sample: with two, 24 samples of an
 overload give each of its forms at least one turn."""
-REFUSED = 4
+MOST_REJECTED = 4
 """Calls of one form that the op may reject, on one sample, before the next form has its turn."""
 CANDIDATES = 32
 """Calls that one form may make from one sample."""
 VALUES_PER_SAMPLE = 3
 """Other values tested per sample.  The claims are the same, so values cost less than forms."""
-OWN = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
+OWN_VALUES = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
 
 
 def variations(
     sample: Sample,
-    truth: Truth,
+    truth: OracleResult,
     number: int,
     *,
     seed: int,
     traced: bool,
     budget: int = PER_SAMPLE,
     turns: Counter[str] | None = None,
-    forms: Sequence[Form] = FORMS,
-) -> Iterator[tuple[Sample, Truth, str]]:
+    forms: Sequence[InputForm] = FORMS,
+) -> Iterator[tuple[Sample, OracleResult, str]]:
     """The sample, then at most `budget` other calls made from it that the op accepts, each with its oracle and form name.
 
     Forms with `always` are tested on the first samples in addition.  `number` is the number of the sample in its overload.
@@ -67,15 +67,15 @@ def variations(
 
 
 def _first(
-    form: Form, sample: Sample, truth: Truth, turn: int, seed: int, seen: set[str]
-) -> tuple[Sample, Truth] | None:
+    form: InputForm, sample: Sample, truth: OracleResult, turn: int, seed: int, seen: set[str]
+) -> tuple[Sample, OracleResult] | None:
     """The first call of this form that the op accepts and that was not tested before; each turn starts with another."""
     made = list(itertools.islice(form.make(sample), CANDIDATES))
     start = turn % len(made) if made else 0
     fresh = [other for other in (*made[start:], *made[:start]) if form.same or _key(other) not in seen]
-    for other in fresh[:REFUSED]:
+    for other in fresh[:MOST_REJECTED]:
         seen.add(_key(other))
-        oracle = tell_stable(other, seed=seed)
+        oracle = run_stable_oracle(other, seed=seed)
         if oracle is not None and (not form.same or same_results(truth, oracle)):
             return other, oracle
     return None
@@ -88,54 +88,54 @@ def _key(sample: Sample) -> str:
 
 
 @functools.cache
-def kind_of(variant: str) -> Values:
-    """The values of that name; `OWN` for an unknown name."""
-    return next((kind for kind in VALUES if kind.name == variant), OWN)
+def values_named(variant: str) -> Values:
+    """The values of that name; `OWN_VALUES` for an unknown name."""
+    return next((kind for kind in VALUES if kind.name == variant), OWN_VALUES)
 
 
-def truth_of(sample: Sample, truth: Truth, variant: str, seed: int) -> Truth | None:
+def oracle_with_values(sample: Sample, truth: OracleResult, variant: str, seed: int) -> OracleResult | None:
     """The oracle of the sample with the values of that name; None where they do not apply.
 
     It is determined by the seed.  `truth` is the oracle of the sample's own values.
     """
-    kind = kind_of(variant)
-    if kind is OWN:
+    kind = values_named(variant)
+    if kind is OWN_VALUES:
         return truth
-    made = None if truth.metadata_only else kind.make(sample, generator(variant, seed))
+    made = None if truth.metadata_only else kind.make(sample, values_generator(variant, seed))
     if made is None:
         return None
     if all(a is b for a, b in zip(made, truth.inputs, strict=True)):
         return truth
-    other = tell_stable(sample, made, seed=seed)
+    other = run_stable_oracle(sample, made, seed=seed)
     return other if other is not None and _shapes(other) == _shapes(truth) else None
 
 
-def _shapes(truth: Truth) -> list[object]:
+def _shapes(truth: OracleResult) -> list[object]:
     """The shapes of the results: claims hold only for values with the shapes of the sample's own."""
     return [getattr(o, "shape", None) for o in truth.outputs]
 
 
 def adverse(
     sample: Sample,
-    truth: Truth,
+    truth: OracleResult,
     number: int,
     *,
     seed: int,
     budget: int = VALUES_PER_SAMPLE,
     turns: Counter[str] | None = None,
     values: Sequence[Values] = VALUES,
-) -> dict[str, Truth]:
+) -> dict[str, OracleResult]:
     """At most `budget` other values for one sample: their names, each with its oracle.
 
     `number` and `turns` are as in `variations`, for values.
     """
     turns = Counter() if turns is None else turns
-    found: dict[str, Truth] = {}
+    found: dict[str, OracleResult] = {}
     shift = {kind.name: (i - number) % len(values) for i, kind in enumerate(values)}
     for kind in sorted(values, key=lambda kind: (turns[kind.name], shift[kind.name])):
         if len(found) == budget:
             break
-        other = truth_of(sample, truth, kind.name, seed)
+        other = oracle_with_values(sample, truth, kind.name, seed)
         if other is not None:
             turns[kind.name] += 1
             found[kind.name] = other

@@ -1,4 +1,4 @@
-"""Edits of calls (a scalar replaced, tensors removed), and the types of input variants, `Form` and `Values`."""
+"""Edits of calls (a scalar replaced, tensors removed), and the types of input variants, `InputForm` and `Values`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Change = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ScalarArgument:
     """One value of a call that is neither tensor nor list, with its path and the name of its argument."""
 
     path: Path
@@ -32,26 +32,26 @@ def counts_dims(name: str) -> bool:
     return name in ("axis", "axes") or name.startswith("dim") or name.endswith(("_dim", "_dims"))
 
 
-def named(call: Call) -> list[tuple[int | str, str, Any]]:
+def named_arguments(call: Call) -> list[tuple[int | str, str, Any]]:
     """Every given argument: its position or keyword, its name in the schema, its value."""
     schema = overload(call.op)._schema.arguments
     return [(i, schema[i].name, value) for i, value in enumerate(call.args)] + [(n, n, v) for n, v in call.kwargs]
 
 
-def spots(call: Call) -> list[Spot]:
+def scalar_arguments(call: Call) -> list[ScalarArgument]:
     """Every value that is neither tensor nor list, in the order of the call."""
 
-    def within(path: Path, name: str, value: Any) -> Iterator[Spot]:
+    def within(path: Path, name: str, value: Any) -> Iterator[ScalarArgument]:
         if isinstance(value, (list, tuple)):
             for i, v in enumerate(value):
                 yield from within((*path, i), name, v)
         elif not isinstance(value, Leaf):
-            yield Spot(path, name, value)
+            yield ScalarArgument(path, name, value)
 
-    return [spot for where, name, value in named(call) for spot in within((where,), name, value)]
+    return [spot for where, name, value in named_arguments(call) for spot in within((where,), name, value)]
 
 
-def changed(call: Call, change: Change) -> Call:
+def with_scalars_changed(call: Call, change: Change) -> Call:
     """The call with every value that is neither tensor nor list changed."""
 
     def walk(name: str, value: Any) -> Any:
@@ -59,16 +59,16 @@ def changed(call: Call, change: Change) -> Call:
             return type(value)([walk(name, v) for v in value])
         return value if isinstance(value, Leaf) else change(name, value)
 
-    return lists_changed(call, walk)
+    return with_arguments_changed(call, walk)
 
 
-def lists_changed(call: Call, change: Change) -> Call:
+def with_arguments_changed(call: Call, change: Change) -> Call:
     """The call with every argument changed, lists as a whole."""
-    made = {where: change(name, value) for where, name, value in named(call)}
+    made = {where: change(name, value) for where, name, value in named_arguments(call)}
     return Call(call.op, tuple(made[i] for i in range(len(call.args))), tuple((n, made[n]) for n, _ in call.kwargs))
 
 
-def put(call: Call, path: Path, value: Any) -> Call:
+def with_value_at(call: Call, path: Path, value: Any) -> Call:
     """The call with this value at that path."""
 
     def within(old: Any, rest: Path) -> Any:
@@ -91,7 +91,7 @@ def with_tensors(program: Program, changed: dict[int, Tensor]) -> Program:
     return replace(program, sample=replace(program.sample, tensors=tensors))
 
 
-def without(program: Program, call: Call, gone: Collection[int]) -> Program:
+def without_tensors(program: Program, call: Call, gone: Collection[int]) -> Program:
     """The program with that call and without these tensors; the others are renumbered."""
     left = [i for i in range(len(program.sample.tensors)) if i not in gone]
     number = {old: new for new, old in enumerate(left)}
@@ -107,7 +107,7 @@ def without(program: Program, call: Call, gone: Collection[int]) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class InputForm:
     """A named way to make other calls from a sample; `why` is the reason for which it may expose a wrong rule.
 
     `same` promises equal results, which the caller must check.  Otherwise the op may reject the new call.
@@ -144,6 +144,6 @@ class Values:
         return self.partial == "also" or partial == (self.partial == "only")
 
 
-def generator(name: str, seed: int) -> torch.Generator:
+def values_generator(name: str, seed: int) -> torch.Generator:
     """The random generator of one kind of values, determined by its name and the seed."""
     return torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode()))

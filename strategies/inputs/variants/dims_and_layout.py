@@ -12,19 +12,29 @@ from typing import Any
 
 import torch
 
-from strategies.inputs.variants.call_edits import Form
-from strategies.model.arguments import DIMS, called, is_index, is_places, names, schema, trusts, values, with_tensors
+from strategies.inputs.variants.call_edits import InputForm
+from strategies.model.arguments import (
+    DIMS,
+    argument_names,
+    argument_values,
+    call_with,
+    is_index,
+    is_index_dtype,
+    schema_arguments,
+    trusts_caller,
+    with_tensors,
+)
 from strategies.model.oracle import strided
 from strategies.model.rule import Sample
 
 
-def respelled(sample: Sample) -> list[Sample]:
+def with_dims_respelled(sample: Sample) -> list[Sample]:
     """The same call with its dims spelled the other way: 1 as -1 of two dims, -1 as 1.
 
     For unsqueeze and stack -1 counts one dim more, so there are two candidates, and the caller must check which has the same
     results.  Ops that trust their caller keep their dims.
     """
-    if not sample.tensors or trusts(sample.op):
+    if not sample.tensors or trusts_caller(sample.op):
         return []
     ndim = sample.tensors[0].ndim
     candidates = (_dims_changed(sample, partial(_respelled, ndim=n), "dims respelled") for n in (ndim, ndim + 1))
@@ -41,33 +51,33 @@ def _advanced(dim: int, step: int, ndim: int) -> int:
 
 def other_dims(sample: Sample) -> Iterator[Sample]:
     """The same call for every other dim in turn; all dims in a list advance by the same step."""
-    if not sample.tensors or trusts(sample.op):
+    if not sample.tensors or trusts_caller(sample.op):
         return
     ndim = sample.tensors[0].ndim
     for step in range(1, ndim):
         yield from _dims_changed(sample, partial(_advanced, step=step, ndim=ndim), f"dims moved on by {step}")
 
 
-def no_dims(sample: Sample) -> Iterator[Sample]:
+def with_no_dims(sample: Sample) -> Iterator[Sample]:
     """The same call with an empty list of dims, with None, and with all dims listed."""
-    if trusts(sample.op) or not sample.tensors:
+    if trusts_caller(sample.op) or not sample.tensors:
         return
-    given, ndim = values(sample), sample.tensors[0].ndim
-    for a in schema(sample.op):
+    given, ndim = argument_values(sample), sample.tensors[0].ndim
+    for a in schema_arguments(sample.op):
         if a.name not in DIMS or a.name not in given:
             continue
         if a.optional:
-            yield called(sample, given | {a.name: None}, f"{a.name}=None")
+            yield call_with(sample, given | {a.name: None}, f"{a.name}=None")
         if "List[int]" in a.kind:
-            yield called(sample, given | {a.name: []}, f"{a.name}=[]")
-            yield called(sample, given | {a.name: list(range(ndim))}, f"{a.name} is all dims")
+            yield call_with(sample, given | {a.name: []}, f"{a.name}=[]")
+            yield call_with(sample, given | {a.name: list(range(ndim))}, f"{a.name} is all dims")
 
 
-def keepdim(sample: Sample) -> Iterator[Sample]:
-    """The same reduction with `keepdim` negated."""
-    given = values(sample)
-    if isinstance(given.get("keepdim"), bool) and not trusts(sample.op):
-        yield called(sample, given | {"keepdim": not given["keepdim"]}, f"keepdim={not given['keepdim']}")
+def with_keepdim_negated(sample: Sample) -> Iterator[Sample]:
+    """The same reduction with `with_keepdim_negated` negated."""
+    given = argument_values(sample)
+    if isinstance(given.get("keepdim"), bool) and not trusts_caller(sample.op):
+        yield call_with(sample, given | {"keepdim": not given["keepdim"]}, f"keepdim={not given['keepdim']}")
 
 
 def _dims_changed(sample: Sample, change: Callable[[int], int], what: str) -> Iterator[Sample]:
@@ -76,35 +86,39 @@ def _dims_changed(sample: Sample, change: Callable[[int], int], what: str) -> It
             return type(value)(map(changed, value))
         return change(value) if type(value) is int else value
 
-    given = values(sample)
-    spots = [a.name for a in schema(sample.op) if a.name in DIMS and "int" in a.kind and given.get(a.name) is not None]
+    given = argument_values(sample)
+    spots = [
+        a.name
+        for a in schema_arguments(sample.op)
+        if a.name in DIMS and "int" in a.kind and given.get(a.name) is not None
+    ]
     other = {name: changed(given[name]) for name in spots}
     if any(other[name] != given[name] for name in spots):
-        yield called(sample, given | other, what)
+        yield call_with(sample, given | other, what)
 
 
 DIMENSIONS = (
-    Form("dims respelled", "a rule that compares a dim with a shard dim is often right in one spelling only",
-         respelled, same=True, weight=2, always=8),
-    Form("other dims", "a rule tried with the first dim only may mix up dim and shard dim", other_dims, weight=2),
-    Form("no dims", "an empty list, None and all dims mean the same to some ops, and not to others", no_dims),
-    Form("keepdim", "a kept dim moves the shard dims behind it by one less", keepdim),
+    InputForm("dims respelled", "a rule that compares a dim with a shard dim is often right in one spelling only",
+         with_dims_respelled, same=True, weight=2, always=8),
+    InputForm("other dims", "a rule tried with the first dim only may mix up dim and shard dim", other_dims, weight=2),
+    InputForm("no dims", "an empty list, None and all dims mean the same to some ops, and not to others", with_no_dims),
+    InputForm("keepdim", "a kept dim moves the shard dims behind it by one less", with_keepdim_negated),
 )  # fmt: skip
 
 
-def negative_indices(sample: Sample) -> Iterator[Sample]:
+def with_negative_indices(sample: Sample) -> Iterator[Sample]:
     """Every second index counted from the end, for each size of the first tensor in turn.
 
     Only one of the sizes is right: the caller must check which has the same results.  On a GPU there are none, since an index
     out of range kills the process.
     """
-    if trusts(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
+    if trusts_caller(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
         return
     first = sample.tensors[0]
     for size in dict.fromkeys([*first.shape, first.numel()]):
         changed = {}
-        for i, (x, name) in enumerate(zip(sample.tensors, names(sample), strict=True)):
-            if is_index(name) and is_places(x) and x.numel():
+        for i, (x, name) in enumerate(zip(sample.tensors, argument_names(sample), strict=True)):
+            if is_index(name) and is_index_dtype(x) and x.numel():
                 places = torch.arange(x.numel(), device=x.device).view(x.shape)
                 changed[i] = torch.where((places % 2 == 0) & (x >= 0), x - size, x)
         if changed:
@@ -112,11 +126,11 @@ def negative_indices(sample: Sample) -> Iterator[Sample]:
 
 
 INDEXED = (
-    Form("negative indices", "an index below zero is in no shard's range of rows", negative_indices, same=True),
+    InputForm("negative indices", "an index below zero is in no shard's range of rows", with_negative_indices, same=True),
 )  # fmt: skip
 
 
-def transposed(sample: Sample) -> Iterator[Sample]:
+def with_transposed_memory(sample: Sample) -> Iterator[Sample]:
     """Every tensor of two dims or more with its last dim first in memory."""
     large = {i: x for i, x in enumerate(sample.tensors) if x.ndim > 1 and min(x.shape[0], x.shape[-1]) > 1}
     if large:
@@ -124,14 +138,14 @@ def transposed(sample: Sample) -> Iterator[Sample]:
         yield with_tensors(sample, laid, "last dim first in memory")
 
 
-def gapped(sample: Sample) -> Iterator[Sample]:
+def with_gaps(sample: Sample) -> Iterator[Sample]:
     """Every tensor with a gap after each element."""
     laid = {i: strided(x) for i, x in enumerate(sample.tensors) if x.ndim and x.numel() > 1}
     if laid:
         yield with_tensors(sample, laid, "with gaps")
 
 
-def expanded(sample: Sample) -> Iterator[Sample]:
+def with_expanded_tensors(sample: Sample) -> Iterator[Sample]:
     """Each tensor in turn with its first slice along a dim expanded over that dim."""
     for i, x in enumerate(sample.tensors):
         for dim in range(x.ndim):
@@ -141,7 +155,7 @@ def expanded(sample: Sample) -> Iterator[Sample]:
 
 
 LAYOUTS = (
-    Form("transposed", "rules that look at strides are tried with dense tensors only", transposed),
-    Form("gaps", "torch's kernels for data with gaps are others", gapped),
-    Form("expanded", "a stride of zero: a rank's rows are all the same memory", expanded),
+    InputForm("transposed", "rules that look at strides are tried with dense tensors only", with_transposed_memory),
+    InputForm("gaps", "torch's kernels for data with gaps are others", with_gaps),
+    InputForm("expanded", "a stride of zero: a rank's rows are all the same memory", with_expanded_tensors),
 )  # fmt: skip

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants.call_edits import Form
+from strategies.inputs.variants.call_edits import InputForm
 from strategies.model.arguments import (
     DIMS,
-    SORTED,
-    called,
+    SORTED_ARGUMENTS,
+    argument_names,
+    argument_values,
+    call_with,
     is_index,
-    is_places,
-    names,
+    is_index_dtype,
     repeats_sizes,
-    schema,
-    trusts,
-    values,
+    schema_arguments,
+    trusts_caller,
     with_tensors,
 )
 from strategies.model.rule import Sample
@@ -36,9 +36,9 @@ EVEN, SHORT, FEW = 12, 11, 3
 """Rows: divisible by 2, 3 and 4 ranks; one less; too few for 4 ranks."""
 
 
-def shortened(sample: Sample) -> list[Sample]:
+def with_shortened_operand(sample: Sample) -> list[Sample]:
     """The call with one operand shorter than the first along one dim, as gather and scatter allow."""
-    if trusts(sample.op) or not sample.tensors:
+    if trusts_caller(sample.op) or not sample.tensors:
         return []
     first, made = sample.tensors[0], []
     for i, other in enumerate(sample.tensors[1:], 1):
@@ -50,12 +50,12 @@ def shortened(sample: Sample) -> list[Sample]:
     return made
 
 
-def resized(sample: Sample, new: Callable[[int], int]) -> Iterator[Sample]:
+def with_sizes(sample: Sample, new: Callable[[int], int]) -> Iterator[Sample]:
     """The call with its sizes changed by `new`: all at once, then each alone.
 
     Each comes first with equal numbers in list arguments changed alike, then with those as they are.
     """
-    if trusts(sample.op):
+    if trusts_caller(sample.op):
         return
     sizes = list(dict.fromkeys(size for x in sample.tensors for size in x.shape if size > 1))
     for chosen in [sizes, *([size] for size in sizes if len(sizes) > 1)]:
@@ -67,19 +67,19 @@ def resized(sample: Sample, new: Callable[[int], int]) -> Iterator[Sample]:
         if any(x.numel() > LARGEST for x in tensors.values()):
             continue
         other = with_tensors(sample, tensors, f"sizes {to}")
-        given = values(other)
+        given = argument_values(other)
         also = {name: _renamed(v, to) for name, v in given.items() if name not in DIMS}
         if any(isinstance(v, (list, tuple)) and v != given[name] for name, v in also.items() if not _has_tensor(v)):
-            yield called(sample, given | also, f"sizes {to}")
+            yield call_with(sample, given | also, f"sizes {to}")
         yield other
 
 
-even = partial(resized, new=lambda _: EVEN)
-short = partial(resized, new=lambda _: SHORT)
-uneven = partial(resized, new=lambda size: size + 1 if size % 2 == 0 else size + 2)
-few = partial(resized, new=lambda _: FEW)
-empty = partial(resized, new=lambda _: 0)
-one_row = partial(resized, new=lambda _: 1)
+with_even_sizes = partial(with_sizes, new=lambda _: EVEN)
+with_one_row_less = partial(with_sizes, new=lambda _: SHORT)
+with_uneven_sizes = partial(with_sizes, new=lambda size: size + 1 if size % 2 == 0 else size + 2)
+with_few_rows = partial(with_sizes, new=lambda _: FEW)
+with_no_rows = partial(with_sizes, new=lambda _: 0)
+with_one_row = partial(with_sizes, new=lambda _: 1)
 
 
 def _in_range(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -87,16 +87,16 @@ def _in_range(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
 
     On a GPU an index out of range kills the process.
     """
-    sizes = [size for x in tensors.values() if not is_places(x) for size in x.shape]
+    sizes = [size for x in tensors.values() if not is_index_dtype(x) for size in x.shape]
     least = min(sizes, default=0)
-    spots = [i for i, name in enumerate(names(sample)) if is_index(name) and is_places(tensors[i])]
+    spots = [i for i, name in enumerate(argument_names(sample)) if is_index(name) and is_index_dtype(tensors[i])]
     tensors = _in_order(sample, tensors)
     return tensors | {i: torch.where(tensors[i] >= least, tensors[i] % least, tensors[i]) for i in spots if least}
 
 
 def _in_order(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
     """The tensors of the call, sorted where the op requires it."""
-    wanted = [i for i, name in enumerate(names(sample)) if name in SORTED and i in tensors]
+    wanted = [i for i, name in enumerate(argument_names(sample)) if name in SORTED_ARGUMENTS and i in tensors]
     return tensors | {i: tensors[i].sort(-1).values for i in wanted}
 
 
@@ -124,9 +124,9 @@ def resize(x: Tensor, shape: list[int]) -> Tensor:
     return x
 
 
-def oblong(sample: Sample) -> Iterator[Sample]:
+def with_oblong_sizes(sample: Sample) -> Iterator[Sample]:
     """The call on square tensors with the last dim, then the first, made longer in all of them."""
-    if trusts(sample.op) or not any(len(set(x.shape)) < x.ndim for x in sample.tensors):
+    if trusts_caller(sample.op) or not any(len(set(x.shape)) < x.ndim for x in sample.tensors):
         return
     most = max(x.ndim for x in sample.tensors)
     for dim in (-1, 0):
@@ -141,9 +141,9 @@ _NO_BROADCAST = ("binary_cross_entropy",)
 deprecated (torch 2.13)."""
 
 
-def broadcast(sample: Sample) -> Iterator[Sample]:
+def with_broadcast_operands(sample: Sample) -> Iterator[Sample]:
     """Each operand in turn with one row along a dim, and without its first dim, so that the op broadcasts it."""
-    if trusts(sample.op) or len(sample.tensors) < 2 or sample.op.split(".")[1].startswith(_NO_BROADCAST):
+    if trusts_caller(sample.op) or len(sample.tensors) < 2 or sample.op.split(".")[1].startswith(_NO_BROADCAST):
         return
     for i, x in enumerate(sample.tensors):
         for dim in range(x.ndim):
@@ -153,9 +153,9 @@ def broadcast(sample: Sample) -> Iterator[Sample]:
             yield with_tensors(sample, {i: x[0].clone()}, f"operand {i} without its first dim")
 
 
-def scalar_tensors(sample: Sample) -> Iterator[Sample]:
+def without_dims(sample: Sample) -> Iterator[Sample]:
     """Tensors without dims: all, then each operand in turn."""
-    if trusts(sample.op) or any(not x.numel() for x in sample.tensors):
+    if trusts_caller(sample.op) or any(not x.numel() for x in sample.tensors):
         return
     points = {i: x.flatten()[0].clone() for i, x in enumerate(sample.tensors) if x.ndim}
     if points:
@@ -166,16 +166,16 @@ def scalar_tensors(sample: Sample) -> Iterator[Sample]:
 
 
 SIZES = (
-    Form("operand shortened", "rules that pair the shards of two operands take them to be equally long", shortened, weight=2, always=4),
-    Form("even", "what divides among 2, 3 and 4 ranks is not refused for being uneven", even),
-    Form("one row short", "the last rank has one row less: means, offsets and paddings show", short),
-    Form("uneven", "sizes that differ by rank break what is computed from the first rank's", uneven),
-    Form("square", "rows and columns of one number hide nothing and confuse what is told apart by size", few),
-    Form("oblong", "in a square tensor the wrong dim has the right size", oblong),
-    Form("no rows", "a reduction of nothing has a value of its own, or none", empty),
-    Form("one row", "a dim of size one cannot be split, and may be dropped or broadcast", one_row),
-    Form("broadcast", "a dim of size one, or none, is not where the other operand is sharded", broadcast, weight=2),
-    Form("without dims", "a tensor without dims has no dim to shard, and promotes types otherwise", scalar_tensors),
+    InputForm("operand shortened", "rules that pair the shards of two operands take them to be equally long", with_shortened_operand, weight=2, always=4),
+    InputForm("even", "what divides among 2, 3 and 4 ranks is not refused for being uneven", with_even_sizes),
+    InputForm("one row short", "the last rank has one row less: means, offsets and paddings show", with_one_row_less),
+    InputForm("uneven", "sizes that differ by rank break what is computed from the first rank's", with_uneven_sizes),
+    InputForm("square", "rows and columns of one number hide nothing and confuse what is told apart by size", with_few_rows),
+    InputForm("oblong", "in a square tensor the wrong dim has the right size", with_oblong_sizes),
+    InputForm("no rows", "a reduction of nothing has a value of its own, or none", with_no_rows),
+    InputForm("one row", "a dim of size one cannot be split, and may be dropped or broadcast", with_one_row),
+    InputForm("broadcast", "a dim of size one, or none, is not where the other operand is sharded", with_broadcast_operands, weight=2),
+    InputForm("without dims", "a tensor without dims has no dim to shard, and promotes types otherwise", without_dims),
 )  # fmt: skip
 
 
@@ -194,11 +194,11 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
 
     Ops that trust their caller keep integers and scales, which may describe sizes.
     """
-    given = values(sample)
-    for a in schema(sample.op):
+    given = argument_values(sample)
+    for a in schema_arguments(sample.op):
         whole = "int" in a.kind and "number" not in a.kind
         speaks = whole or repeats_sizes(a.name)
-        if a.name not in given or a.name in DIMS | _KEPT or "List" in a.kind or (speaks and trusts(sample.op)):
+        if a.name not in given or a.name in DIMS | _KEPT or "List" in a.kind or (speaks and trusts_caller(sample.op)):
             continue
         if not any(word in a.kind for word in ("number", "float", "int")) or _is_code(given[a.name]):
             continue
@@ -207,7 +207,7 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
             fits = named and (number is None or not whole or type(number) is int)
             value = float(number) if number is not None and "float" in a.kind else number
             if fits and value != given[a.name]:
-                yield called(sample, given | {a.name: value}, f"{a.name}={value}")
+                yield call_with(sample, given | {a.name: value}, f"{a.name}={value}")
 
 
 def _is_code(value: object) -> bool:
@@ -217,82 +217,89 @@ def _is_code(value: object) -> bool:
 
 def other_flags(sample: Sample) -> Iterator[Sample]:
     """Each flag in turn negated."""
-    given = values(sample)
-    for a in () if trusts(sample.op) else schema(sample.op):
+    given = argument_values(sample)
+    for a in () if trusts_caller(sample.op) else schema_arguments(sample.op):
         if a.kind == "bool" and isinstance(given.get(a.name), bool) and a.name not in _KEPT:
-            yield called(sample, given | {a.name: not given[a.name]}, f"{a.name}={not given[a.name]}")
+            yield call_with(sample, given | {a.name: not given[a.name]}, f"{a.name}={not given[a.name]}")
 
 
 def other_dtypes(sample: Sample) -> Iterator[Sample]:
     """The call with another `dtype`, and without one."""
-    given = values(sample)
-    if "dtype" not in given or trusts(sample.op):
+    given = argument_values(sample)
+    if "dtype" not in given or trusts_caller(sample.op):
         return
     for dtype in (torch.float64, torch.float32, torch.int64, None):
         if dtype != given["dtype"]:
-            yield called(sample, given | {"dtype": dtype}, f"dtype={dtype}")
+            yield call_with(sample, given | {"dtype": dtype}, f"dtype={dtype}")
 
 
 def other_reductions(sample: Sample) -> Iterator[Sample]:
     """A loss unreduced, as a mean and as a sum."""
-    given = values(sample)
-    if type(given.get("reduction")) is int and not trusts(sample.op):
+    given = argument_values(sample)
+    if type(given.get("reduction")) is int and not trusts_caller(sample.op):
         for reduction in (1, 2, 0):
             if reduction != given["reduction"]:
-                yield called(sample, given | {"reduction": reduction}, f"reduction={reduction}")
+                yield call_with(sample, given | {"reduction": reduction}, f"reduction={reduction}")
 
 
-def ignored(sample: Sample) -> Iterator[Sample]:
+def with_ignored_class(sample: Sample) -> Iterator[Sample]:
     """The class of the first target, then of the last, ignored, so that ranks count different numbers of rows."""
-    given = values(sample)
-    if "ignore_index" not in given or trusts(sample.op):
+    given = argument_values(sample)
+    if "ignore_index" not in given or trusts_caller(sample.op):
         return
-    targets = [x for x, name in zip(sample.tensors, names(sample), strict=True) if is_index(name) and x.numel()]
+    targets = [
+        x for x, name in zip(sample.tensors, argument_names(sample), strict=True) if is_index(name) and x.numel()
+    ]
     for x in targets:
         for place in dict.fromkeys((int(x.flatten()[0]), int(x.flatten()[-1]))):
             if place != given["ignore_index"]:
-                yield called(sample, given | {"ignore_index": place}, f"ignore_index={place}")
+                yield call_with(sample, given | {"ignore_index": place}, f"ignore_index={place}")
 
 
-def weighted(sample: Sample) -> Iterator[Sample]:
+def with_weights(sample: Sample) -> Iterator[Sample]:
     """A weight by class, or by element, where there was none; the op rejects those of a wrong shape."""
-    given = values(sample)
+    given = argument_values(sample)
     first = sample.tensors[0] if sample.tensors else None
-    if first is None or not first.dtype.is_floating_point or given.get("weight", ...) is not None or trusts(sample.op):
+    if (
+        first is None
+        or not first.dtype.is_floating_point
+        or given.get("weight", ...) is not None
+        or trusts_caller(sample.op)
+    ):
         return
     shapes: list[tuple[int, ...]] = [(size,) for size in dict.fromkeys(first.shape[1:2] + first.shape[-1:])]
     for shape in dict.fromkeys([*shapes, tuple(first.shape)]):
         weight = torch.arange(1, 1 + torch.Size(shape).numel(), dtype=first.dtype, device=first.device).view(shape)
-        yield called(sample, given | {"weight": weight / 4}, f"weights of shape {shape}")
+        yield call_with(sample, given | {"weight": weight / 4}, f"weights of shape {shape}")
 
 
-def left_out(sample: Sample) -> Iterator[Sample]:
+def without_optional_tensors(sample: Sample) -> Iterator[Sample]:
     """Each optional tensor in turn left out."""
-    given = values(sample)
-    for a in () if trusts(sample.op) else schema(sample.op):
+    given = argument_values(sample)
+    for a in () if trusts_caller(sample.op) else schema_arguments(sample.op):
         if a.optional and isinstance(given.get(a.name), Tensor) and not a.keyword:
-            yield called(sample, given | {a.name: None}, f"{a.name}=None")
+            yield call_with(sample, given | {a.name: None}, f"{a.name}=None")
 
 
-def one_output(sample: Sample) -> Iterator[Sample]:
+def with_one_result(sample: Sample) -> Iterator[Sample]:
     """Each result alone, of several that a mask selects."""
-    given = values(sample)
-    for a in schema(sample.op):
+    given = argument_values(sample)
+    for a in schema_arguments(sample.op):
         mask = given.get(a.name)
         if "List[bool]" in a.kind and isinstance(mask, (list, tuple)) and len(mask) > 1:
             for only in range(len(mask)):
                 chosen = [i == only for i in range(len(mask))]
                 if chosen != list(mask):
-                    yield called(sample, given | {a.name: chosen}, f"only result {only} asked for")
+                    yield call_with(sample, given | {a.name: chosen}, f"only result {only} asked for")
 
 
 SCALARS = (
-    Form("other scalars", "many rules hold for one sign, or for 0 or 1, of a number only", other_scalars, weight=3),
-    Form("other flags", "a flag that no sample sets changes what a rank may do alone", other_flags),
-    Form("other dtypes", "a cast before or after the parts are summed is not the same", other_dtypes),
-    Form("other reductions", "a mean has a denominator, a sum has none", other_reductions),
-    Form("ignored class", "ranks ignore differently many rows, so a mean of their means is none", ignored),
-    Form("weights", "ranks have different weights, so a mean of their means is none", weighted),
-    Form("left out", "a rule may count on an argument that need not be there", left_out),
-    Form("one output", "of several results some are not there, and the placements must not move up", one_output),
+    InputForm("other scalars", "many rules hold for one sign, or for 0 or 1, of a number only", other_scalars, weight=3),
+    InputForm("other flags", "a flag that no sample sets changes what a rank may do alone", other_flags),
+    InputForm("other dtypes", "a cast before or after the parts are summed is not the same", other_dtypes),
+    InputForm("other reductions", "a mean has a denominator, a sum has none", other_reductions),
+    InputForm("ignored class", "ranks ignore differently many rows, so a mean of their means is none", with_ignored_class),
+    InputForm("weights", "ranks have different weights, so a mean of their means is none", with_weights),
+    InputForm("left out", "a rule may count on an argument that need not be there", without_optional_tensors),
+    InputForm("one output", "of several results some are not there, and the placements must not move up", with_one_result),
 )  # fmt: skip

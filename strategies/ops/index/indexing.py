@@ -20,72 +20,80 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.rule import Leaf
-from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, mapped, other_dims, pending, sharded
+from strategies.ops.lib.dim_maps import (
+    KINDS,
+    LINEAR,
+    dim_map_rules,
+    partial_rules,
+    reductions_keeping,
+    shard_rule,
+    unchanged_dims,
+)
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
-from strategies.ops.shape.slices import Lines, diagonal, selected, sliced
+from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.shape.slices import Lines, diagonal, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
-MAX = 2
+MAX_MODE = 2
 """The mode of embedding bags that returns the maximum of the rows, and its position."""
 
 
-def index_select(query: Ask) -> Iterator[Line]:
+def index_select(query: RuleQuery) -> Iterator[PlacementRule]:
     given, index = query.meta("self"), query.meta("index")
     dim = query["dim"] % max(given.ndim, 1)
-    yield from pending(query, [0])
-    yield from mapped(query, other_dims(given.ndim, dim))
+    yield from partial_rules(query, [0])
+    yield from dim_map_rules(query, unchanged_dims(given.ndim, dim))
     if given.ndim and index.ndim:
-        yield sharded(query, {1: 0}, dim)
+        yield shard_rule(query, {1: 0}, dim)
 
 
-def gather(query: Ask) -> Iterator[Line]:
+def gather(query: RuleQuery) -> Iterator[PlacementRule]:
     """Along the other dims, index and tensor are sharded together if they are equally long; else their shards differ."""
     given, index = query.meta("self"), query.meta("index")
     dim = query["dim"] % max(given.ndim, 1)
-    yield from pending(query, [0])
+    yield from partial_rules(query, [0])
     if given.ndim != index.ndim:
         return
-    for other, _ in other_dims(given.ndim, dim):
+    for other, _ in unchanged_dims(given.ndim, dim):
         if given.shape[other] == index.shape[other]:
-            yield sharded(query, {0: other, 1: other}, other)
+            yield shard_rule(query, {0: other, 1: other}, other)
     if index.ndim:
-        yield sharded(query, {1: dim}, dim)
+        yield shard_rule(query, {1: dim}, dim)
 
 
-def take(query: Ask) -> Iterator[Line]:
-    yield from pending(query, [0])
-    yield from mapped(query, other_dims(query.meta("index").ndim), leaf=1)
+def take(query: RuleQuery) -> Iterator[PlacementRule]:
+    yield from partial_rules(query, [0])
+    yield from dim_map_rules(query, unchanged_dims(query.meta("index").ndim), leaf=1)
 
 
-def masked_select(query: Ask) -> Iterator[Line]:
+def masked_select(query: RuleQuery) -> Iterator[PlacementRule]:
     """The mask determines the number of elements, and is replicated; only the elements may be partial."""
-    yield from pending(query, [0])
+    yield from partial_rules(query, [0])
 
 
-def index_fill(query: Ask) -> Iterator[Line]:
+def index_fill(query: RuleQuery) -> Iterator[PlacementRule]:
     """The value is an equal number on every rank, or a tensor that is partial like the first one."""
     given = query.meta("self")
     value = query.leaf("value")
-    yield from pending(query, [0], filled_with(query["value"]) if value is None else ("avg", "max", "min"))
+    yield from partial_rules(query, [0], reductions_keeping(query["value"]) if value is None else ("avg", "max", "min"))
     if value is not None:
-        yield from pending(query, [0, value])
-    yield from mapped(query, other_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
+        yield from partial_rules(query, [0, value])
+    yield from dim_map_rules(query, unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
 
 
-def written_into(view: Lines, name: str = "src") -> Lines:
+def write_into_view(view: Lines, name: str = "src") -> Lines:
     """The rule of writing a tensor into a view: both are sharded where the view maps a dim to a dim."""
 
-    def lines(query: Ask) -> Iterator[Line]:
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
         source = query.leaf(name)
         if source is None:
             return
-        yield from pending(query, [0, source], KINDS)
-        read = Ask(query.op, query.arguments, query.tensors[:1], (query.tensors[source],))
+        yield from partial_rules(query, [0, source], KINDS)
+        read = RuleQuery(query.op, query.arguments, query.tensors[:1], (query.tensors[source],))
         for line in view(read):
             (before,), (after,) = line.inputs, line.outputs
             if isinstance(before, Shard) and isinstance(after, Shard):
-                yield sharded(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
+                yield shard_rule(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
 
     lines.__wrapped__ = view  # type: ignore[attr-defined]
     return lines
@@ -95,7 +103,7 @@ _PICKED = "the dim from which rows are picked is whole"
 _WRITTEN = "both are cut where the view that is written to has a dim of the tensor"
 
 
-def only_replicated(query: Ask) -> Iterator[Line]:
+def only_replicated(query: RuleQuery) -> Iterator[PlacementRule]:
     """No placement rule but the all-replicated one."""
     yield from ()
 
@@ -118,7 +126,7 @@ class IndexLayout:
     masks: bool
 
 
-def index_layout(query: Ask) -> IndexLayout:
+def index_layout(query: RuleQuery) -> IndexLayout:
     """The dims of the result of an indexing call."""
     given = query.meta("self")
     dim, indexed, ndim, masks = 0, list[int](), 0, False
@@ -142,7 +150,7 @@ def index_layout(query: Ask) -> IndexLayout:
     return IndexLayout(tuple(places), at, ndim, masks)
 
 
-def _sharded_indices(query: Ask, where: IndexLayout, b: int, size: int) -> dict[int, Placement]:
+def _sharded_indices(query: RuleQuery, where: IndexLayout, b: int, size: int) -> dict[int, Placement]:
     """The index tensors that have dim b of the broadcast index, by leaf number, sharded on it."""
     found: dict[int, Placement] = {}
     for leaf in query.leaves("indices"):
@@ -153,31 +161,31 @@ def _sharded_indices(query: Ask, where: IndexLayout, b: int, size: int) -> dict[
     return found
 
 
-def _is_supported(query: Ask) -> bool:
+def _is_supported(query: RuleQuery) -> bool:
     """Whether no index is a mask without dims, which adds a dim to the result."""
     metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
     return all(meta.ndim > 0 or meta.dtype not in (torch.bool, torch.uint8) for meta in metas)
 
 
-def index(query: Ask) -> Iterator[Line]:
-    yield from pending(query, [0])
+def index(query: RuleQuery) -> Iterator[PlacementRule]:
+    yield from partial_rules(query, [0])
     result = query.outputs[0]
     if result is None or not _is_supported(query):
         return
     where = index_layout(query)
-    yield from mapped(query, where.free)
+    yield from dim_map_rules(query, where.free)
     for b in range(0 if where.masks else where.ndim):
         place = where.at + b
         yield query.line(_sharded_indices(query, where, b, result.shape[place]), [Shard(place)])
 
 
-def index_put(query: Ask) -> Iterator[Line]:
+def index_put(query: RuleQuery) -> Iterator[PlacementRule]:
     """The values are broadcast to the indexed shape.  If they are accumulated, shards of the index give partial sums."""
     values = query.leaf("values")
     if values is None:
         return
     adds = bool(query["accumulate"])
-    yield from pending(query, [0, values], LINEAR if adds else KINDS)
+    yield from partial_rules(query, [0, values], LINEAR if adds else KINDS)
     if not _is_supported(query):
         return
     where, given = index_layout(query), query.tensors[values]
@@ -195,7 +203,7 @@ def index_put(query: Ask) -> Iterator[Line]:
         yield query.line({0: Partial("sum")} | inputs, [Partial("sum")])
 
 
-def _broadcast(query: Ask, where: IndexLayout, b: int) -> int:
+def _broadcast(query: RuleQuery, where: IndexLayout, b: int) -> int:
     metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
     sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
     return next((size for size in sizes if size != 1), 1)
@@ -206,40 +214,40 @@ _PUTS = ("index_put", "_unsafe_index_put", "_index_put_impl")
 _PUT = "dims that are not indexed go by themselves; what is added may be added in parts"
 
 
-def embedding(query: Ask) -> Iterator[Line]:
+def embedding(query: RuleQuery) -> Iterator[PlacementRule]:
     """The lookup; `padding_idx` and `scale_grad_by_freq` affect the gradient only."""
-    yield from pending(query, [0])
+    yield from partial_rules(query, [0])
     result = query.outputs[0]
     if result is None:
         return
-    yield from mapped(query, [(1, result.ndim - 1)])
-    yield from mapped(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
+    yield from dim_map_rules(query, [(1, result.ndim - 1)])
+    yield from dim_map_rules(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
 
 
-def embedding_backward(query: Ask) -> Iterator[Line]:
+def embedding_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """Gradients of a row add up over ranks, unless they are divided by the frequency of the row among all indices."""
     grad = query.meta("grad_output")
-    yield from pending(query, [0], LINEAR)
-    yield sharded(query, {0: grad.ndim - 1}, 1)
+    yield from partial_rules(query, [0], LINEAR)
+    yield shard_rule(query, {0: grad.ndim - 1}, 1)
     for dim in range(0 if query["scale_grad_by_freq"] else grad.ndim - 1):
         yield query.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
 
 
-def bags(query: Ask) -> Iterator[Line]:
+def bags(query: RuleQuery) -> Iterator[PlacementRule]:
     """The results are the bags, the bag of each index, the size of each bag, and the positions of the maxima."""
-    places = Shard(1) if query["mode"] == MAX else Replicate()
+    places = Shard(1) if query["mode"] == MAX_MODE else Replicate()
     yield query.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
-    if query["mode"] != MAX:
+    if query["mode"] != MAX_MODE:
         for kind in LINEAR:
             yield query.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
 
 
-def bags_backward(query: Ask) -> Iterator[Line]:
+def bags_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """Each column of a gradient belongs to that column of the table.  A sparse gradient has no dims to shard."""
     if query.get("sparse"):
         return
     places = query.leaf("maximum_indices")
-    largest = {places: Shard(1)} if query["mode"] == MAX and places is not None else {}
+    largest = {places: Shard(1)} if query["mode"] == MAX_MODE and places is not None else {}
     yield query.line({0: Shard(1), **largest}, [Shard(1)])
     for kind in LINEAR:
         yield query.line({0: Partial(kind)}, [Partial(kind)])
@@ -247,16 +255,16 @@ def bags_backward(query: Ask) -> Iterator[Line]:
 
 _BAGS = ["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"]
 
-RULES: tuple[Entry, ...] = with_variants(
+RULES: tuple[OpRule, ...] = with_variants(
     rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
     rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
     rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
     rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
     rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
     rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
-    rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], written_into(selected)),
-    rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], written_into(sliced)),
-    rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], written_into(diagonal)),
+    rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], write_into_view(select)),
+    rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], write_into_view(slice_dim)),
+    rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], write_into_view(diagonal)),
     rules(FAMILY, "values decide how long the result is", _COUNTED, only_replicated),
     rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], only_replicated),
     rules(FAMILY, _FREE, ["aten.index.Tensor", "aten._unsafe_index.Tensor"], index),

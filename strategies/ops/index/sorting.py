@@ -6,27 +6,27 @@ from collections.abc import Iterator
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.ops.lib.dim_maps import mapped, other_dims, shifted
+from strategies.ops.lib.dim_maps import dim_map_rules, dims_after_removal, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
+from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "sorting"
 
 
-def ordered(query: Ask) -> Iterator[Line]:
+def sort(query: RuleQuery) -> Iterator[PlacementRule]:
     """Each row is sorted independently.  The order of partial values is unknown."""
     ndim = query.tensors[0].ndim
-    yield from mapped(query, other_dims(ndim, query["dim"] % max(ndim, 1)))
+    yield from dim_map_rules(query, unchanged_dims(ndim, query["dim"] % max(ndim, 1)))
 
 
-def picked(query: Ask) -> Iterator[Line]:
+def kthvalue(query: RuleQuery) -> Iterator[PlacementRule]:
     """One element of each row, and its position: the dim is dropped, or kept with size 1."""
     ndim = query.tensors[0].ndim
     dim = query["dim"] % max(ndim, 1)
-    yield from mapped(query, other_dims(ndim, dim) if query["keepdim"] else shifted(ndim, dim))
+    yield from dim_map_rules(query, unchanged_dims(ndim, dim) if query["keepdim"] else dims_after_removal(ndim, dim))
 
 
-def bucketized(query: Ask) -> Iterator[Line]:
+def bucketize(query: RuleQuery) -> Iterator[PlacementRule]:
     """A bucket is the number of boundaries below a number: with sharded boundaries, a partial sum.
 
     Buckets are monotone in the numbers.  NaN has the highest bucket, which agrees with P(max), and not with P(min).
@@ -35,17 +35,17 @@ def bucketized(query: Ask) -> Iterator[Line]:
     if bounds is not None:
         yield query.line({bounds: Shard(0)}, [Partial("sum")])
     if given is not None:
-        yield from mapped(query, other_dims(query.tensors[given].ndim), leaf=given)
+        yield from dim_map_rules(query, unchanged_dims(query.tensors[given].ndim), leaf=given)
         yield from _monotone(query, given)
 
 
-def _monotone(query: Ask, given: int) -> Iterator[Line]:
+def _monotone(query: RuleQuery, given: int) -> Iterator[PlacementRule]:
     yield query.line({given: Partial("max")}, [Partial("max")])
     if not query.tensors[given].dtype.is_floating_point:
         yield query.line({given: Partial("min")}, [Partial("min")])
 
 
-def searched(query: Ask) -> Iterator[Line]:
+def searchsorted(query: RuleQuery) -> Iterator[PlacementRule]:
     """As `bucketize`, with a row of boundaries for each row of numbers, or one for all.
 
     A sorter has positions in the whole row of boundaries, which is then replicated.
@@ -65,14 +65,14 @@ def searched(query: Ask) -> Iterator[Line]:
         yield query.line({given: Shard(dim), **rows}, [Shard(dim)])
 
 
-def counted(query: Ask) -> Iterator[Line]:
+def histc(query: RuleQuery) -> Iterator[PlacementRule]:
     """Counts add up if all ranks have the same bins; equal limits mean the minimum and maximum of the data."""
     if query["min"] != query["max"]:
         for dim in range(query.tensors[0].ndim):
             yield query.line({0: Shard(dim)}, [Partial("sum")])
 
 
-def counted_between(query: Ask) -> Iterator[Line]:
+def histogram(query: RuleQuery) -> Iterator[PlacementRule]:
     """As `histc`, if the edges are given or follow from given limits; weights are sharded with their numbers."""
     edges, weight = query.leaf("bins"), query.leaf("weight")
     if query["density"] or (edges is None and query["range"] is None):
@@ -85,11 +85,11 @@ def counted_between(query: Ask) -> Iterator[Line]:
         yield query.line({weight: Partial("sum")}, [Partial("sum"), Replicate()])
 
 
-def among(query: Ask) -> Iterator[Line]:
+def isin(query: RuleQuery) -> Iterator[PlacementRule]:
     """An element is in a sharded set if it is in the shard of any rank.  The set must have one dim to be contiguous."""
     element, tests = query.leaf("elements"), query.leaf("test_elements")
     if element is not None:
-        yield from mapped(query, other_dims(query.tensors[element].ndim), leaf=element)
+        yield from dim_map_rules(query, unchanged_dims(query.tensors[element].ndim), leaf=element)
     if tests is not None and query.tensors[tests].ndim == 1:
         yield query.line({tests: Shard(0)}, [Partial("min" if query["invert"] else "max")])
 
@@ -97,13 +97,13 @@ def among(query: Ask) -> Iterator[Line]:
 _AMONG = ("Tensor_Tensor", "Tensor_Scalar")
 _SORTED = "the dim that is sorted is whole"
 
-RULES: tuple[Entry, ...] = with_variants(
-    rules(FAMILY, _SORTED, ["aten.sort.default", "aten.sort.stable", "aten.topk.default"], ordered),
-    rules(FAMILY, _SORTED, ["aten.argsort.stable", "aten.argsort.default"], ordered),
-    rules(FAMILY, "each row has its own order", ["aten.kthvalue.default"], picked),
-    rules(FAMILY, "numbers go by themselves", ["aten.bucketize.Tensor", "aten.bucketize.Scalar"], bucketized),
-    rules(FAMILY, "rows go by themselves", ["aten.searchsorted.Tensor", "aten.searchsorted.Scalar"], searched),
-    rules(FAMILY, "counts add up", ["aten.histc.default"], counted),
-    rules(FAMILY, "counts add up", ["aten.histogram.bins_tensor", "aten.histogram.bin_ct"], counted_between),
-    rules(FAMILY, "elements go by themselves", [f"aten.isin.{which}" for which in _AMONG], among),
+RULES: tuple[OpRule, ...] = with_variants(
+    rules(FAMILY, _SORTED, ["aten.sort.default", "aten.sort.stable", "aten.topk.default"], sort),
+    rules(FAMILY, _SORTED, ["aten.argsort.stable", "aten.argsort.default"], sort),
+    rules(FAMILY, "each row has its own order", ["aten.kthvalue.default"], kthvalue),
+    rules(FAMILY, "numbers go by themselves", ["aten.bucketize.Tensor", "aten.bucketize.Scalar"], bucketize),
+    rules(FAMILY, "rows go by themselves", ["aten.searchsorted.Tensor", "aten.searchsorted.Scalar"], searchsorted),
+    rules(FAMILY, "counts add up", ["aten.histc.default"], histc),
+    rules(FAMILY, "counts add up", ["aten.histogram.bins_tensor", "aten.histogram.bin_ct"], histogram),
+    rules(FAMILY, "elements go by themselves", [f"aten.isin.{which}" for which in _AMONG], isin),
 )  # fmt: skip

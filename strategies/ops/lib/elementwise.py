@@ -13,13 +13,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import agreed
-from strategies.ops.semantics.rulebook import Ask, Line, Meta, RuleFunction
+from localtensor.layout import is_unambiguous
+from strategies.ops.semantics.rulebook import Meta, PlacementRule, RuleFunction, RuleQuery
 
-Maker = Callable[[Ask], Iterable[Line]]
+RuleMaker = Callable[[RuleQuery], Iterable[PlacementRule]]
 
 
-def shards(query: Ask) -> Iterator[Line]:
+def shard_rules(query: RuleQuery) -> Iterator[PlacementRule]:
     """Each dim of the result sharded, with every operand that has the dim at its full size; the others are replicated.
 
     A dim of size 1 is sharded only if the result has size 1, too: then all operands that have it are empty on the same ranks.
@@ -39,29 +39,29 @@ def aligned(operand: Meta, result: Meta, dim: int) -> int | None:
     return own if own >= 0 and operand.shape[own] == result.shape[dim] else None
 
 
-def sharded_operands(query: Ask, result: Meta, dim: int) -> dict[int, Placement]:
+def sharded_operands(query: RuleQuery, result: Meta, dim: int) -> dict[int, Placement]:
     """The operands that have this dim of the result at its full size, by leaf number, sharded on it."""
     owned = {leaf: aligned(meta, result, dim) for leaf, meta in enumerate(query.tensors)}
     return {leaf: Shard(own) for leaf, own in owned.items() if own is not None}
 
 
-def elementwise(*makers: Maker) -> RuleFunction:
+def elementwise(*makers: RuleMaker) -> RuleFunction:
     """The rule with a placement rule for each dim, and those of the makers, whose inputs or results are partial."""
 
-    def lines(query: Ask) -> Iterator[Line]:
-        yield from shards(query)
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
+        yield from shard_rules(query)
         for maker in makers:
             yield from maker(query)
 
     return lines
 
 
-def partial(query: Ask, leaves: Iterable[int], kind: str, gives: str | None = None) -> Line:
+def partial_rule(query: RuleQuery, leaves: Iterable[int], kind: str, gives: str | None = None) -> PlacementRule:
     """The placement rule with these tensors partial, the others replicated, and each result partial of kind `gives`."""
     return query.line({leaf: Partial(kind) for leaf in leaves}, query.on_each(Partial(gives or kind)))
 
 
-def operands(query: Ask, names: Iterable[str]) -> tuple[list[int], bool]:
+def tensor_operands(query: RuleQuery, names: Iterable[str]) -> tuple[list[int], bool]:
     """The tensors among these arguments by leaf number, and whether any other of them is a number.
 
     A call may pass a number for a tensor argument.
@@ -76,53 +76,53 @@ NUMBERS = (torch.int32, torch.int64)
 """Integers whose sums are assumed not to wrap; narrower ones, as in `uint8` images, do in practice."""
 
 
-def real(dtype: torch.dtype) -> bool:
+def is_float_or_complex(dtype: torch.dtype) -> bool:
     """Whether the dtype is complex, or a float of at least two bytes."""
     return (dtype.is_floating_point and dtype.itemsize > 1) or dtype.is_complex
 
 
-def carries(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
+def cast_commutes(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
     """Whether the cast from one dtype to another commutes with the reduction; never for an average of integers.
 
-    >>> carries("sum", torch.float32, torch.bfloat16), carries("sum", torch.int64, torch.uint8)
+    >>> cast_commutes("sum", torch.float32, torch.bfloat16), cast_commutes("sum", torch.int64, torch.uint8)
     (True, True)
-    >>> carries("sum", torch.float32, torch.int64), carries("sum", torch.uint8, torch.int64)  # cut off; wrapped before
+    >>> cast_commutes("sum", torch.float32, torch.int64), cast_commutes("sum", torch.uint8, torch.int64)  # cut off; wrapped before
     (False, False)
-    >>> carries("sum", torch.bool, torch.int64), carries("max", torch.bool, torch.int64)  # the sum of booleans is "or"
+    >>> cast_commutes("sum", torch.bool, torch.int64), cast_commutes("max", torch.bool, torch.int64)  # the sum of booleans is "or"
     (False, True)
-    >>> carries("sum", torch.bfloat16, torch.float32), carries("max", torch.float32, torch.float64)
+    >>> cast_commutes("sum", torch.bfloat16, torch.float32), cast_commutes("max", torch.float32, torch.float64)
     (True, True)
-    >>> carries("max", torch.int64, torch.uint8), carries("avg", torch.int64, torch.float32)  # 256 is 0; rounded before
+    >>> cast_commutes("max", torch.int64, torch.uint8), cast_commutes("avg", torch.int64, torch.float32)  # 256 is 0; rounded before
     (False, False)
     """
-    if not (agreed(kind, source) and agreed(kind, target)):
+    if not (is_unambiguous(kind, source) and is_unambiguous(kind, target)):
         return False
     if source == target:
         return True
     if source == torch.bool:
-        return kind in ("min", "max", "product") and (target in RANGES or real(target))
-    if real(source):
+        return kind in ("min", "max", "product") and (target in RANGES or is_float_or_complex(target))
+    if is_float_or_complex(source):
         turns = kind == "product" and source.is_complex and not target.is_complex  # a factor keeps its phase
-        return real(target) and not turns
+        return is_float_or_complex(target) and not turns
     return source in RANGES and _integers(kind, source, target)
 
 
 def _integers(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
     (signed, bits), (wider, most) = RANGES[source], RANGES.get(target, (1, 0))
-    if not (most or real(target)):
+    if not (most or is_float_or_complex(target)):
         return False
     if kind in ("min", "max"):
-        return real(target) or (wider >= signed and most - wider >= bits - signed)
-    return source in NUMBERS if real(target) or most > bits else True
+        return is_float_or_complex(target) or (wider >= signed and most - wider >= bits - signed)
+    return source in NUMBERS if is_float_or_complex(target) or most > bits else True
 
 
 SUM, AVG = Partial("sum"), Partial("avg")
 
 
-def through(before: torch.dtype, after: torch.dtype) -> tuple[Partial, ...]:
+def linear_partials(before: torch.dtype, after: torch.dtype) -> tuple[Partial, ...]:
     """The partial placements that a linear op takes from one dtype to another.
 
-    >>> through(torch.float32, torch.float32), through(torch.int64, torch.int64), through(torch.int32, torch.int64)
+    >>> linear_partials(torch.float32, torch.float32), linear_partials(torch.int64, torch.int64), linear_partials(torch.int32, torch.int64)
     ((Partial(sum), Partial(avg)), (Partial(sum),), ())
     """
     if before != after or before == torch.bool:
@@ -130,7 +130,7 @@ def through(before: torch.dtype, after: torch.dtype) -> tuple[Partial, ...]:
     return (SUM, AVG) if before.is_floating_point or before.is_complex else (SUM,)
 
 
-def linear(query: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) -> Iterator[Line]:
+def linear_in(query: RuleQuery, leaf: int | None, outputs: Sequence[bool] | None = None) -> Iterator[PlacementRule]:
     """The placement rules of an op that is linear in one tensor, all others replicated.
 
     `outputs` selects the results that are linear in it, all by default; the others must be equal on every rank.
@@ -139,7 +139,7 @@ def linear(query: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) 
         return
     linearly = [True] * len(query.outputs) if outputs is None else outputs
     made = [meta for meta, holds in zip(query.outputs, linearly, strict=True) if holds and meta is not None]
-    allowed = [through(query.tensors[leaf].dtype, meta.dtype) for meta in made]
+    allowed = [linear_partials(query.tensors[leaf].dtype, meta.dtype) for meta in made]
     for part in (SUM, AVG):
         if allowed and all(part in parts for parts in allowed):
             yield query.line({leaf: part}, query.masked([part if holds else Replicate() for holds in linearly]))

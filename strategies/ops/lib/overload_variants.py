@@ -26,12 +26,12 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from strategies.model.rule import Call, Leaf, overload, results
-from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, exists
+from strategies.model.rule import Call, Leaf, flat_results, overload
+from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleQuery, overload_exists
 
-LEFT_OUT = frozenset({"dtype", "layout", "device", "pin_memory"})
+IMPLIED_BY_OUT = frozenset({"dtype", "layout", "device", "pin_memory"})
 """Arguments that an op with `out=` does not have, since the given tensor determines them."""
-ALONE = 2
+LONGEST_LIST_ONE_BY_ONE = 2
 """The longest list with placement rules for each element alone."""
 ELEMENT_OP = {
     "_foreach_norm.Scalar": "linalg_vector_norm.default",
@@ -43,24 +43,24 @@ ELEMENT_OP = {
     "_foreach_minimum.ScalarList": "clamp_max.default",
 }
 """Foreach ops whose elements are calls of an op with another name, or of one of several possible overloads."""
-STRICT: Sequence[Cut] = ("any", "filled", "even")
+CUTS_BY_STRICTNESS: Sequence[Cut] = ("any", "filled", "even")
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_words(text: str) -> tuple[str, ...]:
     """The words of a table."""
     return tuple(text.split())
 
 
-def named(text: str, namespace: str = "aten") -> tuple[str, ...]:
+def overloads_of(text: str, namespace: str = "aten") -> tuple[str, ...]:
     """The overloads of a table of packets, or packets with overload names.
 
-    >>> named("neg add.Tensor")
+    >>> overloads_of("neg add.Tensor")
     ('aten.neg.default', 'aten.add.Tensor')
     """
-    return tuple(f"{namespace}.{word}" if "." in word else f"{namespace}.{word}.default" for word in words(text))
+    return tuple(f"{namespace}.{word}" if "." in word else f"{namespace}.{word}.default" for word in split_words(text))
 
 
-def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[Entry, ...]:
+def with_variants(*tables: Iterable[OpRule], but: Sequence[str] = ()) -> tuple[OpRule, ...]:
     """The rules, and one for each overload of this torch that writes the result of one of their ops, except `but`.
 
     An overload with a rule of its own keeps it.
@@ -72,21 +72,21 @@ def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[En
     """
     found = {entry.op: entry for table in tables for entry in table}
     for entry in list(found.values()):
-        for op in variants(entry.op):
+        for op in writing_variants(entry.op):
             if op not in but:
-                found.setdefault(op, written_as(entry, op))
+                found.setdefault(op, rule_of_variant(entry, op))
     return tuple(found.values())
 
 
-def written_as(entry: Entry, op: str) -> Entry:
+def rule_of_variant(entry: OpRule, op: str) -> OpRule:
     """The rule of an overload that writes the result of the rule's op."""
     names = {a.name for a in overload(op)._schema.arguments}
     shapes = tuple(name for name in entry.shapes if name in names)
-    return Entry(op, Writing(entry), entry.family, entry.reason, shapes, entry.own, entry.instead)
+    return OpRule(op, WritingRule(entry), entry.family, entry.reason, shapes, entry.own, entry.instead)
 
 
 @functools.cache
-def variants(op: str) -> tuple[str, ...]:
+def writing_variants(op: str) -> tuple[str, ...]:
     """The overloads with the arguments of this one, and perhaps `out=`: of its packet, in place, and as a copy."""
     namespace, packet, _ = op.split(".")
     bare = packet.strip("_")
@@ -95,7 +95,12 @@ def variants(op: str) -> tuple[str, ...]:
     for name in (packet, in_place, f"{packet}_copy"):
         for which in getattr(getattr(getattr(torch.ops, namespace), name, None), "overloads", list)():
             other = f"{namespace}.{name}.{which}"
-            if other != op and exists(op) and exists(other) and _same(op, other, copies=name.endswith("_copy")):
+            if (
+                other != op
+                and overload_exists(op)
+                and overload_exists(other)
+                and _same(op, other, copies=name.endswith("_copy"))
+            ):
                 found.append(other)
     return tuple(found)
 
@@ -106,7 +111,7 @@ def _same(op: str, other: str, *, copies: bool) -> bool:
         return False
     mine = {a.name: str(a.type) for a in overload(op)._schema.arguments}
     given = {a.name: str(a.type) for a in overload(other)._schema.arguments if not a.is_out}
-    return given.items() <= mine.items() and mine.keys() - given.keys() <= LEFT_OUT
+    return given.items() <= mine.items() and mine.keys() - given.keys() <= IMPLIED_BY_OUT
 
 
 def _writes(op: str) -> bool:
@@ -114,26 +119,26 @@ def _writes(op: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class WritingRule:
     """The rule function of an overload that writes the result of the rule's op."""
 
-    rule: Entry
+    rule: OpRule
 
     @property
     def __wrapped__(self) -> Any:
         """The function whose file and line are reported for this rule."""
         return getattr(self.rule.lines, "func", self.rule.lines)
 
-    def __call__(self, query: Ask) -> Iterator[Line]:
+    def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         outs = tuple(leaf for name in _names(query.op, out=True) for leaf in query.leaves(name))
-        inner, numbers = plain_ask(self.rule.op, query, outs)
+        inner, numbers = nonwriting_query(self.rule.op, query, outs)
         if not all(_lands(query.tensors[leaf], inner.outputs, k) for k, leaf in enumerate(outs)):
             return
         targets = [*_in_place(query), *((leaf, k) for k, leaf in enumerate(outs))]
         own: bool | None = None
         for line in self.rule.lines(inner):
             if any(isinstance(p, Partial) for p in (*line.inputs, *line.outputs)):
-                own = gives_these(inner) if own is None else own
+                own = has_query_results(inner) if own is None else own
                 if not own:
                     continue
             inputs = dict(zip(numbers, line.inputs, strict=True))
@@ -141,7 +146,7 @@ class Writing:
             inputs |= {leaf: goes[k] or Replicate() for k, leaf in enumerate(outs)}
             if all(inputs[leaf] == goes[k] for leaf, k in targets if goes[k] is not None):
                 placed = tuple(inputs[leaf] for leaf in range(len(query.tensors)))
-                yield Line(placed, line.outputs if query.outputs else (), line.cut)
+                yield PlacementRule(placed, line.outputs if query.outputs else (), line.cut)
 
 
 @functools.cache
@@ -151,7 +156,7 @@ def _names(op: str, *, out: bool) -> tuple[str, ...]:
     return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.is_out == out)
 
 
-def _in_place(query: Ask) -> Iterator[tuple[int, int]]:
+def _in_place(query: RuleQuery) -> Iterator[tuple[int, int]]:
     """Each input that is written to, by leaf number, with the number of the result that it becomes.
 
     The alias of a returned argument determines the result.  An op that returns nothing has a list of results for each.
@@ -176,7 +181,7 @@ def _lands(meta: Meta, outputs: Sequence[Meta | None], k: int) -> bool:
     return k < len(outputs) and (landing is None or landing.shape == meta.shape)
 
 
-def plain_ask(op: str, query: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int, ...]]:
+def nonwriting_query(op: str, query: RuleQuery, outs: Sequence[int]) -> tuple[RuleQuery, tuple[int, ...]]:
     """The query of the op that does not write, and the leaf numbers of its tensors in the query of the other op."""
     numbers = tuple(leaf for leaf in range(len(query.tensors)) if leaf not in outs)
     places = {leaf: Leaf(i) for i, leaf in enumerate(numbers)}
@@ -186,7 +191,7 @@ def plain_ask(op: str, query: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int,
         a.name: _relabelled(query.arguments[a.name], places) if a.name in query.arguments else _implied(a, outputs)
         for a in overload(op)._schema.arguments
     }
-    return Ask(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
+    return RuleQuery(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
 
 
 def _relabelled(value: Any, places: Mapping[int, Leaf]) -> Any:
@@ -200,27 +205,27 @@ def _implied(argument: Any, outputs: Sequence[Meta | None]) -> Any:
     return argument.default_value if argument.has_default_value() else None
 
 
-def gives_these(query: Ask) -> bool:
+def has_query_results(query: RuleQuery) -> bool:
     """Whether the op returns results of the dtypes and shapes in the query; it runs on meta tensors."""
     schema = overload(query.op)._schema.arguments
     args = tuple(query[a.name] for a in schema if not a.kwarg_only)
     kwargs = tuple((a.name, query[a.name]) for a in schema if a.kwarg_only)
     tensors = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in query.tensors]
     try:
-        given = results(Call(query.op, args, kwargs)(tensors))
+        given = flat_results(Call(query.op, args, kwargs)(tensors))
     except (RuntimeError, TypeError, ValueError, IndexError):  # no meta kernel, or shapes that depend on values
         return False
     metas = [Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in given]
     return metas == list(query.outputs)
 
 
-NAMES = words("""abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor
+FOREACH_NAMES = split_words("""abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor
     frac lerp lgamma log log10 log1p log2 maximum minimum mm mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt
     sub tan tanh trunc zero""")
 """The names of ops that have a foreach op."""
 
 
-def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+def on_lists(entries: Iterable[OpRule]) -> tuple[OpRule, ...]:
     """The rules of the foreach overloads whose elements are calls of these ops, and of their in-place variants.
 
     Those with `out=` are left out: torch 2.13 has their schemas, but no kernels.
@@ -235,7 +240,7 @@ def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     for op, single in foreach_ops().items():
         if single in by_op:
             entry = by_op[single]
-            found.append(Entry(op, Each(entry), entry.family, f"on each element: {entry.reason}"))
+            found.append(OpRule(op, ForeachRule(entry), entry.family, f"on each element: {entry.reason}"))
     return tuple(
         entry for entry in with_variants(found) if not any(a.is_out for a in overload(entry.op)._schema.arguments)
     )
@@ -245,7 +250,9 @@ def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 def foreach_ops() -> Mapping[str, str]:
     """Each foreach overload of this torch that does not write, with the overload of its elements."""
     found = {}
-    for packet in sorted({*(name.split(".")[0] for name in ELEMENT_OP), *(f"_foreach_{name}" for name in NAMES)}):
+    for packet in sorted(
+        {*(name.split(".")[0] for name in ELEMENT_OP), *(f"_foreach_{name}" for name in FOREACH_NAMES)}
+    ):
         for which in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)():
             single = _single(packet, which)
             if single is not None:
@@ -260,7 +267,7 @@ def _single(packet: str, which: str) -> str | None:
         return None
     given = ELEMENT_OP.get(f"{packet}.{which}")
     if given is not None:
-        return f"aten.{given}" if exists(f"aten.{given}") else None
+        return f"aten.{given}" if overload_exists(f"aten.{given}") else None
     name = packet.removeprefix("_foreach_")
     overloads: list[str] = getattr(getattr(torch.ops.aten, name, None), "overloads", list)()
     able = (f"aten.{name}.{other}" for other in sorted(overloads, key=lambda other: other != "default"))
@@ -288,29 +295,29 @@ def _of_scalars(argument: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
+class ForeachElement:
     """One element of a list op: the rule and the query of its call, and the leaf numbers of its tensors in the list op."""
 
-    rule: Entry
-    ask: Ask
+    rule: OpRule
+    ask: RuleQuery
     leaves: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class ForeachRule:
     """The rule function of a list op, by the rule of the op of its elements."""
 
-    rule: Entry
+    rule: OpRule
 
     @property
     def __wrapped__(self) -> Any:
         return getattr(self.rule.lines, "func", self.rule.lines)
 
-    def elements(self, query: Ask) -> tuple[Element, ...]:
+    def elements(self, query: RuleQuery) -> tuple[ForeachElement, ...]:
         """The calls of which a call of the list op consists."""
         return tuple(self._element(query, i) for i in range(len(query.outputs)))
 
-    def _element(self, query: Ask, i: int) -> Element:
+    def _element(self, query: RuleQuery, i: int) -> ForeachElement:
         names = [a.name for a in overload(query.op)._schema.arguments]
         schema = overload(self.rule.op)._schema.arguments
         arguments = {a.name: a.default_value if a.has_default_value() else None for a in schema}
@@ -325,16 +332,18 @@ class Each:
                 value = Leaf(len(leaves) - 1)
             arguments[argument.name] = value
         tensors = tuple(query.tensors[leaf] for leaf in leaves)
-        return Element(self.rule, Ask(self.rule.op, arguments, tensors, (query.outputs[i],)), tuple(leaves))
+        return ForeachElement(
+            self.rule, RuleQuery(self.rule.op, arguments, tensors, (query.outputs[i],)), tuple(leaves)
+        )
 
-    def __call__(self, query: Ask) -> Iterator[Line]:
+    def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         elements = self.elements(query)
         found = [
             {(*line.inputs, None, *line.outputs, line.cut): line for line in e.rule.lines(e.ask)} for e in elements
         ]
         for name in dict.fromkeys(name for lines in found for name in lines):
             yield from _joined(query, elements, [lines.get(name) for lines in found])
-        for i, lines in enumerate(found if 1 < len(found) <= ALONE else ()):
+        for i, lines in enumerate(found if 1 < len(found) <= LONGEST_LIST_ONE_BY_ONE else ()):
             for line in lines.values():
                 yield from _joined(query, elements, [line if j == i else None for j in range(len(found))])
 
@@ -349,7 +358,9 @@ def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, 
             yield name, schema[place]
 
 
-def _joined(query: Ask, elements: Sequence[Element], lines: Sequence[Line | None]) -> Iterator[Line]:
+def _joined(
+    query: RuleQuery, elements: Sequence[ForeachElement], lines: Sequence[PlacementRule | None]
+) -> Iterator[PlacementRule]:
     """The placement rule of the whole call; none if two elements need different placements of a shared tensor."""
     inputs: dict[int, Placement | None] = {}
     outputs: list[Placement | None] = []
@@ -359,8 +370,8 @@ def _joined(query: Ask, elements: Sequence[Element], lines: Sequence[Line | None
         if any(inputs.setdefault(leaf, p) != p for leaf, p in zip(element.leaves, placed, strict=True)):
             return
         outputs += line.outputs if line is not None else [Replicate()]
-    yield Line(
+    yield PlacementRule(
         tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors))),
         tuple(outputs),
-        max(cuts, key=STRICT.index),
+        max(cuts, key=CUTS_BY_STRICTNESS.index),
     )

@@ -15,9 +15,9 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.elementwise import AVG, SUM, aligned, through
-from strategies.ops.lib.overload_variants import with_variants, written_as
-from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, rules
+from strategies.ops.lib.elementwise import AVG, SUM, aligned, linear_partials
+from strategies.ops.lib.overload_variants import rule_of_variant, with_variants
+from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH = "abcdefgh"
 """Letters of the batch dims of matmul and linear, the last letter for the last of them."""
@@ -40,13 +40,13 @@ class Product:
     def letters(self) -> str:
         return "".join(dict.fromkeys("".join(self.terms.values())))
 
-    def shape(self, query: Ask) -> tuple[int, ...]:
+    def shape(self, query: RuleQuery) -> tuple[int, ...]:
         """The shape of the product if no operand is broadcast."""
         sizes = {letter: query.tensors[i].shape[d] for i, term in self.terms.items() for d, letter in enumerate(term)}
         return tuple(sizes[letter] for letter in self.result)
 
 
-def product(query: Ask, equation: str, names: Sequence[str], added: str = "") -> Iterator[Line]:
+def product(query: RuleQuery, equation: str, names: Sequence[str], added: str = "") -> Iterator[PlacementRule]:
     """The rule of an op with operands of these names and an equation such as `mk,kn->mn`; `added` is scaled by `beta`."""
     terms, result = equation.split("->")
     letters = dict(zip((query.given(name) for name in names), terms.split(","), strict=True))
@@ -58,12 +58,12 @@ def product(query: Ask, equation: str, names: Sequence[str], added: str = "") ->
         yield from lines(query, made)  # addmv without columns has the shape of the added tensor
 
 
-def _as_long(query: Ask, added: int | None) -> bool:
+def _as_long(query: RuleQuery, added: int | None) -> bool:
     """Whether the added tensor is not broadcast: addmv of torch 2.13 does not broadcast it for an empty matrix."""
     return added is None or query.op != "aten.addmv.default" or query.tensors[added] == query.outputs[0]
 
 
-def _exact(query: Ask, added: int | None) -> bool:
+def _exact(query: RuleQuery, added: int | None) -> bool:
     """Whether the scales suit the dtype: torch 2.13 rejects integers scaled by a float if there is nothing to sum."""
     (meta,) = query.outputs
     if added is None or meta is None or meta.dtype.is_floating_point or meta.dtype.is_complex:
@@ -71,7 +71,7 @@ def _exact(query: Ask, added: int | None) -> bool:
     return all(isinstance(scale, int) for scale in (query["beta"], query["alpha"]))
 
 
-def lines(query: Ask, product: Product, *, linearly: bool = True) -> Iterator[Line]:
+def lines(query: RuleQuery, product: Product, *, linearly: bool = True) -> Iterator[PlacementRule]:
     """The placement rules of a product; `linearly` tells whether the result is the product, not a function of it."""
     for letter in product.letters:
         if letter in product.result:
@@ -83,7 +83,7 @@ def lines(query: Ask, product: Product, *, linearly: bool = True) -> Iterator[Li
         yield from _parts(query, product)
 
 
-def _cut(query: Ask, product: Product, letter: str) -> Line:
+def _cut(query: RuleQuery, product: Product, letter: str) -> PlacementRule:
     place = product.result.index(letter)
     held: dict[int, Placement] = {i: Shard(d) for i, d in _spots(query, product, letter).items()}
     (result,) = query.outputs
@@ -93,28 +93,30 @@ def _cut(query: Ask, product: Product, letter: str) -> Line:
     return query.line(held, [Shard(place)], product.cut)
 
 
-def _spots(query: Ask, product: Product, letter: str) -> dict[int, int]:
+def _spots(query: RuleQuery, product: Product, letter: str) -> dict[int, int]:
     """The dim of that letter in each operand that has it and is not broadcast along it."""
     found = {i: term.index(letter) for i, term in product.terms.items() if letter in term}
     size = max(query.tensors[i].shape[d] for i, d in found.items())
     return {i: d for i, d in found.items() if size <= 1 or query.tensors[i].shape[d] != 1}
 
 
-def _summed(query: Ask, product: Product, held: Mapping[int, Placement], cut: Cut = "any") -> Iterator[Line]:
+def _summed(
+    query: RuleQuery, product: Product, held: Mapping[int, Placement], cut: Cut = "any"
+) -> Iterator[PlacementRule]:
     """The placement rules in which the product is a partial sum, and the added tensor, too."""
     (meta,) = query.outputs
     added = product.added
     if added is None or product.ignored:
         yield query.line(held, [SUM], cut)
-    if added is not None and meta is not None and SUM in through(query.tensors[added].dtype, meta.dtype):
+    if added is not None and meta is not None and SUM in linear_partials(query.tensors[added].dtype, meta.dtype):
         yield query.line({**held, added: SUM}, [SUM], cut)
 
 
-def _parts(query: Ask, product: Product) -> Iterator[Line]:
+def _parts(query: RuleQuery, product: Product) -> Iterator[PlacementRule]:
     """The placement rules in which one operand, or the added tensor, is partial; avg(c + x) is c + avg(x)."""
     (meta,) = query.outputs
     for leaf in product.terms:
-        for part in through(query.tensors[leaf].dtype, meta.dtype) if meta is not None else ():
+        for part in linear_partials(query.tensors[leaf].dtype, meta.dtype) if meta is not None else ():
             if part == SUM:
                 yield from _summed(query, product, {leaf: part})
             else:
@@ -122,11 +124,11 @@ def _parts(query: Ask, product: Product) -> Iterator[Line]:
                 if product.added is not None:
                     yield query.line({leaf: part, product.added: part}, [part])
     added = product.added
-    if added is not None and meta is not None and AVG in through(query.tensors[added].dtype, meta.dtype):
+    if added is not None and meta is not None and AVG in linear_partials(query.tensors[added].dtype, meta.dtype):
         yield query.line({added: AVG}, [AVG])
 
 
-def matmul(query: Ask) -> Iterator[Line]:
+def matmul(query: RuleQuery) -> Iterator[PlacementRule]:
     """Vectors, matrices, or batches of them, broadcast against each other."""
     first, second = (query.meta(name).ndim for name in ("self", "other"))
     one = _batch(first - 2) + "mk" if first > 1 else "k"
@@ -136,7 +138,7 @@ def matmul(query: Ask) -> Iterator[Line]:
     return lines(query, Product({query.given("self"): one, query.given("other"): two}, result))
 
 
-def linear(query: Ask) -> Iterator[Line]:
+def linear(query: RuleQuery) -> Iterator[PlacementRule]:
     """`input @ weight.T + bias`; a weight of one dim is one row, which the result does not have."""
     batch = _batch(query.meta("input").ndim - 1)
     rows = "n" if query.meta("weight").ndim > 1 else ""
@@ -144,7 +146,7 @@ def linear(query: Ask) -> Iterator[Line]:
     return lines(query, Product(terms, batch + rows, query.leaf("bias")))
 
 
-def scaled(query: Ask) -> Iterator[Line]:
+def scaled(query: RuleQuery) -> Iterator[PlacementRule]:
     """`_scaled_mm` with one scale, or one for each row and column, which are sharded with them.
 
     Kernels require multiples of 16, so shards must be even.  A bias is added once, and results rounded to 8 bits do not add.
@@ -168,7 +170,7 @@ def _adds(meta: Meta | None) -> bool:
     return meta is not None and meta.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def activation(query: Ask) -> Iterator[Line]:
+def activation(query: RuleQuery) -> Iterator[PlacementRule]:
     """A nonlinear function of addmm."""
     terms = {query.given("mat1"): "mk", query.given("mat2"): "kn"}
     return lines(query, Product(terms, "mn", query.leaf("self")), linearly=False)
@@ -178,23 +180,23 @@ def _batch(count: int) -> str:
     return BATCH[len(BATCH) - count :] if count > 0 else ""
 
 
-def _rule(equation: str, names: Sequence[str], ops: Sequence[str], added: str = "") -> tuple[Entry, ...]:
+def _rule(equation: str, names: Sequence[str], ops: Sequence[str], added: str = "") -> tuple[OpRule, ...]:
     reason = f"{equation}: letters of the result are cut, the others summed over"
     return rules(
         "matmul", reason, [f"aten.{op}" for op in ops], partial(product, equation=equation, names=names, added=added)
     )
 
 
-def unresized(query: Ask, written: Entry) -> Iterator[Line]:
+def rule_if_not_resized(query: RuleQuery, written: OpRule) -> Iterator[PlacementRule]:
     """The rule of `addbmm_` if the result has the written tensor's shape: torch 2.13 resizes that instead of raising."""
     if query.outputs == (query.meta("self"),):
         yield from written.lines(query)
 
 
 _ADDBMM = _rule("bmk,bkn->mn", ("batch1", "batch2"), ["addbmm.default"], "self")
-_ADDBMM_ = tuple(written_as(entry, "aten.addbmm_.default") for entry in _ADDBMM)
+_ADDBMM_ = tuple(rule_of_variant(entry, "aten.addbmm_.default") for entry in _ADDBMM)
 
-RULES: tuple[Entry, ...] = with_variants(
+RULES: tuple[OpRule, ...] = with_variants(
     _rule("mk,kn->mn", ("self", "mat2"), ["mm.default", "_int_mm.default"]),
     _rule("bmk,bkn->bmn", ("self", "mat2"), ["bmm.default"]),
     _rule("mk,k->m", ("self", "vec"), ["mv.default"]),
@@ -204,7 +206,7 @@ RULES: tuple[Entry, ...] = with_variants(
     _rule("mk,kn->mn", ("mat1", "mat2"), ["addmm.default"], "self"),
     _rule("bmk,bkn->bmn", ("batch1", "batch2"), ["baddbmm.default"], "self"),
     _ADDBMM,
-    (replace(entry, lines=partial(unresized, written=entry)) for entry in _ADDBMM_),
+    (replace(entry, lines=partial(rule_if_not_resized, written=entry)) for entry in _ADDBMM_),
     _rule("mk,k->m", ("mat", "vec"), ["addmv.default"], "self"),
     _rule("m,n->mn", ("vec1", "vec2"), ["addr.default"], "self"),
     rules("matmul", "an einsum, batches in front", ["aten.matmul.default"], matmul),

@@ -1,6 +1,6 @@
 """Rules of batched linear algebra, distances and Fourier transforms.
 
-Each matrix of a batch is independent.  A row of `OWN` has, for each tensor, the number of its last dims that belong to a
+Each matrix of a batch is independent.  A row of `MATRIX_DIMS` has, for each tensor, the number of its last dims that belong to a
 matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that dim, are replicated
 (DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over columns where a distance
 is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a batch.
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.dim_maps import along, parts_of
+from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.elementwise import sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
+from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, rules
 
-OWN = {
+MATRIX_DIMS = {
     "cholesky": ("2", "2"), "cholesky_inverse": ("2", "2"), "cholesky_solve": ("22", "2"),
     "geqrf": ("2", "21"), "inverse": ("2", "2"), "linalg_cholesky_ex": ("2", "20"), "linalg_eig": ("2", "12"),
     "_linalg_eigvals": ("2", "1"), "_linalg_eigh": ("2", "12"), "_linalg_det": ("2", "021"),
@@ -33,9 +33,9 @@ OWN = {
 """The number of matrix dims of each tensor argument, in order, and of each result; a result may be omitted, then empty."""
 LINEAR = {"cholesky_solve": "self", "linalg_ldl_solve": "B", "linalg_lu_solve": "B", "linalg_solve_triangular": "B"}
 """The right-hand sides of systems, in which the solution is linear."""
-ADDED = {0.0: "sum", 1.0: "sum", math.inf: "max"}
+REDUCTION_BY_ORDER = {0.0: "sum", 1.0: "sum", math.inf: "max"}
 """The reduction over columns of a distance, by the order of the norm; for other orders only powers add."""
-NAMED = {"linalg_pinv.atol_rtol_tensor": ({"self": 2, "atol": 0, "rtol": 0}, "2")}
+MATRIX_DIMS_BY_NAME = {"linalg_pinv.atol_rtol_tensor": ({"self": 2, "atol": 0, "rtol": 0}, "2")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Batched:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def lines(self, query: Ask) -> Iterator[Line]:
+    def lines(self, query: RuleQuery) -> Iterator[PlacementRule]:
         depths = [meta.ndim - own for meta, own in zip(query.tensors, self.inputs, strict=True)]
         for back in range(1, max(depths, default=0) + 1):
             size = max(_size(m, d, back) for m, d in zip(query.tensors, depths, strict=True))
             placed = [_placed(m, d, back, size) for m, d in zip(query.tensors, depths, strict=True)]
             made = [self._result(meta, own, back) for meta, own in zip(query.outputs, self.outputs, strict=True)]
             if any(isinstance(p, Shard) for p in placed):
-                yield Line(tuple(placed), tuple(made))
+                yield PlacementRule(tuple(placed), tuple(made))
 
     def _result(self, meta: Meta | None, own: int, back: int) -> Placement | None:
         """The placement of a result; an omitted one is an empty tensor of one dim."""
@@ -70,31 +70,31 @@ def _placed(meta: Meta, depth: int, back: int, size: int) -> Placement:
     return Shard(depth - back) if _size(meta, depth, back) == size else Replicate()
 
 
-def batched(query: Ask) -> Iterator[Line]:
-    """The rule of a row of `OWN` or `NAMED`."""
+def batched(query: RuleQuery) -> Iterator[PlacementRule]:
+    """The rule of a row of `MATRIX_DIMS` or `MATRIX_DIMS_BY_NAME`."""
     _, packet, which = query.op.split(".")
-    if f"{packet}.{which}" in NAMED:
-        named, outputs = NAMED[f"{packet}.{which}"]
+    if f"{packet}.{which}" in MATRIX_DIMS_BY_NAME:
+        named, outputs = MATRIX_DIMS_BY_NAME[f"{packet}.{which}"]
         given = {query.leaf(name): own for name, own in named.items()}
         inputs = [given[leaf] for leaf in range(len(query.tensors))]
     else:
-        of_inputs, outputs = OWN[packet]
+        of_inputs, outputs = MATRIX_DIMS[packet]
         inputs = [int(own) for own in of_inputs]
     yield from Batched(tuple(inputs), tuple(map(int, outputs))).lines(query)
     if packet in LINEAR:
-        yield from parts_of(query, [LINEAR[packet]])
+        yield from linear_partial_rules(query, [LINEAR[packet]])
 
 
-def solved(query: Ask) -> Iterator[Line]:
+def solve(query: RuleQuery) -> Iterator[PlacementRule]:
     """The right-hand side is a batch of vectors if it has the shape of the matrices without their last dim."""
     a, b = query.meta("A"), query.meta("B")
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     own = 1 if vector else 2
     yield from Batched((2, own), (own, 2, 1, 0)).lines(query)
-    yield from parts_of(query, ["B"], [True, False, False, False])
+    yield from linear_partial_rules(query, ["B"], [True, False, False, False])
 
 
-def crossed(query: Ask) -> Iterator[Line]:
+def cross(query: RuleQuery) -> Iterator[PlacementRule]:
     """Vectors along one dim; all other dims are a batch, broadcast.  Linear in each operand."""
     result = query.outputs[0]
     for here in range(result.ndim if result is not None else 0):
@@ -103,31 +103,31 @@ def crossed(query: Ask) -> Iterator[Line]:
             if inputs:
                 yield query.line(inputs, [Shard(here)])
     for name in ("self", "other"):
-        yield from parts_of(query, [name])
+        yield from linear_partial_rules(query, [name])
 
 
-def between(query: Ask) -> Iterator[Line]:
+def cdist(query: RuleQuery) -> Iterator[PlacementRule]:
     """`(..., P, M)` and `(..., R, M)` to `(..., P, R)`; the dims before are broadcast."""
     one, two = query.meta("x1"), query.meta("x2")
     ndim = max(one.ndim, two.ndim)
     for dim in range(ndim - 2):
         owned = {name: dim - ndim + query.meta(name).ndim for name in ("x1", "x2")}
         size = max(_operand_size(query, name, own) for name, own in owned.items())
-        yield along(
+        yield named_shard_rule(
             query, {n: own for n, own in owned.items() if _operand_size(query, n, own) == size}, [dim], "filled"
         )
-    yield along(query, {"x1": one.ndim - 2}, [ndim - 2], "filled")
-    yield along(query, {"x2": two.ndim - 2}, [ndim - 1], "filled")
-    kind = ADDED.get(float(query["p"]))
+    yield named_shard_rule(query, {"x1": one.ndim - 2}, [ndim - 2], "filled")
+    yield named_shard_rule(query, {"x2": two.ndim - 2}, [ndim - 1], "filled")
+    kind = REDUCTION_BY_ORDER.get(float(query["p"]))
     if kind:
-        yield along(query, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
+        yield named_shard_rule(query, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
 
 
-def _operand_size(query: Ask, name: str, dim: int) -> int:
+def _operand_size(query: RuleQuery, name: str, dim: int) -> int:
     return query.meta(name).shape[dim] if dim >= 0 else -1
 
 
-def between_backward(query: Ask) -> Iterator[Line]:
+def cdist_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradient of x1, a sum over the rows of x2; linear in the gradient of the distances."""
     ndim = query.meta("x1").ndim
     grad = "grad_output" if query.leaf("grad") is None else "grad"  # renamed in torch 2.14
@@ -136,31 +136,31 @@ def between_backward(query: Ask) -> Iterator[Line]:
     rows, columns = ndim - 2, ndim - 1
     for dim in range(ndim - 2):
         if len({query.meta(name).shape[dim] for name in (grad, "x1", "x2", "cdist")}) == 1:
-            yield along(query, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
-    yield along(query, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
-    yield along(query, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
-    yield along(query, {"x1": columns, "x2": columns}, [columns], "filled")
-    yield from parts_of(query, [grad])
+            yield named_shard_rule(query, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
+    yield named_shard_rule(query, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
+    yield named_shard_rule(query, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
+    yield named_shard_rule(query, {"x1": columns, "x2": columns}, [columns], "filled")
+    yield from linear_partial_rules(query, [grad])
 
 
-def transformed(query: Ask) -> Iterator[Line]:
+def fft(query: RuleQuery) -> Iterator[PlacementRule]:
     """Shards of batch dims must not be empty: the FFT libraries reject empty tensors."""
     ndim = query.meta("self").ndim
     taken = {dim % max(ndim, 1) for dim in query["dim"]}
     for dim in range(ndim):
         if dim not in taken:
-            yield along(query, {"self": dim}, [dim], "filled")
-    yield from parts_of(query, ["self"])
+            yield named_shard_rule(query, {"self": dim}, [dim], "filled")
+    yield from linear_partial_rules(query, ["self"])
 
 
-RULES: tuple[Entry, ...] = with_variants(
+RULES: tuple[OpRule, ...] = with_variants(
     rules("linalg", "each matrix of a batch by itself", [
-        *(f"aten.{packet}.default" for packet in OWN), *(f"aten.{op}" for op in NAMED),
+        *(f"aten.{packet}.default" for packet in MATRIX_DIMS), *(f"aten.{op}" for op in MATRIX_DIMS_BY_NAME),
     ], batched),
-    rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solved),
-    rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], crossed),
-    rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], between),
-    rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], between_backward),
+    rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solve),
+    rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], cross),
+    rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], cdist),
+    rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], cdist_backward),
     rules("fft", "lines along one dim are transformed each by itself",
-          ["aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"], transformed),
+          ["aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"], fft),
 )  # fmt: skip

@@ -19,25 +19,32 @@ from functools import partial
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.ops.lib.dim_maps import LINEAR, cuts, folds, mapped, passes, pending
+from strategies.ops.lib.dim_maps import (
+    LINEAR,
+    dim_map_rules,
+    kept_dim_rules,
+    partial_rules,
+    passthrough_rules,
+    reduced_dim_rules,
+)
 from strategies.ops.lib.dim_maps import dims_after_reduction as kept
-from strategies.ops.lib.dim_maps import other_dims as untouched
-from strategies.ops.lib.elementwise import linear, through
+from strategies.ops.lib.dim_maps import unchanged_dims as untouched
+from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
+from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "scans"
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
 
 
-def norm(query: Ask, order: str = "ord") -> Iterator[Line]:
+def norm(query: RuleQuery, order: str = "ord") -> Iterator[PlacementRule]:
     """The norm over some dims; the default order is 2."""
     places = kept(query)
-    yield from cuts(query, places)
+    yield from kept_dim_rules(query, places)
     value = query.get(order)
     part, cut = norm_part(2.0 if value is None else value)
     if part is not None:
-        yield from folds(query, places, [part], cut=cut)
+        yield from reduced_dim_rules(query, places, [part], cut=cut)
 
 
 def norm_part(order: float) -> tuple[Partial | None, Cut]:
@@ -53,90 +60,90 @@ def norm_part(order: float) -> tuple[Partial | None, Cut]:
     return None, "any"
 
 
-def powers(query: Ask) -> Iterator[Line]:
+def powers(query: RuleQuery) -> Iterator[PlacementRule]:
     """The sum of powers without the root, for a finite order.
 
     torch 2.13, complex input and a real dtype: the imaginary part is dropped before the power if there is only one row.
     """
     places = kept(query)
-    yield from cuts(query, places)
+    yield from kept_dim_rules(query, places)
     if math.isfinite(query["ord"]) and not (query.tensors[0].dtype.is_complex and query["dtype"] is not None):
-        yield from folds(query, places, [SUM])
+        yield from reduced_dim_rules(query, places, [SUM])
 
 
-def adds(query: Ask, dims: str = "dim") -> Iterator[Line]:
+def sum_rule(query: RuleQuery, dims: str = "dim") -> Iterator[PlacementRule]:
     """sum: the sums of shards are partial sums, and it is linear."""
     places = kept(query, dims)
-    yield from cuts(query, places)
-    yield from folds(query, places, [SUM])
-    yield from linear(query, 0)
+    yield from kept_dim_rules(query, places)
+    yield from reduced_dim_rules(query, places, [SUM])
+    yield from linear_in(query, 0)
 
 
-def averages(query: Ask) -> Iterator[Line]:
+def mean_rule(query: RuleQuery) -> Iterator[PlacementRule]:
     """mean: the average of the averages of even shards."""
     places = kept(query)
-    yield from cuts(query, places)
-    yield from folds(query, places, [AVG], cut="even")
-    yield from linear(query, 0)
+    yield from kept_dim_rules(query, places)
+    yield from reduced_dim_rules(query, places, [AVG], cut="even")
+    yield from linear_in(query, 0)
 
 
-def multiplies(query: Ask, dims: str = "dim", *, none_is_none: bool = False) -> Iterator[Line]:
+def prod_rule(query: RuleQuery, dims: str = "dim", *, none_is_none: bool = False) -> Iterator[PlacementRule]:
     """prod: factors commute, those of partial products, too; booleans are 0 and 1 in every dtype.
 
     Complex results are excluded: whether an overflowing product is infinite or NaN depends on the order.
     """
     places = kept(query, dims, none_is_none=none_is_none)
-    yield from cuts(query, places)
+    yield from kept_dim_rules(query, places)
     before, after = query.tensors[0].dtype, _after(query)
     if not after.is_complex:
-        yield from folds(query, places, [PRODUCT])
+        yield from reduced_dim_rules(query, places, [PRODUCT])
         if before in (torch.bool, after):
-            yield from passes(query, [PRODUCT])
+            yield from passthrough_rules(query, [PRODUCT])
 
 
-def extremes(query: Ask, part: Partial, dims: str = "dim") -> Iterator[Line]:
+def extremes(query: RuleQuery, part: Partial, dims: str = "dim") -> Iterator[PlacementRule]:
     """amax and amin: the extreme of extremes.  An empty shard raises."""
     places = kept(query, dims)
-    yield from cuts(query, places)
-    yield from folds(query, places, [part], cut="filled")
-    yield from passes(query, [part])
+    yield from kept_dim_rules(query, places)
+    yield from reduced_dim_rules(query, places, [part], cut="filled")
+    yield from passthrough_rules(query, [part])
 
 
-def both_extremes(query: Ask) -> Iterator[Line]:
+def aminmax(query: RuleQuery) -> Iterator[PlacementRule]:
     """aminmax: each result has its own reduction, so no partial input suits both."""
     places = kept(query)
-    yield from cuts(query, places)
-    yield from folds(query, places, [MIN, MAX], cut="filled")
+    yield from kept_dim_rules(query, places)
+    yield from reduced_dim_rules(query, places, [MIN, MAX], cut="filled")
 
 
-def decides(query: Ask, part: Partial, alike: Partial) -> Iterator[Line]:
+def any_or_all(query: RuleQuery, part: Partial, alike: Partial) -> Iterator[PlacementRule]:
     """any and all: for booleans, "or" is both P(max) and P(sum), and "and" both P(min) and P(product).
 
     For `uint8`, torch returns 0 or 1 in `uint8`, which add up to 2.  An empty list of dims reduces none.
     """
     places = kept(query, none_is_none=query.op.endswith(".dims"))
-    yield from cuts(query, places)
-    yield from folds(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
+    yield from kept_dim_rules(query, places)
+    yield from reduced_dim_rules(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
     if query.tensors[0].dtype == torch.bool:
-        yield from passes(query, [part, alike])
+        yield from passthrough_rules(query, [part, alike])
 
 
-def counts(query: Ask) -> Iterator[Line]:
+def sum_of_counts(query: RuleQuery) -> Iterator[PlacementRule]:
     """nansum and count_nonzero: the results of shards add up.  Which elements of a sum are NaN or zero, its parts do not tell."""
     places = kept(query)
-    yield from cuts(query, places)
-    yield from folds(query, places, [SUM])
+    yield from kept_dim_rules(query, places)
+    yield from reduced_dim_rules(query, places, [SUM])
     before = query.tensors[0].dtype
     if query.op.startswith("aten.nansum") and not (before.is_floating_point or before.is_complex):
-        yield from passes(query, through(before, _after(query)))
+        yield from passthrough_rules(query, linear_partials(before, _after(query)))
 
 
-def chooses(query: Ask, dims: str = "dim") -> Iterator[Line]:
+def kept_dims_only(query: RuleQuery, dims: str = "dim") -> Iterator[PlacementRule]:
     """Ops whose result depends on all elements of a row at once: only the remaining dims are sharded."""
-    yield from cuts(query, kept(query, dims))
+    yield from kept_dim_rules(query, kept(query, dims))
 
 
-def _after(query: Ask) -> torch.dtype:
+def _after(query: RuleQuery) -> torch.dtype:
     (meta, *_) = query.outputs
     assert meta is not None, f"{query.op} returns a tensor"
     return meta.dtype
@@ -154,7 +161,7 @@ _CHOOSING = (
 )  # fmt: skip
 
 
-def rows(query: Ask) -> Iterator[Line]:
+def rows(query: RuleQuery) -> Iterator[PlacementRule]:
     """Softmax: all tensors and the result have one shape, and are sharded alike."""
     normalised = query.dims("dim") if query["dim"] is not None else ()
     for dim in range(query.tensors[0].ndim):
@@ -162,48 +169,48 @@ def rows(query: Ask) -> Iterator[Line]:
             yield query.line(dict.fromkeys(range(len(query.tensors)), Shard(dim)), [Shard(dim)])
 
 
-def gradients(query: Ask) -> Iterator[Line]:
+def gradients(query: RuleQuery) -> Iterator[PlacementRule]:
     """The backward, linear in the gradient: grad * y - y * sum(grad * y), or grad - exp(y) * sum(grad)."""
     yield from rows(query)
-    yield from linear(query, query.leaf("grad_output"))
+    yield from linear_in(query, query.leaf("grad_output"))
 
 
-def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
+def scan(*kinds: str) -> Callable[[RuleQuery], Iterator[PlacementRule]]:
     """The rule of a scan that commutes with these reductions if it keeps the dtype.
 
     Booleans and small integers are widened first, and may have wrapped before.
     """
 
-    def lines(query: Ask) -> Iterator[Line]:
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
         given = query.tensors[0]
-        yield from pending(query, [0], kinds)
-        yield from mapped(query, untouched(given.ndim, query["dim"] % max(given.ndim, 1)))
+        yield from partial_rules(query, [0], kinds)
+        yield from dim_map_rules(query, untouched(given.ndim, query["dim"] % max(given.ndim, 1)))
 
     return lines
 
 
 _WHOLE = "the scanned dim is whole"
 
-RULES: tuple[Entry, ...] = with_variants(
-    rules("reductions", "a sum of sums, and linear", ["aten.sum.default", "aten.sum.dim_IntList"], adds),
-    rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(adds, dims="dims")),
-    rules("reductions", "an average of averages of as many, and linear", _of("aten.mean", "default", "dim"), averages),
-    rules("reductions", "a product of products", _of("aten.prod", "default", "dim_int"), multiplies),
-    rules("reductions", "a product of products", ["prims.prod.default"], partial(multiplies, dims="dims", none_is_none=True)),
+RULES: tuple[OpRule, ...] = with_variants(
+    rules("reductions", "a sum of sums, and linear", ["aten.sum.default", "aten.sum.dim_IntList"], sum_rule),
+    rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(sum_rule, dims="dims")),
+    rules("reductions", "an average of averages of as many, and linear", _of("aten.mean", "default", "dim"), mean_rule),
+    rules("reductions", "a product of products", _of("aten.prod", "default", "dim_int"), prod_rule),
+    rules("reductions", "a product of products", ["prims.prod.default"], partial(prod_rule, dims="dims", none_is_none=True)),
     rules("reductions", "the maximum of maxima", ["aten.amax.default", "aten.max.default"], partial(extremes, part=MAX)),
     rules("reductions", "the minimum of minima", ["aten.amin.default", "aten.min.default"], partial(extremes, part=MIN)),
     rules("reductions", "the maximum of maxima", ["prims.amax.default"], partial(extremes, part=MAX, dims="dims")),
     rules("reductions", "the minimum of minima", ["prims.amin.default"], partial(extremes, part=MIN, dims="dims")),
-    rules("reductions", "extremes of extremes", ["aten.aminmax.default"], both_extremes),
-    rules("reductions", "or of ors", _of("aten.any", "default", "dim", "dims"), partial(decides, part=MAX, alike=SUM)),
-    rules("reductions", "or of ors", ["aten._is_any_true.default"], partial(decides, part=MAX, alike=SUM)),
-    rules("reductions", "and of ands", ["aten._is_all_true.default"], partial(decides, part=MIN, alike=PRODUCT)),
-    rules("reductions", "and of ands", _of("aten.all", "default", "dim", "dims"), partial(decides, part=MIN, alike=PRODUCT)),
+    rules("reductions", "extremes of extremes", ["aten.aminmax.default"], aminmax),
+    rules("reductions", "or of ors", _of("aten.any", "default", "dim", "dims"), partial(any_or_all, part=MAX, alike=SUM)),
+    rules("reductions", "or of ors", ["aten._is_any_true.default"], partial(any_or_all, part=MAX, alike=SUM)),
+    rules("reductions", "and of ands", ["aten._is_all_true.default"], partial(any_or_all, part=MIN, alike=PRODUCT)),
+    rules("reductions", "and of ands", _of("aten.all", "default", "dim", "dims"), partial(any_or_all, part=MIN, alike=PRODUCT)),
     rules("reductions", "what counts in a piece counts in the whole",
-          ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], counts),
-    rules("reductions", "it hangs on all elements of a row", _CHOOSING, chooses),
-    rules("reductions", "it hangs on all elements of a row", ["prims.var.default"], partial(chooses, dims="dims")),
-    rules("reductions", "linear", ["aten.trace.default"], lambda query: linear(query, 0)),
+          ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], sum_of_counts),
+    rules("reductions", "it hangs on all elements of a row", _CHOOSING, kept_dims_only),
+    rules("reductions", "it hangs on all elements of a row", ["prims.var.default"], partial(kept_dims_only, dims="dims")),
+    rules("reductions", "linear", ["aten.trace.default"], lambda query: linear_in(query, 0)),
     rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
     rules("reductions", "norms of order 0 and 1 add up",
           [f"aten.norm.{w}" for w in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")],
@@ -214,8 +221,8 @@ RULES: tuple[Entry, ...] = with_variants(
            "aten.softmax.int", "aten.log_softmax.int"], rows),
     rules("softmax", "each row has its own gradient, linear in that of the result",
           ["aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"], gradients),
-    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scanned(*LINEAR)),
-    rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scanned("product")),
-    rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scanned()),
-    rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scanned()),
+    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*LINEAR)),
+    rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scan("product")),
+    rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scan()),
+    rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scan()),
 )  # fmt: skip

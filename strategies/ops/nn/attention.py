@@ -13,25 +13,25 @@ from collections.abc import Iterator
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.dim_maps import along, parts_of
+from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
+from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH, HEADS, QUERIES = 0, 1, 2
 ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
 """Arguments with a row for each query, after the batch and the heads."""
 
 
-def _even(query: Ask) -> bool:
+def _even(query: RuleQuery) -> bool:
     return query.meta("query").shape[HEADS] != query.meta("key").shape[HEADS]
 
 
-def _mask(query: Ask) -> int | None:
+def _mask(query: RuleQuery) -> int | None:
     given = query.leaf("attn_mask")
     return query.leaf("attn_bias") if given is None else given
 
 
-def _mask_dim(query: Ask, dim: int) -> int | None:
+def _mask_dim(query: RuleQuery, dim: int) -> int | None:
     """The mask's dim for this dim of the scores; None if it is missing or of size 1."""
     leaf = _mask(query)
     if leaf is None:
@@ -41,7 +41,7 @@ def _mask_dim(query: Ask, dim: int) -> int | None:
     return own if own >= 0 and mask.shape[own] != 1 else None
 
 
-def _inputs(query: Ask, dim: int) -> dict[int, Placement]:
+def _inputs(query: RuleQuery, dim: int) -> dict[int, Placement]:
     """The inputs that are sharded with this dim of the scores: keys and values have no dim of queries."""
     names = ROWS if dim == QUERIES else (*ROWS, "key", "value")
     made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in query.leaves(name)}
@@ -50,17 +50,17 @@ def _inputs(query: Ask, dim: int) -> dict[int, Placement]:
     return made if own is None or leaf is None else {**made, leaf: Shard(own)}
 
 
-def _dims(query: Ask) -> Iterator[tuple[int, Cut]]:
+def _dims(query: RuleQuery) -> Iterator[tuple[int, Cut]]:
     yield BATCH, "filled"
     yield HEADS, "even" if _even(query) else "filled"
 
 
-def _shards_queries(query: Ask) -> bool:
+def _shards_queries(query: RuleQuery) -> bool:
     """Whether queries may be sharded: only the CPU kernels have an unpadded logsumexp for each query."""
     return "for_cpu" in query.op and not query["is_causal"] and not query["dropout_p"]
 
 
-def forward(query: Ask) -> Iterator[Line]:
+def forward(query: RuleQuery) -> Iterator[PlacementRule]:
     if query.get("return_debug_mask"):
         return
     rest = [Replicate()] * (len(query.outputs) - 2)
@@ -70,7 +70,7 @@ def forward(query: Ask) -> Iterator[Line]:
         yield query.line(_inputs(query, QUERIES), query.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
 
 
-def backward(query: Ask) -> Iterator[Line]:
+def backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradient of a replicated mask is a partial sum."""
     for dim, cut in _dims(query):
         yield query.line(_inputs(query, dim), query.masked(_gradients(query, [Shard(dim)] * 3, dim)), cut)
@@ -79,7 +79,7 @@ def backward(query: Ask) -> Iterator[Line]:
         yield query.line(_inputs(query, QUERIES), query.masked(_gradients(query, made, QUERIES)), "filled")
 
 
-def _gradients(query: Ask, made: list[Placement], dim: int) -> list[Placement]:
+def _gradients(query: RuleQuery, made: list[Placement], dim: int) -> list[Placement]:
     if len(query.outputs) == len(made):
         return made
     own = _mask_dim(query, dim)
@@ -92,27 +92,27 @@ KERNELS = [
 ]  # fmt: skip
 
 
-def gated(query: Ask) -> Iterator[Line]:
+def glu(query: RuleQuery) -> Iterator[PlacementRule]:
     (halved,) = query.dims("dim", query.leaf("self") or 0)
     for dim in range(query.meta("self").ndim):
         if dim != halved:
-            yield along(query, {"self": dim}, [dim])
+            yield named_shard_rule(query, {"self": dim}, [dim])
 
 
-def gated_backward(query: Ask) -> Iterator[Line]:
+def glu_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The backward, linear in the gradient."""
     (halved,) = query.dims("dim", query.leaf("self") or 0)
     for dim in range(query.meta("self").ndim):
         if dim != halved:
-            yield along(query, {"grad_output": dim, "self": dim}, [dim])
-    yield from parts_of(query, ["grad_output"])
+            yield named_shard_rule(query, {"grad_output": dim, "self": dim}, [dim])
+    yield from linear_partial_rules(query, ["grad_output"])
 
 
-RULES: tuple[Entry, ...] = with_variants(
+RULES: tuple[OpRule, ...] = with_variants(
     rules("attention", "each head of each sequence attends to itself",
           [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
     rules("attention", "each head of each sequence attends to itself, forwards and back",
           [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
-    rules("gates", "the two halves meet element by element", ["aten.glu.default"], gated),
-    rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], gated_backward),
+    rules("gates", "the two halves meet element by element", ["aten.glu.default"], glu),
+    rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], glu_backward),
 )  # fmt: skip

@@ -17,10 +17,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import KINDS
-from strategies.ops.lib.elementwise import AVG, SUM, linear, sharded_operands, through
+from localtensor.layout import PARTIAL_KINDS
+from strategies.ops.lib.elementwise import AVG, SUM, linear_in, linear_partials, sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, RuleFunction, rules
+from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleFunction, RuleQuery, rules
 
 NONE, MEAN, SUMMED = 0, 1, 2
 """The values of `reduction` in torch's schemas."""
@@ -28,10 +28,10 @@ CLASS = 1
 """The dim of classes in scores of more than one row, which the target does not have."""
 
 
-def reduced(reduction: int, dim: int) -> tuple[Placement, Cut]:
+def placement_of_reduction(reduction: int, dim: int) -> tuple[Placement, Cut]:
     """The placement of a loss whose elements are sharded along a dim, and the required cut.
 
-    >>> reduced(NONE, 1), reduced(SUMMED, 1), reduced(MEAN, 1)
+    >>> placement_of_reduction(NONE, 1), placement_of_reduction(SUMMED, 1), placement_of_reduction(MEAN, 1)
     ((Shard(dim=1), 'any'), (Partial(sum), 'any'), (Partial(avg), 'even'))
     """
     if reduction == NONE:
@@ -39,7 +39,7 @@ def reduced(reduction: int, dim: int) -> tuple[Placement, Cut]:
     return (Partial("sum"), "any") if reduction == SUMMED else (Partial("avg"), "even")
 
 
-def nll(query: Ask) -> Iterator[Line]:
+def nll(query: RuleQuery) -> Iterator[PlacementRule]:
     """The results are the loss and the total weight, which is 0 without a reduction."""
     for dim, of_target in _rows(query):
         held = {query.given("self"): Shard(dim), query.given("target"): Shard(of_target)}
@@ -47,10 +47,10 @@ def nll(query: Ask) -> Iterator[Line]:
             yield query.line(held, [Shard(of_target), Replicate()])
         elif query["reduction"] != MEAN:
             yield query.line(held, [SUM, SUM])
-    yield from linear(query, query.leaf("self"), [True, False])
+    yield from linear_in(query, query.leaf("self"), [True, False])
 
 
-def nll_backward(query: Ask) -> Iterator[Line]:
+def nll_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """An average is divided by the total weight, which is replicated; otherwise it is unused, and may be partial."""
     for dim, of_target in _rows(query):
         held: dict[int, Placement] = {query.given("self"): Shard(dim), query.given("target"): Shard(of_target)}
@@ -60,36 +60,36 @@ def nll_backward(query: Ask) -> Iterator[Line]:
         if query["reduction"] != MEAN:
             yield query.line({**held, query.given("total_weight"): SUM}, [Shard(dim)])
     if query["reduction"] != MEAN:
-        yield from (query.line({query.given("total_weight"): Partial(kind)}, [Replicate()]) for kind in KINDS)
-    yield from linear(query, query.leaf("grad_output"))
+        yield from (query.line({query.given("total_weight"): Partial(kind)}, [Replicate()]) for kind in PARTIAL_KINDS)
+    yield from linear_in(query, query.leaf("grad_output"))
 
 
-def margins(query: Ask) -> Iterator[Line]:
+def margin_loss(query: RuleQuery) -> Iterator[PlacementRule]:
     """multi_margin and multilabel_margin: rows have equal weights.
 
     torch 2.13 returns uninitialised memory for the sum of no rows.
     """
     if query.meta("self").ndim > 1:
-        place, cut = reduced(query["reduction"], 0)
+        place, cut = placement_of_reduction(query["reduction"], 0)
         cut = "filled" if query["reduction"] == SUMMED else cut
         yield query.line(_by_row(query), [place, *[Shard(0)] * (len(query.outputs) - 1)], cut)
 
 
-def margins_backward(query: Ask) -> Iterator[Line]:
+def margin_loss_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradient of an average would be divided by the number of rows of the rank."""
     if query.meta("self").ndim > 1 and query["reduction"] != MEAN:
         yield query.line(_by_row(query), [Shard(0)])
-    yield from linear(query, query.leaf("grad_output"))
+    yield from linear_in(query, query.leaf("grad_output"))
 
 
-def _by_row(query: Ask) -> dict[int, Placement]:
+def _by_row(query: RuleQuery) -> dict[int, Placement]:
     """Every tensor with rows, sharded by them: not the weights of classes, nor the gradient of a sum."""
     leaves = [leaf for name in ("self", "target", "is_target") for leaf in query.leaves(name)]
     leaves += query.leaves("grad_output") if query["reduction"] == NONE else ()
     return {leaf: Shard(0) for leaf in leaves if query.tensors[leaf].ndim}
 
 
-def _rows(query: Ask) -> Iterator[tuple[int, int]]:
+def _rows(query: RuleQuery) -> Iterator[tuple[int, int]]:
     """The dims of the scores other than the classes, each with the target's."""
     ndim = query.meta("self").ndim
     if ndim > 1:
@@ -99,43 +99,43 @@ def _rows(query: Ask) -> Iterator[tuple[int, int]]:
 _WHY = "each row has its own loss"
 
 
-def forward(query: Ask) -> Iterator[Line]:
+def forward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The loss of tensors broadcast against each other."""
     whole = _together(query)
     for dim in range(whole.ndim):
-        place, cut = reduced(query["reduction"], dim)
+        place, cut = placement_of_reduction(query["reduction"], dim)
         yield query.line(sharded_operands(query, whole, dim), [place], cut)
 
 
-def backward(query: Ask) -> Iterator[Line]:
+def backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradient of the first tensor, if that is not broadcast."""
     whole = _together(query)
     if query["reduction"] != MEAN and query.outputs == (whole,):
         yield from (query.line(sharded_operands(query, whole, dim), [Shard(dim)]) for dim in range(whole.ndim))
-    yield from linear(query, query.leaf("grad_output"))
+    yield from linear_in(query, query.leaf("grad_output"))
 
 
-def weighted(rule: RuleFunction, *, target: bool = False) -> RuleFunction:
+def with_weights(rule: RuleFunction, *, target: bool = False) -> RuleFunction:
     """The rule extended for a loss, or a gradient, that is linear in its weights.
 
     With `target`, it is affine in the target: then P(avg) targets give P(avg) results.
     """
 
-    def lines(query: Ask) -> Iterator[Line]:
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
         yield from rule(query)
-        yield from linear(query, query.leaf("weight"))
+        yield from linear_in(query, query.leaf("weight"))
         leaf = query.leaf("target")
-        if target and leaf is not None and AVG in through(query.tensors[leaf].dtype, _together(query).dtype):
+        if target and leaf is not None and AVG in linear_partials(query.tensors[leaf].dtype, _together(query).dtype):
             yield query.line({leaf: AVG}, [AVG])
 
     return lines
 
 
-def squared(query: Ask) -> Iterator[Line]:
+def mse_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradient of a square is linear in the difference, so in both tensors at once."""
     yield from backward(query)
     both, dtype = [query.leaves("self")[0], query.leaves("target")[0]], _together(query).dtype
-    kinds = [through(query.tensors[leaf].dtype, dtype) for leaf in both]
+    kinds = [linear_partials(query.tensors[leaf].dtype, dtype) for leaf in both]
     if all(SUM in able for able in kinds):
         yield query.line(dict.fromkeys(both, SUM), [SUM])
     for chosen in (both, both[:1], both[1:]):
@@ -143,7 +143,7 @@ def squared(query: Ask) -> Iterator[Line]:
             yield query.line(dict.fromkeys(chosen, AVG), [AVG])
 
 
-def _together(query: Ask) -> Meta:
+def _together(query: RuleQuery) -> Meta:
     """The broadcast shape of all tensors, with the dtype of the result."""
     (meta,) = query.outputs
     assert meta is not None, f"{query.op} returns a tensor"
@@ -155,22 +155,22 @@ _NAMES = ("smooth_l1_loss", "huber_loss", "soft_margin_loss")
 BROKEN = ("aten.binary_cross_entropy.out",)
 """torch 2.13 sums the previous values of an `out=` that has the shape of the sum."""
 
-RULES: tuple[Entry, ...] = with_variants(
+RULES: tuple[OpRule, ...] = with_variants(
     rules("losses", "each element has its own loss; sums of sums, averages of as many",
           [f"aten.{name}.default" for name in ("mse_loss", *_NAMES)], forward),
     rules("losses", "each element has its own loss, linear in its weight; the target must be between 0 and 1, which parts need not",
-          ["aten.binary_cross_entropy.default"], weighted(forward)),
+          ["aten.binary_cross_entropy.default"], with_weights(forward)),
     rules("losses", "each element has its own loss, linear in its weight and straight in its target",
-          ["aten.binary_cross_entropy_with_logits.default"], weighted(forward, target=True)),
+          ["aten.binary_cross_entropy_with_logits.default"], with_weights(forward, target=True)),
     rules("losses", "each element has its own gradient; of an average it hangs on how many there are",
           [f"aten.{name}_backward.default" for name in _NAMES], backward),
-    rules("losses", "each element has its own gradient, linear in the difference", ["aten.mse_loss_backward.default"], squared),
+    rules("losses", "each element has its own gradient, linear in the difference", ["aten.mse_loss_backward.default"], mse_backward),
     rules("losses", "each element has its own gradient, linear in its weight and straight in its target",
-          ["aten.binary_cross_entropy_backward.default"], weighted(backward, target=True)),
+          ["aten.binary_cross_entropy_backward.default"], with_weights(backward, target=True)),
     rules("losses", _WHY, ["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], nll),
     rules("losses", _WHY, ["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], nll_backward),
-    rules("losses", _WHY, ["aten.multi_margin_loss.default", "aten.multilabel_margin_loss_forward.default"], margins),
+    rules("losses", _WHY, ["aten.multi_margin_loss.default", "aten.multilabel_margin_loss_forward.default"], margin_loss),
     rules("losses", _WHY, ["aten.multi_margin_loss_backward.default", "aten.multilabel_margin_loss_backward.default"],
-          margins_backward),
+          margin_loss_backward),
     but=BROKEN,
 )  # fmt: skip

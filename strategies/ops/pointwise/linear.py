@@ -12,108 +12,115 @@ from collections.abc import Iterator
 
 import torch
 
-from localtensor.layout import KINDS
-from strategies.ops.lib.elementwise import Maker, carries, elementwise, operands, partial, real
-from strategies.ops.lib.overload_variants import named, with_variants
-from strategies.ops.pointwise.monotone import falling, floats, scaled, shifted
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
+from localtensor.layout import PARTIAL_KINDS
+from strategies.ops.lib.elementwise import (
+    RuleMaker,
+    cast_commutes,
+    elementwise,
+    is_float_or_complex,
+    partial_rule,
+    tensor_operands,
+)
+from strategies.ops.lib.overload_variants import overloads_of, with_variants
+from strategies.ops.pointwise.monotone import affine, are_floats, falling, scaled_by_number
+from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
 
 
-def linear(*names: str) -> Maker:
+def linear(*names: str) -> RuleMaker:
     """Linear in these operands together, the others replicated: `add` in self and other, `div` in self."""
 
-    def lines(query: Ask) -> Iterator[Line]:
-        leaves, number = operands(query, names)
-        if leaves and not number and passes(query, leaves, "sum"):
-            yield partial(query, leaves, "sum")
-        yield from some(query, leaves, "avg")
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
+        leaves, number = tensor_operands(query, names)
+        if leaves and not number and casts_commute(query, leaves, "sum"):
+            yield partial_rule(query, leaves, "sum")
+        yield from subsets_partial(query, leaves, "avg")
 
     return lines
 
 
-def passes(query: Ask, leaves: list[int], kind: str) -> bool:
+def casts_commute(query: RuleQuery, leaves: list[int], kind: str) -> bool:
     """Whether the cast of these tensors to the dtype of the result commutes with the reduction."""
     result = query.outputs[0]
-    return result is not None and all(carries(kind, query.tensors[leaf].dtype, result.dtype) for leaf in leaves)
+    return result is not None and all(cast_commutes(kind, query.tensors[leaf].dtype, result.dtype) for leaf in leaves)
 
 
-def some(query: Ask, leaves: list[int], kind: str) -> Iterator[Line]:
+def subsets_partial(query: RuleQuery, leaves: list[int], kind: str) -> Iterator[PlacementRule]:
     """A placement rule for each subset of these operands to be partial, the others replicated."""
     for many in range(len(leaves), 0, -1):
         for chosen in itertools.combinations(leaves, many):
-            if passes(query, list(chosen), kind):
-                yield partial(query, chosen, kind)
+            if casts_commute(query, list(chosen), kind):
+                yield partial_rule(query, chosen, kind)
 
 
-def choosing(*names: str) -> Maker:
+def elementwise_choice(*names: str) -> RuleMaker:
     """Each element of the result is the element of one of these operands, which commutes with any reduction.
 
     For a sum or a product all of them must be partial; for the other kinds some may be replicated.
     """
 
-    def lines(query: Ask) -> Iterator[Line]:
-        leaves, number = operands(query, names)
-        for kind in KINDS:
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
+        leaves, number = tensor_operands(query, names)
+        for kind in PARTIAL_KINDS:
             if kind in ("avg", "min", "max"):
-                yield from some(query, leaves, kind)
-            elif leaves and not number and passes(query, leaves, kind):
-                yield partial(query, leaves, kind)
+                yield from subsets_partial(query, leaves, kind)
+            elif leaves and not number and casts_commute(query, leaves, kind):
+                yield partial_rule(query, leaves, kind)
 
     return lines
 
 
-def neutral(query: Ask) -> Iterator[Line]:
+def fill_with_neutral(query: RuleQuery) -> Iterator[PlacementRule]:
     """`masked_fill` with a neutral element: zero for a sum, one for a product."""
     value = query["value"]
     kind = ("sum" if value == 0 else "product" if value == 1 else None) if isinstance(value, (int, float)) else None
     leaf = query.leaf("self")
-    if kind is not None and leaf is not None and passes(query, [leaf], kind):
-        yield partial(query, [leaf], kind)
+    if kind is not None and leaf is not None and casts_commute(query, [leaf], kind):
+        yield partial_rule(query, [leaf], kind)
 
 
-def products(*names: str) -> Maker:
+def multiplicative(*names: str) -> RuleMaker:
     """`f(a * b) = f(a) * f(b)`, for floats and complex numbers, since products of integers may wrap."""
 
-    def lines(query: Ask) -> Iterator[Line]:
-        leaves, number = operands(query, names)
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
+        leaves, number = tensor_operands(query, names)
         result = query.outputs[0]
-        whole = result is not None and (real(result.dtype) or len(names) > 1)
-        if leaves and not number and whole and passes(query, leaves, "product"):
-            yield partial(query, leaves, "product")
+        whole = result is not None and (is_float_or_complex(result.dtype) or len(names) > 1)
+        if leaves and not number and whole and casts_commute(query, leaves, "product"):
+            yield partial_rule(query, leaves, "product")
 
     return lines
 
 
-def either(query: Ask) -> Iterator[Line]:
+def boolean_add(query: RuleQuery) -> Iterator[PlacementRule]:
     """`add` of booleans is "or": it commutes with "or" and "and" (a product) of one operand, and with "or" of both."""
-    leaves, number = operands(query, ("self", "other"))
+    leaves, number = tensor_operands(query, ("self", "other"))
     added = query.op.split(".")[1] == "add" and all(
         meta.dtype == torch.bool for meta in (*query.tensors, *filter(None, query.outputs))
     )
     if added and len(leaves) == 2 and not number and query.get("alpha") in (0, 1, None):
         for kind in ("max", "min", "product", "sum"):
-            yield from (partial(query, [leaf], kind) for leaf in leaves)
-        yield partial(query, leaves, "max")
+            yield from (partial_rule(query, [leaf], kind) for leaf in leaves)
+        yield partial_rule(query, leaves, "max")
 
 
-GRADIENTS = named("""gelu_backward sigmoid_backward silu_backward tanh_backward threshold_backward mish_backward
+GRADIENTS = overloads_of("""gelu_backward sigmoid_backward silu_backward tanh_backward threshold_backward mish_backward
     hardsigmoid_backward hardswish_backward hardtanh_backward hardshrink_backward softshrink_backward softplus_backward
     elu_backward rrelu_with_noise_backward leaky_relu_backward logit_backward log_sigmoid_backward native_dropout_backward
     _prelu_kernel_backward""")
 """Ops that multiply the gradient, `grad_output` or `grad_out`, by a function of the other operands."""
 
-RULES: tuple[Entry, ...] = with_variants(
+RULES: tuple[OpRule, ...] = with_variants(
     rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
-          "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
+          "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), affine("self", "other"), boolean_add)),
     rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
           ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
-          elementwise(linear("self", "other"), shifted("self", "other"))),
+          elementwise(linear("self", "other"), affine("self", "other"))),
     rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
-          elementwise(linear("self"), linear("other"), products("self", "other"), scaled)),
+          elementwise(linear("self"), linear("other"), multiplicative("self", "other"), scaled_by_number)),
     rules("linear", "a quotient is linear in what is divided",
-          ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled)),
+          ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled_by_number)),
     rules("linear", "a sum of negatives; of floats it turns the order", ["aten.neg.default"],
-          elementwise(linear("self"), falling(floats))),
+          elementwise(linear("self"), falling(are_floats))),
     rules("linear", "real + i * imag", ["aten.complex.default"], elementwise(linear("real", "imag"))),
     rules("linear", "self * 2 ** other", ["aten.ldexp.Tensor"], elementwise(linear("self"))),
     rules("linear", "self + weight * (end - self)", ["aten.lerp.Tensor", "aten.lerp.Scalar"],
@@ -123,16 +130,16 @@ RULES: tuple[Entry, ...] = with_variants(
     rules("linear", "self + value * tensor1 / tensor2", ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
     rules("linear", "conjugation goes into sums and products", ["aten._conj.default", "aten.conj_physical.default",
           "aten._conj_physical.default", "prims.conj_physical.default"],
-          elementwise(linear("self"), products("self"))),
+          elementwise(linear("self"), multiplicative("self"))),
     rules("linear", "a gradient times what the op's slope is there", GRADIENTS,
           elementwise(linear("grad_output"), linear("grad_out"))),
     rules("choosing", "the elements stay what they are", ["aten.clone.default", "aten.positive.default",
           "aten.contiguous.default"],
-          elementwise(choosing("self"))),
+          elementwise(elementwise_choice("self"))),
     rules("choosing", "the parts may be cast where the cast goes with the reduction", ["aten._to_copy.default",
-          "aten.to.dtype", "prims.convert_element_type.default"], elementwise(choosing("self"), choosing("a"))),
+          "aten.to.dtype", "prims.convert_element_type.default"], elementwise(elementwise_choice("self"), elementwise_choice("a"))),
     rules("choosing", "each element comes from one of the two", ["aten.where.self", "aten.where.ScalarOther",
-          "aten.where.ScalarSelf"], elementwise(choosing("self", "other"))),
+          "aten.where.ScalarSelf"], elementwise(elementwise_choice("self", "other"))),
     rules("choosing", "each element stays, or is the value", ["aten.masked_fill.Scalar", "aten.masked_fill.Tensor"],
-          elementwise(choosing("self", "value"), neutral)),
+          elementwise(elementwise_choice("self", "value"), fill_with_neutral)),
 )  # fmt: skip

@@ -13,45 +13,55 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
-from localtensor.layout import cuts, is_defined, local_shape, reducible, short
+from localtensor.layout import is_reducible, is_supported, local_shape, shard_cut, short
 from strategies.model.rule import Call, frozen, leaf_numbers, overload
-from strategies.ops.semantics.rulebook import Ask, Book, Cut, Entry, Line, Meta, OwnArguments, bound, exists
+from strategies.ops.semantics.rulebook import (
+    Cut,
+    Meta,
+    OpRule,
+    OwnArguments,
+    PlacementRule,
+    RuleQuery,
+    RuleRegistry,
+    bind_arguments,
+    overload_exists,
+)
 
-Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, ...]]
+LocalCallKey = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LocalCall:
     """The call that a rank makes on its pieces, and its query."""
 
-    ask: Ask
+    ask: RuleQuery
     call: Call
 
     @property
-    def key(self) -> Key:
+    def key(self) -> LocalCallKey:
         """The shapes, which distinguish the local calls of one call."""
         return tuple(m.shape for m in self.ask.tensors), tuple(m.shape if m else None for m in self.ask.outputs)
 
 
 def local_meta(meta: Meta, placement: Placement | None, ranks: int, rank: int) -> Meta:
     """The shape and dtype of a rank's piece of a tensor along one mesh axis."""
-    if placement is None or cuts(placement) is None:
+    if placement is None or shard_cut(placement) is None:
         return meta
     return Meta(local_shape(meta.shape, placement, ranks, rank), meta.dtype)
 
 
-def pairs(line: Line, query: Ask) -> list[tuple[Placement, Meta]]:
+def placed_tensors(line: PlacementRule, query: RuleQuery) -> list[tuple[Placement, Meta]]:
     """Each tensor and result with its placement, without masked results."""
     both = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
     return [(p, meta) for p, meta in both if p is not None and meta is not None]
 
 
-def unfit(line: Line, query: Ask, ranks: int) -> str:
+def why_inapplicable(line: PlacementRule, query: RuleQuery, ranks: int) -> str:
     """The reason why the placement rule does not apply to that many ranks (its `cut`, or a reduction), or empty."""
-    for placement, meta in pairs(line, query):
-        if isinstance(placement, Partial) and not reducible(placement.reduce_op, meta.dtype):
+    for placement, meta in placed_tensors(line, query):
+        if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, meta.dtype):
             return f"P({placement.reduce_op}) of {meta} means nothing"
-        cut = cuts(placement)
+        cut = shard_cut(placement)
         if cut is None or line.cut == "any":
             continue
         size = meta.shape[cut[0]]
@@ -62,14 +72,14 @@ def unfit(line: Line, query: Ask, ranks: int) -> str:
     return ""
 
 
-def places(line: Line, query: Ask, ranks: int) -> Sequence[int]:
+def representative_coordinates(line: PlacementRule, query: RuleQuery, ranks: int) -> Sequence[int]:
     """Coordinates along the axis at which every different piece occurs.
 
     A dim has full pieces, then at most one short one, then empty ones.
     """
     found = {0}
-    for placement, meta in pairs(line, query):
-        cut = cuts(placement)
+    for placement, meta in placed_tensors(line, query):
+        cut = shard_cut(placement)
         if cut is not None and cut[1] > 1:
             return range(ranks)
         if cut is not None:
@@ -79,42 +89,44 @@ def places(line: Line, query: Ask, ranks: int) -> Sequence[int]:
     return sorted(place for place in found if place < ranks)
 
 
-def piece_at(piece: Piece, line: Line, ranks: int, rank: int, own: OwnArguments) -> Piece:
+def local_call_at(piece: LocalCall, line: PlacementRule, ranks: int, rank: int, own: OwnArguments) -> LocalCall:
     """The call that the rank at one coordinate of the axis makes; `own` returns its own arguments."""
     query = piece.ask
     tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(query.tensors, line.inputs, strict=True))
     outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(query.outputs, line.outputs, strict=True))
-    local = Ask(query.op, query.arguments, tensors, outputs)
+    local = RuleQuery(query.op, query.arguments, tensors, outputs)
     given = own(local, query)
     if not given:
-        return Piece(local, piece.call)
-    return Piece(replace(local, arguments={**query.arguments, **given}), with_arguments(piece.call, given))
+        return LocalCall(local, piece.call)
+    return LocalCall(replace(local, arguments={**query.arguments, **given}), with_arguments(piece.call, given))
 
 
-def pieces(whole: Iterable[Piece], line: Line, ranks: int, own: OwnArguments) -> tuple[Piece, ...]:
+def distinct_local_calls(
+    whole: Iterable[LocalCall], line: PlacementRule, ranks: int, own: OwnArguments
+) -> tuple[LocalCall, ...]:
     """The different calls along one more axis, made from those before it."""
-    found: dict[Key, Piece] = {}
+    found: dict[LocalCallKey, LocalCall] = {}
     for piece in whole:
-        for rank in places(line, piece.ask, ranks):
-            made = piece_at(piece, line, ranks, rank, own)
+        for rank in representative_coordinates(line, piece.ask, ranks):
+            made = local_call_at(piece, line, ranks, rank, own)
             found.setdefault(made.key, made)
     return tuple(found.values())
 
 
-def pieces_by_rank(
-    whole: Piece, lines: Sequence[Line], sizes: Sequence[int], own: OwnArguments
-) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+def local_calls_by_rank(
+    whole: LocalCall, lines: Sequence[PlacementRule], sizes: Sequence[int], own: OwnArguments
+) -> tuple[tuple[LocalCall, ...], tuple[int, ...]]:
     """The different calls on the whole mesh, and for each rank the position of its call among them."""
-    known: list[Piece] = [whole]
+    known: list[LocalCall] = [whole]
     whose = [0]
     for line, ranks in zip(lines, sizes, strict=True):
-        found: dict[Key, int] = {}
-        made: list[Piece] = []
+        found: dict[LocalCallKey, int] = {}
+        made: list[LocalCall] = []
         table = []
         for piece in known:
             row = []
             for rank in range(ranks):
-                one = piece_at(piece, line, ranks, rank, own)
+                one = local_call_at(piece, line, ranks, rank, own)
                 if found.setdefault(one.key, len(made)) == len(made):
                     made.append(one)
                 row.append(found[one.key])
@@ -123,7 +135,7 @@ def pieces_by_rank(
     return tuple(known), tuple(whose)
 
 
-def nothing_own(piece: Ask, whole: Ask) -> Mapping[str, Any]:
+def no_own_arguments(piece: RuleQuery, whole: RuleQuery) -> Mapping[str, Any]:
     """No own arguments: the call on a piece has those of the whole call."""
     return {}
 
@@ -161,17 +173,17 @@ def written_leaves(call: Call) -> dict[int, int | None]:
     return found
 
 
-class BadCall(Refusal, call="propagate {op}"):
+class InvalidCall(Refusal, call="propagate {op}"):
     """Specs or arguments that are not a call of the op on one mesh."""
 
 
-class NoRule(Refusal, call="propagate {op}", argument="op"):
+class MissingRuleError(Refusal, call="propagate {op}", argument="op"):
     """The op has no rule; the message lists what was tried."""
 
     PROBLEM = "there is no rule for it; tried: {tried}"
 
 
-class BadRule(Refusal):
+class InvalidRule(Refusal):
     """An invalid rule; `where` is its file and line."""
 
     def __init__(self, op: str, where: str, values: str, problem: str, remedy: str) -> None:
@@ -192,31 +204,31 @@ class NoMetadata(Refusal, call="propagate {op}", argument="outputs"):
 _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.semantics.rulebook has it."
 
 
-def check_book(book: Book) -> None:
-    """Raises `BadRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
+def check_registry(book: RuleRegistry) -> None:
+    """Raises `InvalidRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
 
-    >>> check_book(Book({"aten.mm.default": Entry("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
+    >>> check_registry(RuleRegistry({"aten.mm.default": OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
     Traceback (most recent call last):
     ...
-    strategies.ops.semantics.local_call.BadRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
+    strategies.ops.semantics.local_call.InvalidRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
     """
     for op, entry in book.entries.items():
-        fault = fault_of(op, entry)
+        fault = find_fault(op, entry)
         if fault is not None:
-            raise BadRule(op, getattr(entry, "where", repr(entry)), *fault)
+            raise InvalidRule(op, getattr(entry, "where", repr(entry)), *fault)
 
 
-def fault_of(op: str, entry: object) -> tuple[str, str, str] | None:
+def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
     """The fault in the definition of a rule as (value, problem, remedy), or None."""
-    if not isinstance(entry, Entry) or entry.op != op:
-        return f"entry {entry!r}", "it is no entry of this op", "Make the book with Book.of."
+    if not isinstance(entry, OpRule) or entry.op != op:
+        return f"entry {entry!r}", "it is no entry of this op", "Make the registry with RuleRegistry.of."
     if not callable(entry.lines):
-        return f"lines={entry.lines!r}", "it is no function", "Give Ask -> Iterable[Line]."
+        return f"lines={entry.lines!r}", "it is no function", "Give RuleQuery -> Iterable[PlacementRule]."
     for name in ("own", "instead"):
         function = getattr(entry, name)
         if function is not None and not callable(function):
-            return f"{name}={function!r}", "it is no function", "Give a function of the Ask, or nothing."
-    if op.count(".") != 2 or not exists(op):
+            return f"{name}={function!r}", "it is no function", "Give a function of the RuleQuery, or nothing."
+    if op.count(".") != 2 or not overload_exists(op):
         remedy = "Write namespace.name.overload, or make entries with strategies.ops.semantics.rulebook.rules."
         return f"op={op!r}", "this torch has no such overload", remedy
     names = [argument.name for argument in overload(op)._schema.arguments] if entry.shapes else []
@@ -225,10 +237,10 @@ def fault_of(op: str, entry: object) -> tuple[str, str, str] | None:
     return None
 
 
-def offer_of(entry: Entry) -> Callable[[Ask, int], tuple[Line, ...]]:
-    """The checked placement rules of a rule, including the all-replicated one.  The function raises `BadRule`."""
+def checked_rule(entry: OpRule) -> Callable[[RuleQuery, int], tuple[PlacementRule, ...]]:
+    """The checked placement rules of a rule, including the all-replicated one.  The function raises `InvalidRule`."""
 
-    def offer(query: Ask, ranks: int) -> tuple[Line, ...]:
+    def offer(query: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         try:
             found = tuple(entry.lines(query))
         except Exception as error:  # why: any error of the author's function, reported with its file and line
@@ -241,16 +253,16 @@ def offer_of(entry: Entry) -> Callable[[Ask, int], tuple[Line, ...]]:
     return offer
 
 
-def made_instead(entry: Entry, query: Ask, call: Call) -> tuple[Ask, Call]:
+def replacement_call(entry: OpRule, query: RuleQuery, call: Call) -> tuple[RuleQuery, Call]:
     """The query and call that every rank makes in place of this one, if the rule has an `instead`, else this one.
 
-    Raises `BadRule` for a call that this torch does not have, and for one of other tensors.
+    Raises `InvalidRule` for a call that this torch does not have, and for one of other tensors.
     """
     if entry.instead is None:
         return query, call
     try:
         made = entry.instead(query)
-        given = bound(made.op, made.args, dict(made.kwargs))
+        given = bind_arguments(made.op, made.args, dict(made.kwargs))
     except Exception as error:  # why: any error of the author's function, reported with its file and line
         raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
                    "Let it return a Call of an overload that torch has.") from error  # fmt: skip
@@ -259,32 +271,32 @@ def made_instead(entry: Entry, query: Ask, call: Call) -> tuple[Ask, Call]:
         problem = f"the call has {len(query.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
         raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")  # fmt: skip
     frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
-    return Ask(made.op, given, query.tensors, query.outputs), frozen_call
+    return RuleQuery(made.op, given, query.tensors, query.outputs), frozen_call
 
 
-def checked_own(entry: Entry) -> OwnArguments:
+def own_arguments_function(entry: OpRule) -> OwnArguments:
     """The function for the own arguments of the call on a piece; none if the piece is the whole.
 
-    >>> entry = Entry("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
+    >>> entry = OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
     >>> import torch
     >>> from dataclasses import replace
-    >>> whole = Ask(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
-    >>> checked_own(entry)(replace(whole, outputs=(Meta((2,), torch.float32),)), whole)
+    >>> whole = RuleQuery(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
+    >>> own_arguments_function(entry)(replace(whole, outputs=(Meta((2,), torch.float32),)), whole)
     {'size': [2]}
     """
 
-    def own(piece: Ask, whole: Ask) -> Mapping[str, Any]:
+    def own(piece: RuleQuery, whole: RuleQuery) -> Mapping[str, Any]:
         if piece.tensors == whole.tensors and piece.outputs == whole.outputs:
             return {}
-        return own_of(entry, piece, reshaped=piece.outputs[:1] != whole.outputs[:1])
+        return own_arguments(entry, piece, reshaped=piece.outputs[:1] != whole.outputs[:1])
 
     return own
 
 
-def own_of(entry: Entry, piece: Ask, *, reshaped: bool) -> Mapping[str, Any]:
+def own_arguments(entry: OpRule, piece: RuleQuery, *, reshaped: bool) -> Mapping[str, Any]:
     """The own arguments of a piece; those in `shapes` only if the first result is `reshaped`.
 
-    Raises `BadRule` if the rule names an argument that the op does not have.
+    Raises `InvalidRule` if the rule names an argument that the op does not have.
     """
     if not reshaped and entry.own is None:
         return {}
@@ -304,14 +316,14 @@ def own_of(entry: Entry, piece: Ask, *, reshaped: bool) -> Mapping[str, Any]:
     return {**given, **more}
 
 
-def all_replicated(query: Ask) -> Line:
+def all_replicated(query: RuleQuery) -> PlacementRule:
     """The placement rule that always holds."""
     return query.line({}, query.on_each(Replicate()))
 
 
-def check_line(entry: Entry, line: object, query: Ask) -> None:
-    """Raises `BadRule` if the value is not a placement rule for a call of these tensors and results."""
-    if not isinstance(line, Line):
+def check_line(entry: OpRule, line: object, query: RuleQuery) -> None:
+    """Raises `InvalidRule` if the value is not a placement rule for a call of these tensors and results."""
+    if not isinstance(line, PlacementRule):
         raise _bad(entry, repr(line), "it is no Line", _AS_DOCUMENTED)
     for what, placements, metas in (
         ("tensors", line.inputs, query.tensors),
@@ -332,11 +344,11 @@ def _problem(placement: object, meta: Meta | None) -> str:
     """The reason why the placement does not fit the tensor, or empty."""
     if placement is None:
         return ""
-    if not isinstance(placement, Placement) or not is_defined(placement):
+    if not isinstance(placement, Placement) or not is_supported(placement):
         return f"{placement!r} is no placement whose meaning is known"
     if meta is None:
         return f"{short(placement)} of what is no tensor"
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     if cut is not None and not 0 <= cut[0] < meta.ndim:
         return f"{short(placement)}: there is no dim {cut[0]} in {meta}"
     return ""
@@ -346,9 +358,9 @@ def _count(placements: object) -> str:
     return str(len(placements)) if isinstance(placements, tuple) else f"{placements!r}, which is no tuple"
 
 
-def _text(line: Line) -> str:
+def _text(line: PlacementRule) -> str:
     return f"{line.inputs} -> {line.outputs}"
 
 
-def _bad(entry: Entry, values: str, problem: str, remedy: str) -> BadRule:
-    return BadRule(entry.op, entry.where, values, problem, remedy)
+def _bad(entry: OpRule, values: str, problem: str, remedy: str) -> InvalidRule:
+    return InvalidRule(entry.op, entry.where, values, problem, remedy)

@@ -19,9 +19,9 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import shape_text, shorts
-from strategies.model.rule import Call, Leaf, leaf_numbers, overload, results
+from strategies.model.rule import Call, Leaf, flat_results, leaf_numbers, overload
 
-Placements = tuple[Placement | None, ...]
+OptionalPlacements = tuple[Placement | None, ...]
 Cut = Literal["any", "filled", "even"]
 
 
@@ -41,15 +41,15 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlacementRule:
     """A placement rule: one placement for each input by leaf number, and for each result; None for a masked result.
 
     `cut` is the condition on the sharded dims of inputs and results: none (`any`), at least one row on each rank (`filled`),
     or equally many on each (`even`).
     """
 
-    inputs: Placements
-    outputs: Placements
+    inputs: OptionalPlacements
+    outputs: OptionalPlacements
     cut: Cut = "any"
 
     def __str__(self) -> str:
@@ -57,10 +57,10 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RuleQuery:
     """A rule query, one call of an op: `tensors` by leaf number, flat `outputs`, None for a result that is not a tensor.
 
-    >>> query = ask_of("aten.sum.dim_IntList", (Leaf(0), [-1]), {}, (Meta((4, 3), torch.float32),))
+    >>> query = query_of("aten.sum.dim_IntList", (Leaf(0), [-1]), {}, (Meta((4, 3), torch.float32),))
     >>> query["dim"], query["keepdim"], query.dims("dim"), query.outputs
     ([-1], False, (1,), (f32[4],))
     """
@@ -112,18 +112,20 @@ class Ask:
         """The placement for every result that is a tensor, None for the others."""
         return [None if meta is None else placement for meta in self.outputs]
 
-    def line(self, inputs: Mapping[int, Placement], outputs: Sequence[Placement | None], cut: Cut = "any") -> Line:
+    def line(
+        self, inputs: Mapping[int, Placement], outputs: Sequence[Placement | None], cut: Cut = "any"
+    ) -> PlacementRule:
         """The placement rule in which all other inputs are replicated."""
-        return Line(tuple(inputs.get(i, Replicate()) for i in range(len(self.tensors))), tuple(outputs), cut)
+        return PlacementRule(tuple(inputs.get(i, Replicate()) for i in range(len(self.tensors))), tuple(outputs), cut)
 
 
-RuleFunction = Callable[[Ask], Iterable[Line]]
-OwnArguments = Callable[[Ask, Ask], Mapping[str, Any]]
+RuleFunction = Callable[[RuleQuery], Iterable[PlacementRule]]
+OwnArguments = Callable[[RuleQuery, RuleQuery], Mapping[str, Any]]
 """From the query of a piece and that of the whole call: the arguments of the call on the piece that differ, by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OpRule:
     """The rule of one overload, with its family and the reason for which it holds.
 
     `shapes` names arguments that are the shape of the first result, and become the shape of the rank's piece.  `own` returns,
@@ -138,8 +140,8 @@ class Entry:
     family: str
     reason: str
     shapes: tuple[str, ...] = ()
-    own: Callable[[Ask], Mapping[str, Any]] | None = None
-    instead: Callable[[Ask], Call] | None = None
+    own: Callable[[RuleQuery], Mapping[str, Any]] | None = None
+    instead: Callable[[RuleQuery], Call] | None = None
 
     @property
     def where(self) -> str:
@@ -149,35 +151,35 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class RuleRegistry:
     """Rules by overload.  `first | second` has those of both, and the second's where both have one.
 
     >>> import torch
-    >>> book = Book.of(*rules("copy", "each element goes by itself", ["aten.clone.default"], lambda query: []))
-    >>> "aten.clone.default" in book, len(book | Book.of())
+    >>> book = RuleRegistry.of(*rules("copy", "each element goes by itself", ["aten.clone.default"], lambda query: []))
+    >>> "aten.clone.default" in book, len(book | RuleRegistry.of())
     (True, 1)
     """
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, OpRule] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, *entries: Entry) -> Book:
+    def of(cls, *entries: OpRule) -> RuleRegistry:
         return cls({entry.op: entry for entry in entries})
 
-    def get(self, op: str) -> Entry | None:
+    def get(self, op: str) -> OpRule | None:
         return self.entries.get(op)
 
     def __contains__(self, op: object) -> bool:
         return op in self.entries
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[OpRule]:
         return iter(self.entries.values())
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __or__(self, other: Book) -> Book:
-        return Book({**self.entries, **other.entries})
+    def __or__(self, other: RuleRegistry) -> RuleRegistry:
+        return RuleRegistry({**self.entries, **other.entries})
 
 
 def rules(
@@ -187,33 +189,33 @@ def rules(
     lines: RuleFunction,
     *,
     shapes: Sequence[str] = (),
-    own: Callable[[Ask], Mapping[str, Any]] | None = None,
-    instead: Callable[[Ask], Call] | None = None,
-) -> tuple[Entry, ...]:
+    own: Callable[[RuleQuery], Mapping[str, Any]] | None = None,
+    instead: Callable[[RuleQuery], Call] | None = None,
+) -> tuple[OpRule, ...]:
     """One rule for each of these overloads that this version of torch has."""
-    return tuple(Entry(op, lines, family, reason, tuple(shapes), own, instead) for op in ops if exists(op))
+    return tuple(OpRule(op, lines, family, reason, tuple(shapes), own, instead) for op in ops if overload_exists(op))
 
 
-def exists(op: str) -> bool:
+def overload_exists(op: str) -> bool:
     """Whether this version of torch has an overload of that name."""
     namespace, packet, which = op.split(".")
     return which in getattr(getattr(getattr(torch.ops, namespace), packet, None), "overloads", list)()
 
 
-def bound(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by their names in the schema, defaults filled in."""
     schema = overload(op)._schema.arguments
     given = {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
     return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
 
-def ask_of(
+def query_of(
     op: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Meta], outputs: Any = None
-) -> Ask:
+) -> RuleQuery:
     """The query of a call; without `outputs`, its result or one of the same shapes, the op runs on meta tensors."""
     if outputs is None and overload(op)._schema.returns:
         outputs = Call(op, tuple(args), tuple(kwargs.items()))(
             [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in tensors]
         )
-    metas = tuple(Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in results(outputs))
-    return Ask(op, bound(op, args, kwargs), tuple(tensors), metas)
+    metas = tuple(Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in flat_results(outputs))
+    return RuleQuery(op, bind_arguments(op, args, kwargs), tuple(tensors), metas)

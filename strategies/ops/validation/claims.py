@@ -13,63 +13,69 @@ import torch
 from strategies.base.worker_pool import Workers
 from strategies.inputs import opinfo_samples
 from strategies.inputs.opinfo_samples import gather
-from strategies.inputs.selection import pick_overloads
+from strategies.inputs.selection import select_overloads
 from strategies.inputs.variants.all_variants import adverse, variations
-from strategies.model.arguments import values
-from strategies.model.call_signature import choose
-from strategies.model.oracle import tell_stable
+from strategies.model.arguments import argument_values
+from strategies.model.call_signature import diverse_subset
+from strategies.model.oracle import run_stable_oracle
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
-from strategies.ops.semantics.local_call import Piece, checked_own, made_instead, piece_at, unfit
-from strategies.ops.semantics.rulebook import Ask, Entry, Meta, ask_of
+from strategies.ops.semantics.local_call import (
+    LocalCall,
+    local_call_at,
+    own_arguments_function,
+    replacement_call,
+    why_inapplicable,
+)
+from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery, query_of
 from strategies.validation.discovery.discover import samples_of
-from strategies.validation.overload import Turns
-from strategies.validation.probe import try_claims
+from strategies.validation.overload import VariantCounts
+from strategies.validation.probe import check_claims
 
 
-def ask_about(sample: Sample, raw: Any) -> Ask:
+def query_of_sample(sample: Sample, raw: Any) -> RuleQuery:
     """The rule query of a sample; `raw` is the result of the op."""
     metas = [Meta(tuple(x.shape), x.dtype) for x in sample.tensors]
-    return ask_of(sample.op, sample.call.args, dict(sample.call.kwargs), metas, raw)
+    return query_of(sample.op, sample.call.args, dict(sample.call.kwargs), metas, raw)
 
 
-def own_claims(entry: Entry, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
+def own_claims(entry: OpRule, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
     """A claim for each placement rule that applies to that many ranks, with the local calls if they differ from the sample's."""
-    query, call = made_instead(entry, ask_about(sample, raw), sample.call)
-    whole, own = Piece(query, call), checked_own(entry)
+    query, call = replacement_call(entry, query_of_sample(sample, raw), sample.call)
+    whole, own = LocalCall(query, call), own_arguments_function(entry)
     found = []
     for line in dict.fromkeys(entry.lines(query)):
-        if not unfit(line, query, ranks):
-            local = tuple(piece_at(whole, line, ranks, rank, own).call for rank in range(ranks))
+        if not why_inapplicable(line, query, ranks):
+            local = tuple(local_call_at(whole, line, ranks, rank, own).call for rank in range(ranks))
             rule = Rule(sample.op, line.inputs, line.outputs)
             found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class EntryResult:
+class OpRuleResult:
     """The result of validating a rule: the wrong instances, the number of sound ones by placement rule, and of samples."""
 
-    entry: Entry
+    entry: OpRule
     wrong: tuple[Instance, ...]
     sound: dict[str, int]
     samples: int
 
 
-def judge(
-    entry: Entry,
+def validate_rule(
+    entry: OpRule,
     *,
     ranks: Sequence[int] = (2, 3, 4),
     seed: int = 0,
     budget: int = 2,
     given: Iterable[Sample] | None = None,
-) -> EntryResult:
+) -> OpRuleResult:
     """Validates a rule on samples of its overload, their other forms and other values, along one mesh axis.
 
     Without `given`, the samples come from OpInfo or the schema.
     """
-    turns, wrong, sound, count = Turns(), [], dict[str, int](), 0
+    turns, wrong, sound, count = VariantCounts(), [], dict[str, int](), 0
     for number, sample in enumerate(samples_of(entry.op, seed) if given is None else given):
         for instance in _tried(entry, sample, number, ranks, seed, budget, turns):
             if instance is None:
@@ -78,14 +84,14 @@ def judge(
                 sound[str(instance.rule)] = sound.get(str(instance.rule), 0) + 1
             else:
                 wrong.append(instance)
-    return EntryResult(entry, tuple(wrong), sound, count)
+    return OpRuleResult(entry, tuple(wrong), sound, count)
 
 
 def _tried(
-    entry: Entry, sample: Sample, number: int, ranks: Sequence[int], seed: int, budget: int, turns: Turns
+    entry: OpRule, sample: Sample, number: int, ranks: Sequence[int], seed: int, budget: int, turns: VariantCounts
 ) -> Iterator[Instance | None]:
     """None for each sample and form that is tested, followed by its instances."""
-    truth = tell_stable(sample, seed=seed)
+    truth = run_stable_oracle(sample, seed=seed)
     if truth is None:
         return
     for form, oracle, name in variations(sample, truth, number, seed=seed, traced=False, turns=turns.forms):
@@ -93,7 +99,7 @@ def _tried(
         others = adverse(form, oracle, number, seed=seed, budget=1 if name else budget, turns=turns.values)
         for size in ranks:
             claimed = own_claims(entry, form, size, oracle.raw)
-            yield from try_claims(form, oracle, size, claimed, seed=seed, variants=others)
+            yield from check_claims(form, oracle, size, claimed, seed=seed, variants=others)
 
 
 LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"
@@ -111,7 +117,7 @@ class Calls:
     without: Mapping[str, str] = field(default_factory=dict)
 
 
-def calls(
+def calls_of_overloads(
     workers: Workers,
     wanted: Collection[str],
     *,
@@ -138,22 +144,24 @@ def calls(
                 met[sample.op].append(sample)
             tick(1)
         if GRADIENT in wanted:
-            met[GRADIENT] = gradients(met[LOOKUP], seed)
+            met[GRADIENT] = embedding_gradients(met[LOOKUP], seed)
         return gather(workers, met, sorted(names), seed)
 
     every = range(len(opinfo_samples.database()))
-    first = pick_overloads(names, opinfo_samples.database()).infos if near else every
+    first = select_overloads(names, opinfo_samples.database()).infos if near else every
     made, without = run(first)
     if without and len(first) < len(every):
         made, without = run(sorted(set(every) - set(first)))
-    found = {op: tuple(choose(of, most)) for op, of in sorted({**met, **made}.items()) if op in wanted}
+    found = {op: tuple(diverse_subset(of, most)) for op, of in sorted({**met, **made}.items()) if op in wanted}
     return Calls(found, {op: why for op, why in without.items() if op in wanted})
 
 
-def gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample]:
+def embedding_gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample]:
     """The call of `embedding_dense_backward` for each call of `embedding`."""
     rng = torch.Generator().manual_seed(seed)
-    return [_gradient(values(one), one.origin, rng) for one in lookups if one.tensors[0].dtype.is_floating_point]
+    return [
+        _gradient(argument_values(one), one.origin, rng) for one in lookups if one.tensors[0].dtype.is_floating_point
+    ]
 
 
 def _gradient(given: Mapping[str, Any], origin: str, rng: torch.Generator) -> Sample:
@@ -169,6 +177,6 @@ def _captured(
     for dtype in dtypes:
         if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):
             for which in sizes:
-                yield from opinfo_samples.capture(
+                yield from opinfo_samples.capture_calls(
                     info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted
                 )[0]

@@ -18,19 +18,19 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import shorts
-from strategies.base.worker_pool import Done, Failed, Workers
+from strategies.base.worker_pool import TaskDone, TaskFailed, Workers
 from strategies.inputs.variants import adversarial as adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
-from strategies.model.oracle import REFUSALS, Truth, tell_stable
-from strategies.model.rule import Rule, Sample, results
+from strategies.model.oracle import REJECTIONS, OracleResult, run_stable_oracle
+from strategies.model.rule import Rule, Sample, flat_results
 from strategies.model.verdict import Verdict
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.lib.overload_variants import ALONE
-from strategies.ops.semantics.rulebook import Entry, Placements, exists
+from strategies.ops.lib.overload_variants import LONGEST_LIST_ONE_BY_ONE
+from strategies.ops.semantics.rulebook import OpRule, OptionalPlacements, overload_exists
 from strategies.ops.validation.claims import own_claims
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.probe import try_claims
+from strategies.validation.claim_sources import TooManyTraces, claims
+from strategies.validation.probe import check_claims
 
 MOST = 300
 """The number of most used overloads."""
@@ -40,7 +40,7 @@ HOME = Path(__file__).parents[2] / "ops" / "most_used.txt"
 def most_used() -> list[str]:
     """The most used overloads that this version of torch has, most used first, as `tests/tools/bench/most_used.py` counts."""
     lines = [line for line in HOME.read_text().splitlines() if line and not line.startswith("#")]
-    return [op for op in (line.split()[0] for line in lines) if exists(op)]
+    return [op for op in (line.split()[0] for line in lines) if overload_exists(op)]
 
 
 SECONDS = 120.0
@@ -51,7 +51,7 @@ and the number of other values on the remaining calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class UncoveredRule:
     """A placement rule of DTensor that is right on a call and that ours does not cover."""
 
     rule: str
@@ -62,7 +62,7 @@ class Lacking:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class OverloadComparison:
     """The comparison of one overload: the number of DTensor's right placement rules, of equal and covered ones, and the rest.
 
     `lucky` are those that held on one call and failed on another.  `why` is the reason why nothing was compared, or empty.
@@ -72,7 +72,7 @@ class Compared:
     theirs: int = 0
     same: int = 0
     served: int = 0
-    lacking: tuple[Lacking, ...] = ()
+    lacking: tuple[UncoveredRule, ...] = ()
     lucky: tuple[str, ...] = ()
     calls: int = 0
     why: str = ""
@@ -82,7 +82,7 @@ class Compared:
         return all(one.excused for one in self.lacking)
 
 
-def serves(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
+def covers(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
     """Whether our placement rule covers DTensor's.  `tensors` tells which results are tensors."""
     inputs = all(a == b or isinstance(b, Replicate) for a, b in zip(ours.inputs, theirs.inputs, strict=True))
     mine, other = _of_tensors(ours.outputs, tensors), _of_tensors(theirs.outputs, tensors)
@@ -97,7 +97,7 @@ OVERFLOWS = "where a product of complex numbers overflows, it hangs on the order
 WEIGHED = "the average is divided by the weights of the classes that the targets name, which no rule sees"
 
 
-def excuse(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()) -> str:
+def documented_exception(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()) -> str:
     """The documented reason why a placement rule that was right on a call is not one of ours, or empty.
 
     `outputs` are the results of the call.
@@ -107,7 +107,7 @@ def excuse(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()) -> str:
     parts = [(p.reduce_op, x) for p, x in held if isinstance(p, Partial) and isinstance(x, Tensor)]
     if any(kind in ("avg", "min", "max") and _is_integer(x) for kind, x in parts):
         return WRAPS
-    if packet.startswith("_foreach_") and len({*rule.inputs}) > 1 and _longest(sample) > ALONE:
+    if packet.startswith("_foreach_") and len({*rule.inputs}) > 1 and _longest(sample) > LONGEST_LIST_ONE_BY_ONE:
         return ONE_BY_ONE
     if packet == "all" and any(kind == "product" and x.dtype != torch.bool for kind, x in parts):
         return UNDERFLOWS
@@ -125,19 +125,19 @@ def _longest(sample: Sample) -> int:
     return max((len(value) for value in sample.call.args if isinstance(value, (list, tuple))), default=0)
 
 
-def _of_tensors(outputs: Placements, tensors: Sequence[bool]) -> list[Placement | None]:
+def _of_tensors(outputs: OptionalPlacements, tensors: Sequence[bool]) -> list[Placement | None]:
     return [p for p, is_tensor in zip(outputs, tensors, strict=False) if is_tensor]
 
 
 def compare(
-    op: str, entry: Entry | None, calls: Iterable[Sample], *, ranks: Sequence[int] = (2, 3), seed: int = 0
-) -> Compared:
+    op: str, entry: OpRule | None, calls: Iterable[Sample], *, ranks: Sequence[int] = (2, 3), seed: int = 0
+) -> OverloadComparison:
     """The comparison of one overload on these calls."""
-    found: dict[str, tuple[bool, bool, Lacking]] = {}
+    found: dict[str, tuple[bool, bool, UncoveredRule]] = {}
     wrong: set[str] = set()
     tried = 0
     for number, sample in enumerate(calls):
-        truth = tell_stable(sample, seed=seed)
+        truth = run_stable_oracle(sample, seed=seed)
         if truth is None:
             continue
         tried += 1
@@ -147,7 +147,9 @@ def compare(
                 wrong.add(name)
                 continue
             same, served = _ours(entry, sample, truth, size, rule)
-            here = Lacking(name, size, ", ".join(sample.arguments()), excuse(rule, sample, results(truth.raw)))
+            here = UncoveredRule(
+                name, size, ", ".join(sample.arguments()), documented_exception(rule, sample, flat_results(truth.raw))
+            )
             before = found.get(name, (True, True, here))
             shown = before[2] if served or (not before[1] and not before[2].excused) else here
             found[name] = (before[0] and same, before[1] and served, shown)
@@ -156,27 +158,27 @@ def compare(
     same_count, served_count = sum(seen[0] for seen in right.values()), sum(seen[1] for seen in right.values())
     lucky = tuple(sorted(found.keys() & wrong))
     why = "" if right else "DTensor has no line for any call that was tried" if tried else "no call could be tried"
-    return Compared(op, len(right), same_count, served_count - same_count, lacking, lucky, tried, why)
+    return OverloadComparison(op, len(right), same_count, served_count - same_count, lacking, lucky, tried, why)
 
 
 def _theirs(
-    sample: Sample, truth: Truth, number: int, ranks: Sequence[int], seed: int
+    sample: Sample, truth: OracleResult, number: int, ranks: Sequence[int], seed: int
 ) -> Iterator[tuple[int, Rule, Verdict]]:
     """Each plain placement rule of DTensor for this call, except the all-replicated one, with our verdict.
 
     Where DTensor has a custom dispatch (a convolution exchanges rows of an image), the rule is tested without it.
     """
-    alone = dtensor.Question(sample, 1, truth.raw)
+    alone = dtensor.PropagatorQuery(sample, 1, truth.raw)
     alone.partials = number < 2
     budget = len(adversarial_calls.VALUES) if number < THOROUGH else VALUES
     others = adverse(sample, truth, number, seed=seed, budget=budget)
     for size in ranks:
         try:
             claimed = claims(sample, size, truth.raw, alone)
-        except (*REFUSALS, TooMany, AttributeError, ArithmeticError):
+        except (*REJECTIONS, TooManyTraces, AttributeError, ArithmeticError):
             continue
         plain = [replace(one, whole="") for one in claimed if one.rule.plain and not _replicated(one.rule)]
-        for instance in try_claims(sample, truth, size, plain, seed=seed, variants=others):
+        for instance in check_claims(sample, truth, size, plain, seed=seed, variants=others):
             if instance.verdict in (Verdict.SOUND, Verdict.UNSOUND):
                 yield size, instance.rule, instance.verdict
 
@@ -185,15 +187,15 @@ def _replicated(rule: Rule) -> bool:
     return all(p is None or isinstance(p, Replicate) for p in (*rule.inputs, *rule.outputs))
 
 
-def _ours(entry: Entry | None, sample: Sample, truth: Truth, ranks: int, theirs: Rule) -> tuple[bool, bool]:
+def _ours(entry: OpRule | None, sample: Sample, truth: OracleResult, ranks: int, theirs: Rule) -> tuple[bool, bool]:
     """Whether ours has the same placement rule, and whether ours covers it."""
     if entry is None:
         return False, False
-    tensors = [isinstance(x, Tensor) for x in results(truth.raw)]
+    tensors = [isinstance(x, Tensor) for x in flat_results(truth.raw)]
     mine = [claim.rule for claim in own_claims(entry, sample, ranks, truth.raw)]
     key = shorts(theirs.inputs), shorts(_of_tensors(theirs.outputs, tensors))
     same = any(key == (shorts(one.inputs), shorts(_of_tensors(one.outputs, tensors))) for one in mine)
-    return same, same or any(serves(one, theirs, tensors) for one in mine)
+    return same, same or any(covers(one, theirs, tensors) for one in mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class _Task:
     seed: int
 
 
-def _work(task: _Task, note: Callable[[int], None]) -> Compared:
+def _work(task: _Task, note: Callable[[int], None]) -> OverloadComparison:
     def noted() -> Iterator[Sample]:
         for number, call in enumerate(task.calls):
             note(number)
@@ -221,22 +223,24 @@ def coverage(
     ranks: Sequence[int] = (2, 3),
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
-) -> list[Compared]:
+) -> list[OverloadComparison]:
     """The comparisons of these overloads, by default the most used ones, in their order.
 
     A call that kills its worker is left out, and the remaining calls of the overload are tested again.
     """
     names = most_used() if ops is None else list(ops)
     todo = [_Task(op, tuple(calls.get(op, ())), tuple(ranks), seed) for op in names]
-    found: dict[str, Compared] = {}
+    found: dict[str, OverloadComparison] = {}
     while todo:
         again: list[_Task] = []
         for task, answer in zip(todo, workers.run(_work, todo, limit=SECONDS, tick=tick), strict=True):
-            if isinstance(answer, Done):
+            if isinstance(answer, TaskDone):
                 found[task.op] = answer.value
                 continue
-            found[task.op] = Compared(task.op, why=answer.error if isinstance(answer, Failed) else answer.why)
-            if not isinstance(answer, Failed) and len(task.calls) > 1:
+            found[task.op] = OverloadComparison(
+                task.op, why=answer.error if isinstance(answer, TaskFailed) else answer.why
+            )
+            if not isinstance(answer, TaskFailed) and len(task.calls) > 1:
                 last = max(answer.noted, 0)
                 again.append(replace(task, calls=task.calls[:last] + task.calls[last + 1 :]))
         todo, tick = again, None

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial
 
-from localtensor.layout import agreed, short
-from strategies.base.worker_pool import Done, Failed, Lost, Workers
+from localtensor.layout import is_unambiguous, short
+from strategies.base.worker_pool import TaskDone, TaskFailed, TaskLost, Workers
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import Ask, Entry, Line
-from strategies.ops.validation.claims import judge
+from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery
+from strategies.ops.validation.claims import validate_rule
 
 SECONDS = 60.0
 """Time limit of one call, its forms and values included."""
-KILLERS = 12
+MOST_CRASHES = 12
 """Calls of one overload that may kill their worker before the rest is given up."""
 Note = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ValidationEffort:
     """The extent of the validation: mesh sizes, seed, and the number of other values for each call."""
 
     ranks: tuple[int, ...] = (2, 3, 4)
@@ -32,7 +32,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RuleTask:
     """A worker's task: one rule and its calls, without those (`skip`) that killed a worker.
 
     `planted` is the rule itself if it is not in `OUR_RULES`.  Those are found by name, since their functions may be closures,
@@ -40,13 +40,13 @@ class Task:
     """
 
     op: str
-    planted: Entry | None
+    planted: OpRule | None
     calls: tuple[Sample, ...]
-    terms: Terms
+    terms: ValidationEffort
     skip: frozenset[int] = frozenset()
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> OpRule:
         return self.planted or OUR_RULES.entries[self.op]
 
 
@@ -69,13 +69,13 @@ class RuleResult:
         return self.sound > 0 or bool(self.wrong)
 
 
-def hear(task: Task, note: Note) -> RuleResult:
+def validate_task(task: RuleTask, note: Note) -> RuleResult:
     """Run by a worker: the validation of one rule."""
     noted = _noted([(i, call) for i, call in enumerate(task.calls) if i not in task.skip], note)
     terms = task.terms
     undefined: dict[str, str] = {}
-    entry = watched(task.entry, undefined)
-    found = judge(entry, ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
+    entry = with_undefined_reductions(task.entry, undefined)
+    found = validate_rule(entry, ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
     first = {str(one.rule): one for one in reversed(found.wrong)}
     wrong = (*undefined.values(), *map(_describe, reversed(first.values())))
     lines = len(found.sound.keys() | {str(one.rule) for one in found.wrong})
@@ -86,18 +86,18 @@ def hear(task: Task, note: Note) -> RuleResult:
     )
 
 
-def watched(entry: Entry, undefined: dict[str, str]) -> Entry:
+def with_undefined_reductions(entry: OpRule, undefined: dict[str, str]) -> OpRule:
     """The rule, which adds to `undefined` each placement rule with a reduction that is not well defined for the dtype.
 
     The validation skips those on most calls, so no call would disprove them: minima of complex numbers, averages of integers.
     """
 
-    def lines(query: Ask) -> Iterator[Line]:
+    def lines(query: RuleQuery) -> Iterator[PlacementRule]:
         for line in entry.lines(query):
             pairs = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
             odd = [(p, meta) for p, meta in pairs if isinstance(p, Partial) and meta is not None]
             for placement, meta in odd:
-                if not agreed(placement.reduce_op, meta.dtype):
+                if not is_unambiguous(placement.reduce_op, meta.dtype):
                     undefined.setdefault(str(line), f"{entry.op}: {line}: {short(placement)} of {meta} is not defined")
             yield line
 
@@ -110,7 +110,7 @@ def _noted(calls: Iterable[tuple[int, Sample]], note: Note) -> Iterator[Sample]:
         yield call
 
 
-def _empty_result(entry: Entry) -> RuleResult:
+def _empty_result(entry: OpRule) -> RuleResult:
     return RuleResult(entry.op, entry.family, entry.where)
 
 
@@ -120,29 +120,29 @@ def _describe(one: Instance) -> str:
     return f"{one.rule} on {one.ranks} ranks, {call}{values}: {one.evidence.reason}"
 
 
-def trials(
+def validate_rules(
     workers: Workers,
-    entries: Sequence[Entry],
+    entries: Sequence[OpRule],
     calls: Mapping[str, Sequence[Sample]],
     without: Mapping[str, str],
-    terms: Terms,
+    terms: ValidationEffort,
     tick: Callable[[int], None] | None = None,
 ) -> list[RuleResult]:
     """The result of each rule, in their order.  `without` has the reasons for overloads without calls."""
     found = {e.op: replace(_empty_result(e), untried=(without.get(e.op, "no call reaches it"),)) for e in entries}
     todo = [
-        Task(e.op, None if OUR_RULES.get(e.op) is e else e, tuple(calls[e.op]), terms)
+        RuleTask(e.op, None if OUR_RULES.get(e.op) is e else e, tuple(calls[e.op]), terms)
         for e in entries
         if calls.get(e.op)
     ]
     lost: dict[str, list[str]] = {}
     while todo:
-        again: list[Task] = []
-        for task, answer in zip(todo, workers.run(hear, todo, limit=SECONDS, tick=tick), strict=True):
+        again: list[RuleTask] = []
+        for task, answer in zip(todo, workers.run(validate_task, todo, limit=SECONDS, tick=tick), strict=True):
             reasons = lost.setdefault(task.op, [])
-            if isinstance(answer, Done):
+            if isinstance(answer, TaskDone):
                 found[task.op] = replace(answer.value, untried=(*reasons, *answer.value.untried))
-            elif isinstance(answer, Failed):
+            elif isinstance(answer, TaskFailed):
                 found[task.op] = replace(_empty_result(task.entry), wrong=(f"the validation failed: {answer.error}",))
             else:
                 reasons.append(_lost(task, answer))
@@ -152,13 +152,13 @@ def trials(
     return list(found.values())
 
 
-def _lost(task: Task, answer: Lost) -> str:
+def _lost(task: RuleTask, answer: TaskLost) -> str:
     call = ", ".join(task.calls[answer.noted].arguments()) if 0 <= answer.noted < len(task.calls) else "its first call"
     return f"{call}: {answer.why}"
 
 
-def _without(task: Task, answer: Lost) -> list[Task]:
+def _without(task: RuleTask, answer: TaskLost) -> list[RuleTask]:
     """The task without the call that killed its worker; none if there is nothing left to test."""
-    if answer.noted < 0 or len(task.skip) >= KILLERS or len(task.skip) + 1 >= len(task.calls):
+    if answer.noted < 0 or len(task.skip) >= MOST_CRASHES or len(task.skip) + 1 >= len(task.calls):
         return []
     return [replace(task, skip=task.skip | {answer.noted})]

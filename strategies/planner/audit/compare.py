@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import TorchChanged
-from localtensor.layout import Spec, StridedShard, close, local_shapes, split
+from localtensor.layout import Spec, StridedShard, local_shapes, split, within_slack
 from localtensor.layout import fold_partials as fold
-from strategies.planner.audit.pairs import MODES, Refused, fault_of, for_dtensor, paid
-from strategies.planner.steps.legal_steps import changed
-from strategies.planner.steps.plan import Plan, Price, Step
-from strategies.planner.steps.prices import TOPOLOGY, Topology, step_of
+from strategies.planner.audit.pairs import MODES, NoDTensorPlan, dtensor_plan, dtensor_price, first_fault
+from strategies.planner.steps.legal_steps import with_placement
+from strategies.planner.steps.plan import Plan, Price, RedistributionStep
+from strategies.planner.steps.prices import TOPOLOGY, Topology, priced_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Outcome:
     ranks: tuple[int, ...] = ()
 
 
-RIGHT = Outcome("right")
+CORRECT = Outcome("right")
 
 
-def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
+def compare_pieces(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
     """Whether `held` are the pieces of `want` under this spec; if not, the first difference, and its ranks."""
     shapes = local_shapes(spec)
     bad = [rank for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)) if tuple(piece.shape) != shape]
@@ -46,19 +46,21 @@ def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
     bad = [rank for rank, piece in enumerate(held) if piece.dtype != want.dtype]
     if bad:
         return Outcome("wrong", f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
-    whole = folded(held, spec)
+    whole = reduce_partials(held, spec)
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
-    tolerance = torch.tensor(slack([*held, want]), dtype=torch.float64)
+    tolerance = torch.tensor(rounding_tolerance([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
     bad = [
-        rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, tolerance).all()
+        rank
+        for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True))
+        if not within_slack(got, ask, tolerance).all()
     ]
     if not bad:
-        return RIGHT
+        return CORRECT
     return Outcome("wrong", _first_difference(whole[bad[0]], wanted[bad[0]], tolerance, bad[0]), tuple(bad))
 
 
-def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
+def reduce_partials(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
     """For each rank, the reduced value of the ranks that differ from it on partial axes only."""
     level = list(held)
     for axis, placement in enumerate(spec.placements):
@@ -72,7 +74,7 @@ def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
     return level
 
 
-def slack(pieces: Sequence[Tensor]) -> float:
+def rounding_tolerance(pieces: Sequence[Tensor]) -> float:
     """The tolerance for sums of such pieces: rounding of their largest element; 0 for exact dtypes."""
     if not (pieces[0].dtype.is_floating_point or pieces[0].dtype.is_complex):
         return 0.0
@@ -81,7 +83,7 @@ def slack(pieces: Sequence[Tensor]) -> float:
 
 
 def _first_difference(got: Tensor, want: Tensor, tolerance: Tensor, rank: int) -> str:
-    wrong = ~close(got, want, tolerance)
+    wrong = ~within_slack(got, want, tolerance)
     place = tuple(wrong.nonzero()[0].tolist())
     rows = sorted({int(where[0]) for where in wrong.nonzero()}) if got.ndim else []
     which = f"; wrong in its rows {', '.join(map(str, rows))}" if rows else ""
@@ -94,7 +96,7 @@ three dims) and 2.8 s for 3,552."""
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class DTensorPlan:
     """One of DTensor's planners with its plan, its error, or the reason why it was skipped."""
 
     mode: str
@@ -107,71 +109,73 @@ class Theirs:
     """The plan on cpu, where DTensor has no all-to-all: it gathers, and slices. None if the plan has no all-to-all."""
 
 
-def theirs(
+def dtensor_plans(
     src: Spec, dst: Spec, price: Price, *, topology: Topology = TOPOLOGY, flattened: Sequence[Sequence[str]] = ()
-) -> tuple[Theirs, ...]:
+) -> tuple[DTensorPlan, ...]:
     """The plans of both of DTensor's planners, greedy first.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.steps.prices import Time
-    >>> [(one.mode, str(one.plan)) for one in theirs(*read("f32[8] @ dp=2: R -> S(0)"), Time())]
+    >>> [(one.mode, str(one.plan)) for one in dtensor_plans(*read("f32[8] @ dp=2: R -> S(0)"), Time())]
     [('greedy', 'dp: local R -> S(0)  1 us'), ('graph', 'dp: local R -> S(0)  1 us')]
     """
     made = []
     for mode in MODES:
-        if why := too_much(src, dst, mode):
-            made.append(Theirs(mode, None, skipped=why))
+        if why := why_skipped(src, dst, mode):
+            made.append(DTensorPlan(mode, None, skipped=why))
             continue
         try:
-            found = for_dtensor(src, dst, mode, price=price, topology=topology, flattened=flattened)
+            found = dtensor_plan(src, dst, mode, price=price, topology=topology, flattened=flattened)
         except TorchChanged as changed_torch:  # why: our own plan needs none of torch's private parts, and stands
-            made.append(Theirs(mode, None, skipped=f"not asked: {changed_torch}"))
+            made.append(DTensorPlan(mode, None, skipped=f"not asked: {changed_torch}"))
             continue
-        if isinstance(found, Refused):
-            made.append(Theirs(mode, None, refused=str(found)))
+        if isinstance(found, NoDTensorPlan):
+            made.append(DTensorPlan(mode, None, refused=str(found)))
         else:
-            made.append(Theirs(mode, found, wrong=fault_of(found), gathered=gathered(found, price, topology)))
+            made.append(
+                DTensorPlan(mode, found, wrong=first_fault(found), gathered=without_all_to_all(found, price, topology))
+            )
     return tuple(made)
 
 
-def gathered(plan: Plan, price: Price, topology: Topology = TOPOLOGY) -> Plan | None:
+def without_all_to_all(plan: Plan, price: Price, topology: Topology = TOPOLOGY) -> Plan | None:
     """The plan with an all-gather and a slice in place of each all-to-all; None if it has none.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.steps.prices import Time
     >>> src, dst = read("f32[8,8] @ dp=2: S(0) -> S(1)")
-    >>> print(gathered(for_dtensor(src, dst), Time()))
+    >>> print(without_all_to_all(dtensor_plan(src, dst), Time()))
     dp: all-gather S(0) -> R  128 B  5.01 us
     dp: local R -> S(1)  1 us
     """
     if all(step.kind != "all_to_all" for step in plan.steps):
         return None
-    steps: list[Step] = []
+    steps: list[RedistributionStep] = []
     for step in plan.steps:
         if step.kind == "all_to_all":
-            whole = changed(step.was, step.axes, Replicate())
-            steps.append(step_of("all_gather", step.axes, step.was, whole, topology))
-            steps.append(step_of("local", step.axes, whole, step.now, topology))
+            whole = with_placement(step.was, step.axes, Replicate())
+            steps.append(priced_step("all_gather", step.axes, step.was, whole, topology))
+            steps.append(priced_step("local", step.axes, whole, step.now, topology))
         else:
             steps.append(step)
-    return replace(plan, steps=tuple(steps), price=paid(steps, price))
+    return replace(plan, steps=tuple(steps), price=dtensor_price(steps, price))
 
 
-def too_much(src: Spec, dst: Spec, mode: str) -> str:
+def why_skipped(src: Spec, dst: Spec, mode: str) -> str:
     """The reason why DTensor's planner is skipped; empty if it is not."""
     if src.mesh.ranks > MOST_RANKS:
         return f"not asked: a mesh of {src.mesh.ranks:,} ranks is too much for it"
     ordered = any(spec.shard_order or any(isinstance(p, StridedShard) for p in spec.placements) for spec in (src, dst))
-    count = layouts(len(src.mesh.sizes), len(src.shape))
+    count = layout_count(len(src.mesh.sizes), len(src.shape))
     if count <= MOST_LAYOUTS or not (mode == "graph" or ordered):
         return ""
     return f"not asked: it would look at up to {count:,} layouts, for seconds or more"
 
 
-def layouts(axes: int, dims: int) -> int:
+def layout_count(axes: int, dims: int) -> int:
     """The number of layouts of R, one Partial and shards of so many dims, in any order where axes share a dim.
 
-    >>> layouts(1, 2), layouts(2, 1), layouts(5, 2)
+    >>> layout_count(1, 2), layout_count(2, 1), layout_count(5, 2)
     (4, 10, 3552)
     """
     found = 0

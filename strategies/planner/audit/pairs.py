@@ -20,24 +20,24 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import (
-    KINDS,
+    PARTIAL_KINDS,
     Mesh,
     Spec,
     StridedShard,
-    agreed,
-    cuts,
-    factors_of,
-    has_meaning,
-    in_order,
-    order_of,
+    cut_order,
+    has_one_meaning,
+    is_unambiguous,
+    placements_in_order,
+    shard_cut,
+    split_factors,
 )
 from strategies.base.signals import quiet
-from strategies.planner.steps.alpha_beta import REPLICATE, commute
-from strategies.planner.steps.legal_steps import changed, changes, letter, refusal_of
-from strategies.planner.steps.plan import Plan, Price, Step, axes_text, placed
-from strategies.planner.steps.prices import TOPOLOGY, Time, Topology, step_of
-from strategies.torch_api.redistribute_plans import Refusal, Transform, transforms
-from strategies.torch_api.specs import NoSuchSpec, decoded
+from strategies.planner.steps.alpha_beta import REPLICATE, partials_commute
+from strategies.planner.steps.legal_steps import legal_changes, placement_letter, why_illegal, with_placement
+from strategies.planner.steps.plan import Plan, Price, RedistributionStep, axes_text, placement_text
+from strategies.planner.steps.prices import TOPOLOGY, Time, Topology, priced_step
+from strategies.torch_api.redistribute_plans import PlannerRefusal, Transform, planned_transforms
+from strategies.torch_api.specs import NoSuchSpec, with_decoded_order
 
 SHAPES: tuple[tuple[int, ...], ...] = (
     (8, 8), (8, 8), (12, 12), (7, 6), (5, 3), (9,), (3,), (1, 4), (2, 5), (4, 2, 6), (6, 0), (16,), (13, 2),
@@ -88,21 +88,21 @@ def _random_pair(rng: random.Random, mesh: Mesh) -> Pair | None:
     if len(mesh.sizes) > 1 and rng.random() < 0.3:
         sets = [names for n in range(2, len(mesh.sizes) + 1) for names in itertools.combinations(mesh.names, n)]
         flattened = (rng.choice(sets),)
-    return Pair(src, dst, flattened) if told(src) and told(dst) and src != dst else None
+    return Pair(src, dst, flattened) if is_defined_by_torch(src) and is_defined_by_torch(dst) and src != dst else None
 
 
-def told(spec: Spec) -> bool:
+def is_defined_by_torch(spec: Spec) -> bool:
     """Whether torch defines the spec: Partials that may be mixed, and sharded dims with an order that torch can read.
 
     Where strided shards encode an order and the pieces are uneven, torch has two readings. Such specs count as defined:
     the pieces that `distribute_tensor` deals are the input of the redistribution, and its expected result.
     """
     sizes = spec.mesh.sizes
-    plain = tuple(Shard(cut[0]) if (cut := cuts(p)) is not None else p for p in spec.placements)
-    if not has_meaning(plain, spec.shape, spec.dtype, sizes):
+    plain = tuple(Shard(cut[0]) if (cut := shard_cut(p)) is not None else p for p in spec.placements)
+    if not has_one_meaning(plain, spec.shape, spec.dtype, sizes):
         return False
-    factors = [factors_of(spec.placements, dim) for dim in range(len(spec.shape))]
-    return all(max(each) <= 1 or sum(map(bool, each)) == 1 or order_of(each, sizes) is not None for each in factors)
+    factors = [split_factors(spec.placements, dim) for dim in range(len(spec.shape))]
+    return all(max(each) <= 1 or sum(map(bool, each)) == 1 or cut_order(each, sizes) is not None for each in factors)
 
 
 def _random_spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
@@ -135,12 +135,12 @@ def _strided_shards(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mes
     """Strided shards that encode an order; or a single one, as views create it."""
     if rng.random() < 0.3:
         return {axes[0]: StridedShard(dim, split_factor=rng.choice((2, 3)))}
-    return in_order(dim, axes, mesh.sizes)
+    return placements_in_order(dim, axes, mesh.sizes)
 
 
 def _partial_kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
-    offered = [kind for kind in KINDS if agreed(kind, dtype)]
-    mixed = commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
+    offered = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
+    mixed = partials_commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
     return ("sum", "avg") if mixed else (rng.choice(offered),)
 
 
@@ -149,7 +149,7 @@ MODES = ("greedy", "graph")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NoDTensorPlan:
     """DTensor has no plan: the first line of its error."""
 
     text: str
@@ -158,7 +158,7 @@ class Refused:
         return self.text
 
 
-def for_dtensor(
+def dtensor_plan(
     src: Spec,
     dst: Spec,
     mode: str = "greedy",
@@ -167,8 +167,8 @@ def for_dtensor(
     topology: Topology = TOPOLOGY,
     flattened: Sequence[Sequence[str]] = (),
     all_to_all: bool = True,
-) -> Plan | Refused:
-    """The plan of DTensor of this torch for a redistribution, priced as our own plans are; `fault_of` checks it.
+) -> Plan | NoDTensorPlan:
+    """The plan of DTensor of this torch for a redistribution, priced as our own plans are; `first_fault` checks it.
 
     `mode` is one of `MODES`; a ValueError for another. DTensor uses its graph-based planner in either mode where there
     are strided shards or shard orders. `all_to_all` is False for a device that has none, such as cpu. DTensor skips
@@ -178,7 +178,7 @@ def for_dtensor(
 
     >>> from localtensor.layout import parse
     >>> src, dst = (Spec(Mesh.of(dp=4), (parse(p),), (1024, 1024), torch.float32) for p in ("S(0)", "S(1)"))
-    >>> print(for_dtensor(src, dst))
+    >>> print(dtensor_plan(src, dst))
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
     """
     if mode not in MODES:
@@ -186,62 +186,62 @@ def for_dtensor(
     axes = [tuple(src.mesh.axis(name) for name in names) for names in flattened]
     try:
         with quiet():
-            found = transforms(src, dst, graph=mode == "graph", flattened=axes)
-    except Refusal as refusal:
-        return Refused(str(refusal))
+            found = planned_transforms(src, dst, graph=mode == "graph", flattened=axes)
+    except PlannerRefusal as refusal:
+        return NoDTensorPlan(str(refusal))
     price = price or Time(topology)
-    steps: list[Step] = []
-    spec = as_read(src)
+    steps: list[RedistributionStep] = []
+    spec = as_dtensor_reads(src)
     for transform in found:
         for kind, now in _collectives(transform, src, all_to_all):
-            after = changed(spec, transform.axes, now)
-            step = step_of(kind, transform.axes, spec, after, topology)
+            after = with_placement(spec, transform.axes, now)
+            step = priced_step(kind, transform.axes, spec, after, topology)
             steps.append(step if _has_ranks(step) else replace(step, seconds=0.0))
             spec = after
-    return Plan(src, dst, tuple(steps), paid(steps, price), price.name, f"DTensor's own, {mode}", 0)
+    return Plan(src, dst, tuple(steps), dtensor_price(steps, price), price.name, f"DTensor's own, {mode}", 0)
 
 
-def paid(steps: Sequence[Step], price: Price) -> int:
+def dtensor_price(steps: Sequence[RedistributionStep], price: Price) -> int:
     """The price of DTensor's steps, without those along axes of one rank, which it skips."""
     return sum(price(step.move) for step in steps if _has_ranks(step))
 
 
-def _has_ranks(step: Step) -> bool:
+def _has_ranks(step: RedistributionStep) -> bool:
     """Whether a step is along an axis of more than one rank."""
     return any(step.was.mesh.sizes[axis] > 1 for axis in step.axes)
 
 
-def fault_of(plan: Plan) -> str:
+def first_fault(plan: Plan) -> str:
     """The first step that is not legal, or the end of the plan if it is a wrong one; empty if the plan is right.
 
     >>> from localtensor.layout import parse
     >>> wrong = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32)
-    >>> step = step_of("all_gather", (0,), wrong, changed(wrong, (0,), REPLICATE))
-    >>> fault_of(Plan(wrong, step.now, (step,), 0, "", "", 0))
+    >>> step = priced_step("all_gather", (0,), wrong, with_placement(wrong, (0,), REPLICATE))
+    >>> first_fault(Plan(wrong, step.now, (step,), 0, "", "", 0))
     'step 1, S(0) -> R on a: b cuts what a has left of dim 0: what is cut last is undone first'
     """
     for number, step in enumerate(plan.steps, 1):
         now = step.now.placements[step.axes[0]]
-        if all(change.now != step.now for change in changes(step.was, (now,), (step.axes,))):
-            reason = refusal_of(step.was, step.axes[0], now) if len(step.axes) == 1 else ""
+        if all(change.now != step.now for change in legal_changes(step.was, (now,), (step.axes,))):
+            reason = why_illegal(step.was, step.axes[0], now) if len(step.axes) == 1 else ""
             where = axes_text(plan.src, step.axes)
-            moved = f"{placed(step.was, step.axes[0])} -> {placed(step.now, step.axes[0])}"
+            moved = f"{placement_text(step.was, step.axes[0])} -> {placement_text(step.now, step.axes[0])}"
             return f"step {number}, {moved} on {where}: {reason or 'this cannot be done along these axes at once'}"
-    end = plan.steps[-1].now if plan.steps else as_read(plan.src)
-    return "" if end == as_read(plan.dst) else f"it ends at {end}"
+    end = plan.steps[-1].now if plan.steps else as_dtensor_reads(plan.src)
+    return "" if end == as_dtensor_reads(plan.dst) else f"it ends at {end}"
 
 
-def as_read(spec: Spec) -> Spec:
+def as_dtensor_reads(spec: Spec) -> Spec:
     """The spec as DTensor's planners read it: a shard order in place of strided shards, if all of these encode one.
 
     >>> from localtensor.layout import parse
-    >>> as_read(Spec(Mesh.of(2, 2), (parse("SS(0,2)"), parse("S(0)")), (8,), torch.float32))
+    >>> as_dtensor_reads(Spec(Mesh.of(2, 2), (parse("SS(0,2)"), parse("S(0)")), (8,), torch.float32))
     f32[8] @ a:S(0)[1], b:S(0)[0]
     """
     if spec.shard_order or not any(isinstance(p, StridedShard) for p in spec.placements):
         return spec
     try:
-        return decoded(spec)
+        return with_decoded_order(spec)
     except NoSuchSpec:
         return spec
 
@@ -259,11 +259,11 @@ def _collectives(transform: Transform, src: Spec, all_to_all: bool) -> Iterator[
     if all(src.mesh.sizes[axis] == 1 for axis in transform.axes):
         yield "local", now
         return
-    kind = _SINGLE_COLLECTIVE.get(letter(was) + letter(now))
+    kind = _SINGLE_COLLECTIVE.get(placement_letter(was) + placement_letter(now))
     if kind is None and all_to_all and type(was) is Shard and type(now) is Shard:
         kind = "all_to_all"
     if kind is not None:
         yield kind, now
         return
-    yield _SINGLE_COLLECTIVE[letter(was) + "R"], REPLICATE
+    yield _SINGLE_COLLECTIVE[placement_letter(was) + "R"], REPLICATE
     yield "local", now

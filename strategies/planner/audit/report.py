@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from localtensor.layout import Spec, short
 from strategies.planner.audit.compare import Outcome
 from strategies.planner.audit.pairs import MODES, Pair
-from strategies.planner.audit.rank_run import users
-from strategies.planner.audit.shrink import smallest, weight
-from strategies.planner.audit.verdict import KINDS, Job, RealRuns, Verdict, play_all
+from strategies.planner.audit.rank_run import is_public
+from strategies.planner.audit.shrink import complexity, shrink_pair
+from strategies.planner.audit.verdict import KINDS, PairRun, PairVerdict, RealRedistributions, simulate_pairs
 from strategies.planner.steps.plan import bytes_text, placements_text
 
-Told = Callable[[], None]
+OnDone = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Cause:
     @property
     def asked(self) -> bool:
         """Whether the public API offers it: no shard order, no new Partial."""
-        return users(self.pair.src, self.pair.dst)
+        return is_public(self.pair.src, self.pair.dst)
 
     @property
     def pattern(self) -> str:
@@ -72,7 +72,7 @@ def symptom(outcome: Outcome) -> str:
     return f"{outcome.kind}: {re.sub(r'[0-9]+', '#', text)[:80]}"
 
 
-def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause]:
+def group_by_cause(verdicts: Sequence[PairVerdict], told: OnDone = lambda: None) -> list[Cause]:
     """The findings among these verdicts, the most frequent first; `told` is called after every verdict."""
     found: dict[str, Cause] = {}
     known: dict[tuple[str, str, str], Pair] = {}
@@ -97,12 +97,12 @@ def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause
 
 def _severity(one: Cause) -> tuple[object, ...]:
     """The sort key of two findings with the same placements: the worse outcome, then the simpler pair."""
-    return _ORDER.index(one.outcome.kind), weight(one.pair)
+    return _ORDER.index(one.outcome.kind), complexity(one.pair)
 
 
-def _cause_of(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause:
+def _cause_of(pair: Pair, mark: str, verdict: PairVerdict, tried: Sequence[str]) -> Cause:
     """The finding, with the planners that show it."""
-    outcomes = {mode: play_all([Job.of(pair)], mode)[0] for mode in tried}
+    outcomes = {mode: simulate_pairs([PairRun.of(pair)], mode)[0] for mode in tried}
     modes = tuple(mode for mode in tried if symptom(outcomes[mode]) == mark)
     return Cause(mark, pair, modes, outcomes[modes[0]], 0, verdict.pair)
 
@@ -110,26 +110,26 @@ def _cause_of(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> 
 _ORDER = ("wrong", "stops", "refused", "right")
 
 
-def confirmed(found: Sequence[Cause], bench: RealRuns, told: Told = lambda: None) -> list[Cause]:
+def confirm_causes(found: Sequence[Cause], bench: RealRedistributions, told: OnDone = lambda: None) -> list[Cause]:
     """The findings, each replayed on real processes."""
     made = []
     for one in found:
-        real = bench.confirm([Job.of(one.pair)], one.modes[0])[0]
+        real = bench.confirm([PairRun.of(one.pair)], one.modes[0])[0]
         same = real.kind == one.outcome.kind
         made.append(replace(one, confirmed=same, note="" if same else f"{real.kind}: {real.text}"))
         told()
     return made
 
 
-def _shrunk(verdict: Verdict, mark: str) -> Pair:
+def _shrunk(verdict: PairVerdict, mark: str) -> Pair:
     def shows(pair: Pair) -> bool:
-        return symptom(play_all([Job.of(pair)], verdict.mode)[0]) == mark
+        return symptom(simulate_pairs([PairRun.of(pair)], verdict.mode)[0]) == mark
 
-    return smallest(verdict.pair, verdict.mode, shows).smallest
+    return shrink_pair(verdict.pair, verdict.mode, shows).smallest
 
 
 @dataclass(frozen=True, slots=True)
-class Wasted:
+class TotalWaste:
     """The excess cost of one planner's plans over the cheapest plans, over all pairs for which both are right."""
 
     pairs: int
@@ -150,7 +150,7 @@ class Wasted:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OutcomeCounts:
     """The outcomes of the pairs of one mesh under one planner."""
 
     mesh: tuple[int, ...]
@@ -168,9 +168,9 @@ class AuditResult:
 
     torch: str
     seed: int
-    rows: tuple[Row, ...]
+    rows: tuple[OutcomeCounts, ...]
     causes: tuple[Cause, ...]
-    wasted: tuple[tuple[str, Wasted], ...]
+    wasted: tuple[tuple[str, TotalWaste], ...]
     whole: bool = True
     """False if it was interrupted."""
 
@@ -183,30 +183,30 @@ class AuditResult:
         return tuple(one for one in self.causes if one.confirmed)
 
 
-def rows(verdicts: Sequence[Verdict]) -> tuple[Row, ...]:
+def count_outcomes(verdicts: Sequence[PairVerdict]) -> tuple[OutcomeCounts, ...]:
     """One row for each mesh and planner, in order of first appearance."""
     found: dict[tuple[tuple[int, ...], str], dict[str, int]] = {}
     for verdict in verdicts:
         counts = found.setdefault((verdict.pair.mesh.sizes, verdict.mode), dict.fromkeys(KINDS, 0))
         counts[verdict.outcome.kind] += 1
-    return tuple(Row(mesh, mode, tuple(counts.items())) for (mesh, mode), counts in found.items())
+    return tuple(OutcomeCounts(mesh, mode, tuple(counts.items())) for (mesh, mode), counts in found.items())
 
 
-def wasted(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Wasted], ...]:
+def total_waste(verdicts: Sequence[PairVerdict]) -> tuple[tuple[str, TotalWaste], ...]:
     """The excess cost for each planner that has right plans."""
-    found: dict[str, list[Verdict]] = {}
+    found: dict[str, list[PairVerdict]] = {}
     for verdict in verdicts:
         if verdict.waste is not None:
             found.setdefault(verdict.mode, []).append(verdict)
     return tuple((mode, _waste_of(mine)) for mode, mine in found.items())
 
 
-def _waste_of(verdicts: Sequence[Verdict]) -> Wasted:
+def _waste_of(verdicts: Sequence[PairVerdict]) -> TotalWaste:
     known = [(verdict.pair, verdict.waste) for verdict in verdicts if verdict.waste is not None]
     worst, clock = max(known, key=lambda one: _finite_ratio(one[1].time))
     counted, torch = max(known, key=lambda one: _finite_ratio(one[1].torch))
     most, most_torch = _finite_ratio(clock.time), _finite_ratio(torch.torch)
-    return Wasted(
+    return TotalWaste(
         len(known), sum(w.time > 1 for _, w in known), sum(w.torch > 1 for _, w in known),
         (sum(w.sent[0] for _, w in known), sum(w.sent[1] for _, w in known)),
         (sum(w.collectives[0] for _, w in known), sum(w.collectives[1] for _, w in known)),
@@ -234,7 +234,7 @@ _TITLES = {
 }  # fmt: skip
 
 
-def as_text(tried: AuditResult) -> str:
+def audit_text(tried: AuditResult) -> str:
     """The report for a terminal."""
     return "\n".join(_lines(tried))
 
@@ -275,7 +275,7 @@ def _cause_lines(one: Cause) -> Iterator[str]:
         yield f"    real processes: {one.note}"
 
 
-def _waste_lines(mode: str, waste: Wasted) -> Iterator[str]:
+def _waste_lines(mode: str, waste: TotalWaste) -> Iterator[str]:
     yield (
         f"Waste, {mode}: {waste.dearer:,} of {waste.pairs:,} plans that arrive cost more than the cheapest by our clock, "
         f"{waste.dearer_torch:,} by torch's own count; {bytes_text(waste.sent[0])} sent where "
@@ -287,25 +287,25 @@ def _waste_lines(mode: str, waste: Wasted) -> Iterator[str]:
         (waste.most, "our clock", waste.worst), (waste.most_torch, "torch's own", waste.worst_torch),
     ):  # fmt: skip
         if worst is not None:
-            own = "" if users(worst.src, worst.dst) else "  (a user cannot ask for it)"
+            own = "" if is_public(worst.src, worst.dst) else "  (a user cannot ask for it)"
             yield f"  {times:.1f} times as dear by {whose}: {worst}{own}"
 
 
-def as_json(tried: AuditResult, code: int) -> str:
+def audit_json(tried: AuditResult, code: int) -> str:
     """The report for programs."""
     return json.dumps(
         {
             "format": FORMAT, "torch": tried.torch, "seed": tried.seed, "exit": code, "whole": tried.whole,
             "pairs": tried.pairs,
             "rows": [{"mesh": row.mesh, "planner": row.mode, **dict(row.counts)} for row in tried.rows],
-            "findings": [finding(one) for one in tried.causes],
+            "findings": [finding_json(one) for one in tried.causes],
             "waste": {mode: _waste_json(waste) for mode, waste in tried.wasted},
         },
         indent=1,
     )  # fmt: skip
 
 
-def finding(one: Cause) -> dict[str, object]:
+def finding_json(one: Cause) -> dict[str, object]:
     """One finding as JSON, with a pair that can be parsed again: placements in their short form, orders by dim."""
     pair = one.pair
     return {
@@ -320,7 +320,7 @@ def _spec_json(spec: Spec) -> dict[str, object]:
     return {"placements": [short(placement) for placement in spec.placements], "order": spec.shard_order}
 
 
-def _waste_json(waste: Wasted) -> dict[str, object]:
+def _waste_json(waste: TotalWaste) -> dict[str, object]:
     return {
         "pairs": waste.pairs, "dearer": waste.dearer, "dearer_by_torch": waste.dearer_torch, "sent": waste.sent,
         "collectives": waste.collectives, "for_nothing": waste.for_nothing, "most": round(waste.most, 3), "worst": str(waste.worst or ""),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.layout import Spec, split
-from strategies.model.code_text import literal
-from strategies.planner.audit.compare import slack
-from strategies.planner.audit.rank_run import users
+from strategies.model.code_text import tensor_literal
+from strategies.planner.audit.compare import rounding_tolerance
+from strategies.planner.audit.rank_run import is_public
 from strategies.planner.audit.report import Cause
-from strategies.planner.audit.verdict import Job
-from strategies.torch_api.script_code import averages_code, flatten_code, head, placements_code
+from strategies.planner.audit.verdict import PairRun
+from strategies.torch_api.script_code import averages_code, docstring_code, flatten_code, placements_code
 
 _OUTPUT = "what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused."
 _SCRIPT = """{head}
@@ -101,21 +101,21 @@ print(f"rank {rank} has {dealt.tolist()} where distribute_tensor deals the whole
 
 def script(cause: Cause, name: str, *, seed: int = 0) -> str:
     """The text of a script that reproduces the smallest pair of a finding, with the same values."""
-    pair, job = cause.pair, Job.of(cause.pair, seed)
+    pair, job = cause.pair, PairRun.of(cause.pair, seed)
     plain = [p if not isinstance(p, Partial) else Replicate() for p in pair.dst.placements]
     want = split(job.whole, Spec(pair.mesh, tuple(plain), pair.dst.shape, pair.dst.dtype, pair.dst.shard_order))
     partial = plain != list(pair.dst.placements)
     averaged = any(p == Partial("avg") for p in (*pair.src.placements, *pair.dst.placements))
     own = _INTERNAL_API.format(have=_spec_code(pair.src, "src"), need=_spec_code(pair.dst, "dst"))
     return _SCRIPT.format(
-        head=head(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _OUTPUT),
+        head=docstring_code(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _OUTPUT),
         mesh=pair.mesh.sizes, names=pair.mesh.names,
         flatten="".join(flatten_code(names, pair.mesh.names) for names in pair.flattened),
-        averages=averages_code() if averaged else "", src=pair.src, dst=pair.dst, whole=literal(job.whole),
-        held=",\n    ".join(map(literal, job.pieces)), want=",\n    ".join(literal(piece.clone()) for piece in want),
+        averages=averages_code() if averaged else "", src=pair.src, dst=pair.dst, whole=tensor_literal(job.whole),
+        held=",\n    ".join(map(tensor_literal, job.pieces)), want=",\n    ".join(tensor_literal(piece.clone()) for piece in want),
         src_code=placements_code(pair.src.placements), dst_code=placements_code(pair.dst.placements),
-        work=_PUBLIC_API if users(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
-        folds=_REDUCE_PARTIALS.format(folds=_reduction_groups(pair.dst)) if partial else "", same=_comparison_code(slack([*job.pieces, job.whole])),
+        work=_PUBLIC_API if is_public(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
+        folds=_REDUCE_PARTIALS.format(folds=_reduction_groups(pair.dst)) if partial else "", same=_comparison_code(rounding_tolerance([*job.pieces, job.whole])),
         referee="" if partial or pair.dst.shard_order else _DISTRIBUTE_TENSOR,
     )  # fmt: skip
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout import Mesh, Spec, StridedShard, cuts, in_order, shorts
+from localtensor.layout import Mesh, Spec, StridedShard, placements_in_order, shard_cut, shorts
 from strategies.base.shrink import Shrunk, shrink
-from strategies.planner.audit.pairs import Pair, Refused, as_read, for_dtensor, told
-from strategies.planner.audit.rank_run import users
+from strategies.planner.audit.pairs import NoDTensorPlan, Pair, as_dtensor_reads, dtensor_plan, is_defined_by_torch
+from strategies.planner.audit.rank_run import is_public
 from strategies.planner.steps.alpha_beta import REPLICATE
 
 MOST_ROWS = 16
@@ -26,12 +26,12 @@ MOST_ROWS = 16
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
-def weight(pair: Pair) -> tuple[object, ...]:
+def complexity(pair: Pair) -> tuple[object, ...]:
     """The complexity of a pair: the smaller, the simpler to read. Pairs that users can request come first."""
     both = (*pair.src.placements, *pair.dst.placements)
     moved = sum(was != now for was, now in zip(pair.src.placements, pair.dst.placements, strict=True))
     return (
-        len(pair.mesh.sizes), not users(pair.src, pair.dst), sum(p != REPLICATE for p in both),
+        len(pair.mesh.sizes), not is_public(pair.src, pair.dst), sum(p != REPLICATE for p in both),
         sum(isinstance(p, StridedShard) for p in both) + sum(len(s.shard_order) for s in (pair.src, pair.dst)), moved,
         len(pair.flattened), len(pair.src.shape), _DTYPES.index(pair.src.dtype) if pair.src.dtype in _DTYPES else 9,
         pair.mesh.ranks, pair.mesh.sizes, torch.Size(pair.src.shape).numel() == 0, sum(pair.src.shape), pair.src.shape,
@@ -39,12 +39,12 @@ def weight(pair: Pair) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
+def simpler_pairs(pair: Pair, mode: str) -> Iterator[Pair]:
     """Every simpler pair that one edit yields, the largest edits first."""
     seen = {(pair.mesh, repr(pair))}
     edits = (_without_an_axis, _plainer, _simpler_placements, _smaller_shapes, _smaller_meshes, _swapped_axes)
     for found in itertools.chain(_parts_of_plan(pair, mode), *(edit(pair) for edit in edits)):
-        if found is not None and (found.mesh, repr(found)) not in seen and weight(found) < weight(pair):
+        if found is not None and (found.mesh, repr(found)) not in seen and complexity(found) < complexity(pair):
             seen.add((found.mesh, repr(found)))
             yield found
 
@@ -52,7 +52,7 @@ def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
 def _pair_or_none(src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
     both = zip(src.placements, dst.placements, strict=True)
     turned = any(isinstance(a, Partial) and isinstance(b, Partial) and a != b for a, b in both)
-    if not (told(src) and told(dst)) or src == dst or turned:
+    if not (is_defined_by_torch(src) and is_defined_by_torch(dst)) or src == dst or turned:
         return None
     return Pair(src, dst, tuple(names for names in flattened if len(names) > 1))
 
@@ -71,8 +71,8 @@ def _edited(pair: Pair, change: Callable[[Spec], Spec], sides: tuple[bool, bool]
 
 def _parts_of_plan(pair: Pair, mode: str) -> Iterator[Pair | None]:
     """Single steps of DTensor's own plan, and the redistributions from or to an intermediate spec of it."""
-    plan = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
-    if isinstance(plan, Refused) or len(plan.steps) < 2:
+    plan = dtensor_plan(pair.src, pair.dst, mode, flattened=pair.flattened)
+    if isinstance(plan, NoDTensorPlan) or len(plan.steps) < 2:
         return
     for step in plan.steps:
         yield _pair_or_none(step.was, step.now, pair.flattened)
@@ -94,7 +94,7 @@ def _without_an_axis(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _remove_axis(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
-    own = as_read(spec)
+    own = as_dtensor_reads(spec)
     placements = tuple(p for i, p in enumerate(own.placements) if i != axis)
     orders = tuple((dim, tuple(a - (a > axis) for a in axes if a != axis)) for dim, axes in own.shard_order)
     made = Spec(mesh, placements, spec.shape, spec.dtype, tuple((d, o) for d, o in orders if len(o) > 1))
@@ -105,7 +105,7 @@ def strided(spec: Spec) -> Spec:
     """The spec with its shard orders written as strided shards, which the public API accepts."""
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
-        for axis, placement in in_order(dim, axes, spec.mesh.sizes).items():
+        for axis, placement in placements_in_order(dim, axes, spec.mesh.sizes).items():
             placements[axis] = placement
     return replace(spec, placements=tuple(placements), shard_order=())
 
@@ -134,7 +134,7 @@ def _simpler_than(spec: Spec, axis: int) -> list[Placement]:
     held = spec.placements[axis]
     if isinstance(held, Partial):
         return [Partial("sum"), held]
-    cut = cuts(held)
+    cut = shard_cut(held)
     return [Shard(0), Shard(cut[0]), StridedShard(cut[0], split_factor=2)] if cut is not None else []
 
 
@@ -187,7 +187,7 @@ def _smaller_meshes(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _on_mesh(spec: Spec, mesh: Mesh) -> Spec:
-    own = as_read(spec)
+    own = as_dtensor_reads(spec)
     moved = replace(own, mesh=mesh)
     return moved if own is spec else strided(moved)
 
@@ -205,7 +205,7 @@ def _swapped_axes(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _reorder_axes(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
-    own = as_read(spec)
+    own = as_dtensor_reads(spec)
     placements = tuple(own.placements[axis] for axis in order)
     cut = {dim: own.cut_by(dim) for dim in range(len(spec.shape)) if own.cut_by(dim)}
     orders = tuple((dim, tuple(order.index(axis) for axis in axes)) for dim, axes in cut.items())
@@ -213,6 +213,6 @@ def _reorder_axes(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
     return made if own is spec else strided(made)
 
 
-def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:
+def shrink_pair(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:
     """The simplest pair reachable by edits each of which still fails."""
-    return shrink(pair, shows, budget=tries, stages=[("edits", partial(smaller, mode=mode))])
+    return shrink(pair, shows, budget=tries, stages=[("edits", partial(simpler_pairs, mode=mode))])

@@ -23,20 +23,27 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError
 from localtensor.layout import assemble, split
 from strategies.base.signals import quiet
-from strategies.planner.audit.compare import Outcome, compared
-from strategies.planner.audit.pairs import Pair, Refused, for_dtensor, paid
-from strategies.planner.audit.rank_run import RankResult, RankTask, heard, planner, play, redistributed
+from strategies.planner.audit.compare import Outcome, compare_pieces
+from strategies.planner.audit.pairs import NoDTensorPlan, Pair, dtensor_plan, dtensor_price
+from strategies.planner.audit.rank_run import (
+    RedistributionResult,
+    RedistributionTask,
+    dtensor_planner,
+    redistribute_piece,
+    result_of_rank,
+    run_task,
+)
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import TorchPrice
 from strategies.torch_api import rank_runs
-from strategies.torch_api.mesh_and_caches import averages, mesh_on
-from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
+from strategies.torch_api.mesh_and_caches import averages_as_sums, world_mesh_with_submeshes
+from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PairRun:
     """A pair with values: the input piece of each rank, and the tensor that they represent."""
 
     pair: Pair
@@ -44,16 +51,16 @@ class Job:
     whole: Tensor
 
     @classmethod
-    def of(cls, pair: Pair, seed: int = 0) -> Job:
-        x = numbers(pair.src.shape, pair.src.dtype)
+    def of(cls, pair: Pair, seed: int = 0) -> PairRun:
+        x = distinct_values(pair.src.shape, pair.src.dtype)
         held = tuple(piece.clone() for piece in split(x, pair.src, torch.Generator().manual_seed(seed)))
         return cls(pair, held, assemble(held, pair.src).to(x.dtype))
 
-    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> RankTask:
-        return RankTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
+    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> RedistributionTask:
+        return RedistributionTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
 
 
-def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def distinct_values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Distinct nonzero values of both signs; for booleans, an irregular pattern."""
     count = torch.Size(shape).numel()
     if dtype == torch.bool:
@@ -64,7 +71,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return real.to(dtype).reshape(shape)
 
 
-def judged(job: Job, results: Sequence[RankResult]) -> Outcome:
+def outcome_of(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome:
     """The outcome, from the results of all ranks."""
     raised = [rank for rank, one in enumerate(results) if one.error]
     if raised:
@@ -72,46 +79,48 @@ def judged(job: Job, results: Sequence[RankResult]) -> Outcome:
         if len(raised) == len(results):
             return Outcome("refused", first)
         return Outcome("stops", f"rank {raised[0]} raises {first}; its peers go on", tuple(raised))
-    return compared([one.piece for one in results], job.whole, job.pair.dst)
+    return compare_pieces([one.piece for one in results], job.whole, job.pair.dst)
 
 
-def play_all(jobs: Sequence[Job], mode: str) -> list[Outcome]:
+def simulate_pairs(jobs: Sequence[PairRun], mode: str) -> list[Outcome]:
     """The outcome of DTensor's redistribution for each pair in order, on simulated ranks."""
-    with quiet(), averages("simulated"), planner(mode):
-        works = [work_of(job, mode) for job in jobs]
-        return rank_runs.simulated(works, lambda outcome: outcome.kind == "right", alone=True)
+    with quiet(), averages_as_sums("simulated"), dtensor_planner(mode):
+        works = [rank_work(job, mode) for job in jobs]
+        return rank_runs.run_simulated(works, lambda outcome: outcome.kind == "right", alone=True)
 
 
-def work_of(job: Job, mode: str) -> rank_runs.Work[Outcome]:
-    """The rank functions for a pair, and its outcome; must run within `planner(mode)`."""
+def rank_work(job: PairRun, mode: str) -> rank_runs.MeshTask[Outcome]:
+    """The rank functions for a pair, and its outcome; must run within `dtensor_planner(mode)`."""
     pair = job.pair
 
-    def flow(mesh: DeviceMesh) -> list[RankResult]:
+    def flow(mesh: DeviceMesh) -> list[RedistributionResult]:
         pieces = lt.LocalTensor([piece.clone() for piece in job.pieces])
-        held = redistributed(job.part(mode, pieces), mesh)
-        return [RankResult("", piece) for piece in rank_runs.by_rank(held, pair.mesh.ranks)]
+        held = redistribute_piece(job.part(mode, pieces), mesh)
+        return [RedistributionResult("", piece) for piece in rank_runs.values_by_rank(held, pair.mesh.ranks)]
 
-    def on_rank(mesh: DeviceMesh, rank: int) -> RankResult:
-        return heard(job.part(mode, job.pieces[rank].clone()), mesh)
+    def on_rank(mesh: DeviceMesh, rank: int) -> RedistributionResult:
+        return result_of_rank(job.part(mode, job.pieces[rank].clone()), mesh)
 
-    def verdict(given: dict[int, RankResult], fault: str) -> Outcome:
+    def verdict(given: dict[int, RedistributionResult], fault: str) -> Outcome:
         raised = [rank for rank, one in given.items() if one.error]
         if fault and raised:
             fault = f"rank {raised[0]} raises {given[raised[0]].error}; its peers wait for it"
-        return Outcome("stops", fault, tuple(raised)) if fault else judged(job, list(given.values()))
+        return Outcome("stops", fault, tuple(raised)) if fault else outcome_of(job, list(given.values()))
 
-    return rank_runs.Work(pair.mesh.ranks, (mesh_on, pair.mesh, pair.flattened), flow, on_rank, verdict)
+    return rank_runs.MeshTask(
+        pair.mesh.ranks, (world_mesh_with_submeshes, pair.mesh, pair.flattened), flow, on_rank, verdict
+    )
 
 
 BATCH = 64
 """Pairs that run at a time."""
-GROWN = 256
+GROWTH = 256
 KINDS = ("right", "wrong", "stops", "refused", "alike", "undecided")
 """`alike`: refused by DTensor, and by our planner or by torch.distributed itself, too. `undecided`: refused, and our
 plan fails, too."""
 
 
-BACKENDS = "does not support complex tensors"
+NO_COMPLEX_SUPPORT = "does not support complex tensors"
 """The error of torch.distributed for maxima and products of complex tensors, for which no plan can succeed."""
 
 
@@ -128,13 +137,13 @@ class Waste:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairVerdict:
     """The outcome of one pair under one of DTensor's planners."""
 
     pair: Pair
     mode: str
     outcome: Outcome
-    theirs: Plan | Refused
+    theirs: Plan | NoDTensorPlan
     ours: Plan | None = None
     """The cheapest plan on our default topology; None if there is none."""
     waste: Waste | None = None
@@ -146,64 +155,64 @@ class Verdict:
         return self.outcome.kind in ("wrong", "stops", "refused")
 
 
-def judge(pairs: Sequence[Pair], mode: str, *, seed: int = 0) -> Iterator[Verdict]:
+def pair_verdicts(pairs: Sequence[Pair], mode: str, *, seed: int = 0) -> Iterator[PairVerdict]:
     """The verdict on each pair in order, run on simulated ranks."""
     for start in range(0, len(pairs), BATCH):
-        jobs = [Job.of(pair, seed) for pair in pairs[start : start + BATCH]]
-        for job, outcome in zip(jobs, play_all(jobs, mode), strict=True):
-            yield weighed(job, mode, outcome)
+        jobs = [PairRun.of(pair, seed) for pair in pairs[start : start + BATCH]]
+        for job, outcome in zip(jobs, simulate_pairs(jobs, mode), strict=True):
+            yield verdict_of(job, mode, outcome)
 
 
-def weighed(job: Job, mode: str, outcome: Outcome) -> Verdict:
+def verdict_of(job: PairRun, mode: str, outcome: Outcome) -> PairVerdict:
     """The verdict for an outcome."""
     pair = job.pair
-    theirs = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
+    theirs = dtensor_plan(pair.src, pair.dst, mode, flattened=pair.flattened)
     try:
-        ours = cheapest(pair)
+        ours = cheapest_plan(pair)
     except NoPlan as none:
         kind = "alike" if outcome.kind == "refused" else outcome.kind
-        return Verdict(pair, mode, Outcome(kind, outcome.text or str(none), outcome.ranks), theirs)
-    if outcome.kind == "refused" and BACKENDS in outcome.text:
-        return Verdict(pair, mode, Outcome("alike", outcome.text), theirs, ours)
+        return PairVerdict(pair, mode, Outcome(kind, outcome.text or str(none), outcome.ranks), theirs)
+    if outcome.kind == "refused" and NO_COMPLEX_SUPPORT in outcome.text:
+        return PairVerdict(pair, mode, Outcome("alike", outcome.text), theirs, ours)
     if outcome.kind == "refused":
-        wrong = arrives(job, ours)
+        wrong = fault_of_our_plan(job, ours)
         if wrong:
-            return Verdict(pair, mode, Outcome("undecided", f"{outcome.text}; our plan: {wrong}"), theirs, ours)
-    waste = wasted(grown(pair), mode) if outcome.kind == "right" else None
-    return Verdict(pair, mode, outcome, theirs, ours, waste)
+            return PairVerdict(pair, mode, Outcome("undecided", f"{outcome.text}; our plan: {wrong}"), theirs, ours)
+    waste = waste_of_plan(enlarged(pair), mode) if outcome.kind == "right" else None
+    return PairVerdict(pair, mode, outcome, theirs, ours, waste)
 
 
-def cheapest(pair: Pair, price: Price | None = None) -> Plan:
+def cheapest_plan(pair: Pair, price: Price | None = None) -> Plan:
     """Our plan for the pair; raises `NoPlan`."""
     return plan(pair.src, pair.dst, price, flattened=pair.flattened)
 
 
-def arrives(job: Job, ours: Plan) -> str:
+def fault_of_our_plan(job: PairRun, ours: Plan) -> str:
     """The fault of our plan's result; empty if it is right."""
     try:
-        return compared(redistribute(list(job.pieces), ours), job.whole, job.pair.dst).text
+        return compare_pieces(redistribute(list(job.pieces), ours), job.whole, job.pair.dst).text
     except LocalTensorError as error:
         return str(error)
 
 
-def wasted(pair: Pair, mode: str) -> Waste | None:
+def waste_of_plan(pair: Pair, mode: str) -> Waste | None:
     """The excess cost of their plan; None if they have none, or if the tensor is empty."""
     if 0 in pair.src.shape:
         return None
-    theirs = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
-    if isinstance(theirs, Refused):
+    theirs = dtensor_plan(pair.src, pair.dst, mode, flattened=pair.flattened)
+    if isinstance(theirs, NoDTensorPlan):
         return None
-    ours, price = cheapest(pair), TorchPrice.of(pair.mesh)
-    least = paid(cheapest(pair, price).steps, price)
+    ours, price = cheapest_plan(pair), TorchPrice.of(pair.mesh)
+    least = dtensor_price(cheapest_plan(pair, price).steps, price)
     return Waste(
-        _ratio(theirs.price, ours.price), _ratio(paid(theirs.steps, price), least),
+        _ratio(theirs.price, ours.price), _ratio(dtensor_price(theirs.steps, price), least),
         (theirs.sent, ours.sent), (_collective_count(theirs), _collective_count(ours)),
     )  # fmt: skip
 
 
-def grown(pair: Pair) -> Pair:
-    """The pair with a tensor `GROWN` times as long along every dim: for small ones all plans cost alike."""
-    src, dst = (replace(spec, shape=tuple(size * GROWN for size in spec.shape)) for spec in (pair.src, pair.dst))
+def enlarged(pair: Pair) -> Pair:
+    """The pair with a tensor `GROWTH` times as long along every dim: for small ones all plans cost alike."""
+    src, dst = (replace(spec, shape=tuple(size * GROWTH for size in spec.shape)) for spec in (pair.src, pair.dst))
     return replace(pair, src=src, dst=dst)
 
 
@@ -217,25 +226,25 @@ def _collective_count(plan: Plan) -> int:
     return sum(step.kind != "local" for step in plan.steps)
 
 
-class RealRuns(RankProcesses):
+class RealRedistributions(RankProcesses):
     """Real processes on which pairs are confirmed."""
 
-    def confirm(self, jobs: Sequence[Job], mode: str) -> list[Outcome]:
+    def confirm(self, jobs: Sequence[PairRun], mode: str) -> list[Outcome]:
         """The outcome of each pair on real processes, in order. Never hangs: the pool ends processes that do."""
         return [self._one(job, mode) for job in jobs]
 
-    def _one(self, job: Job, mode: str) -> Outcome:
-        outcomes = self.run(play, [job.part(mode, piece, job.whole) for piece in job.pieces])
-        fault = lost(outcomes)
-        return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, unpacked(outcomes))
+    def _one(self, job: PairRun, mode: str) -> Outcome:
+        outcomes = self.run(run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
+        fault = first_rank_failure(outcomes)
+        return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, returned_values(outcomes))
 
 
-def _checked_outcome(job: Job, results: Sequence[RankResult]) -> Outcome:
-    outcome = judged(job, results)
+def _checked_outcome(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome:
+    outcome = outcome_of(job, results)
     referees = (job.pair.src, [one.given for one in results]), (job.pair.dst, [one.dealt for one in results])
     for spec, every in referees:
         pieces = [piece for piece in every if piece is not None]
-        apart = compared(pieces, job.whole, spec).text if len(pieces) == len(results) else ""
+        apart = compare_pieces(pieces, job.whole, spec).text if len(pieces) == len(results) else ""
         if apart:
             text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
             return replace(outcome, kind="disputed", text=text)

@@ -17,19 +17,19 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.collectives import reference
 from localtensor.errors import Refusal, WrongPieces
-from localtensor.layout import CARRIED, Spec, StridedShard, cuts, local_shapes, short
+from localtensor.layout import GLOO_DTYPES, Spec, StridedShard, local_shapes, shard_cut, short
 from localtensor.lockstep import (
     LocalTensor,
     all_gather_into_tensor,
     all_reduce,
-    plainly,
+    plain_dispatch,
     reduce_scatter_tensor,
     shard_dim_alltoall,
 )
-from strategies.planner.execute.rows import groups
-from strategies.planner.execute.step import Call, Work, plain, table, together, work
-from strategies.planner.steps.legal_steps import size_of
-from strategies.planner.steps.plan import Plan, Step
+from strategies.planner.execute.rows import rank_groups
+from strategies.planner.execute.step import CollectiveCall, RankPart, group_step, plain_values, rank_part, run_group
+from strategies.planner.steps.legal_steps import ranks_along
+from strategies.planner.steps.plan import Plan, RedistributionStep
 
 
 class OtherDtype(Refusal, call="redistribute", argument="held"):
@@ -66,28 +66,28 @@ def redistribute(held: Any, plan: Plan) -> Any:
                 quick = _even_step(held, step)
                 held = quick if quick is not None else _uneven_step(held, step)
             return held
-        found = [plain(x) for x in held]
+        found = [plain_values(x) for x in held]
         _check_pieces(found, plan)
         for step in plan.steps:
-            found = in_groups(found, step)
+            found = step_in_groups(found, step)
         return found
 
 
-def in_groups(held: Sequence[Tensor], step: Step) -> list[Tensor]:
+def step_in_groups(held: Sequence[Tensor], step: RedistributionStep) -> list[Tensor]:
     """One step on a list of all ranks' tensors, group by group."""
     found: dict[int, Tensor] = {}
-    for members in groups(step.was.mesh, step.axes):
-        todo = table(step, members)
-        done = played([work(held[rank], todo, me) for me, rank in enumerate(members)])
+    for members in rank_groups(step.was.mesh, step.axes):
+        todo = group_step(step, members)
+        done = run_parts([rank_part(held[rank], todo, me) for me, rank in enumerate(members)])
         found.update(zip(members, done, strict=True))
     return [found[rank] for rank in range(len(held))]
 
 
-def played(works: Sequence[Work]) -> list[Tensor]:
+def run_parts(works: Sequence[RankPart]) -> list[Tensor]:
     """The results of the members of a group, whose parts meet in pure collectives."""
     given: Sequence[Tensor | None] = [None] * len(works)
     while True:
-        calls, done = list[Call](), list[Tensor]()
+        calls, done = list[CollectiveCall](), list[Tensor]()
         for one, what in zip(works, given, strict=True):
             try:
                 calls.append(one.send(what))  # type: ignore[arg-type]  # a generator is started with None
@@ -98,11 +98,13 @@ def played(works: Sequence[Work]) -> list[Tensor]:
         given = _COLLECTIVES[calls[0].kind](calls)
 
 
-def _reference_collective(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list[Call]], list[Tensor]]:
+def _reference_collective(
+    collective: Callable[..., list[Tensor]], *names: str
+) -> Callable[[list[CollectiveCall]], list[Tensor]]:
     return lambda calls: collective([call.x for call in calls], *(getattr(calls[0], name) for name in names))
 
 
-_COLLECTIVES: dict[str, Callable[[list[Call]], list[Tensor]]] = {
+_COLLECTIVES: dict[str, Callable[[list[CollectiveCall]], list[Tensor]]] = {
     "all_gather": _reference_collective(reference.all_gather_into_tensor),
     "reduce_scatter": _reference_collective(reference.reduce_scatter_tensor, "op"),
     "all_reduce": _reference_collective(reference.all_reduce, "op"),
@@ -123,12 +125,12 @@ def _check_pieces(held: Sequence[Tensor], plan: Plan) -> None:
         raise OtherDtype(others[0], plan.src)
 
 
-def _even_step(x: LocalTensor, step: Step) -> LocalTensor | None:
+def _even_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor | None:
     """The step as one collective in lockstep; None where pieces are uneven, or ordered otherwise than the ranks."""
     was, now = (spec.placements[step.axes[0]] for spec in (step.was, step.now))
-    if step.kind == "local" or x.dtype not in CARRIED:
+    if step.kind == "local" or x.dtype not in GLOO_DTYPES:
         return None
-    family = groups(step.was.mesh, step.axes)
+    family = rank_groups(step.was.mesh, step.axes)
     if isinstance(was, Partial):
         mixed = len({short(step.was.placements[axis]) for axis in step.axes}) > 1
         if mixed or (was.reduce_op in ("product", "avg") and x.dtype.is_complex):
@@ -149,7 +151,7 @@ def _even_step(x: LocalTensor, step: Step) -> LocalTensor | None:
 
 
 def _sharded_dim(placement: Placement) -> int:
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     return cut[0] if cut is not None else -1
 
 
@@ -160,30 +162,30 @@ def _has_even_pieces(spec: Spec, axes: tuple[int, ...]) -> bool:
     for dim, size in enumerate(spec.shape):
         stack = spec.cut_by(dim)
         mine = tuple(axis for axis in stack if axis in axes)
-        if size % size_of(spec.mesh.sizes, stack) or mine != tuple(sorted(mine)):
+        if size % ranks_along(spec.mesh.sizes, stack) or mine != tuple(sorted(mine)):
             return False
     return True
 
 
-def _uneven_step(x: LocalTensor, step: Step) -> LocalTensor:
+def _uneven_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor:
     """The step, once for all groups (or ranks, if it is local) that have equal values and equal pieces."""
     found: dict[int, Tensor] = {}
     done: dict[Hashable, list[Tensor]] = {}
-    with plainly():
+    with plain_dispatch():
         values = _values_by_row(x)
         rows = x._partition.row_of.tolist()
-        for members in groups(step.was.mesh, step.axes):
-            todo = table(step, members)
+        for members in rank_groups(step.was.mesh, step.axes):
+            todo = group_step(step, members)
             if todo.kind != "local":
                 key: Hashable = (todo, tuple(rows[rank] for rank in members))
                 if key not in done:
-                    done[key] = together([values[rows[rank]] for rank in members], todo)
+                    done[key] = run_group([values[rows[rank]] for rank in members], todo)
                 found.update(zip(members, done[key], strict=True))
                 continue
             for me, rank in enumerate(members):
                 key = (todo.shape, todo.was[me], todo.now[me], me == 0, rows[rank])
                 if key not in done:
-                    done[key] = played([work(values[rows[rank]], todo, me)])
+                    done[key] = run_parts([rank_part(values[rows[rank]], todo, me)])
                 found[rank] = done[key][0]
     return LocalTensor(found)
 
@@ -191,4 +193,6 @@ def _uneven_step(x: LocalTensor, step: Step) -> LocalTensor:
 def _values_by_row(x: LocalTensor) -> dict[int, Tensor]:
     """The distinct values, by their rows of the partition."""
     held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
-    return {start + row: plain(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)}
+    return {
+        start + row: plain_values(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)
+    }

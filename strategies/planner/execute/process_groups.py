@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh
-from strategies.planner.execute.rows import block
-from strategies.planner.execute.rows import groups as lines
-from strategies.planner.execute.step import Call, Table, plain, table, work
+from strategies.planner.execute.rows import block_shape
+from strategies.planner.execute.rows import rank_groups as lines
+from strategies.planner.execute.step import CollectiveCall, GroupStep, group_step, plain_values, rank_part
 from strategies.planner.steps.plan import Plan
 
 Axes = tuple[int, ...]
@@ -137,18 +137,18 @@ def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
         return local
     _check_arguments(local, plan, groups)
     with torch.no_grad():
-        found = plain(local)
+        found = plain_values(local)
         for number, step in enumerate(plan.steps):
             alone = step.kind == "local"
             line = None if alone else groups.lines[tuple(sorted(step.axes))]
             members = _members(groups, step.axes) if line is None else line.members
-            found = _run_step(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
+            found = _run_step(found, group_step(step, members), members.index(groups.rank), line, ours=number > 0)
     return found
 
 
-def _run_step(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
+def _run_step(x: Tensor, todo: GroupStep, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
     """One step: runs this rank's part, and carries out its collectives."""
-    mine = work(x, todo, me, ours=ours)
+    mine = rank_part(x, todo, me, ours=ours)
     given: Any = None
     while True:
         try:
@@ -161,7 +161,7 @@ def _run_step(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: 
         del call
 
 
-def _run_collective(call: Call, group: Any, ranks: int) -> Tensor:
+def _run_collective(call: CollectiveCall, group: Any, ranks: int) -> Tensor:
     x = call.x
     if call.kind == "all_reduce":
         dist.all_reduce(x, _OPS[call.op], group=group)
@@ -193,7 +193,7 @@ def _check_arguments(local: Tensor, plan: Plan, groups: Groups) -> None:
     rank: int = groups.rank  # type: ignore[assignment]  # it is in the mesh
     if groups.mesh != plan.src.mesh:
         raise NotPlanned("groups", str(groups.mesh), f"the plan is for {plan.src.mesh}", "Make groups for its mesh.")
-    want, is_one = block(plan.src, (), rank), isinstance(local, Tensor)
+    want, is_one = block_shape(plan.src, (), rank), isinstance(local, Tensor)
     if not is_one or tuple(local.shape) != want or local.dtype != plan.src.dtype:
         shown = f"{local.dtype} of shape {tuple(local.shape)}" if is_one else type(local).__name__
         remedy = "Pass this rank's own piece, or plan from where it lies."

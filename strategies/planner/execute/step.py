@@ -1,7 +1,7 @@
 """One rank's part in one step, as a generator that yields collectives and receives their results.
 
 The same generator runs on torch.distributed (`process_groups`) and on pure functions of all ranks' tensors
-(`lockstep`). It does not know the groups: it yields a `Call` and is sent the tensor that results.
+(`lockstep`). It does not know the groups: it yields a `CollectiveCall` and is sent the tensor that results.
 
 Values that collectives do not reduce as defined (`legal_steps.reduces`) are exchanged, and each rank reduces its own
 part. An average is a sum that is divided afterwards, since gloo has no averages.
@@ -19,31 +19,31 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.layout import CARRIED, Spec
+from localtensor.layout import GLOO_DTYPES, Spec
 from localtensor.layout import fold as reduced
 from localtensor.layout import fold_partials as fold
 from strategies.planner.execute.rows import (
-    Piece,
-    block,
-    flat,
-    neutral,
-    packed,
-    padded,
-    parts,
-    piece,
-    put_in,
+    BlockPiece,
+    all_rows,
+    block_shape,
+    copy_rows_to,
+    element_counts,
+    flattened,
+    neutral_element,
+    pack,
+    pad_rows,
+    piece_of_rank,
     resized,
-    sizes,
-    take,
-    unpacked,
-    whole,
+    take_rows,
+    transfers,
+    unpack,
 )
-from strategies.planner.steps.legal_steps import reduces
-from strategies.planner.steps.plan import Step
+from strategies.planner.steps.legal_steps import collectives_reduce
+from strategies.planner.steps.plan import RedistributionStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class CollectiveCall:
     """A collective of the group: the tensor of this rank, flat and contiguous, and how it is split or reduced."""
 
     kind: str
@@ -56,20 +56,20 @@ class Call:
     """-"""
 
 
-Work = Generator[Call, Tensor, Tensor]
+RankPart = Generator[CollectiveCall, Tensor, Tensor]
 """Yields collectives, receives their results, returns the new local tensor, which shares no memory with the old."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class GroupStep:
     """The data flow of one step within one group, in integers."""
 
     kind: str
     shape: tuple[int, ...]
     """Of the block that the members hold together."""
-    was: tuple[Piece | None, ...]
+    was: tuple[BlockPiece | None, ...]
     """Each member's piece of it before; None for the whole block. `now` are the pieces after."""
-    now: tuple[Piece | None, ...]
+    now: tuple[BlockPiece | None, ...]
     """-"""
     pending: str
     """The reduction that is pending along these axes before or after the step; empty if none."""
@@ -78,17 +78,17 @@ class Table:
 
 
 @functools.lru_cache(maxsize=16384)
-def table(step: Step, members: tuple[int, ...]) -> Table:
+def group_step(step: RedistributionStep, members: tuple[int, ...]) -> GroupStep:
     """The data flow of one group; `members` are its ranks in the mesh, in the group's order.
 
     Raises `NotInnermost` for a step that is not legal.
     """
-    was, now = (tuple(piece(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
+    was, now = (tuple(piece_of_rank(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
     before = [_pending_reduction(step.was, axis) for axis in step.axes]
     divisor = math.prod(step.was.mesh.sizes[axis] for axis, op in zip(step.axes, before, strict=True) if op == "avg")
     kind = "local" if len(members) == 1 else step.kind
     pending = max(before) or _pending_reduction(step.now, step.axes[0])  # a sum of averages is a sum that is divided
-    return Table(kind, block(step.was, step.axes, members[0]), was, now, pending, divisor)
+    return GroupStep(kind, block_shape(step.was, step.axes, members[0]), was, now, pending, divisor)
 
 
 def _pending_reduction(spec: Spec, axis: int) -> str:
@@ -96,91 +96,93 @@ def _pending_reduction(spec: Spec, axis: int) -> str:
     return held.reduce_op if isinstance(held, Partial) else ""
 
 
-def plain(x: Tensor) -> Tensor:
+def plain_values(x: Tensor) -> Tensor:
     """x detached, with lazy conjugation and negation applied: a collective would ignore these flags."""
     return x.detach().resolve_conj().resolve_neg()
 
 
-def work(x: Tensor, todo: Table, me: int, *, ours: bool = False) -> Work:
+def rank_part(x: Tensor, todo: GroupStep, me: int, *, ours: bool = False) -> RankPart:
     """The part of member `me` in a step. x is written to only if it is `ours`: contiguous, and not used elsewhere."""
     return _PARTS[todo.kind](x, todo, me, ours)
 
 
-def _all_gather(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    found = parts(todo.shape, None, _without_none(todo.was))
+def _all_gather(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
+    found = transfers(todo.shape, None, _without_none(todo.was))
     rows = max(part.rows for part in found)
-    wire = yield from _move_values("all_gather", padded(x, found[0].dim, rows))
-    return unpacked(wire, found, todo.shape, rows)
+    wire = yield from _move_values("all_gather", pad_rows(x, found[0].dim, rows))
+    return unpack(wire, found, todo.shape, rows)
 
 
-def _all_to_all(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+def _all_to_all(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
     was, now = _without_none(todo.was), _without_none(todo.now)
-    out, back = parts(todo.shape, was[me], now), parts(todo.shape, now[me], was)
-    wire = yield from _move_values("all_to_all", packed(x, out), sizes(out), sizes(back))
-    return unpacked(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
+    out, back = transfers(todo.shape, was[me], now), transfers(todo.shape, now[me], was)
+    wire = yield from _move_values("all_to_all", pack(x, out), element_counts(out), element_counts(back))
+    return unpack(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
 
 
-def _all_reduce(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    if not reduces(todo.pending, x.dtype):
+def _all_reduce(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
+    if not collectives_reduce(todo.pending, x.dtype):
         every = -(-x.numel() // len(todo.was))
         ends = [min(every * place, x.numel()) for place in range(len(todo.was) + 1)]
         sent = [end - start for start, end in itertools.pairwise(ends)]
-        mine = yield from _exchange_and_reduce(flat(x), sent, todo, me)
-        mine = padded(mine, 0, every)
+        mine = yield from _exchange_and_reduce(flattened(x), sent, todo, me)
+        mine = pad_rows(mine, 0, every)
         wire = yield from _move_values("all_gather", mine)
         del mine
         return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
     total = x if ours else _copy(x)
-    total = yield Call("all_reduce", _to_wire(total.view(-1)), op=_wire_reduction(todo.pending, x.dtype))
+    total = yield CollectiveCall("all_reduce", _to_wire(total.view(-1)), op=_wire_reduction(todo.pending, x.dtype))
     return _from_wire(total, x.dtype, todo).view(x.shape)
 
 
-def _reduce_scatter(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+def _reduce_scatter(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
     now = _without_none(todo.now)
-    out, mine = parts(todo.shape, None, now), now[me]
-    if not reduces(todo.pending, x.dtype):
-        found = yield from _exchange_and_reduce(packed(x, out), sizes(out), todo, me)
+    out, mine = transfers(todo.shape, None, now), now[me]
+    if not collectives_reduce(todo.pending, x.dtype):
+        found = yield from _exchange_and_reduce(pack(x, out), element_counts(out), todo, me)
         return found.view(out[me].shape)
     rows = max(part.rows for part in out)
-    wire = yield Call("reduce_scatter", _to_wire(packed(x, out, rows)), op=_wire_reduction(todo.pending, x.dtype))
+    wire = yield CollectiveCall(
+        "reduce_scatter", _to_wire(pack(x, out, rows)), op=_wire_reduction(todo.pending, x.dtype)
+    )
     wire = _from_wire(wire, x.dtype, todo)
     if mine.rows == rows:
         return wire.view(out[me].shape)
-    return take(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, whole(mine.rows))
+    return take_rows(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, all_rows(mine.rows))
 
 
-def _exchange_and_reduce(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
+def _exchange_and_reduce(wire: Tensor, sent: list[int], todo: GroupStep, me: int) -> RankPart:
     """The reduction of all members' tensors, of it the part of this rank: exchanged first, then reduced here."""
     count = len(sent)
     got = yield from _move_values("all_to_all", wire, sent, [sent[me]] * count)
     return fold(got.view(count, -1), todo.pending)
 
 
-def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
+def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> RankPart:
     """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
-    if wire.dtype in CARRIED:
-        return (yield Call(kind, wire, sent=tuple(sent), got=tuple(got)))
+    if wire.dtype in GLOO_DTYPES:
+        return (yield CollectiveCall(kind, wire, sent=tuple(sent), got=tuple(got)))
     size = wire.dtype.itemsize
-    found = yield Call(
+    found = yield CollectiveCall(
         kind, wire.view(torch.uint8), sent=tuple(size * n for n in sent), got=tuple(size * n for n in got)
     )
     return found.view(wire.dtype)
 
 
-def _local(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+def _local(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
     yield from ()
     was, now = todo.was[me], todo.now[me]
     if len(todo.was) == 1:
         return x if ours else _copy(x)
     if now is not None:
-        return take(x, now.dim, now.runs)
+        return take_rows(x, now.dim, now.runs)
     if was is not None:
-        found = x.new_full(todo.shape, neutral(todo.pending, x.dtype))
-        put_in(x, was.dim, was.runs, found)
+        found = x.new_full(todo.shape, neutral_element(todo.pending, x.dtype))
+        copy_rows_to(x, was.dim, was.runs, found)
         return found
     if me == 0 or todo.pending in ("min", "max", "avg"):
         return x if ours else _copy(x)
-    return torch.full_like(x, neutral(todo.pending, x.dtype), memory_format=torch.contiguous_format)
+    return torch.full_like(x, neutral_element(todo.pending, x.dtype), memory_format=torch.contiguous_format)
 
 
 _PARTS = {
@@ -189,7 +191,7 @@ _PARTS = {
 }  # fmt: skip
 
 
-def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
+def run_group(held: Sequence[Tensor], todo: GroupStep) -> list[Tensor]:
     """The results of all members of a step that communicates, computed at once: the block is assembled, then cut.
 
     It needs a few ops for each member, and not for each pair of members. Members that hold the whole block share one
@@ -200,18 +202,18 @@ def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
     else:
         block = held[0].new_empty(todo.shape)
         for x, was in zip(held, _without_none(todo.was), strict=True):
-            put_in(x, was.dim, was.runs, block)
-    return [block if now is None else take(block, now.dim, now.runs) for now in todo.now]
+            copy_rows_to(x, was.dim, was.runs, block)
+    return [block if now is None else take_rows(block, now.dim, now.runs) for now in todo.now]
 
 
-def _reduced_block(held: Sequence[Tensor], todo: Table) -> Tensor:
-    if not reduces(todo.pending, held[0].dtype):
+def _reduced_block(held: Sequence[Tensor], todo: GroupStep) -> Tensor:
+    if not collectives_reduce(todo.pending, held[0].dtype):
         return fold(torch.stack(list(held)), todo.pending)
     total = reduced([_to_wire(x) for x in held], _wire_reduction(todo.pending, held[0].dtype))
     return _from_wire(total, held[0].dtype, todo)
 
 
-def _without_none(found: Sequence[Piece | None]) -> list[Piece]:
+def _without_none(found: Sequence[BlockPiece | None]) -> list[BlockPiece]:
     return [one for one in found if one is not None]
 
 
@@ -230,7 +232,7 @@ def _to_wire(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-def _from_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
+def _from_wire(x: Tensor, dtype: torch.dtype, todo: GroupStep) -> Tensor:
     if dtype == torch.bool:
         return x.view(torch.bool)
     if todo.divisor > 1:  # a complex number divided by a real one, in torch, is not always what its two parts would be

@@ -10,7 +10,7 @@ Symmetry is not required: from R to a shard is a copy, and the way back is an al
 
 The price of the cheapest plan is a quasi-metric by construction: it is the distance in a graph with the legal steps as
 edges and nonnegative prices as lengths. That requires that every layout on a path to or from any b is available to
-every plan: see `strategies.planner.steps.legal_steps.targets`. Strided shards other than those of the destination are
+every plan: see `strategies.planner.steps.legal_steps.usable_placements`. Strided shards other than those of the destination are
 not, so a price must not charge less for these than for plain shards, as torch's own does
 (`strategies.planner.steps.prices`). It also holds under a memory limit, with infinity where no plan stays within it:
 the limit applies to each step, so two plans within it concatenate to one.
@@ -34,19 +34,19 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, short
-from strategies.planner.metric_check.report import Checked, Detour, Odd
+from strategies.planner.metric_check.report import InvalidAnswer, MetricReport, Violation
 from strategies.planner.search.api import plan
-from strategies.planner.steps.legal_steps import changes, targets
+from strategies.planner.steps.legal_steps import legal_changes, usable_placements
 from strategies.planner.steps.plan import PICO, Move, axes_text, placements_text
 from strategies.planner.steps.prices import move_of
 
-LARGER = (2, 1000, 1_000_000)
+SCALES = (2, 1000, 1_000_000)
 """The factors by which the bytes of a move are scaled: the same move must not cost less."""
-FALLS = "the same step with fewer bytes costs more"
+NOT_MONOTONE = "the same step with fewer bytes costs more"
 
 
 @dataclass(frozen=True, slots=True)
-class Plugged:
+class UserPrice:
     """A user's function as a price: integers as they are, seconds as picoseconds, rounded up."""
 
     name: str
@@ -64,7 +64,7 @@ class PriceProbe:
     """The answers of a price of single steps: its faults, and whether plans can be searched by it."""
 
     ask: Callable[[Move], float]
-    odd: tuple[Odd, ...]
+    odd: tuple[InvalidAnswer, ...]
     seconds: bool
     """Whether some answer was a float: then all are seconds."""
 
@@ -74,19 +74,19 @@ class PriceProbe:
 
     @property
     def searchable(self) -> bool:
-        return all(odd.what == FALLS for odd in self.odd)
+        return all(odd.what == NOT_MONOTONE for odd in self.odd)
 
-    def price(self, name: str) -> Plugged:
+    def price(self, name: str) -> UserPrice:
         """As a price for the planner. The plan cache does not mix it with others: `ask` equals only itself."""
-        return Plugged(name, not self.odd, self.seconds, self.ask)
+        return UserPrice(name, not self.odd, self.seconds, self.ask)
 
 
-def trials(price: Callable[[Move], object], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
+def probe_price(price: Callable[[Move], object], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
     """The answers for every step between these specs, with their own bytes and with more."""
-    odd: list[Odd] = []
+    odd: list[InvalidAnswer] = []
     seconds = False
     for move in _all_moves(specs):
-        larger = [replace(move, nbytes=times * move.nbytes, even=times * move.even) for times in LARGER]
+        larger = [replace(move, nbytes=times * move.nbytes, even=times * move.even) for times in SCALES]
         answers = [ask(price, each) for each in (move, *larger)]
         along = axes_text(specs[0], move.axes)
         where = f"{along}: {move.kind} {move.was} -> {move.now} of {move.nbytes} bytes"
@@ -95,7 +95,7 @@ def trials(price: Callable[[Move], object], specs: Sequence[Spec], ask: Callable
     return PriceProbe(lambda move: ask(price, move), tuple(odd), seconds)
 
 
-def distances(specs: Sequence[Spec], price: Plugged) -> list[list[float]]:
+def plan_prices(specs: Sequence[Spec], price: UserPrice) -> list[list[float]]:
     """The price of the cheapest plan from each spec to each other."""
     found = [[plan(src, dst, price).price for dst in specs] for src in specs]
     return [[cost / PICO if price.seconds else cost for cost in row] for row in found]
@@ -105,41 +105,41 @@ def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
     """Every move from one of these specs to another, each once, always in the same order."""
     seen: dict[Move, None] = {}
     for spec in specs:
-        for offered in dict.fromkeys(targets(spec, dst) for dst in specs):
-            for change in changes(spec, offered):
+        for offered in dict.fromkeys(usable_placements(spec, dst) for dst in specs):
+            for change in legal_changes(spec, offered):
                 seen[move_of(change.kind, change.axes, spec, change.now)] = None
     return iter(seen)
 
 
-def _step_faults(where: str, answers: list[float], again: float) -> Iterator[Odd]:
+def _step_faults(where: str, answers: list[float], again: float) -> Iterator[InvalidAnswer]:
     first = answers[0]
     for got in answers:
         if math.isnan(got):
-            yield Odd("this is no number", where, got)
+            yield InvalidAnswer("this is no number", where, got)
             return
         if math.isinf(got):
-            yield Odd("the price of a step is finite; a step that there is not is no step", where, got)
+            yield InvalidAnswer("the price of a step is finite; a step that there is not is no step", where, got)
             return
         if got < 0:
-            yield Odd("a price is never negative", where, got)
+            yield InvalidAnswer("a price is never negative", where, got)
             return
     if again != first:
-        yield Odd("a second call returns something else", where, again)
+        yield InvalidAnswer("a second call returns something else", where, again)
     if answers != sorted(answers):
-        yield Odd(FALLS, where, first)
+        yield InvalidAnswer(NOT_MONOTONE, where, first)
 
 
 PairCost = Callable[[Spec, Spec], float]
 """Seconds from one spec to another; infinite where there is no path."""
 StepPrice = Callable[[Move], float]
 """The price of one step: seconds as a float, or an integer in any unit."""
-NEAR = 1e-9
+TOLERANCE = 1e-9
 """The relative tolerance for sums of floats."""
 LARGEST = 1e30
 """The largest finite cost that is accepted; larger ones might overflow in sums."""
-MOST = 128
+MOST_SPECS = 128
 """The most specs; their triples are two million."""
-KEPT = 100
+MOST_VIOLATIONS = 100
 """Violations that are kept, the worst first; those with an infinite direct cost come last, as they say least."""
 
 
@@ -147,10 +147,10 @@ class BadCost(Refusal, call="localtensor cost check"):
     """A cost function that cannot be called, or has no valid result."""
 
 
-def check(
+def check_metric(
     cost: PairCost | StepPrice, mesh: Mesh, shape: Sequence[int] = (8, 8), dtype: torch.dtype = torch.float32,
     placements: Sequence[Placement] | None = None, *, orders: bool = False, name: str = "", unit: str = "",
-) -> Checked:  # fmt: skip
+) -> MetricReport:  # fmt: skip
     """The result of a cost function for all triples of all specs with these placements: R, a shard of each dim, P(sum).
 
     A function of two specs is called for each pair. A function of one `Move` is called for single steps and, if its
@@ -161,7 +161,7 @@ def check(
     ...     return max(0.0, float(ways(dst) - ways(src))) ** 2
     >>> def ways(spec: Spec) -> int:
     ...     return 4 // math.prod(2 for p in spec.placements if p.is_shard())
-    >>> for line in check(cost, Mesh.of(2, 2), (8,), placements=(Replicate(), Shard(0)), unit="bytes").lines(1):
+    >>> for line in check_metric(cost, Mesh.of(2, 2), (8,), placements=(Replicate(), Shard(0)), unit="bytes").lines(1):
     ...     print(line)
     cost: 2 of 64 triples break the triangle inequality (4 specs of f32[8] on Mesh(a=2, b=2))
       S(0),S(0) -> R,R costs 9 B; by way of R,S(0) 5 B
@@ -176,11 +176,11 @@ def check(
         table = [[ask(pair, src, dst) for dst in specs] for src in specs]
         again = [[ask(pair, src, dst) for dst in specs] for src in specs]
         return _triangle_report(name, unit or "s", specs, table, _pair_faults(specs, table, again))
-    tried = trials(cast(StepPrice, cost), specs, ask)
+    tried = probe_price(cast(StepPrice, cost), specs, ask)
     unit = unit or tried.unit
     if not tried.searchable:
-        return Checked(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
-    return _triangle_report(name, unit, specs, distances(specs, tried.price(name)), tried.odd)
+        return MetricReport(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
+    return _triangle_report(name, unit, specs, plan_prices(specs, tried.price(name)), tried.odd)
 
 
 def specs_of(
@@ -190,8 +190,8 @@ def specs_of(
     if placements is None:
         placements = (Replicate(), *map(Shard, range(len(shape))), Partial())
     count = len(placements) ** len(mesh.sizes)
-    if not 0 < count <= MOST:
-        problem = f"they make {count} specs, and all triples of at most {MOST} are tried"
+    if not 0 < count <= MOST_SPECS:
+        problem = f"they make {count} specs, and all triples of at most {MOST_SPECS} are tried"
         remedy = "Take fewer axes, dims or placements: --mesh 2,2 --shape 8,8."
         raise BadCost("placements", f"{' '.join(map(short, placements))} on {mesh}", problem, remedy)
     plain = [Spec(mesh, each, shape, dtype) for each in itertools.product(placements, repeat=len(mesh.sizes))]
@@ -207,36 +207,41 @@ def _shard_orders(spec: Spec) -> list[Spec]:
 
 
 def _triangle_report(
-    name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]
-) -> Checked:
+    name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[InvalidAnswer, ...]
+) -> MetricReport:
     detours = []
     for i, row in enumerate(table):
         for j, first in enumerate(row):
             onward = table[j]
             for k, direct in enumerate(row):
                 around = first + onward[k]
-                if direct > around and not math.isclose(direct, around, rel_tol=NEAR):
+                if direct > around and not math.isclose(direct, around, rel_tol=TOLERANCE):
                     detours.append((direct - around, i, j, k))
     worst = sorted(detours, key=lambda found: (math.isinf(found[0]), -found[0], found[1:]))
-    shown = [Detour(specs[i], specs[j], specs[k], table[i][k], table[i][j], table[j][k]) for _, i, j, k in worst[:KEPT]]
+    shown = [
+        Violation(specs[i], specs[j], specs[k], table[i][k], table[i][j], table[j][k])
+        for _, i, j, k in worst[:MOST_VIOLATIONS]
+    ]
     free = sum(cost == 0 for i, row in enumerate(table) for k, cost in enumerate(row) if i != k)
     walls = sum(math.isinf(saved) for saved, *_ in worst)
-    return Checked(name, unit, specs, len(specs) ** 3, len(worst), walls, tuple(shown), odd, free)
+    return MetricReport(name, unit, specs, len(specs) ** 3, len(worst), walls, tuple(shown), odd, free)
 
 
-def _pair_faults(specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]) -> tuple[Odd, ...]:
+def _pair_faults(
+    specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]
+) -> tuple[InvalidAnswer, ...]:
     found = []
     for i, src in enumerate(specs):
         for k, dst in enumerate(specs):
             got, later, where = table[i][k], again[i][k], f"{placements_text(src)} -> {placements_text(dst)}"
             if math.isnan(got):
-                found.append(Odd("this is no number", where, got))
+                found.append(InvalidAnswer("this is no number", where, got))
             elif got < 0:
-                found.append(Odd("a cost is never negative", where, got))
+                found.append(InvalidAnswer("a cost is never negative", where, got))
             elif i == k and got != 0:
-                found.append(Odd("there is nothing to do", where, got))
+                found.append(InvalidAnswer("there is nothing to do", where, got))
             if got != later and not (math.isnan(got) and math.isnan(later)):
-                found.append(Odd("a second call returns something else", where, later))
+                found.append(InvalidAnswer("a second call returns something else", where, later))
     return tuple(found)
 
 

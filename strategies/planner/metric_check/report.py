@@ -12,7 +12,7 @@ from strategies.planner.steps.plan import PICO, bytes_text, placements_text
 
 
 @dataclass(frozen=True, slots=True)
-class Detour:
+class Violation:
     """A violation of the triangle inequality: the path by the second spec costs less than the direct one."""
 
     src: Spec
@@ -27,12 +27,12 @@ class Detour:
         return self.direct - (self.first + self.second)
 
     def text(self, unit: str) -> str:
-        direct, around = amount(self.direct, unit), amount(self.first + self.second, unit)
+        direct, around = amount_text(self.direct, unit), amount_text(self.first + self.second, unit)
         return f"{placements_text(self.src)} -> {placements_text(self.dst)} costs {direct}; by way of {placements_text(self.via)} {around}"
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class InvalidAnswer:
     """One answer that no cost may give."""
 
     what: str
@@ -41,11 +41,11 @@ class Odd:
     got: float
 
     def text(self, unit: str) -> str:
-        return f"{self.where} costs {amount(self.got, unit)}: {self.what}"
+        return f"{self.where} costs {amount_text(self.got, unit)}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class MetricReport:
     """The result for all triples of these specs.
 
     A cost need not be symmetric: R to S(0) is a copy, and the way back is an all-gather.
@@ -61,8 +61,8 @@ class Checked:
     """Triples that violate the triangle inequality."""
     walls: int
     """Of these, those with an infinite direct cost, though there is a path."""
-    worst: tuple[Detour, ...]
-    odd: tuple[Odd, ...]
+    worst: tuple[Violation, ...]
+    odd: tuple[InvalidAnswer, ...]
     free: int
     """Pairs of different specs that cost nothing: no fault, if the cost ignores what lies between them."""
 
@@ -93,8 +93,8 @@ class Checked:
         one = self.specs[0]
         worst = [
             {
-                "src": placements_text(d.src), "via": placements_text(d.via), "dst": placements_text(d.dst), "direct": number(d.direct),
-                "around": number(d.first + d.second),
+                "src": placements_text(d.src), "via": placements_text(d.via), "dst": placements_text(d.dst), "direct": json_number(d.direct),
+                "around": json_number(d.first + d.second),
             }
             for d in self.worst[:most]
         ]  # fmt: skip
@@ -102,15 +102,15 @@ class Checked:
             "cost": self.cost, "unit": self.unit, "mesh": list(one.mesh.sizes), "shape": list(one.shape),
             "dtype": str(one.dtype).removeprefix("torch."), "specs": len(self.specs), "triples": self.triples,
             "broken": self.broken, "walls": self.walls, "worst": worst,
-            "odd": [{"what": o.what, "where": o.where, "got": number(o.got)} for o in self.odd[:most]],
+            "odd": [{"what": o.what, "where": o.where, "got": json_number(o.got)} for o in self.odd[:most]],
             "odd_count": len(self.odd), "free": self.free, "holds": self.holds,
         }  # fmt: skip
 
 
-def amount(value: float, unit: str) -> str:
+def amount_text(value: float, unit: str) -> str:
     """A number in its unit.
 
-    >>> amount(12.3e-6, "s"), amount(8_100_000, "ps"), amount(96, "bytes"), amount(7, ""), amount(math.inf, "s")
+    >>> amount_text(12.3e-6, "s"), amount_text(8_100_000, "ps"), amount_text(96, "bytes"), amount_text(7, ""), amount_text(math.inf, "s")
     ('12.3 us', '8.1 us', '96 B', '7', 'infinitely much')
     """
     if math.isinf(value):
@@ -120,10 +120,10 @@ def amount(value: float, unit: str) -> str:
     return bytes_text(value) if unit == "bytes" and value >= 0 else f"{value:.12g}"
 
 
-def number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """A number as JSON represents it.
 
-    >>> number(1.5), number(math.inf), number(math.nan)
+    >>> json_number(1.5), json_number(math.inf), json_number(math.nan)
     (1.5, 'inf', 'nan')
     """
     return value if math.isfinite(value) else str(value)

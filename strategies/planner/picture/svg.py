@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from localtensor.layout import Runs
+from localtensor.layout import RowIntervals
 from strategies.planner.picture.ascii import (
-    Box,
-    Stage,
-    box,
+    PlanStage,
+    RankShare,
     dims_drawn,
-    extents,
-    label,
+    drawn_coordinates,
+    drawn_indices,
+    drawn_sizes,
     layout_text,
-    lines_of,
-    places,
+    rank_label,
+    share_of_rank,
     share_text,
-    undrawn,
+    undrawn_text,
 )
 
 SIDE, GAP, LABEL, LEFT, LINE = 56, 14, 13, 16, 18
@@ -26,7 +26,7 @@ LETTER = 7.3
 """The largest width of a letter in pixels."""
 ROW, COLUMN = 40, int((SIDE + GAP) / LETTER)
 """The most letters beside a row of ranks, and above a column."""
-MOST = (6, 8)
+MOST_RANKS = (6, 8)
 """The most ranks that are drawn below each other, and side by side."""
 FINEST = 64
 """The number of cells of a dim that is held in more runs."""
@@ -52,18 +52,18 @@ STYLE = """
 """
 
 
-def svg(stages: Sequence[Stage], title: str = "") -> str:
+def svg(stages: Sequence[PlanStage], title: str = "") -> str:
     """One panel for each stage, below each other. Dashed frames are the groups that communicate in the following step.
 
     >>> import torch
     >>> from localtensor.layout import Mesh, Spec, parse
-    >>> svg([Stage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
+    >>> svg([PlanStage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
     '<svg xmlns="http://www.w3.org/'
     """
     return ET.tostring(_svg_element(stages, title), encoding="unicode")
 
 
-def page(stages: Sequence[Stage], title: str, words: str) -> str:
+def html_page(stages: Sequence[PlanStage], title: str, words: str) -> str:
     """An HTML page with the picture, and the plan in words below it."""
     root = ET.Element("html", {"lang": "en"})
     head = ET.SubElement(root, "head")
@@ -77,7 +77,7 @@ def page(stages: Sequence[Stage], title: str, words: str) -> str:
     return "<!doctype html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
 
 
-def _svg_element(stages: Sequence[Stage], title: str) -> ET.Element:
+def _svg_element(stages: Sequence[PlanStage], title: str) -> ET.Element:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "ltp", "role": "img"})
     ET.SubElement(root, "title").text = _xml_safe(title or "What each rank holds, step by step")
     ET.SubElement(root, "style").text = STYLE
@@ -99,27 +99,27 @@ def _svg_element(stages: Sequence[Stage], title: str) -> ET.Element:
 
 
 def _panel(
-    root: ET.Element, stage: Stage, after: Sequence[int], dims: Sequence[int], top: float
+    root: ET.Element, stage: PlanStage, after: Sequence[int], dims: Sequence[int], top: float
 ) -> tuple[float, float]:
     """Draws one stage; returns its right and lower ends."""
     spec, names, sizes = stage.spec, stage.spec.mesh.names, stage.spec.mesh.sizes
     right = 0.0
     if stage.step:
         right, top = _text(root, LEFT, top, f"\u2193 {stage.step}", "step"), top + LINE
-    words = "   ".join(word for word in (layout_text(spec), share_text(spec), undrawn(spec, dims)) if word)
+    words = "   ".join(word for word in (layout_text(spec), share_text(spec), undrawn_text(spec, dims)) if word)
     right, top = max(right, _text(root, LEFT, top, words, "")), top + LINE
-    lines, columns = lines_of(sizes[:-1], MOST[0]), places(sizes[-1], MOST[1])
-    labels = [label(names[:-1], sizes[:-1], line, ROW) for line in lines]
+    lines, columns = drawn_coordinates(sizes[:-1], MOST_RANKS[0]), drawn_indices(sizes[-1], MOST_RANKS[1])
+    labels = [rank_label(names[:-1], sizes[:-1], line, ROW) for line in lines]
     left = LEFT + max(map(len, labels)) * LETTER + 6
     lefts, tops = _offsets(columns, left), _offsets(lines, top + LINE + 3)
     ends = (lefts[-1] + SIDE, tops[-1] + SIDE)
     for at, x in zip(columns, lefts, strict=True):
-        _text(root, x, top, "\u22ef" if at is None else label(names[-1:], sizes[-1:], (at,), COLUMN), "small")
+        _text(root, x, top, "\u22ef" if at is None else rank_label(names[-1:], sizes[-1:], (at,), COLUMN), "small")
     for line, words, y in zip(lines, labels, tops, strict=True):
         _text(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else words, "small")
         for at, x in zip(columns, lefts, strict=True):
             if line is not None and at is not None:
-                _rank(root, box(spec, (*line, at), dims), x, y, extents(spec, dims))
+                _rank(root, share_of_rank(spec, (*line, at), dims), x, y, drawn_sizes(spec, dims))
     _group_frames(root, after, len(sizes), [y for y, line in zip(tops, lines, strict=True) if line is not None],
           [x for x, at in zip(lefts, columns, strict=True) if at is not None])  # fmt: skip
     return max(right, ends[0]), ends[1] + GAP + 6
@@ -134,7 +134,7 @@ def _offsets(shown: Sequence[object], start: float) -> list[float]:
     return found
 
 
-def _rank(root: ET.Element, share: Box, x: float, y: float, size: tuple[int, int]) -> None:
+def _rank(root: ET.Element, share: RankShare, x: float, y: float, size: tuple[int, int]) -> None:
     """A rank's box: the whole tensor, and on it the share of the rank."""
     _rect(root, "whole", x, y, SIDE, SIDE)
     for start, length in _pixel_runs(share.down, size[0]):
@@ -142,7 +142,7 @@ def _rank(root: ET.Element, share: Box, x: float, y: float, size: tuple[int, int
             _rect(root, "part" if share.part else "value", x + other, y + start, wide, length)
 
 
-def _pixel_runs(runs: Runs, size: int) -> list[tuple[float, float]]:
+def _pixel_runs(runs: RowIntervals, size: int) -> list[tuple[float, float]]:
     """The runs in pixels of a box; in cells where there are more runs than can be seen."""
     if len(runs) > FINEST:
         cells = sorted(

@@ -21,19 +21,27 @@ from functools import partial
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import OtherRows
-from localtensor.layout import Spec, StridedShard, agreed, is_plain, ordered, short
-from strategies.planner.search.astar import Found, Search
-from strategies.planner.search.edges import FAR
-from strategies.planner.search.plan_cache import Known, NoPlan
-from strategies.planner.search.state_table import STEPS, Sort, Table, name_of
-from strategies.planner.steps.alpha_beta import commute
-from strategies.planner.steps.legal_steps import changed, changes, targets
-from strategies.planner.steps.plan import PICO, Move, Plan, Price, Step, bytes_text, time_text
-from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice, sent, step_of
-from strategies.planner.steps.prices import memory as in_use
+from localtensor.layout import Spec, StridedShard, is_standard, is_unambiguous, ordered, short
+from strategies.planner.search.astar import AStarSearch, SearchResult
+from strategies.planner.search.edges import INF
+from strategies.planner.search.plan_cache import NoPlan, PlanCache
+from strategies.planner.search.state_table import STEP_BITS, StateTable, StepKind, price_name
+from strategies.planner.steps.alpha_beta import partials_commute
+from strategies.planner.steps.legal_steps import legal_changes, usable_placements, with_placement
+from strategies.planner.steps.plan import PICO, Move, Plan, Price, RedistributionStep, bytes_text, time_text
+from strategies.planner.steps.prices import (
+    TOPOLOGY,
+    Sent,
+    Time,
+    Topology,
+    TorchPrice,
+    bytes_sent,
+    peak_memory,
+    priced_step,
+)
 
-__all__ = ["NoPlan", "clear", "plan", "searched"]
-KNOWN = Known()
+__all__ = ["NoPlan", "clear", "plan", "plan_uncached"]
+PLAN_CACHE = PlanCache()
 """The plans computed so far, shared by all threads of this process."""
 
 
@@ -51,7 +59,7 @@ def plan(
     The result is deterministic across threads and processes: remaining ties are broken by the layouts' numbers. It is
     cached until `clear`, keyed by everything it depends on; a price without value equality is keyed by identity.
 
-    `memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process group of
+    `peak_memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process group of
     all their ranks. Raises `NoPlan`; `BadPrice` for a price that is no whole number; `BadMesh` for an unknown axis. Two
     specs that coincide only because there are few rows, such as `f32[1]` sharded by `a` and then `b`, or by `b` and
     then `a`, are different specs, and the plan has steps.
@@ -63,19 +71,19 @@ def plan(
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
     """
     if not flattened:
-        known = KNOWN.same.get((id(src), id(dst), id(price), id(topology), memory))
+        known = PLAN_CACHE.same.get((id(src), id(dst), id(price), id(topology), memory))
         if known is not None:
             return known[0]  # type: ignore[no-any-return]  # what is held beside it are the owners of these ids
     _check_specs(src, dst)
-    return KNOWN.get(_search, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
+    return PLAN_CACHE.get(_search, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
 
 
 def clear() -> None:
     """Empties the plan cache."""
-    KNOWN.clear()
+    PLAN_CACHE.clear()
 
 
-def searched(
+def plan_uncached(
     src: Spec,
     dst: Spec,
     price: Price | None = None,
@@ -83,7 +91,7 @@ def searched(
     topology: Topology = TOPOLOGY,
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
-    make: Callable[..., Table] = Table,
+    make: Callable[..., StateTable] = StateTable,
 ) -> Plan:
     """As `plan`, without the plan cache; `make` returns the state table to search on."""
     _check_specs(src, dst)
@@ -92,18 +100,18 @@ def searched(
 
 def _search(
     src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
-    make: Callable[..., Table] = KNOWN.table,
+    make: Callable[..., StateTable] = PLAN_CACHE.table,
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
     was, now = _read_as_order(src), _read_as_order(dst)
     axes = [_flattened_axes(src, names) for names in flattened]
-    table = make(was, targets(was, now), axes, price)
+    table = make(was, usable_placements(was, now), axes, price)
     start, goal = table.state(was), table.state(now)
-    found = Search(table, start, goal, memory).cheapest()
+    found = AStarSearch(table, start, goal, memory).cheapest()
     if found is not None:
         return _plan_of(src, dst, was, now, table, found, topology)
-    need = Search(table, start, goal).leanest()
-    lean = Search(table, start, goal, need).cheapest() if need < FAR else None
+    need = AStarSearch(table, start, goal).leanest()
+    lean = AStarSearch(table, start, goal, need).cheapest() if need < INF else None
     shown = f"{src} -> {dst}"
     if lean is None:
         raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
@@ -121,7 +129,9 @@ def _read_as_order(spec: Spec) -> Spec:
         return spec
 
 
-def _plan_of(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
+def _plan_of(
+    src: Spec, dst: Spec, was: Spec, goal: Spec, table: StateTable, found: SearchResult, topology: Topology
+) -> Plan:
     steps, whole, last = [], table.count == len(src.placements), found.states[-1]
     turned = any(type(one) is not type(other) for one, other in zip(src.placements, was.placements, strict=True))
     before = table.piece(found.states[0])
@@ -130,20 +140,26 @@ def _plan_of(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: F
         cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
         move = table.move(sort, cutting, sort.nbytes(before, after))
         now = (goal if there == last else table.spec(there)) if whole else _spec_after(was, table, there, sort)
-        steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
+        steps.append(
+            RedistributionStep(
+                move, was, now, bytes_sent(move), topology.seconds(move), peak_memory(move, before, after)
+            )
+        )
         was, before = now, after
-    name = name_of(table.price)
-    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _explanation(found, table, turned), found.expanded)
+    name = price_name(table.price)
+    return Plan(
+        src, dst, tuple(steps), found.cost >> STEP_BITS, name, _explanation(found, table, turned), found.expanded
+    )
 
 
-def _spec_after(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
+def _spec_after(was: Spec, table: StateTable, there: int, sort: StepKind) -> Spec:
     """The spec after a step that leaves axes of one rank unchanged."""
     fields = [(*table.field(there, i), i) for i in sort.group]
     in_turn = [table.axes[i] for _, _, i in sorted(fields, key=lambda field: field[1])]
-    return changed(was, in_turn, table.placements[fields[0][0]])
+    return with_placement(was, in_turn, table.placements[fields[0][0]])
 
 
-def _explanation(found: Found, table: Table, turned: bool) -> str:
+def _explanation(found: SearchResult, table: StateTable, turned: bool) -> str:
     """How the plan was found, in words; `turned` if strided shards of the source were read as a shard order."""
     if not found.sorts:
         return "both are equal on every rank"
@@ -151,9 +167,9 @@ def _explanation(found: Found, table: Table, turned: bool) -> str:
     if found.pruned:
         looked += f", {found.pruned} more ruled out"
     whose = "of all ways in the order that its strided shards are" if turned else "of all ways"
-    if found.other_cost >= FAR:
+    if found.other_cost >= INF:
         return f"the cheapest {whose}, and the only first step; {looked}"
-    least = _cost_text(max(found.other_cost, found.cost) >> STEPS, table.price)
+    least = _cost_text(max(found.other_cost, found.cost) >> STEP_BITS, table.price)
     return f"the cheapest {whose}: with another first step {least} or more; {looked}"
 
 
@@ -191,7 +207,7 @@ def _check_placements(name: str, spec: Spec) -> bool:
     for placement in spec.placements:
         kind = type(placement)
         if kind is Partial:
-            if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):  # type: ignore[attr-defined]
+            if not is_standard(placement) or not is_unambiguous(placement.reduce_op, spec.dtype):  # type: ignore[attr-defined]
                 problem = f"{short(placement)} is undefined for {spec.dtype}"
                 raise NoPlan(name, str(spec), problem, "Reduce it before, or use another dtype.")
             partials.append(placement)  # type: ignore[arg-type]
@@ -199,23 +215,23 @@ def _check_placements(name: str, spec: Spec) -> bool:
             problem = f"{short(placement)} is of a class that the planner does not know"
             raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
     for one, other in itertools.combinations(partials, 2):
-        if not commute(one, other, spec.dtype):
+        if not partials_commute(one, other, spec.dtype):
             problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
             raise NoPlan(name, str(spec), problem, "Reduce one of them first.")
     return bool(partials)
 
 
-CHEAPEST, SOONEST, LIGHTEST, LEANEST, SHORTEST, OTHER = (
+CHEAPEST, FASTEST, FEWEST_BYTES, LEAST_MEMORY, FEWEST_STEPS, OTHER_FIRST_STEP = (
     "the cheapest", "least time", "fewest bytes", "least memory", "fewest steps", "another beginning",
 )  # fmt: skip
-OUTWEIGHS = 10**30
+TIE_WEIGHT = 10**30
 """The weight of the first price in `Then`: larger than the price of any plan by the tie-breaking price."""
-TRIES = 32
+MOST_FIRST_STEPS = 32
 """The largest number of alternative first steps that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RankedPlan:
     """A plan, and the criteria by which it is the best one."""
 
     names: tuple[str, ...]
@@ -227,14 +243,14 @@ class Way:
 
         >>> from strategies.planner.text.parser import read
         >>> dear = plan(*read("f32[8] @ dp=2: S(0) -> R"))
-        >>> Way(("slow",), replace(dear, price=3)).ratio(2)
+        >>> RankedPlan(("slow",), replace(dear, price=3)).ratio(2)
         1.5
         """
         return self.plan.price / best if best else 1.0 if not self.plan.price else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepCount:
     """A price that counts steps."""
 
     name: str = "steps"
@@ -245,7 +261,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Then:
+class TieBreak:
     """One price, with ties broken by another."""
 
     first: Price
@@ -257,48 +273,48 @@ class Then:
         return f"{self.first.name}, then {self.tie.name}"
 
     def __call__(self, move: Move) -> int:
-        return OUTWEIGHS * self.first(move) + self.tie(move)
+        return TIE_WEIGHT * self.first(move) + self.tie(move)
 
 
-def ways(
+def alternatives(
     best: Plan,
     price: Price | None = None,
     *,
     topology: Topology = TOPOLOGY,
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
-) -> tuple[Way, ...]:
+) -> tuple[RankedPlan, ...]:
     """The best plan and its alternatives, each once, the cheapest first; all within the memory limit.
 
     `best` is the result of `plan` for the same arguments.
 
     >>> from strategies.planner.text.parser import read
     >>> best = plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))
-    >>> for way in ways(best):
+    >>> for way in alternatives(best):
     ...     print(f"{way.ratio(best.price):.2f}", ", ".join(way.names))
     1.00 the cheapest, fewest steps
     1.41 fewest bytes, another beginning
     2.06 least memory
     """
     if not best.steps:
-        return (Way((CHEAPEST,), best),)
+        return (RankedPlan((CHEAPEST,), best),)
     price = price or Time(topology)
     found: dict[tuple[str, ...], tuple[list[str], Plan]] = {}
     for name, one, measure in _candidates(best, price, topology, memory, flattened):
-        own = replace(one, price=priced(one, price), by=price.name)
+        own = replace(one, price=price_of(one, price), by=price.name)
         known = [other for _, other in found.values() if other.price <= own.price and measure(other) <= measure(own)]
-        names, _ = found.setdefault(steps_of((known or [own])[0]), ([], own))
+        names, _ = found.setdefault(step_texts((known or [own])[0]), ([], own))
         names.append(name)
-    made = [Way(tuple(names), one) for names, one in found.values()]
+    made = [RankedPlan(tuple(names), one) for names, one in found.values()]
     return tuple(sorted(made, key=lambda way: (CHEAPEST not in way.names, way.plan.price)))
 
 
-def steps_of(plan: Plan) -> tuple[str, ...]:
+def step_texts(plan: Plan) -> tuple[str, ...]:
     """What identifies a plan: its collectives, and the layout after each."""
     return tuple(f"{step.kind} {step.axes} {step.now}" for step in plan.steps)
 
 
-def priced(plan: Plan, price: Price) -> int:
+def price_of(plan: Plan, price: Price) -> int:
     """The cost of a plan by a price other than its own."""
     return sum(price(step.move) for step in plan.steps)
 
@@ -313,20 +329,24 @@ def _candidates(
 
     yield CHEAPEST, best, lambda one: one.price
     soon = Time(topology)
-    for name, first in ((SOONEST, soon), (LIGHTEST, Sent()), (SHORTEST, Steps())):
+    for name, first in ((FASTEST, soon), (FEWEST_BYTES, Sent()), (FEWEST_STEPS, StepCount())):
         if first.name != price.name:
-            other = by(soon if first == soon else Then(first, soon))
-            yield name, best if priced(best, first) == priced(other, first) else other, partial(priced, price=first)
-    yield LEANEST, _leanest(best, lambda memory: by(price, memory=memory)), lambda one: one.memory
+            other = by(soon if first == soon else TieBreak(first, soon))
+            yield (
+                name,
+                best if price_of(best, first) == price_of(other, first) else other,
+                partial(price_of, price=first),
+            )
+    yield LEAST_MEMORY, _leanest(best, lambda memory: by(price, memory=memory)), lambda one: one.memory
     began = best.steps[0].was  # strided shards that are an order are planned as that order
     axes = [tuple(best.src.mesh.axis(name) for name in names) for names in flattened]
     firsts = [
-        step_of(change.kind, change.axes, began, change.now, topology)
-        for change in changes(began, targets(began, best.dst), axes)
+        priced_step(change.kind, change.axes, began, change.now, topology)
+        for change in legal_changes(began, usable_placements(began, best.dst), axes)
     ]
     allowed = [step for step in firsts if memory is None or step.memory <= memory]
     if (other_first := _with_other_first_step(best, price, allowed, lambda now: by(price, now))) is not None:
-        yield OTHER, other_first, lambda one: one.steps[0].now == best.steps[0].now
+        yield OTHER_FIRST_STEP, other_first, lambda one: one.steps[0].now == best.steps[0].now
 
 
 def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
@@ -339,12 +359,12 @@ def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
 
 
 def _with_other_first_step(
-    best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]
+    best: Plan, price: Price, firsts: list[RedistributionStep], onwards: Callable[[Spec], Plan]
 ) -> Plan | None:
     """The cheapest plan with another first step than the best plan's, which does not return to its start."""
     found: Plan | None = None
     firsts.sort(key=lambda step: price(step.move))
-    for step in firsts[:TRIES]:
+    for step in firsts[:MOST_FIRST_STEPS]:
         cost = price(step.move)
         if found is not None and cost >= found.price:
             break

@@ -1,21 +1,21 @@
-"""A* search for the cheapest path between two layouts, over the integers of a `Table`, guided by a `Bound`."""
+"""A* search for the cheapest path between two layouts, over the integers of a `StateTable`, guided by a `AdmissibleHeuristic`."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
 
-from strategies.planner.search.edges import DONE, FAR, Bound, Edge, Edges, need
-from strategies.planner.search.state_table import Sort, Table
+from strategies.planner.search.edges import DONE, INF, AdmissibleHeuristic, Edge, LegalEdges, edge_memory
+from strategies.planner.search.state_table import StateTable, StepKind
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The cheapest path."""
 
     states: tuple[int, ...]
     """The layouts from the source to the destination."""
-    sorts: tuple[Sort, ...]
+    sorts: tuple[StepKind, ...]
     """The steps between them."""
     cost: int
     expanded: int
@@ -26,19 +26,19 @@ class Found:
     """A lower bound on the cost of any path with another first step."""
 
 
-class Search:
+class AStarSearch:
     """A search from `src` to `dst`, both integers of the table, by steps that need no more than `limit` bytes."""
 
-    def __init__(self, table: Table, src: int, dst: int, limit: int | None = None) -> None:
+    def __init__(self, table: StateTable, src: int, dst: int, limit: int | None = None) -> None:
         self.table, self.src, self.dst = table, src, dst
-        self.bound = Bound(table, dst)
-        self.edges = Edges(table, self.bound, limit).of
+        self.bound = AdmissibleHeuristic(table, dst)
+        self.edges = LegalEdges(table, self.bound, limit).of
 
-    def cheapest(self) -> Found | None:
+    def cheapest(self) -> SearchResult | None:
         """The cheapest path, or None. Ties are broken by the layouts' numbers, so it is the same in every process."""
         bound, grows, values = self.bound, self.table.grows, self.values(self.src)
         at = bound.at
-        best, came = {self.src: 0}, dict[int, tuple[int, Sort]]()
+        best, came = {self.src: 0}, dict[int, tuple[int, StepKind]]()
         first: list[Edge] = []
         grows = grows and self.table.count > 1  # along one axis all is near
         queue = [(bound.solve(values) if grows else 0, 0, self.src, values)]
@@ -59,7 +59,7 @@ class Search:
             first = first or edges
             for there, its, more, sort in edges:
                 cost = more - below
-                if cost < best.get(there, FAR):
+                if cost < best.get(there, INF):
                     best[there] = cost
                     came[there] = state, sort
                     heapq.heappush(queue, (cost + at(its), -cost, there, its))
@@ -77,15 +77,15 @@ class Search:
                 continue
             done.add(state)
             for there, its, _, sort in self.edges(state, values):
-                more = max(most, need(self.table, sort, self.table.piece(state), self.table.piece(there)))
-                if more < best.get(there, FAR):
+                more = max(most, edge_memory(self.table, sort, self.table.piece(state), self.table.piece(there)))
+                if more < best.get(there, INF):
                     best[there] = more
                     heapq.heappush(queue, (more, there, its))
-        return FAR
+        return INF
 
     def _found(
-        self, came: dict[int, tuple[int, Sort]], cost: int, expanded: int, reached: int, edges: list[Edge]
-    ) -> Found:  # fmt: skip
+        self, came: dict[int, tuple[int, StepKind]], cost: int, expanded: int, reached: int, edges: list[Edge]
+    ) -> SearchResult:  # fmt: skip
         states, sorts = [self.dst], []
         while states[-1] != self.src:
             state, sort = came[states[-1]]
@@ -93,8 +93,8 @@ class Search:
             sorts.append(sort)
         first, at = states[-2] if sorts else self.src, self.bound.at
         others = [more + at(its) for there, its, more, _ in edges if there != first]
-        return Found(
-            tuple(states[::-1]), tuple(sorts[::-1]), cost, expanded, reached - expanded, min(others, default=FAR)
+        return SearchResult(
+            tuple(states[::-1]), tuple(sorts[::-1]), cost, expanded, reached - expanded, min(others, default=INF)
         )
 
     def values(self, state: int) -> int:

@@ -38,28 +38,28 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from strategies.planner.search.state_table import PAIRS, Sort, Table
-from strategies.planner.steps.prices import memory
+from strategies.planner.search.state_table import STEP_PAIRS, StateTable, StepKind
+from strategies.planner.steps.prices import peak_memory
 
 DONE, WHOLE, PART, CUT = 0, 1, 2, 4
 CUTTING = ("S", "SS")
-FAR = 1 << 200
+INF = 1 << 200
 """A cost above that of any path."""
-Way = tuple[int, int, Sort, dict[int, int]]
+BackwardStep = tuple[int, int, StepKind, dict[int, int]]
 """A backward step: what it adds to the values, the axes that start or stop sharding, its kind, its known costs."""
-Ways = tuple[list[Way], list[Way]]
+BackwardSteps = tuple[list[BackwardStep], list[BackwardStep]]
 """The steps of one axis to one value: those that neither make it DONE nor leave DONE, and all of them."""
-Can = tuple[int, str, bool]
+AxisOption = tuple[int, str, bool]
 """An option for an axis: a value, a placement letter, and whether that is its placement in the destination."""
 
 
-class Bound:
+class AdmissibleHeuristic:
     """The admissible heuristic: `at(values)` is a lower bound on `Table.cost` for all layouts with these values.
 
     `solve` computes the exact bound.
     """
 
-    def __init__(self, table: Table, dst: int) -> None:
+    def __init__(self, table: StateTable, dst: int) -> None:
         self._table = table
         self.goal = [table.field(dst, i) for i in range(table.count)]
         wanted = {table.dims[p]: None for p, _ in self.goal if table.dims[p] >= 0}
@@ -73,8 +73,8 @@ class Bound:
         self._reached = 0
         self._queue: list[tuple[int, int, int, int]] = []
         self._axis_bounds: list[tuple[int, dict[int, int]]] = []
-        self._per_axis: list[tuple[int, int, int, dict[int, Ways], tuple[Can, ...]]] = []
-        self._groups: list[tuple[int, dict[int, list[Way]]]] = []
+        self._per_axis: list[tuple[int, int, int, dict[int, BackwardSteps], tuple[AxisOption, ...]]] = []
+        self._groups: list[tuple[int, dict[int, list[BackwardStep]]]] = []
 
     def at(self, values: int) -> int:
         known = self._known.get(values)
@@ -93,7 +93,7 @@ class Bound:
             return DONE
         return self._values[p]
 
-    def solve(self, values: int, enough: int = FAR) -> int:
+    def solve(self, values: int, enough: int = INF) -> int:
         """The bound of these values: exact, or anything above `enough`. All nearer values are then solved, too."""
         if values in self._known:
             return self._known[values]
@@ -119,12 +119,12 @@ class Bound:
                         even, was = self._table.even, cutting ^ flipped
                         more = costs[cutting] = self._table.cost(sort, was, even[was], even[cutting])
                     more += cost
-                    if more < best.get(there, FAR):
+                    if more < best.get(there, INF):
                         best[there] = more
                         heapq.heappush(
                             queue, (more + source_bound(there) if axiswise else more, more, there, cutting ^ flipped)
                         )
-        return self.at(values) if queue else known.get(values, FAR)
+        return self.at(values) if queue else known.get(values, INF)
 
     def _start_backwards(self, values: int) -> None:
         """Prepares the backward search from the destination to these values."""
@@ -146,7 +146,7 @@ class Bound:
                 after = others | (mine if sort.now in CUTTING else 0)
                 cost = table.cost(sort, after ^ flipped, table.even[after ^ flipped], table.even[after])
                 edges.append((now + (added >> self.width * i), now, cost))
-        costs = dict.fromkeys(all_of, FAR)
+        costs = dict.fromkeys(all_of, INF)
         costs[values >> self.width * i & self.mask] = 0
         for _ in all_of:
             for was, now, cost in edges:
@@ -166,7 +166,7 @@ class Bound:
                 above |= self.mask << self.width * other if place == turn + 1 and self._table.dims[q] == dim else 0
         return clear, above
 
-    def _options_of(self, i: int) -> tuple[Can, ...]:
+    def _options_of(self, i: int) -> tuple[AxisOption, ...]:
         """The options for an axis."""
         table, goal = self._table, self.goal[i][0]
         found = dict.fromkeys([(DONE, table.letters[goal], True)])
@@ -175,24 +175,24 @@ class Bound:
                 found[self._values[p], table.letters[p], p == goal] = None
         return tuple(found)
 
-    def _steps_into(self, i: int, now: int) -> Ways:
+    def _steps_into(self, i: int, now: int) -> BackwardSteps:
         """The steps of one axis to this value."""
         shift, _, _, known, may = self._per_axis[i]
         table, made = self._table, self._table.singles[i]
-        every: list[Way] = []
+        every: list[BackwardStep] = []
         for added, flipped, pair in _steps_to(may, now):
             sort = made.get(pair) or table.sort((i,), pair)
             every.append((added << shift, flipped << i, sort, sort.relaxed_costs))
         found = known[now] = ([way for way in every if way[0] + (now << shift)] if now else [], every)
         return found
 
-    def _group_steps(self) -> list[tuple[int, dict[int, list[Way]]]]:
+    def _group_steps(self) -> list[tuple[int, dict[int, list[BackwardStep]]]]:
         """The steps of several axes at once: the bits of their values, and the steps by the values after them."""
         found = []
         for group in self._table.groups:
             ends = [(letter, self._group_values(group, letter, -1)) for letter in ("R", "P", "X")]
             ends += [("S", self._group_values(group, "S", dim)) for dim in range(len(self._table.shape))]
-            ways: dict[int, dict[tuple[int, str], Way]] = {}
+            ways: dict[int, dict[tuple[int, str], BackwardStep]] = {}
             for (old, before), (new, after) in itertools.product(ends[1:], (ends[0], *ends[3:])):
                 sort = self._table.sort(group, f"{old}>{new}")
                 flipped = sum(1 << i for i in group) if (old == "S") != (new == "S") else 0
@@ -214,30 +214,30 @@ class Bound:
 
 
 @functools.lru_cache(maxsize=1024)
-def _steps_to(may: tuple[Can, ...], now: int) -> tuple[tuple[int, int, str], ...]:
+def _steps_to(may: tuple[AxisOption, ...], now: int) -> tuple[tuple[int, int, str], ...]:
     """The steps of an axis to a value: the difference of the values, 1 if it starts or stops sharding, its letter
     pair.
     """
     found = []
     for (was, old, here), (value, new, there) in itertools.product(may, may):
         pair = f"{old}>{new}"
-        if pair in PAIRS and value == now and was != now and not (here and there):
+        if pair in STEP_PAIRS and value == now and was != now and not (here and there):
             found.append((was - now, int((old in CUTTING) ^ (new in CUTTING)), pair))
     return tuple(found)
 
 
-Edge = tuple[int, int, int, Sort]
+Edge = tuple[int, int, int, StepKind]
 """A step: the layout after it, its values for the heuristic, its cost, and its kind."""
 
 
-class Layout:
+class DecodedLayout:
     """A decoded layout: for each axis its field and placement, for each dim its axes in order and the sizes they
     leave.
     """
 
     __slots__ = ("cutting", "fields", "held", "lengths", "order")
 
-    def __init__(self, table: Table, state: int) -> None:
+    def __init__(self, table: StateTable, state: int) -> None:
         self.cutting = 0
         self.held: list[int] = []
         self.fields: list[int] = []
@@ -262,18 +262,18 @@ class Layout:
             self.lengths.append(lengths)
 
 
-class Edges:
+class LegalEdges:
     """`of(state, values)` lists every legal step from a layout, always in the same order.
 
     With a `limit`, steps that need more bytes in use are left out.
     """
 
-    def __init__(self, table: Table, bound: Bound, limit: int | None = None) -> None:
+    def __init__(self, table: StateTable, bound: AdmissibleHeuristic, limit: int | None = None) -> None:
         self._table, self._bound, self._limit = table, bound, limit
-        self._steps: dict[tuple[int, int], list[tuple[int, Sort]]] = {}
+        self._steps: dict[tuple[int, int], list[tuple[int, StepKind]]] = {}
 
     def of(self, state: int, values: int) -> list[Edge]:
-        table, here, found = self._table, Layout(self._table, state), []
+        table, here, found = self._table, DecodedLayout(self._table, state), []
         width, mask = self._bound.width, self._bound.mask
         small = [lengths[-1] for lengths in here.lengths]
         before = after = math.prod(small) * table.itemsize
@@ -298,7 +298,7 @@ class Edges:
                     if e >= 0:
                         now[e] = table.cut(here.lengths[e][turn], table.factors[q], table.sizes[i])
                     after = math.prod(now) * table.itemsize
-                if self._limit is None or need(table, sort, before, after) <= self._limit:
+                if self._limit is None or edge_memory(table, sort, before, after) <= self._limit:
                     its = kept | self._bound.value(i, q, turn, beneath) << width * i
                     cost = table.cost(sort, here.cutting, before, after)
                     found.append((base + ((q << table.turns | turn) << table.shifts[i]), its, cost, sort))
@@ -306,12 +306,12 @@ class Edges:
             found.extend(self._flattened_steps(here, group, state, values))
         return found
 
-    def _steps_of(self, i: int, p: int) -> list[tuple[int, Sort]]:
+    def _steps_of(self, i: int, p: int) -> list[tuple[int, StepKind]]:
         table, known = self._table, self._table.singles[i]
         found = self._steps[i, p] = [(q, known.get(pair) or table.sort((i,), pair)) for q, pair in table.follows[p]]
         return found
 
-    def _flattened_steps(self, here: Layout, group: tuple[int, ...], state: int, values: int) -> Iterator[Edge]:
+    def _flattened_steps(self, here: DecodedLayout, group: tuple[int, ...], state: int, values: int) -> Iterator[Edge]:
         """The steps along these axes at once, as `legal_steps.changes` lists them."""
         table = self._table
         letters = {table.letters[here.held[i]] for i in group}
@@ -332,7 +332,7 @@ class Edges:
                         yield from self._flattened_step(here, order, sort, q, state, values)
 
     def _flattened_step(
-        self, here: Layout, order: Sequence[int], sort: Sort, q: int, state: int, values: int
+        self, here: DecodedLayout, order: Sequence[int], sort: StepKind, q: int, state: int, values: int
     ) -> Iterator[Edge]:  # fmt: skip
         """One step along several axes, which shard, if they do, in this order."""
         table = self._table
@@ -352,10 +352,10 @@ class Edges:
             state += ((q << table.turns | turn) - here.fields[i]) << table.shifts[i]
             turn += e >= 0
         after = math.prod(now) * table.itemsize
-        if self._limit is None or need(table, sort, before, after) <= self._limit:
+        if self._limit is None or edge_memory(table, sort, before, after) <= self._limit:
             yield state, values, table.cost(sort, here.cutting, before, after), sort
 
 
-def need(table: Table, sort: Sort, before: int, after: int) -> int:
+def edge_memory(table: StateTable, sort: StepKind, before: int, after: int) -> int:
     """The peak memory of a step between layouts with largest pieces of so many bytes."""
-    return memory(table.move(sort, 0, sort.nbytes(before, after)), before, after)
+    return peak_memory(table.move(sort, 0, sort.nbytes(before, after)), before, after)

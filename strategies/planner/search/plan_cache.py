@@ -21,15 +21,15 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import ambient
-from localtensor.concurrency import THREADS, Same, SingleFlightCache, Stats, Sync
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.concurrency import THREAD_SYNC, IdentityKey, SingleFlightCache, Stats, Sync
+from localtensor.errors import LocalTensorError, refusal_sentence
 from localtensor.layout import Spec
-from strategies.model.call_signature import spec_token
-from strategies.planner.search.state_table import Table, facts
+from strategies.model.call_signature import spec_key
+from strategies.planner.search.state_table import StateTable, placement_key
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import Topology
 
-LIMIT, TABLES = 4096, 64
+MOST_PLANS, MOST_TABLES = 4096, 64
 """The most plans keyed by identity, and the most tables. Beyond that they are dropped, which costs time only."""
 
 
@@ -37,20 +37,20 @@ class NoPlan(LocalTensorError):
     """There is no path, or none within the memory limit; then `leanest` is the plan that needs least memory."""
 
     def __init__(self, argument: str, values: str, problem: str, remedy: str, leanest: Plan | None = None) -> None:
-        super().__init__(refusal("plan", argument, values, problem, remedy))
+        super().__init__(refusal_sentence("plan", argument, values, problem, remedy))
         self.leanest = leanest
 
 
-class Known:
+class PlanCache:
     """The plan cache; any number of threads may use one object."""
 
     __slots__ = ("__weakref__", "_cache", "_tables", "same")
 
-    def __init__(self, sync: Sync = THREADS) -> None:
+    def __init__(self, sync: Sync = THREAD_SYNC) -> None:
         self._cache: SingleFlightCache[Plan] = SingleFlightCache(name="plans", sync=sync)
         # `clear` replaces both, so that a call already in progress does not fill the new ones.
         self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._tables: dict[Hashable, Table] = {}
+        self._tables: dict[Hashable, StateTable] = {}
         ambient.add_cache(self)
 
     def get(
@@ -62,30 +62,30 @@ class Known:
         """
         same = self.same
         key = (
-            src.mesh, spec_token(src), dst.mesh, spec_token(dst), by_value(price), by_value(topology),
+            src.mesh, spec_key(src), dst.mesh, spec_key(dst), value_key(price), value_key(topology),
             memory, flattened,
         )  # fmt: skip
         found = self._cache.get(key, search, src, dst, price, topology, memory, flattened)
         if not flattened:
-            if len(same) >= LIMIT:
+            if len(same) >= MOST_PLANS:
                 same.clear()
             # What is named by identity is held, so that no identity is used twice.
             same[id(src), id(dst), id(price), id(topology), memory] = (found, src, dst, price, topology)
         return found
 
-    def table(self, src: Spec, offered: Sequence[Placement], axes: Sequence[Sequence[int]], price: Price) -> Table:
+    def table(self, src: Spec, offered: Sequence[Placement], axes: Sequence[Sequence[int]], price: Price) -> StateTable:
         """The state table for searches from specs like this one."""
-        by = by_value(price)
-        if isinstance(by, Same):
-            return Table(src, offered, axes, price)
+        by = value_key(price)
+        if isinstance(by, IdentityKey):
+            return StateTable(src, offered, axes, price)
         tables = self._tables
-        held = tuple(map(facts, src.placements))
-        key = src.mesh, src.shape, src.dtype, held, tuple(map(facts, offered)), tuple(map(tuple, axes)), by
+        held = tuple(map(placement_key, src.placements))
+        key = src.mesh, src.shape, src.dtype, held, tuple(map(placement_key, offered)), tuple(map(tuple, axes)), by
         found = tables.get(key)
         if found is None:
-            if len(tables) >= TABLES:
+            if len(tables) >= MOST_TABLES:
                 tables.clear()
-            found = tables[key] = Table(src, offered, axes, price)
+            found = tables[key] = StateTable(src, offered, axes, price)
         return found
 
     def clear(self) -> None:
@@ -101,11 +101,11 @@ class Known:
         return self._cache.stats()
 
 
-def by_value(thing: object) -> Hashable:
+def value_key(thing: object) -> Hashable:
     """A key for an object: a frozen dataclass by class and value, any other object by identity.
 
-    >>> from strategies.planner.steps.prices import Sent, sent
-    >>> by_value(Sent()) == by_value(Sent()), by_value(sent) == by_value(sent), by_value(sent) == by_value(len)
+    >>> from strategies.planner.steps.prices import Sent, bytes_sent
+    >>> value_key(Sent()) == value_key(Sent()), value_key(bytes_sent) == value_key(bytes_sent), value_key(bytes_sent) == value_key(len)
     (True, True, False)
     """
     parameters = getattr(type(thing), "__dataclass_params__", None)
@@ -113,6 +113,6 @@ def by_value(thing: object) -> Hashable:
         try:
             hash(thing)
         except TypeError:  # a field is a list, say, which may change
-            return Same(thing)
+            return IdentityKey(thing)
         return type(thing), thing
-    return Same(thing)
+    return IdentityKey(thing)

@@ -17,21 +17,23 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
-from localtensor.layout import Spec, StridedShard, strided_bounds
-from strategies.planner.steps.alpha_beta import REPLICATE, commute
-from strategies.planner.steps.legal_steps import LEGAL, reduces, unmade
+from localtensor.layout import Spec, StridedShard, strided_chunk_bounds
+from strategies.planner.steps.alpha_beta import REPLICATE, partials_commute
+from strategies.planner.steps.legal_steps import LEGAL, collectives_reduce, why_not_made
 from strategies.planner.steps.plan import Move, Price
-from strategies.planner.steps.prices import in_parts
+from strategies.planner.steps.prices import round_up
 
-PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
-PAIRS |= {
-    pair.replace("P", "X"): (kind, was, now, was == "P") for pair, (kind, was, now, _) in PAIRS.items() if "P" in pair
+STEP_PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
+STEP_PAIRS |= {
+    pair.replace("P", "X"): (kind, was, now, was == "P")
+    for pair, (kind, was, now, _) in STEP_PAIRS.items()
+    if "P" in pair
 }
 """Each legal step along one axis by a pair of letters: its kind, both for a price, and whether parts are exchanged.
 `X` is a P whose parts are exchanged where it is reduced."""
-STEPS = 20
+STEP_BITS = 20
 """The low bits of a cost, which count the steps: of equally cheap plans the shortest has the least cost."""
-Facts = tuple[str, int, int, str]
+PlacementKey = tuple[str, int, int, str]
 """What identifies a placement: its letter, the dim that it shards, its split factor, its reduction."""
 
 
@@ -42,13 +44,13 @@ class BadPrice(Refusal, call="plan", argument="price"):
     REMEDY = "Round it up, to picoseconds or bytes."
 
 
-REPLICATED: Facts = "R", -1, 0, ""
+REPLICATED: PlacementKey = "R", -1, 0, ""
 
 
-def facts(placement: Placement) -> Facts:
+def placement_key(placement: Placement) -> PlacementKey:
     """The key of a placement. Placements are not used as keys themselves: torch compares some of its classes as equal.
 
-    >>> facts(Shard(1)), facts(Partial("max"))
+    >>> placement_key(Shard(1)), placement_key(Partial("max"))
     (('S', 1, 1, ''), ('P', -1, 0, 'max'))
     """
     kind = type(placement)
@@ -61,7 +63,7 @@ def facts(placement: Placement) -> Facts:
     return "P", -1, 0, placement.reduce_op  # type: ignore[attr-defined]
 
 
-def placement_of(one: Facts) -> Placement:
+def placement_of_key(one: PlacementKey) -> Placement:
     """The placement with this key."""
     letter, dim, factor, reduction = one
     if letter == "SS":
@@ -69,7 +71,7 @@ def placement_of(one: Facts) -> Placement:
     return Shard(dim) if letter == "S" else Partial(reduction) if reduction else REPLICATE
 
 
-class Sort:
+class StepKind:
     """A kind of step along some axes: the collective, the letters before and after, and its costs so far computed."""
 
     __slots__ = (
@@ -90,7 +92,7 @@ class Sort:
 
     def __init__(self, pair: str, group: tuple[int, ...], axes: tuple[int, ...], ranks: int, itemsize: int) -> None:
         self.group, self.axes, self.ranks = group, axes, ranks
-        self.kind, self.was, self.now, self.exchanged = PAIRS[pair]
+        self.kind, self.was, self.now, self.exchanged = STEP_PAIRS[pair]
         scatters = self.kind == "reduce_scatter"
         self.priced_after = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
         self.factor = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
@@ -104,21 +106,21 @@ class Sort:
     def nbytes(self, before: int, after: int) -> int:
         """The bytes that are priced, given the largest pieces before and after."""
         if self.multiple:
-            return in_parts(before, self.multiple)
+            return round_up(before, self.multiple)
         return (after if self.priced_after else before) * self.factor
 
 
-class Frame:
+class PlacementTable:
     """The part of a table that is independent of sizes and price: the placements, and the transitions between them."""
 
-    def __init__(self, offered: tuple[Facts, ...], held: tuple[Facts, ...], dtype: torch.dtype) -> None:
+    def __init__(self, offered: tuple[PlacementKey, ...], held: tuple[PlacementKey, ...], dtype: torch.dtype) -> None:
         known = dict.fromkeys((*offered, *held))
         self.offered = tuple(range(len(offered)))
         self.index = {one: p for p, one in enumerate(known)}
-        self.placements = tuple(map(placement_of, known))
+        self.placements = tuple(map(placement_of_key, known))
         letters, self.dims, self.factors, self.reductions = zip(*known, strict=True)
         self.letters = tuple(
-            ["X" if one == "P" and not reduces(op, dtype) else one for one, op in zip(letters, self.reductions, strict=True)]
+            ["X" if one == "P" and not collectives_reduce(op, dtype) else one for one, op in zip(letters, self.reductions, strict=True)]
         )  # fmt: skip
         self.held = tuple([self.index[one] for one in held])
         self.clashes = self._clashes(dtype)
@@ -131,8 +133,8 @@ class Frame:
             pair = f"{self.letters[p]}>{self.letters[q]}"
             if (
                 q != p
-                and pair in PAIRS
-                and not (self.reductions[q] and unmade(self.reductions[q], dtype, self.dims[p] >= 0))
+                and pair in STEP_PAIRS
+                and not (self.reductions[q] and why_not_made(self.reductions[q], dtype, self.dims[p] >= 0))
             ):
                 found.append((q, pair))
         return tuple(found)
@@ -143,15 +145,15 @@ class Frame:
         found = [frozenset[int]()] * len(self.placements)
         for p in partial:
             one = self.placements[p]
-            found[p] = frozenset(q for q in partial if not commute(one, self.placements[q], dtype))
+            found[p] = frozenset(q for q in partial if not partials_commute(one, self.placements[q], dtype))
         return tuple(found)
 
 
-frame_of = functools.lru_cache(maxsize=1024)(Frame)
+placement_table = functools.lru_cache(maxsize=1024)(PlacementTable)
 """The frame for these arguments: immutable and shared."""
 
 
-class Table:
+class StateTable:
     """The layouts that a search may visit: all those built of `offered` and of the source's placements."""
 
     def __init__(
@@ -166,8 +168,10 @@ class Table:
         self.axes = tuple([axis for axis, size in enumerate(sizes) if size > 1])
         self.sizes = tuple([sizes[axis] for axis in self.axes])
         self.count, self.itemsize = len(self.axes), src.dtype.itemsize
-        first = dict.fromkeys([REPLICATED, *map(facts, offered)])
-        frame = frame_of(tuple(first), tuple([facts(src.placements[axis]) for axis in self.axes]), src.dtype)
+        first = dict.fromkeys([REPLICATED, *map(placement_key, offered)])
+        frame = placement_table(
+            tuple(first), tuple([placement_key(src.placements[axis]) for axis in self.axes]), src.dtype
+        )
         self.offered, self.index, self.placements, self.held = frame.offered, frame.index, frame.placements, frame.held
         self.letters, self.dims, self.factors = frame.letters, frame.dims, frame.factors
         self.clashes, self.follows = frame.clashes, frame.follows
@@ -182,9 +186,9 @@ class Table:
         self.nbytes = math.prod(src.shape) * self.itemsize
         items = -(-self.nbytes // self.itemsize)
         self.even = [-(-items // ranks) * self.itemsize for ranks in self.cutting]
-        self.singles: tuple[dict[str, Sort], ...] = tuple([{} for _ in self.axes])
+        self.singles: tuple[dict[str, StepKind], ...] = tuple([{} for _ in self.axes])
         """The sorts of step of each axis, as far as they are made, by their pairs of letters."""
-        self._sorts: dict[tuple[tuple[int, ...], str], Sort] = {}
+        self._sorts: dict[tuple[tuple[int, ...], str], StepKind] = {}
         self._costs: dict[tuple[str, tuple[int, ...], bool], tuple[dict[int, int], Callable[[int], int]]] = {}
 
     def _groups(self, flattened: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -197,7 +201,7 @@ class Table:
         found, turns = 0, [0] * len(self.shape)
         for axis in spec.sequence:
             if axis in self.axes:
-                p = self.index[facts(spec.placements[axis])]
+                p = self.index[placement_key(spec.placements[axis])]
                 turn, dim = 0, self.dims[p]
                 if dim >= 0:
                     turn = turns[dim]
@@ -236,14 +240,14 @@ class Table:
         """The size that the first of `ranks` ranks keeps of one dim."""
         if factor == 1:
             return -(-length // ranks)
-        return sum([chunk[0][1] for chunk in strided_bounds(length, factor, ranks)])
+        return sum([chunk[0][1] for chunk in strided_chunk_bounds(length, factor, ranks)])
 
-    def sort(self, group: tuple[int, ...], pair: str) -> Sort:
+    def sort(self, group: tuple[int, ...], pair: str) -> StepKind:
         """The one kind of step along these axes for a letter pair, with its costs."""
         found = self._sorts.get((group, pair))
         if found is None:
             axes, ranks = tuple([self.axes[i] for i in group]), math.prod([self.sizes[i] for i in group])
-            found = self._sorts[group, pair] = Sort(pair, group, axes, ranks, self.itemsize)
+            found = self._sorts[group, pair] = StepKind(pair, group, axes, ranks, self.itemsize)
             if self.along is not None:
                 key = found.kind, axes, found.exchanged
                 known = self._costs.get(key)
@@ -254,7 +258,7 @@ class Table:
                 self.singles[group[0]][pair] = found
         return found
 
-    def cost(self, sort: Sort, cutting: int, before: int, after: int) -> int:
+    def cost(self, sort: StepKind, cutting: int, before: int, after: int) -> int:
         """The cost of a step; the axes `cutting` shard before it, `before` and `after` are bytes of the largest pieces.
 
         Raises `BadPrice`.
@@ -263,7 +267,7 @@ class Table:
         if sort.price_of_bytes is not None:
             found = sort.costs.get(nbytes)
             if found is None:
-                found = sort.costs[nbytes] = (sort.price_of_bytes(nbytes) << STEPS) + 1
+                found = sort.costs[nbytes] = (sort.price_of_bytes(nbytes) << STEP_BITS) + 1
             return found
         key = nbytes << self.count | cutting
         found = sort.costs.get(key)
@@ -271,11 +275,11 @@ class Table:
             move = self.move(sort, cutting, nbytes)
             got = self.price(move)
             found = sort.costs[key] = (
-                (got if type(got) is int and got >= 0 else self._checked_price(got, move)) << STEPS
+                (got if type(got) is int and got >= 0 else self._checked_price(got, move)) << STEP_BITS
             ) + 1
         return found
 
-    def move(self, sort: Sort, cutting: int, nbytes: int) -> Move:
+    def move(self, sort: StepKind, cutting: int, nbytes: int) -> Move:
         """The move that `prices.move_of` would build."""
         even = self.nbytes / self.cutting[cutting]
         return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now, sort.exchanged)
@@ -287,10 +291,10 @@ class Table:
         except TypeError:
             cost = -1
         if cost < 0:
-            raise BadPrice(name_of(self.price), got, move)
+            raise BadPrice(price_name(self.price), got, move)
         return cost
 
 
-def name_of(price: Price) -> str:
+def price_name(price: Price) -> str:
     """The name of a price, or of a function that has no `name`."""
     return str(getattr(price, "name", "") or getattr(price, "__name__", type(price).__name__))

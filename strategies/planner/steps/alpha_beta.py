@@ -27,7 +27,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
-from localtensor.layout import cuts, short
+from localtensor.layout import shard_cut, short
 
 REPLICATE = Replicate()
 
@@ -76,7 +76,7 @@ NETWORK = Network()
 class AxisStep:
     """One tensor goes from one placement to another along one axis, by one collective or by a local operation.
 
-    It refers to neither tensor nor mesh; a `strategies.planner.steps.plan.Step`, which belongs to a plan, refers to
+    It refers to neither tensor nor mesh; a `strategies.planner.steps.plan.RedistributionStep`, which belongs to a plan, refers to
     both.
     """
 
@@ -93,7 +93,7 @@ class AxisStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MovedTensor:
     """The shape, dtype and placements of a tensor while it is moved, axis by axis from the left."""
 
     shape: tuple[int, ...]
@@ -101,12 +101,12 @@ class Held:
     placements: tuple[Placement, ...]
 
 
-def commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
+def partials_commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
     """Whether two partial placements of one tensor on two axes may be reduced in either order.
 
     Equal ones do; so do sum and avg for dtypes that divide: an average of integers is rounded, or undefined.
 
-    >>> commute(Partial("sum"), Partial("max"), torch.float32), commute(Partial("sum"), Partial("avg"), torch.float32)
+    >>> partials_commute(Partial("sum"), Partial("max"), torch.float32), partials_commute(Partial("sum"), Partial("avg"), torch.float32)
     (False, True)
     """
     if not isinstance(one, Partial) or not isinstance(other, Partial) or one == other:
@@ -116,9 +116,9 @@ def commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
     return {one.reduce_op, other.reduce_op} == {"sum", "avg"} and (dtype.is_floating_point or dtype.is_complex)
 
 
-def move_axis(
-    held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network = NETWORK
-) -> tuple[Held, tuple[AxisStep, ...]]:
+def redistribute_axis(
+    held: MovedTensor, axis: int, want: Placement, sizes: Sequence[int], network: Network = NETWORK
+) -> tuple[MovedTensor, tuple[AxisStep, ...]]:
     """The tensor with placement `want` on this axis, and the steps that this takes.
 
     The axes before it already have their final placements. Inner axes that block the step, since they shard the same
@@ -129,23 +129,23 @@ def move_axis(
     steps: list[AxisStep] = []
     for inner in range(len(sizes) - 1, axis, -1):
         if _blocks(held, axis, want, inner):
-            held, before = move_axis(held, inner, REPLICATE, sizes, network)
+            held, before = redistribute_axis(held, inner, REPLICATE, sizes, network)
             steps += before
     return _step_or_two(held, axis, want, sizes, network, steps), tuple(steps)
 
 
-def _blocks(held: Held, axis: int, want: Placement, inner: int) -> bool:
+def _blocks(held: MovedTensor, axis: int, want: Placement, inner: int) -> bool:
     """Whether axis `inner` must be replicated before `axis` can take placement `want`."""
     other, was = held.placements[inner], held.placements[axis]
-    cut = cuts(other)
+    cut = shard_cut(other)
     if cut is not None:
-        return any(c is not None and c[0] == cut[0] for c in (cuts(was), cuts(want)))
-    return not (commute(other, was, held.dtype) and commute(other, want, held.dtype))
+        return any(c is not None and c[0] == cut[0] for c in (shard_cut(was), shard_cut(want)))
+    return not (partials_commute(other, was, held.dtype) and partials_commute(other, want, held.dtype))
 
 
 def _step_or_two(
-    held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[AxisStep]
-) -> Held:
+    held: MovedTensor, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[AxisStep]
+) -> MovedTensor:
     """One step, or two by way of Replicate where no collective goes there directly."""
     was = held.placements[axis]
     kind = _collective(was, want)
@@ -153,11 +153,11 @@ def _step_or_two(
         return _step_or_two(
             _step_or_two(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps
         )
-    nbytes = held_bytes(held, sizes, but=axis) if kind != "local" else 0
+    nbytes = largest_piece_but(held, sizes, but=axis) if kind != "local" else 0
     if kind == "all_to_all":
         nbytes = -(-nbytes // sizes[axis])
     steps.append(AxisStep(axis, was, want, kind, nbytes, network.seconds(kind, sizes[axis], nbytes)))
-    return Held(held.shape, held.dtype, (*held.placements[:axis], want, *held.placements[axis + 1 :]))
+    return MovedTensor(held.shape, held.dtype, (*held.placements[:axis], want, *held.placements[axis + 1 :]))
 
 
 def _collective(was: Placement, want: Placement) -> str:
@@ -173,11 +173,11 @@ def _collective(was: Placement, want: Placement) -> str:
     return "all_to_all" if type(was) is Shard and was.dim != want.dim else ""
 
 
-def held_bytes(held: Held, sizes: Sequence[int], but: int = -1) -> int:
+def largest_piece_but(held: MovedTensor, sizes: Sequence[int], but: int = -1) -> int:
     """The bytes of the largest piece, that of rank 0, as if axis `but` did not shard."""
     shape = list(held.shape)
     for axis, placement in enumerate(held.placements):
-        cut = cuts(placement)
+        cut = shard_cut(placement)
         if cut is not None and axis != but:
             shape[cut[0]] = -(-shape[cut[0]] // sizes[axis])
     return math.prod(shape) * held.dtype.itemsize

@@ -9,7 +9,7 @@
 | local            | its piece, afterwards less or more         | the largest piece afterwards                                |
 
 Uneven pieces are padded to the largest, except by all_to_all, which takes sizes. Values that collectives do not reduce
-(`strategies.planner.steps.legal_steps.reduces`) are exchanged: a reduce_scatter is then an all_to_all, and an
+(`strategies.planner.steps.legal_steps.collectives_reduce`) are exchanged: a reduce_scatter is then an all_to_all, and an
 all_reduce an all_to_all and an all_gather, of a rank's data in as many equal parts as there are ranks.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localtensor.layout import Spec, short
-from strategies.planner.picture.ascii import Stage, layout_text
+from strategies.planner.picture.ascii import PlanStage, layout_text
 from strategies.planner.picture.svg import svg
 
 PICO = 1_000_000_000_000
@@ -65,7 +65,7 @@ class Price(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RedistributionStep:
     """One collective or local operation of a plan, on the whole tensor."""
 
     move: Move
@@ -105,7 +105,7 @@ class Plan:
 
     src: Spec
     dst: Spec
-    steps: tuple[Step, ...]
+    steps: tuple[RedistributionStep, ...]
     price: int
     """The total that was minimized, in the unit of the price `by`."""
     by: str
@@ -130,10 +130,10 @@ class Plan:
         return max((step.memory for step in self.steps), default=0)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[PlanStage, ...]:
         """The layouts to draw: the first one, and the one after each step."""
-        after = (Stage(step.now, str(step), () if step.kind == "local" else step.axes) for step in self.steps)
-        return (Stage(self.src), *after)
+        after = (PlanStage(step.now, str(step), () if step.kind == "local" else step.axes) for step in self.steps)
+        return (PlanStage(self.src), *after)
 
     @property
     def total(self) -> str:
@@ -159,13 +159,13 @@ class Plan:
         return svg(self.stages, f"{self.src} -> {layout_text(self.dst)}")
 
 
-def placed(spec: Spec, axis: int) -> str:
+def placement_text(spec: Spec, axis: int) -> str:
     """The placement on an axis, with its position in the shard order where the dim is not sharded from left to right.
 
     >>> from localtensor.layout import Mesh, parse
     >>> import torch
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32, ((0, (1, 0)),))
-    >>> placed(spec, 0), placed(spec, 1)
+    >>> placement_text(spec, 0), placement_text(spec, 1)
     ('S(0)[1]', 'S(0)[0]')
     """
     turns = {axis: f"[{turn}]" for _, axes in spec.shard_order for turn, axis in enumerate(axes)}
@@ -174,7 +174,7 @@ def placed(spec: Spec, axis: int) -> str:
 
 def placements_text(spec: Spec, axes: Sequence[int] | None = None) -> str:
     """The placements on these axes, or on all: `R,S(0)`."""
-    return ",".join(placed(spec, axis) for axis in (range(len(spec.placements)) if axes is None else axes))
+    return ",".join(placement_text(spec, axis) for axis in (range(len(spec.placements)) if axes is None else axes))
 
 
 def bytes_text(count: float) -> str:

@@ -41,10 +41,10 @@ from dataclasses import dataclass
 
 from torch.distributed.tensor import Partial
 
-from localtensor.layout import Mesh, Spec, StridedShard, cuts, local_shape
+from localtensor.layout import Mesh, Spec, StridedShard, local_shape, shard_cut
 from strategies.planner.steps.alpha_beta import NETWORK, TRIPS, Network
-from strategies.planner.steps.legal_steps import letter, reduces
-from strategies.planner.steps.plan import PICO, Move, Step
+from strategies.planner.steps.legal_steps import collectives_reduce, placement_letter
+from strategies.planner.steps.plan import PICO, Move, RedistributionStep
 
 REDUCING = ("all_reduce", "reduce_scatter")
 MEMORY = Network(latency=1e-6, per_byte=1e-12)
@@ -121,14 +121,14 @@ class Sent:
     grows: bool = True
 
     def __call__(self, move: Move) -> int:
-        return sent(move)
+        return bytes_sent(move)
 
     def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
         """As `Time.along`."""
-        return lambda nbytes: sent(Move(kind, axes, ranks, nbytes, 0.0, exchanged=exchanged))
+        return lambda nbytes: bytes_sent(Move(kind, axes, ranks, nbytes, 0.0, exchanged=exchanged))
 
 
-def sent(move: Move) -> int:
+def bytes_sent(move: Move) -> int:
     """Bytes that the busiest sender sends in a move, by the algorithms of `alpha_beta`, rounded up."""
     if move.kind == "local" or move.ranks == 1:
         return 0
@@ -145,35 +145,46 @@ def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
     32
     """
     ranks, held = math.prod(was.mesh.sizes[axis] for axis in axes), was.placements[axes[0]]
-    before, after = largest(was), largest(now)
+    before, after = largest_piece(was), largest_piece(now)
     nbytes = {
         "all_gather": ranks * before, "reduce_scatter": ranks * after, "all_reduce": before, "all_to_all": before,
         "local": after,
     }[kind]  # fmt: skip
-    exchanged = kind in REDUCING and isinstance(held, Partial) and not reduces(held.reduce_op, was.dtype)
+    exchanged = kind in REDUCING and isinstance(held, Partial) and not collectives_reduce(held.reduce_op, was.dtype)
     if exchanged and kind == "all_reduce":
-        nbytes = in_parts(before, ranks * was.dtype.itemsize)
-    cut = math.prod(size for size, p in zip(was.mesh.sizes, was.placements, strict=True) if cuts(p) is not None)
+        nbytes = round_up(before, ranks * was.dtype.itemsize)
+    cut = math.prod(size for size, p in zip(was.mesh.sizes, was.placements, strict=True) if shard_cut(p) is not None)
     even = math.prod(was.shape) * was.dtype.itemsize / cut
-    return Move(kind, axes, ranks, nbytes, even, letter(held), letter(now.placements[axes[0]]), exchanged)
+    return Move(
+        kind, axes, ranks, nbytes, even, placement_letter(held), placement_letter(now.placements[axes[0]]), exchanged
+    )
 
 
-def in_parts(nbytes: int, unit: int) -> int:
+def round_up(nbytes: int, unit: int) -> int:
     """A number of bytes rounded up to a multiple of `unit`.
 
-    >>> in_parts(20, 4 * 3), in_parts(24, 4 * 3)
+    >>> round_up(20, 4 * 3), round_up(24, 4 * 3)
     (24, 24)
     """
     return -(-nbytes // unit) * unit
 
 
-def step_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY) -> Step:
+def priced_step(
+    kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY
+) -> RedistributionStep:
     """The priced step from one spec to the other."""
     move = move_of(kind, axes, was, now)
-    return Step(move, was, now, sent(move), topology.seconds(move), memory(move, largest(was), largest(now)))
+    return RedistributionStep(
+        move,
+        was,
+        now,
+        bytes_sent(move),
+        topology.seconds(move),
+        peak_memory(move, largest_piece(was), largest_piece(now)),
+    )
 
 
-def largest(spec: Spec) -> int:
+def largest_piece(spec: Spec) -> int:
     """The bytes of the largest piece of a spec: that of the rank with coordinate 0 on every axis."""
     shape = spec.shape
     for axis in spec.sequence:
@@ -181,7 +192,7 @@ def largest(spec: Spec) -> int:
     return math.prod(shape) * spec.dtype.itemsize
 
 
-def memory(move: Move, before: int, after: int) -> int:
+def peak_memory(move: Move, before: int, after: int) -> int:
     """The peak memory of a rank during a move in bytes, counting a buffer wherever one may be needed.
 
     `before` and `after` are the bytes of the largest pieces. Exchanged parts are all held until they are reduced.
@@ -195,13 +206,13 @@ def memory(move: Move, before: int, after: int) -> int:
     return (2 if move.kind == "all_to_all" else 1) * (before + after)
 
 
-BEGIN, HOP, BANDWIDTH = 6.6, 0.6, 87.7
+BASE_LATENCY, HOP_LATENCY, BANDWIDTH = 6.6, 0.6, 87.7
 """Base latency and latency of a hop in microseconds, bandwidth in GiB/s: within a host."""
-HOP_OUTSIDE, SLOWER = 2.7, 0.22
+HOP_LATENCY_OUTSIDE, OUTSIDE_BANDWIDTH_FACTOR = 2.7, 0.22
 PENALTY = 1.0
 """Microseconds that torch adds where it has no formula."""
 PER_HOST = 8
-GIB = 1024
+KIBI = 1024
 """Divided by three times: torch divides step by step, and the rounding must be the same."""
 
 
@@ -234,7 +245,7 @@ class TorchPrice:
     def microseconds(self, move: Move) -> float:
         """torch's cost, extended by the steps that torch does not take."""
         was, now = move.was[:1], move.now[:1]
-        piece = move.even / GIB / GIB / GIB
+        piece = move.even / KIBI / KIBI / KIBI
         if was == "R" or (move.was == "SS" and now == "R" and not self.strided):
             return 0.0
         if now == "P":
@@ -246,8 +257,10 @@ class TorchPrice:
     def _ring(self, move: Move, gib: float, trips: int = 1) -> float:
         outside = any(self.outside(axis) for axis in move.axes)
         hops = trips * (move.ranks - 1)
-        latency = BEGIN + hops * (HOP_OUTSIDE if outside else HOP)
-        return latency + (gib * hops / move.ranks) / (BANDWIDTH * SLOWER if outside else BANDWIDTH) * 1e6
+        latency = BASE_LATENCY + hops * (HOP_LATENCY_OUTSIDE if outside else HOP_LATENCY)
+        return (
+            latency + (gib * hops / move.ranks) / (BANDWIDTH * OUTSIDE_BANDWIDTH_FACTOR if outside else BANDWIDTH) * 1e6
+        )
 
     def outside(self, axis: int) -> bool:
         """Whether groups along this axis span several hosts; hosts are filled along the last axis first."""

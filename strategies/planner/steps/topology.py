@@ -31,9 +31,9 @@ from strategies.base.atomic_files import read_bytes
 from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.planner.steps.prices import MEMORY, Topology
 
-PER_NODE = 8
+RANKS_PER_NODE = 8
 """The default number of ranks per node."""
-LONGEST = 1_000_000
+MOST_FILE_BYTES = 1_000_000
 """The largest file in bytes."""
 SLOWEST, FASTEST, LATEST = 1e-6, 1e6, 1e9
 """The accepted range: gigabytes per second, and microseconds."""
@@ -78,34 +78,34 @@ class Cluster:
         return self.inner if within else self.outer
 
 
-def parse(text: str) -> Cluster:
+def parse_topology(text: str) -> Cluster:
     """The cluster of `--topology`: a file, or the gigabytes per second within and between nodes of eight ranks.
 
     Raises `BadTopology`.
 
-    >>> parse("300,25").on(Mesh.of(dp=2, tp=8)).links[0]
+    >>> parse_topology("300,25").on(Mesh.of(dp=2, tp=8)).links[0]
     Network(latency=5e-06, per_byte=4e-11)
     """
     numbers = [_number_or_none(part) for part in text.split(",")]
     if len(numbers) != 2 or None in numbers:
-        return read(Path(text))
+        return read_topology(Path(text))
     inner, outer = (_per_byte(f"{which} GB/s", speed) for which, speed in zip(("inner", "outer"), numbers, strict=True))
-    return Cluster(PER_NODE, Network(NETWORK.latency, inner), Network(NETWORK.latency, outer))
+    return Cluster(RANKS_PER_NODE, Network(NETWORK.latency, inner), Network(NETWORK.latency, outer))
 
 
-def read(path: Path) -> Cluster:
+def read_topology(path: Path) -> Cluster:
     """The cluster that a file describes. Raises `BadTopology` with the position of the fault."""
 
     def bad_file(problem: str, remedy: str = "Name the file of a topology.") -> BadTopology:
         return BadTopology(_shown(str(path), 1000), "file", problem, remedy)
 
     try:
-        raw = read_bytes(path, LONGEST + 1)
+        raw = read_bytes(path, MOST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path with a NUL byte is a ValueError
         reason = getattr(error, "strerror", None) or str(error)
         raise bad_file(f"it cannot be read ({reason})", "Name a file of JSON, or write 300,25.") from None
-    if len(raw) > LONGEST:
-        raise bad_file(f"it is longer than {LONGEST} bytes")
+    if len(raw) > MOST_FILE_BYTES:
+        raise bad_file(f"it is longer than {MOST_FILE_BYTES} bytes")
     try:
         data = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
     except RecursionError:
@@ -113,14 +113,14 @@ def read(path: Path) -> Cluster:
     except ValueError as error:
         reason = str(error).partition("\n")[0]
         raise bad_file(f"it is no JSON ({reason})", "Correct it; docs/topology.json is an example.") from None
-    return cluster_of(data)
+    return cluster_from_json(data)
 
 
-def cluster_of(data: Any) -> Cluster:
+def cluster_from_json(data: Any) -> Cluster:
     """The cluster that decoded JSON describes. Raises `BadTopology`.
 
     >>> link = {"latency_us": 5, "gigabytes_per_second": 25}
-    >>> cluster_of({"ranks_per_node": 8, "inner": link, "outer": link}).outer
+    >>> cluster_from_json({"ranks_per_node": 8, "inner": link, "outer": link}).outer
     Network(latency=5e-06, per_byte=4e-11)
     """
     _check_object("the whole", data, REQUIRED, (*REQUIRED, *OPTIONAL))

@@ -13,14 +13,14 @@ from functools import partial
 
 from localtensor.errors import Refusal
 from localtensor.layout import Spec
-from strategies.planner.metric_check.check import PriceProbe, trials
+from strategies.planner.metric_check.check import PriceProbe, probe_price
 from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice
-from strategies.planner.steps.topology import PER_NODE, cluster_of, parse
+from strategies.planner.steps.topology import RANKS_PER_NODE, cluster_from_json, parse_topology
 from strategies.planner.text.parser import read
-from strategies.torch_api.user_modules import imported
+from strategies.torch_api.user_modules import import_user_module
 
-BYS = ("time", "bytes", "torch")
+PRICES = ("time", "bytes", "torch")
 DEAREST = 10**30
 """The largest price of a step: the search could not keep sums of a million larger ones apart."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
@@ -36,7 +36,7 @@ class BadPlanOption(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
+class PlanRequest:
     """A request for a plan."""
 
     src: Spec
@@ -56,27 +56,27 @@ class PlanOptions:
         return bytes_text(price) if self.unit == "bytes" else f"{price:,}"
 
 
-def asked(
+def plan_request(
     text: str, *, by: str = "time", topology: str | None = None, inner: str | None = None, outer: str | None = None,
     per_node: int | None = None, memory: str | None = None, flattened: Sequence[str] = (), folder: str = "",
-) -> PlanOptions:  # fmt: skip
+) -> PlanRequest:  # fmt: skip
     """The options as values. Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
 
-    >>> asked("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
+    >>> plan_request("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
     2000000000
     """
     src, dst = read(text)
-    limit = size_of(memory) if memory is not None else None
+    limit = parse_bytes(memory) if memory is not None else None
     sets = tuple(_flattened_names(names, src.mesh.names) for names in flattened)
     links = _topology(src, topology, inner, outer, per_node)
     price, unit = _price(by, src, dst, links, sets, folder)
-    return PlanOptions(src, dst, by, price, unit, links, limit, sets)
+    return PlanRequest(src, dst, by, price, unit, links, limit, sets)
 
 
-def size_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """The bytes of a size with an optional unit. Raises `BadPlanOption`.
 
-    >>> size_of("2GB"), size_of("1.5 KiB"), size_of("100")
+    >>> parse_bytes("2GB"), parse_bytes("1.5 KiB"), parse_bytes("100")
     (2000000000, 1536, 100)
     """
     found = _SIZE.fullmatch(text.strip())
@@ -110,7 +110,7 @@ def _topology(
         if also:
             problem = f"it already describes all links and nodes, as {' and '.join(also)} would"
             raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
-        return parse(topology).on(spec.mesh)
+        return parse_topology(topology).on(spec.mesh)
     if inner is None and outer is None:
         if per_node is not None:
             problem = "it has no effect without links within and between nodes"
@@ -120,7 +120,9 @@ def _topology(
         missing = "--inner" if inner is None else "--outer"
         raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
     links = {"inner": _link_json("--inner", inner), "outer": _link_json("--outer", outer)}
-    return cluster_of({"ranks_per_node": PER_NODE if per_node is None else per_node, **links}).on(spec.mesh)
+    return cluster_from_json({"ranks_per_node": RANKS_PER_NODE if per_node is None else per_node, **links}).on(
+        spec.mesh
+    )
 
 
 def _link_json(option: str, text: str) -> dict[str, float]:
@@ -146,7 +148,7 @@ def _price(
         return TorchPrice.of(src.mesh), "ps"
     module, _, function = by.partition(":")
     if not (module and function):
-        near = get_close_matches(by, BYS, 1)
+        near = get_close_matches(by, PRICES, 1)
         remedy = f"Did you mean {near[0]}?" if near else "Write time, bytes, torch, or MODULE:FUNCTION."
         raise BadPlanOption("--by", ascii(by[:80]), "there is no such price", remedy)
     tried = _probed(by, _user_function(by, module, function, folder), (src, dst))
@@ -168,7 +170,7 @@ def _probed(by: str, cost: Callable[[Move], object], specs: Sequence[Spec]) -> P
             raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
         return _python_number(got)
 
-    tried = trials(cost, specs, ask)
+    tried = probe_price(cost, specs, ask)
     if not tried.searchable:
         odd = tried.odd[0]
         problem = f"no plan can be searched by it, since {odd.what}: {odd.got:g} for {odd.where}"
@@ -189,17 +191,17 @@ def _short_text(value: object) -> str:
 
 
 def _user_function(by: str, module: str, function: str, folder: str) -> Callable[[Move], object]:
-    found = getattr(imported(module, folder, partial(BadPlanOption, "--by")), function, None)
+    found = getattr(import_user_module(module, folder, partial(BadPlanOption, "--by")), function, None)
     if not callable(found):
         problem = f"{module} has no function of that name"
         raise BadPlanOption("--by", ascii(by[:80]), problem, "Write def price(move), which returns seconds.")
     return found  # type: ignore[no-any-return]
 
 
-def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
+def parse_sizes(option: str, text: str, call: str) -> tuple[int, ...]:
     """Comma-separated integers. Raises `BadPlanOption`.
 
-    >>> sizes_of("--mesh", "2,2", "localtensor cost check")
+    >>> parse_sizes("--mesh", "2,2", "localtensor cost check")
     (2, 2)
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []

@@ -23,11 +23,11 @@ from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
-from localtensor.layout import KINDS, Mesh, Spec, agreed, cuts, parse, shape_text, short
-from strategies.planner.steps.alpha_beta import commute
+from localtensor.layout import PARTIAL_KINDS, Mesh, Spec, is_unambiguous, parse, shape_text, shard_cut, short
+from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.steps.plan import placements_text
 from strategies.planner.text import suggestions
-from strategies.planner.text.suggestions import Bad, Piece
+from strategies.planner.text.suggestions import TextSpan, UnreadableText
 
 LONGEST = 2_000
 """In characters."""
@@ -68,8 +68,8 @@ def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
     """
     try:
         return _read(text, mesh)
-    except Bad as bad:
-        right = suggestions.repaired(text, bad, lambda other: _read(other, mesh))
+    except UnreadableText as bad:
+        right = suggestions.suggest_text(text, bad, lambda other: _read(other, mesh))
         remedy = f"Write {right!r}." if right else bad.remedy
         raise BadPlanText(bad.argument, bad.piece.shown, bad.problem, remedy) from None
 
@@ -85,26 +85,28 @@ def text_of(src: Spec, dst: Spec) -> str:
 
 
 def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
-    whole = Piece.of(text)
+    whole = TextSpan.of(text)
     if len(text) > LONGEST:
-        raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _SEE_EXAMPLE)
+        raise UnreadableText(
+            "text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _SEE_EXAMPLE
+        )
     for at, sign in enumerate(text):
         if not " " <= sign <= "~":
-            raise Bad(
+            raise UnreadableText(
                 "text",
-                Piece(text, at, at + 1),
+                TextSpan(text, at, at + 1),
                 "this character has no meaning",
                 _SEE_EXAMPLE,
                 *suggestions.ascii_for(sign),
             )
     left, right = whole.cut("->")
     if right is None:
-        raise Bad("text", whole, "there is no -> in it", _SEE_EXAMPLE, *suggestions.arrow_for(text))
+        raise UnreadableText("text", whole, "there is no -> in it", _SEE_EXAMPLE, *suggestions.arrow_for(text))
     if "->" in right.text:
-        raise Bad("to", right, "there is a second -> in it", _SEE_EXAMPLE, right.cut("->")[0].text)
+        raise UnreadableText("to", right, "there is a second -> in it", _SEE_EXAMPLE, right.cut("->")[0].text)
     head, rest = left.cut("@")
     if rest is None:
-        raise Bad(
+        raise UnreadableText(
             "text", left, "there is no @ between the tensor and its mesh", _SEE_EXAMPLE, suggestions.at_after(left.text)
         )
     dtype, shape = _tensor(head)
@@ -113,42 +115,50 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
     if now is None:
         now = again
     elif _tensor(again) != (dtype, shape):
-        raise Bad("to", again, f"the tensor on the left is {head.text}", _SEE_EXAMPLE, head.text)
+        raise UnreadableText("to", again, f"the tensor on the left is {head.text}", _SEE_EXAMPLE, head.text)
     else:
         now = _mesh(now, mesh)[1]
     return _spec("from", was, mesh, shape, dtype), _spec("to", now, mesh, shape, dtype)
 
 
-def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
+def _tensor(piece: TextSpan) -> tuple[torch.dtype, tuple[int, ...]]:
     name, rest = piece.cut("[")
     if rest is None or not rest.text.endswith("]"):
-        raise Bad("shape", piece, "this is no dtype and shape", _SEE_EXAMPLE, *suggestions.shapes_near(piece.text))
+        raise UnreadableText(
+            "shape", piece, "this is no dtype and shape", _SEE_EXAMPLE, *suggestions.shapes_near(piece.text)
+        )
     if name.text not in DTYPES:
         remedy = f"The dtypes are {', '.join(DTYPES)}."
-        raise Bad("dtype", name, "there is no such dtype", remedy, *suggestions.dtypes_near(name.text, DTYPES))
+        raise UnreadableText(
+            "dtype", name, "there is no such dtype", remedy, *suggestions.dtypes_near(name.text, DTYPES)
+        )
     dtype = DTYPES[name.text]
-    sizes = Piece(piece.whole, rest.start, rest.end - 1).trimmed()
+    sizes = TextSpan(piece.whole, rest.start, rest.end - 1).trimmed()
     if sizes.text.endswith(","):
-        raise Bad("shape", sizes, "a size is missing after the last comma", _SEE_EXAMPLE, sizes.text.rstrip(", "))
+        raise UnreadableText(
+            "shape", sizes, "a size is missing after the last comma", _SEE_EXAMPLE, sizes.text.rstrip(", ")
+        )
     shape = tuple(_count("shape", size, "a size", 0) for size in sizes.split())
     if len(shape) > MOST_DIMS:
-        raise Bad("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _SEE_EXAMPLE)
+        raise UnreadableText(
+            "shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _SEE_EXAMPLE
+        )
     if math.prod(max(1, size) for size in shape) * dtype.itemsize > MOST_BYTES:
-        raise Bad("shape", sizes, "torch counts bytes in 63 bits, and these are more", "Make a dim smaller.")
+        raise UnreadableText("shape", sizes, "torch counts bytes in 63 bits, and these are more", "Make a dim smaller.")
     return dtype, shape
 
 
-def _count(argument: str, piece: Piece, what: str, least: int) -> int:
+def _count(argument: str, piece: TextSpan, what: str, least: int) -> int:
     if not _COUNT.fullmatch(piece.text):
         problem = f"{what} is a whole number of {least} or more"
-        raise Bad(argument, piece, problem, _SEE_EXAMPLE, *suggestions.counts_near(piece.text))
+        raise UnreadableText(argument, piece, problem, _SEE_EXAMPLE, *suggestions.counts_near(piece.text))
     count = int(piece.text)
     if count < least:
-        raise Bad(argument, piece, f"{what} is {least} or more", _SEE_EXAMPLE, str(least))
+        raise UnreadableText(argument, piece, f"{what} is {least} or more", _SEE_EXAMPLE, str(least))
     return count
 
 
-def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
+def _mesh(piece: TextSpan, given: Mesh | None) -> tuple[Mesh, TextSpan]:
     """The mesh, and the placements that follow it."""
     head, rest = piece.cut(":")
     parts = head.split()
@@ -157,54 +167,60 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
         if given is not None:  # the print of a spec: its axes have no sizes
             return given, piece
         problem = "the axes of the mesh have no sizes"
-        raise Bad("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
+        raise UnreadableText("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
     if rest is None:
-        raise Bad(
+        raise UnreadableText(
             "mesh", piece, "there is no : between the mesh and the placements", _SEE_EXAMPLE, *_colon_after_mesh(piece)
         )
     if len(parts) > MOST_AXES:
-        raise Bad("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
+        raise UnreadableText("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
     if not any(size for _, size in named):
         mesh = Mesh.of(*(_count("mesh", part, "the size of an axis", 1) for part in parts))
     else:
         mesh = _named_mesh(named)
     if mesh.ranks > MOST_RANKS:
-        raise Bad("mesh", head, f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}", "Make an axis smaller.")
+        raise UnreadableText(
+            "mesh", head, f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}", "Make an axis smaller."
+        )
     if given is not None and mesh != given:
-        raise Bad("mesh", head, f"the mesh is {given}", "Leave the mesh out, or name the same.")
+        raise UnreadableText("mesh", head, f"the mesh is {given}", "Leave the mesh out, or name the same.")
     return mesh, rest
 
 
-def _colon_after_mesh(piece: Piece) -> list[str]:
+def _colon_after_mesh(piece: TextSpan) -> list[str]:
     """The same text with a colon after the last size."""
     return [re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)]
 
 
-def _named_mesh(named: list[tuple[Piece, Piece | None]]) -> Mesh:
+def _named_mesh(named: list[tuple[TextSpan, TextSpan | None]]) -> Mesh:
     sizes: dict[str, int] = {}
     for name, size in named:
         if not _AXIS.fullmatch(name.text):
-            raise Bad("mesh", name, "an axis is called by letters, digits and _, a letter first", _SEE_EXAMPLE)
+            raise UnreadableText(
+                "mesh", name, "an axis is called by letters, digits and _, a letter first", _SEE_EXAMPLE
+            )
         if size is None:
-            raise Bad("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
+            raise UnreadableText("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
         if name.text in sizes:
-            raise Bad("mesh", name, "two axes have this name", "Give each axis a name of its own.", name.text + "2")
+            raise UnreadableText(
+                "mesh", name, "two axes have this name", "Give each axis a name of its own.", name.text + "2"
+            )
         sizes[name.text] = _count("mesh", size, "the size of an axis", 1)
     return Mesh(tuple(sizes.values()), tuple(sizes))
 
 
-def _spec(side: str, piece: Piece, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+def _spec(side: str, piece: TextSpan, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
     pieces = _by_axis(side, piece, mesh)
     turned = [_split_position(side, one) for one in pieces]
     placements = [_placement(side, one, shape, dtype) for one, _ in turned]
     for (one, a), (other, b) in itertools.combinations(zip(pieces, placements, strict=True), 2):
-        if not commute(a, b, dtype):
+        if not partials_commute(a, b, dtype):
             problem = f"{short(a)} and {short(b)} do not commute: which is reduced first would matter"
-            raise Bad(side, other, problem, "Reduce one of them first.", one.text, "R")
+            raise UnreadableText(side, other, problem, "Reduce one of them first.", one.text, "R")
     return Spec(mesh, tuple(placements), shape, dtype, _shard_order(side, pieces, turned, placements))
 
 
-def _by_axis(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
+def _by_axis(side: str, piece: TextSpan, mesh: Mesh) -> list[TextSpan]:
     """The placement of each axis in the order of the mesh, whether or not they are given by name."""
     parts, count = piece.split(), len(mesh.names)
     named = [part.cut(":") for part in parts]
@@ -212,33 +228,33 @@ def _by_axis(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
         problem = f"{len(parts)} placement{'s' * (len(parts) != 1)} for {count} mesh {'axis' if count == 1 else 'axes'}"
         texts = [part.text for part in parts]
         meant = texts[:count] if len(parts) > count else [*texts, *["R"] * (count - len(parts))]
-        raise Bad(side, piece, problem, f"Give {', '.join(mesh.names)} a placement each.", ",".join(meant))
+        raise UnreadableText(side, piece, problem, f"Give {', '.join(mesh.names)} a placement each.", ",".join(meant))
     if not any(placement for _, placement in named):
         return parts
-    found: dict[str, Piece] = {}
+    found: dict[str, TextSpan] = {}
     free = [name for name in mesh.names if name not in {name.text for name, _ in named}]
     for part, (name, placement) in zip(parts, named, strict=True):
         if placement is None:
             problem, meant = "this one does not name its axis, and others do", [f"{one}:{part.text}" for one in free]
-            raise Bad(side, part, problem, "Name the axis of each, or of none.", *meant)
+            raise UnreadableText(side, part, problem, "Name the axis of each, or of none.", *meant)
         if name.text not in mesh.names:
             problem = f"there is no such axis, but {', '.join(mesh.names)}"
-            raise Bad(side, name, problem, _SEE_EXAMPLE, *get_close_matches(name.text, mesh.names, 1), *free)
+            raise UnreadableText(side, name, problem, _SEE_EXAMPLE, *get_close_matches(name.text, mesh.names, 1), *free)
         if name.text in found:
-            raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
+            raise UnreadableText(side, name, "this axis has two placements", "Give each axis one.", *free)
         found[name.text] = placement
     return [found[name] for name in mesh.names]
 
 
-def _split_position(side: str, piece: Piece) -> tuple[Piece, int | None]:
+def _split_position(side: str, piece: TextSpan) -> tuple[TextSpan, int | None]:
     """The placement without its position, and the position."""
     found = _POSITION.fullmatch(piece.text)
     if not found:
         return piece, None
-    return Piece(piece.whole, piece.start, piece.start + len(found[1])), int(found[2])
+    return TextSpan(piece.whole, piece.start, piece.start + len(found[1])), int(found[2])
 
 
-def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Placement:
+def _placement(side: str, piece: TextSpan, shape: tuple[int, ...], dtype: torch.dtype) -> Placement:
     dims = len(shape)
     meant = suggestions.placements_near(piece.text, dims)
     if not re.fullmatch(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([A-Za-z_]+\)", piece.text):
@@ -246,37 +262,39 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
         problem = "a placement is missing here" if not piece.text else "this is no placement"
         if re.fullmatch(r"S\(-[0-9]+\)", piece.text):
             problem = "a dim is counted from the left, from 0"
-        raise Bad(side, piece, problem, remedy, *meant)
-    if piece.text.startswith("P(") and piece.text[2:-1] not in KINDS:
-        remedy = f"The reductions are {', '.join(KINDS)}."
-        raise Bad(side, piece, "there is no such reduction", remedy, *meant)
+        raise UnreadableText(side, piece, problem, remedy, *meant)
+    if piece.text.startswith("P(") and piece.text[2:-1] not in PARTIAL_KINDS:
+        remedy = f"The reductions are {', '.join(PARTIAL_KINDS)}."
+        raise UnreadableText(side, piece, "there is no such reduction", remedy, *meant)
     placement = parse(piece.text)
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     if cut is not None and cut[0] >= dims:
         have = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0 only" if dims else "no dims"
-        raise Bad(side, piece, f"the tensor has {have}", "Name one of those dims.", f"S({dims - 1})" if dims else "R")
+        raise UnreadableText(
+            side, piece, f"the tensor has {have}", "Name one of those dims.", f"S({dims - 1})" if dims else "R"
+        )
     if cut is not None and not 1 <= cut[1] <= MOST_BLOCKS:
         problem = f"a strided shard cuts its dim into 1 to {MOST_BLOCKS:,} blocks"
-        raise Bad(side, piece, problem, "Write S(0) for one block.", f"S({cut[0]})")
-    if isinstance(placement, Partial) and not agreed(placement.reduce_op, dtype):
-        means = [f"P({kind})" for kind in KINDS if agreed(kind, dtype)]
+        raise UnreadableText(side, piece, problem, "Write S(0) for one block.", f"S({cut[0]})")
+    if isinstance(placement, Partial) and not is_unambiguous(placement.reduce_op, dtype):
+        means = [f"P({kind})" for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
         remedy = f"Write {', '.join(means)}." if means else "Write R."
-        raise Bad(side, piece, f"it means nothing for {shape_text((), dtype)[:-2]}", remedy, *means[:1], "R")
+        raise UnreadableText(side, piece, f"it means nothing for {shape_text((), dtype)[:-2]}", remedy, *means[:1], "R")
     return placement
 
 
 def _shard_order(
-    side: str, pieces: list[Piece], turned: list[tuple[Piece, int | None]], placements: list[Placement]
+    side: str, pieces: list[TextSpan], turned: list[tuple[TextSpan, int | None]], placements: list[Placement]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The shard order that the positions describe."""
     by_dim: dict[int, list[int]] = defaultdict(list)
     for axis, placement in enumerate(placements):
-        cut = cuts(placement)
+        cut = shard_cut(placement)
         if cut is not None:
             by_dim[cut[0]].append(axis)
         elif turned[axis][1] is not None:
             problem = "only a shard has a turn in cutting a dim"
-            raise Bad(side, pieces[axis], problem, "Leave the turn out.", turned[axis][0].text)
+            raise UnreadableText(side, pieces[axis], problem, "Leave the turn out.", turned[axis][0].text)
     found = []
     for dim, axes in by_dim.items():
         turns = [turned[axis][1] for axis in axes]
@@ -286,7 +304,9 @@ def _shard_order(
             if turn is None or turn >= len(axes) or turns.count(turn) > 1:
                 fault = "has none" if turn is None else "has one too high" if turn >= len(axes) else "shares one"
                 problem = f"{_positions_text(dim, len(axes))}, and this one {fault}"
-                raise Bad(side, pieces[axis], problem, _SEE_EXAMPLE, *_free_positions(turns, turned[axis][0]))
+                raise UnreadableText(
+                    side, pieces[axis], problem, _SEE_EXAMPLE, *_free_positions(turns, turned[axis][0])
+                )
         found.append((dim, tuple(axes[turns.index(turn)] for turn in range(len(axes)))))
     return tuple(found)
 
@@ -297,6 +317,6 @@ def _positions_text(dim: int, count: int) -> str:
     return f"{count} axes cut dim {dim}, and their turns are [0] to [{count - 1}]"
 
 
-def _free_positions(turns: list[int | None], piece: Piece) -> list[str]:
+def _free_positions(turns: list[int | None], piece: TextSpan) -> list[str]:
     """The same shard with each position that is free, or with none."""
     return [*(f"{piece.text}[{turn}]" for turn in range(len(turns)) if turn not in turns), piece.text]

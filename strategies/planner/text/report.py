@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from strategies.planner.audit.compare import Theirs
+from strategies.planner.audit.compare import DTensorPlan
 from strategies.planner.picture.ascii import layout_text
-from strategies.planner.search.api import Way, priced, steps_of
-from strategies.planner.steps.plan import PICO, Plan, Step, bytes_text, time_text
+from strategies.planner.search.api import RankedPlan, price_of, step_texts
+from strategies.planner.steps.plan import PICO, Plan, RedistributionStep, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
-from strategies.planner.text.options import BYS, BadPlanOption, PlanOptions
+from strategies.planner.text.options import PRICES, BadPlanOption, PlanRequest
 from strategies.planner.text.parser import text_of
 
-MOST = 8
+MOST_STEPS = 8
 """The number of steps shown in a line."""
 _TITLES = {"greedy": "DTensor, greedy", "graph": "DTensor, graph-based"}
 
 
-def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+def plan_report(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: Sequence[DTensorPlan]) -> Text:
     """The plan, a line for each step; then the table of alternatives, each with its steps below it."""
     best = ways[0].plan
     shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
-    shown.append_text(in_columns(best))
+    shown.append_text(plan_columns(best))
     if best.steps and (len(ways) > 1 or theirs):
         shown.append("\n\n").append_text(_alternatives_table(asked, ways, theirs))
     elif theirs:
@@ -32,12 +32,12 @@ def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
     return shown
 
 
-def in_columns(plan: Plan) -> Text:
+def plan_columns(plan: Plan) -> Text:
     """The steps in columns, the total, and how the plan was found.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.search.api import plan
-    >>> print(in_columns(plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))).plain.partition(" the cheapest")[0].rstrip())
+    >>> print(plan_columns(plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))).plain.partition(" the cheapest")[0].rstrip())
       dp: all-gather     S(0)   -> R     8.2 kB  5.66 us
       tp: reduce-scatter P(sum) -> S(0)  8.2 kB  5.66 us
       total: 2 steps, 16.4 kB sent, 11.3 us, 49.2 kB in use at most
@@ -57,35 +57,37 @@ def in_columns(plan: Plan) -> Text:
     return shown
 
 
-def in_a_line(plan: Plan) -> str:
+def plan_line(plan: Plan) -> str:
     """The steps side by side, without their costs; of very many the first ones."""
     rows = [step.columns[:4] for step in plan.steps]
-    shown = rows if len(rows) <= MOST else rows[: MOST - 2]
+    shown = rows if len(rows) <= MOST_STEPS else rows[: MOST_STEPS - 2]
     more = f"; and {len(rows) - len(shown)} more" if shown != rows else ""
     return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in shown) + more or "nothing to do"
 
 
-def _alternatives_table(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+def _alternatives_table(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: Sequence[DTensorPlan]) -> Text:
     """A line of figures for each alternative, and its steps; DTensor's plans last."""
-    best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in BYS
+    best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in PRICES
     heads = ["ratio", *(["price"] if own else []), "time", "sent", "in use", "torch's cost"]
     rows: list[tuple[list[str], str, str, str]] = []
 
-    def add(name: str, way: Way, below: str, style: str) -> None:
+    def add(name: str, way: RankedPlan, below: str, style: str) -> None:
         plan = way.plan
         price = [asked.price_text(plan.price)] if own else []
         size = [bytes_text(plan.sent), bytes_text(plan.memory)]
-        figures = [*price, time_text(plan.seconds), *size, time_text(priced(plan, torch) / PICO)]
+        figures = [*price, time_text(plan.seconds), *size, time_text(price_of(plan, torch) / PICO)]
         rows.append(([ratio_text(way.ratio(best.price)), *figures], name, below, style))
 
     for number, way in enumerate(ways):
-        add(", ".join(way.names), way, in_a_line(way.plan) if number else "", "" if number else "bold")
+        add(", ".join(way.names), way, plan_line(way.plan) if number else "", "" if number else "bold")
     for one in theirs:
         if one.plan is None:
             rows.append(([], f"{_TITLES[one.mode]} {_dtensor_text(one, best)}", "", ""))
         else:
             over = "; this is over --memory" if asked.memory is not None and one.plan.memory > asked.memory else ""
-            add(_TITLES[one.mode], Way((), one.plan), _dtensor_text(one, best) + over, "red" if one.wrong else "")
+            add(
+                _TITLES[one.mode], RankedPlan((), one.plan), _dtensor_text(one, best) + over, "red" if one.wrong else ""
+            )
     return _figures_table(heads, rows)
 
 
@@ -105,17 +107,17 @@ def _figures_table(heads: list[str], rows: Sequence[tuple[list[str], str, str, s
     return shown
 
 
-def _dtensor_text(one: Theirs, best: Plan) -> str:
+def _dtensor_text(one: DTensorPlan, best: Plan) -> str:
     """DTensor's plan in words."""
     if one.plan is None:
         return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
-    steps = "the same steps" if steps_of(one.plan) == steps_of(best) and best.steps else in_a_line(one.plan)
+    steps = "the same steps" if step_texts(one.plan) == step_texts(best) and best.steps else plan_line(one.plan)
     cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu_text(one.gathered, best)}" if one.gathered else ""
     return f"{steps}{cpu}; wrong: {one.wrong}" if one.wrong else f"{steps}{cpu}"
 
 
 def _cpu_text(plan: Plan, best: Plan) -> str:
-    return f"{ratio_text(Way((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
+    return f"{ratio_text(RankedPlan((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
 
 
 def ratio_text(ratio: float) -> str:
@@ -127,7 +129,7 @@ def ratio_text(ratio: float) -> str:
     return "more" if ratio == float("inf") else f"{ratio:,.2f}x"
 
 
-def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
+def plan_json(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: Sequence[DTensorPlan]) -> str:
     """One JSON object with a stable format: existing keys stay, new ones may be added.
 
     | key            | meaning                                                                                     |
@@ -163,46 +165,46 @@ def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
 def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, object]:
     return {
         "price": plan.price, "seconds": plan.seconds, "sent": plan.sent, "memory": plan.memory,
-        "torch_us": priced(plan, torch) / 1e6, "steps": [_step_json(step) for step in plan.steps],
+        "torch_us": price_of(plan, torch) / 1e6, "steps": [_step_json(step) for step in plan.steps],
     }  # fmt: skip
 
 
-def _step_json(step: Step) -> dict[str, object]:
+def _step_json(step: RedistributionStep) -> dict[str, object]:
     return {
         "kind": step.kind, "axes": [step.was.mesh.names[axis] for axis in step.axes], "was": layout_text(step.was),
         "now": layout_text(step.now), "sent": step.sent, "seconds": step.seconds, "memory": step.memory,
     }  # fmt: skip
 
 
-def _dtensor_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, object]:
+def _dtensor_json(one: DTensorPlan, best: Plan, torch: TorchPrice) -> dict[str, object]:
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
-    cpu = one.gathered and {"ratio": _ratio_json(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
+    cpu = one.gathered and {"ratio": _ratio_json(RankedPlan((), one.gathered), best), **_plan_json(one.gathered, torch)}
     return {
-        "ratio": _ratio_json(Way((), one.plan), best),
+        "ratio": _ratio_json(RankedPlan((), one.plan), best),
         "wrong": one.wrong,
         "on_cpu": cpu,
         **_plan_json(one.plan, torch),
     }
 
 
-def _ratio_json(way: Way, best: Plan) -> float | None:
+def _ratio_json(way: RankedPlan, best: Plan) -> float | None:
     """None where the best is free, and this is not."""
     ratio = way.ratio(best.price)
     return None if ratio == float("inf") else ratio
 
 
-def code_of(asked: PlanOptions) -> str:
+def python_code(asked: PlanRequest) -> str:
     """Python code that computes the same plan. Raises `BadPlanOption` for a user's own price, which has no literal.
 
-    >>> from strategies.planner.text.options import asked
-    >>> print(code_of(asked("f32[8] @ dp=2: S(0) -> R", by="bytes", memory="1kB")))
+    >>> from strategies.planner.text.options import plan_request
+    >>> print(python_code(plan_request("f32[8] @ dp=2: S(0) -> R", by="bytes", memory="1kB")))
     import localtensor as lt
     <BLANKLINE>
     src, dst = lt.planner.read('f32[8] @ dp=2: S(0) -> R')
     print(lt.plan(src, dst, lt.planner.Sent(), memory=1000))
     """
-    if asked.by not in BYS:
+    if asked.by not in PRICES:
         problem = "a price of your own cannot be written as a value"
         raise BadPlanOption("--code", f"--by {asked.by}", problem, "Ask for --by time, bytes or torch.")
     lines, arguments = ["import localtensor as lt", ""], ["src", "dst"]

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from localtensor.layout import KINDS
+from localtensor.layout import PARTIAL_KINDS
 
 LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextSpan:
     """A part of a text that knows its position, so that an error can quote it and a suggestion can replace it.
 
-    >>> [piece.text for piece in Piece("R, SS(0,2)", 0, 10).split()]
+    >>> [piece.text for piece in TextSpan("R, SS(0,2)", 0, 10).split()]
     ['R', 'SS(0,2)']
     """
 
@@ -25,7 +25,7 @@ class Piece:
     end: int
 
     @classmethod
-    def of(cls, text: str) -> Piece:
+    def of(cls, text: str) -> TextSpan:
         return cls(text, 0, len(text))
 
     @property
@@ -38,35 +38,35 @@ class Piece:
         text = self.text
         return ascii(text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "...")
 
-    def trimmed(self) -> Piece:
+    def trimmed(self) -> TextSpan:
         text = self.text
         start = self.start + len(text) - len(text.lstrip())
-        return Piece(self.whole, start, max(start, self.start + len(text.rstrip())))
+        return TextSpan(self.whole, start, max(start, self.start + len(text.rstrip())))
 
-    def cut(self, sign: str) -> tuple[Piece, Piece | None]:
+    def cut(self, sign: str) -> tuple[TextSpan, TextSpan | None]:
         """The text before the first such sign, and the text after it; None if the sign does not occur."""
         at = self.whole.find(sign, self.start, self.end)
         if at < 0:
             return self.trimmed(), None
-        return Piece(self.whole, self.start, at).trimmed(), Piece(self.whole, at + len(sign), self.end).trimmed()
+        return TextSpan(self.whole, self.start, at).trimmed(), TextSpan(self.whole, at + len(sign), self.end).trimmed()
 
-    def split(self) -> list[Piece]:
+    def split(self) -> list[TextSpan]:
         """The parts between commas outside of brackets; none for an empty text."""
         parts, start, depth = [], self.start, 0
         for at in range(self.start, self.end):
             sign = self.whole[at]
             depth += (sign in "([") - (sign in ")]")
             if sign == "," and depth <= 0:
-                parts.append(Piece(self.whole, start, at).trimmed())
+                parts.append(TextSpan(self.whole, start, at).trimmed())
                 start = at + 1
-        last = Piece(self.whole, start, self.end).trimmed()
+        last = TextSpan(self.whole, start, self.end).trimmed()
         return [*parts, last] if parts or last.text else []
 
 
-class Bad(Exception):
+class UnreadableText(Exception):
     """A part that cannot be parsed, and replacements for it, the likeliest first."""
 
-    def __init__(self, argument: str, piece: Piece, problem: str, remedy: str, *meant: str) -> None:
+    def __init__(self, argument: str, piece: TextSpan, problem: str, remedy: str, *meant: str) -> None:
         super().__init__(argument, piece, problem, remedy, meant)
         self.argument, self.piece, self.problem, self.remedy, self.meant = argument, piece, problem, remedy, meant
 
@@ -89,14 +89,14 @@ _SHARD = re.compile(r"(?:shard|s)\W*?(?:dim\W*?)?(-?[0-9]+)[)\]]*")
 _PARTIAL = re.compile(r"(?:partial|p)[^a-z]*([a-z]*)\W*")
 
 
-def repaired(text: str, bad: Bad, read: Callable[[str], object]) -> str:
+def suggest_text(text: str, bad: UnreadableText, read: Callable[[str], object]) -> str:
     """The text with replacements for each part that cannot be parsed; empty if none of these texts is valid.
 
-    `read` raises `Bad` for an invalid text.
+    `read` raises `UnreadableText` for an invalid text.
     """
     left = TRIES
 
-    def mended(text: str, bad: Bad, deep: int) -> str:
+    def mended(text: str, bad: UnreadableText, deep: int) -> str:
         nonlocal left
         for meant in dict.fromkeys(bad.meant):
             if not left:
@@ -105,7 +105,7 @@ def repaired(text: str, bad: Bad, read: Callable[[str], object]) -> str:
             other = text[: bad.piece.start] + meant + text[bad.piece.end :]
             try:
                 read(other)
-            except Bad as more:
+            except UnreadableText as more:
                 if deep and more.piece.whole == other and (found := mended(other, more, deep - 1)):
                     return found
             else:
@@ -146,7 +146,10 @@ def placements_near(written: str, dims: int) -> list[str]:
     if name.rstrip("()") in ("s", "shard"):
         return ["S(0)"]
     if found := _PARTIAL.fullmatch(name):
-        return [f"P({kind})" for kind in (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
+        return [
+            f"P({kind})"
+            for kind in (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], PARTIAL_KINDS, 1))
+        ]
     begun = re.match(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([a-z]+\)", written)
     return [begun[0]] if begun else []
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import Mesh, StridedShard, is_defined, is_plain
-from strategies.model.call_signature import arguments_text, before, indexed
-from strategies.model.code_text import COMPARED, FLAT, literal, slack_text
-from strategies.model.oracle import Truth, mutates
-from strategies.model.rule import Program, held_text, written
+from localtensor.layout import Mesh, StridedShard, is_standard, is_supported
+from strategies.model.call_signature import arguments_text, parse_prior_call, with_indexed_tensors
+from strategies.model.code_text import COMPARISON_CODE, FLATTEN_FUNCTION, slack_text, tensor_literal
+from strategies.model.oracle import OracleResult, mutates
+from strategies.model.rule import Program, placements_text, written_leaves
 from strategies.programs.run import follow_ups, local_inputs
-from strategies.programs.run.local_inputs import held_of
-from strategies.programs.run.program_oracle import truth_of
-from strategies.torch_api.script_code import averages_code, flatten_code, head, placements_code
+from strategies.programs.run.local_inputs import local_inputs_of
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.torch_api.script_code import averages_code, docstring_code, flatten_code, placements_code
 from strategies.validation.probe import Case
 
 _CALL_PRINTS = "what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ."
@@ -51,7 +51,7 @@ for want, got, slack in zip(wants, gots, {slack}):
 
 _HELPERS = (
     "\n\n"
-    + FLAT
+    + FLATTEN_FUNCTION
     + '''
 
 def assemble(x):
@@ -66,17 +66,17 @@ def assemble(x):
 )
 
 
-def script(case: Case, reason: str, name: str, module: str = "") -> str:
+def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
     """The text of a script that reproduces a finding about one rule, with the values of the case.
 
     `module` is the user's rules module that the script imports, for a rule of the user's own.
     """
     given = case.truth.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
-    return (_SCRIPT + COMPARED).format(
-        head=head(str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS),
+    return (_SCRIPT + COMPARISON_CODE).format(
+        head=docstring_code(str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS),
         helpers=_HELPERS, module=_import_code(module), inputs="\n".join(map(_argument, itertools.count(), *given)),
         op=case.sample.op, plain=arguments_text(case.sample.call), distributed=arguments_text(case.sample.call, "d"),
-        slack=slacks(case.truth),
+        slack=tolerances_code(case.truth),
         results=_results(case),
     )  # fmt: skip
 
@@ -89,34 +89,34 @@ def _import_code(module: str) -> str:
 
 def _results(case: Case) -> str:
     """The two lists to compare: the op's results, and the arguments that it writes to without returning them."""
-    leaves = written(case.sample.call)
+    leaves = written_leaves(case.sample.call)
     own = ["flat(want)", "flat(got)"] if case.truth.raw is not None else ["[]", "[]"]
     also = [f" + [{', '.join(f'{letter}{leaf}' for leaf in leaves)}]" if leaves else "" for letter in "xd"]
     return ", ".join(a + b for a, b in zip(own, also, strict=True))
 
 
 def _argument(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
-    lines = [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
+    lines = [f"# argument {i}: {placements_text(placements)}", f"x{i} = {tensor_literal(x)}"]
     listed = placements_code(placements)
     if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
         lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
     else:
-        pieces = ",\n         ".join(map(literal, held))
+        pieces = ",\n         ".join(map(tensor_literal, held))
         whole = f"shape=x{i}.shape, stride=x{i}.stride()"
         lines.append(f"held{i} = [{pieces}]")
         lines.append(f"d{i} = DTensor.from_local(held{i}[rank], mesh, {listed}, run_check=False, {whole})")
     return "\n".join(lines)
 
 
-def slacks(truth: Truth) -> str:
+def tolerances_code(truth: OracleResult) -> str:
     """The tolerance of each output as a list in Python: the largest finite slack, and a little of its scale."""
     shown = (slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True))
     return f"[{', '.join(shown)}]"
 
 
-def usable(case: Case) -> bool:
+def is_writable_case(case: Case) -> bool:
     """Whether the case can be a script: no placement of DTensor's own is among the inputs."""
-    return all(map(is_plain, case.rule.inputs))
+    return all(map(is_standard, case.rule.inputs))
 
 
 _PRINTS = "what DTensor makes of the program and what plain tensors give; exit code 1 if they differ."
@@ -146,7 +146,7 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 {helpers}
 
 """
-    + FLAT
+    + FLATTEN_FUNCTION
     + """
 
 def op(x):
@@ -170,30 +170,32 @@ for want, got, slack in zip(wants, gots, {slack}):
 )
 
 
-def program_script(program: Program, reason: str, name: str, module: str = "", truth: Truth | None = None) -> str:
+def program_script(
+    program: Program, reason: str, name: str, module: str = "", truth: OracleResult | None = None
+) -> str:
     """The text of a script that reproduces a finding about a program, with the program's values.
 
-    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as `held_of` and
-    `truth_of` do, and ValueError for a program that is not `writable`.
+    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as `local_inputs_of` and
+    `oracle_of_program` do, and ValueError for a program that is not `is_writable_program`.
     """
-    if not writable(program):
+    if not is_writable_program(program):
         raise ValueError(f"{program} has a placement that cannot be written down")
     count, axes = len(program.sample.tensors), Mesh.of(*program.mesh).names
-    given = program.sample.tensors, program.inputs, held_of(program)
-    return (_PROGRAM_SCRIPT + COMPARED).format(
-        head=head(str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS),
+    given = program.sample.tensors, program.inputs, local_inputs_of(program)
+    return (_PROGRAM_SCRIPT + COMPARISON_CODE).format(
+        head=docstring_code(str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS),
         module=_import_code(module), mesh=program.mesh, names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "", averages=averages_code(),
         helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
-        arguments=indexed(arguments_text(program.sample.call)), body=_body(program),
+        arguments=with_indexed_tensors(arguments_text(program.sample.call)), body=_body(program),
         inputs="\n".join(map(_argument, itertools.count(), *given)), plain=", ".join(f"x{i}" for i in range(count)),
-        distributed=", ".join(f"d{i}" for i in range(count)), slack=slacks(truth or truth_of(program)),
+        distributed=", ".join(f"d{i}" for i in range(count)), slack=tolerances_code(truth or oracle_of_program(program)),
     )  # fmt: skip
 
 
-def writable(program: Program) -> bool:
+def is_writable_program(program: Program) -> bool:
     """Whether every placement is plain or a strided shard."""
-    return all(is_defined(p) for placements in program.inputs for p in placements)
+    return all(is_supported(p) for placements in program.inputs for p in placements)
 
 
 def _helpers(then: str) -> list[str]:
@@ -203,8 +205,8 @@ def _helpers(then: str) -> list[str]:
         used += [local_inputs.spread, local_inputs.uneven, follow_ups.gradients]
     elif then == "base":
         used.append(follow_ups.with_bases)
-    elif follow_ups.of_results(then):
-        used += [f for f in (local_inputs.whole, local_inputs.laid) if f.__name__ in follow_ups.follower(then).text]
+    elif follow_ups.needs_results_only(then):
+        used += [f for f in (local_inputs.whole, local_inputs.laid) if f.__name__ in follow_ups.follow_up(then).text]
     return [inspect.getsource(function) for function in used]
 
 
@@ -212,7 +214,7 @@ def _body(program: Program) -> str:
     then, sample = program.then, program.sample
     lines = []
     if then.startswith("again("):
-        first = indexed(arguments_text(before(sample.op, then)))
+        first = with_indexed_tensors(arguments_text(parse_prior_call(sample.op, then)))
         given = first.replace("x[", "given[")
         lines = ["given = [t.clone() for t in x]", f"torch.ops.{sample.op}({given})  # the call before"]
     value = "op(x)"
@@ -225,10 +227,10 @@ def _body(program: Program) -> str:
         value = f"gradients(op, x, {follow_ups.GRADS[then]}, {mutates(sample.op)})"
     elif then == "base":
         value = "with_bases(op, x)"
-    elif follow_ups.of_results(then):
+    elif follow_ups.needs_results_only(then):
         lines = ["outs = [out for out in op(x) if isinstance(out, torch.Tensor)]"]
-        value = f"flat([{follow_ups.follower(then).text} for x in outs])"
-    leaves = written(sample.call)
+        value = f"flat([{follow_ups.follow_up(then).text} for x in outs])"
+    leaves = written_leaves(sample.call)
     also = f" + [{', '.join(f'given_[{leaf}]' for leaf in leaves)}]" if leaves else ""
     if also:
         lines.insert(0, "given_ = x")

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
-from strategies.model.call_signature import before
+from strategies.model.call_signature import parse_prior_call
 from strategies.model.oracle import mutates
-from strategies.model.rule import Call, read_layout, results
+from strategies.model.rule import Call, flat_results, read_layout
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
 from strategies.torch_api.script_code import placements_code
 
@@ -45,7 +45,7 @@ def gradients(
     return list(torch.autograd.grad(outs, asked, coming, allow_unused=True))
 
 
-SIMPLE = {
+RESULT_STEPS = {
     "cast float32": "x.to(torch.float32)", "cast float64": "x.to(torch.float64)", "cast int64": "x.to(torch.int64)",
     "cast bool": "x.to(torch.bool)",
     "sum": "x.sum()", "sum 0": "x.sum(0)", "sum -1": "x.sum(-1)",
@@ -59,7 +59,7 @@ GRADS = {"grad": "Replicate()", "grad S(0)": "Shard(0)"}
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class FollowUp:
     """One step after an op: the expression `text` of its result `x`."""
 
     name: str
@@ -70,7 +70,7 @@ class Follower:
         code = _compiled(self.text)
         scope = {"torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
                  "_StridedShard": StridedShard}  # fmt: skip
-        return results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
+        return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
 
 
 @functools.cache
@@ -78,25 +78,25 @@ def _compiled(text: str) -> CodeType:
     return compile(text, "<follower>", "eval")
 
 
-def of_results(then: str) -> bool:
+def needs_results_only(then: str) -> bool:
     """Whether the step of that name needs only the results of the op."""
-    return then in SIMPLE or then.startswith("to (")
+    return then in RESULT_STEPS or then.startswith("to (")
 
 
-def follower(name: str) -> Follower:
+def follow_up(name: str) -> FollowUp:
     """The step of that name; `to (S(0), R)` is a redistribution to that layout.
 
     Raises ValueError for an unknown name, and BadPlacement for an invalid layout.
     """
     if name.startswith("to ("):
-        return Follower(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
-    if name not in SIMPLE:
-        raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(SIMPLE)}")
-    return Follower(name, SIMPLE[name])
+        return FollowUp(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
+    if name not in RESULT_STEPS:
+        raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(RESULT_STEPS)}")
+    return FollowUp(name, RESULT_STEPS[name])
 
 
 @dataclass(frozen=True, slots=True)
-class Followed(Call):
+class CallWithFollowUp(Call):
     """A call with its follow-up step, which runs on whole tensors and on DTensors in place of the call."""
 
     then: str = ""
@@ -105,11 +105,11 @@ class Followed(Call):
         """All results to be compared.  Raises ValueError for an unknown follow-up step."""
 
         def op(given: Sequence[Any]) -> list[Any]:
-            return results(Call.__call__(self, given))
+            return flat_results(Call.__call__(self, given))
 
         writes = mutates(self.op)
         if self.then.startswith("again("):
-            before(self.op, self.then)([x.clone() for x in tensors] if writes else tensors)
+            parse_prior_call(self.op, self.then)([x.clone() for x in tensors] if writes else tensors)
             return op(tensors)
         if self.then.startswith("grad of "):
             number = int(self.then.removeprefix("grad of "))
@@ -123,14 +123,14 @@ class Followed(Call):
     @property
     def alone(self) -> Call | None:
         """The op's own call, if the step needs only its results, so that `after` may be run separately; else None."""
-        own = of_results(self.then) or self.then.startswith("only ")
+        own = needs_results_only(self.then) or self.then.startswith("only ")
         return Call(self.op, self.args, self.kwargs) if own else None
 
     def after(self, outs: Sequence[Any]) -> list[Any]:
         """The results of the follow-up step on the results of the op."""
         if self.then.startswith("only "):
             return [outs[int(self.then.removeprefix("only "))]]
-        return follower(self.then).apply(outs) if self.then else list(outs)
+        return follow_up(self.then).apply(outs) if self.then else list(outs)
 
 
 def with_bases(op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:

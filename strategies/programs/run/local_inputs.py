@@ -1,6 +1,6 @@
 """Each rank's piece of each tensor of a program, on a mesh of one or more axes, and steps on tensors or DTensors.
 
-`whole`, `laid`, `spread` and `uneven` mean the same for a plain tensor and for a DTensor, so both runs of a program use
+`whole`, `laid`, `split_by_axes` and `uneven` mean the same for a plain tensor and for a DTensor, so both runs of a program use
 the same code.  Scripts that reproduce a finding contain their source: they need torch alone.
 """
 
@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
-from localtensor.layout import COMMUTING, is_plain, parts, shorts, split_axis
-from localtensor.layout import spread as spread_shards
+from localtensor.layout import COMMUTING_KINDS, is_standard, partial_values, shorts, split_axis
+from localtensor.layout import split_by_axes as spread_shards
 from strategies.model.rule import Program
 
 
-def held_of(program: Program) -> tuple[tuple[Tensor, ...], ...]:
+def local_inputs_of(program: Program) -> tuple[tuple[Tensor, ...], ...]:
     """`held[leaf][rank]`, ranks numbered row by row: each rank's piece of each tensor.
 
     The pieces depend on the program alone.  Raises `NotReducible` for a partial placement that is not defined for the
@@ -41,8 +41,8 @@ def _held(program: Program, leaf: int, x: Tensor) -> tuple[Tensor, ...]:
     sparse = program.draw % 2 == 1
 
     def cut(whole: Tensor, placement: Placement, ranks: int) -> Sequence[Tensor]:
-        if isinstance(placement, Partial) and is_plain(placement):
-            return parts(whole, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
+        if isinstance(placement, Partial) and is_standard(placement):
+            return partial_values(whole, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
         return split_axis(whole, placement, ranks)
 
     return tuple(spread_shards(x, placements, program.mesh, cut))
@@ -55,7 +55,7 @@ def _check(placements: Sequence[Placement], mesh: Sequence[int], x: Tensor) -> N
     kinds = set(partial)
     if len(partial) > 1 and "avg" in kinds and not (x.dtype.is_floating_point or x.dtype.is_complex):
         raise BadPlacement("held_of", shorts(placements), f"averages of {x.dtype} round, so the order of axes matters")
-    if len(kinds) > 1 and kinds != COMMUTING:
+    if len(kinds) > 1 and kinds != COMMUTING_KINDS:
         raise BadPlacement("held_of", shorts(placements), f"{' and '.join(sorted(kinds))} do not commute")
 
 

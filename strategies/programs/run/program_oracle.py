@@ -11,31 +11,31 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.layout import GENEROUS, JUMP, rounds, scale_of
-from strategies.model.oracle import REFUSALS, Truth, mutates, run, share_unstable, tell
+from localtensor.layout import JUMP_SHARE, NOISE_FACTOR, is_inexact, max_abs
+from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle, share_unstable
 from strategies.model.rule import Call, Program, Sample
-from strategies.programs.run.follow_ups import Followed
+from strategies.programs.run.follow_ups import CallWithFollowUp
 
-SHAKEN, COARSE = 64.0, 2.0
+FINE_UNITS, COARSE_UNITS = 64.0, 2.0
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
 
 
-def call_of_program(program: Program) -> Call:
+def program_call(program: Program) -> Call:
     """The op's own call, or that and its follow-up step in one."""
     return _call(program.sample, program.then)
 
 
 def _call(sample: Sample, then: str) -> Call:
     call = sample.call
-    return Followed(call.op, call.args, call.kwargs, then) if then else call
+    return CallWithFollowUp(call.op, call.args, call.kwargs, then) if then else call
 
 
-def truth_of(program: Program) -> Truth:
+def oracle_of_program(program: Program) -> OracleResult:
     """The results of the op and its follow-up step on whole tensors, and their tolerance.
 
     Raises one of `oracle.REFUSALS` if the op or the step refuses the tensors: then there is no such program.
     """
-    return truth_about(program.sample, program.then, program.seed, partial=has_partial(program))
+    return oracle_of_sample(program.sample, program.then, program.seed, partial=has_partial(program))
 
 
 def has_partial(program: Program) -> bool:
@@ -43,21 +43,21 @@ def has_partial(program: Program) -> bool:
     return any(isinstance(p, Partial) for placements in program.inputs for p in placements)
 
 
-def truth_about(sample: Sample, then: str, seed: int = 0, *, partial: bool = True) -> Truth:
+def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool = True) -> OracleResult:
     """The same for a sample and the name of a follow-up step: of mesh and placements only `partial` counts.
 
     The tolerance includes the rounding error of adding partial values.  Elements that jump when the inputs move by that
     much (a cast of 4.0 to an integer, the gradient of abs at 0) are not compared.
     """
     followed = replace(sample, call=_call(sample, then))
-    truth = tell(followed, seed=seed)
+    truth = run_oracle(followed, seed=seed)
     if truth.metadata_only:
         return truth
     slack = list(truth.slack)
     for moved in _shaken(sample.tensors, seed, 1.0 if partial else 0.0):
         try:
-            _, outs = run(followed.call, moved, mutates=mutates(sample.op))
-        except REFUSALS:  # it left the op's domain
+            _, outs = run_call(followed.call, moved, mutates=mutates(sample.op))
+        except REJECTIONS:  # it left the op's domain
             continue
         slack = [_with_jumps(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
     if then:
@@ -67,15 +67,15 @@ def truth_about(sample: Sample, then: str, seed: int = 0, *, partial: bool = Tru
 
 def _coarsest(sample: Sample) -> float:
     """The largest eps of the results of the op alone, which limits the precision of the follow-up step."""
-    _, outs = run(sample.call, sample.tensors, mutates=mutates(sample.op))
-    return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and rounds(x)), default=0.0)
+    _, outs = run_call(sample.call, sample.tensors, mutates=mutates(sample.op))
+    return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and is_inexact(x)), default=0.0)
 
 
 def _with_coarse_dtype(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
     """The tolerance with the rounding error of the op's own results, if the step's dtype is finer (float32 to float64)."""
-    if slack is None or not isinstance(want, Tensor) or not rounds(want) or torch.finfo(want.dtype).eps >= eps:
+    if slack is None or not isinstance(want, Tensor) or not is_inexact(want) or torch.finfo(want.dtype).eps >= eps:
         return slack
-    return slack + GENEROUS * eps * (scale_of(want) + 1.0)
+    return slack + NOISE_FACTOR * eps * (max_abs(want) + 1.0)
 
 
 def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tensor]]:
@@ -91,14 +91,14 @@ def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tens
 
 
 def _steps(x: Tensor, rng: torch.Generator, least: float) -> Tensor | None:
-    if not rounds(x) or x.dtype == torch.complex32:
+    if not is_inexact(x) or x.dtype == torch.complex32:
         return None
     signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
-    return signs * _units(x.dtype) * torch.finfo(x.dtype).eps * (scale_of(x) + least)
+    return signs * _units(x.dtype) * torch.finfo(x.dtype).eps * (max_abs(x) + least)
 
 
 def _units(dtype: torch.dtype) -> float:
-    return SHAKEN if torch.finfo(dtype).eps < 1e-5 else COARSE
+    return FINE_UNITS if torch.finfo(dtype).eps < 1e-5 else COARSE_UNITS
 
 
 def _with_jumps(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
@@ -106,10 +106,10 @@ def _with_jumps(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
     if slack is None or not isinstance(moved, Tensor) or moved.shape != want.shape or not want.numel():
         return slack
     same = (moved == want) | (moved.isnan() & want.isnan())
-    if not rounds(want):
+    if not is_inexact(want):
         return slack if bool(same.all()) else torch.where(same, slack, torch.inf)
     apart = torch.where(same, 0.0, (moved - want).abs().double().nan_to_num(torch.inf, torch.inf))
-    jump = max(JUMP, 4 * _units(want.dtype) * torch.finfo(want.dtype).eps)
-    stable = apart <= jump * torch.maximum(scale_of(want), apart.new_tensor(1e-3))
-    room = slack + GENEROUS / _units(want.dtype) * torch.where(stable, apart, 0.0).amax()
+    jump = max(JUMP_SHARE, 4 * _units(want.dtype) * torch.finfo(want.dtype).eps)
+    stable = apart <= jump * torch.maximum(max_abs(want), apart.new_tensor(1e-3))
+    room = slack + NOISE_FACTOR / _units(want.dtype) * torch.where(stable, apart, 0.0).amax()
     return room if bool(stable.all()) else torch.where(stable, room, torch.inf)

@@ -21,16 +21,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import pickling
-from localtensor.errors import NoSuchDim, in_a_line
-from localtensor.layout import is_plain, shapes_on, short, shorts
-from strategies.model.rule import Call, results, written
-from strategies.programs.run.follow_ups import Followed
-from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of
-from strategies.torch_api.user_modules import at_home
+from localtensor.errors import NoSuchDim, error_in_one_line
+from localtensor.layout import is_standard, local_shapes_on, short, shorts
+from strategies.model.rule import Call, flat_results, written_leaves
+from strategies.programs.run.follow_ups import CallWithFollowUp
+from strategies.torch_api.mesh_and_caches import averages_as_sums, clear_dtensor_caches, world_mesh
+from strategies.torch_api.user_modules import import_rules
 
 
 @dataclass(frozen=True, slots=True)
-class RankTask:
+class ProgramRankTask:
     """One rank's share of a case: its pieces, and the whole tensors' shapes and strides.
 
     `placements` has for each tensor one placement for each axis of `mesh`; an empty mesh is one axis of all ranks.
@@ -47,14 +47,14 @@ class RankTask:
     mesh: tuple[int, ...] = ()
     flattened: bool = False
 
-    def of(self, whole: Sequence[Tensor], pieces: tuple[Any, ...]) -> RankTask:
+    def of(self, whole: Sequence[Tensor], pieces: tuple[Any, ...]) -> ProgramRankTask:
         """The same with these pieces of these whole tensors."""
         shapes = tuple(tuple(t.shape) for t in whole)
         return replace(self, pieces=pieces, shapes=shapes, strides=tuple(tuple(t.stride()) for t in whole))
 
 
 @dataclass(frozen=True, slots=True)
-class RankResult:
+class ProgramRankResult:
     """The result of one rank.
 
     `failed` is the stage in which a rank raised ("op" or "full_tensor"), `errors` the message of each rank, by rank;
@@ -71,63 +71,63 @@ class RankResult:
     trace: str = ""
 
 
-class Misshapen(Exception):
+class WrongPieceShape(Exception):
     """A rank's piece does not have the shape of its placement, so that the pieces cannot be gathered."""
 
 
-_mesh = functools.cache(mesh_of)
+_mesh = functools.cache(world_mesh)
 
 
-def play(sent: bytes) -> bytes:
-    """Run a pickled `RankTask` and return the pickled `RankResult`.  All ranks return together, even if one raises."""
-    part: RankTask = pickling.loads(sent)
-    at_home(*part.home)
+def run_pickled_task(sent: bytes) -> bytes:
+    """Run a pickled `ProgramRankTask` and return the pickled `ProgramRankResult`.  All ranks return together, even if one raises."""
+    part: ProgramRankTask = pickling.loads(sent)
+    import_rules(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable()  # permanently: torch logs the traceback of every refusal, which is a result here
         mesh = _mesh(part.device, part.mesh or (dist.get_world_size(),), part.flattened)
-        forget()
-        with averages(dist.get_backend()):
-            return pickling.dumps(played(part, mesh))
+        clear_dtensor_caches()
+        with averages_as_sums(dist.get_backend()):
+            return pickling.dumps(run_task(part, mesh))
 
 
-def played(part: RankTask, mesh: DeviceMesh) -> RankResult:
+def run_task(part: ProgramRankTask, mesh: DeviceMesh) -> ProgramRankResult:
     """Run one rank's task on a mesh of all ranks of the default group, which run theirs at the same time."""
     outs, errors, trace = _run(part, mesh)
     if any(errors):
-        return RankResult("op", errors, trace=trace)
+        return ProgramRankResult("op", errors, trace=trace)
     placements = tuple(map(placement_text, outs))
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
     whole, errors, trace = _synchronised(functools.partial(_check_shapes, outs))
     if not errors:  # gloo ends the process if the sizes of the ranks' pieces do not match
         whole, errors, trace = _synchronised(lambda: tuple(_whole(o) for o in outs))
-    return RankResult(
+    return ProgramRankResult(
         "full_tensor" if any(errors) else "", errors, placements, shapes, pieces, () if errors else whole, trace
     )
 
 
-def _run(part: RankTask, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
+def _run(part: ProgramRankTask, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
     """All results to be compared.  Ranks report an exception of the op before their peers go on to the next step."""
     call = part.call
-    alone = call.alone if isinstance(call, Followed) else None
-    if alone is None or not isinstance(call, Followed):
-        return _synchronised(lambda: results_on(part, mesh))
-    tensors = spread_out(part, mesh)
-    outs, errors, trace = _synchronised(lambda: results(alone(tensors)))
+    alone = call.alone if isinstance(call, CallWithFollowUp) else None
+    if alone is None or not isinstance(call, CallWithFollowUp):
+        return _synchronised(lambda: call_results(part, mesh))
+    tensors = inputs_as_dtensors(part, mesh)
+    outs, errors, trace = _synchronised(lambda: flat_results(alone(tensors)))
     if any(errors):
         return outs, errors, trace
-    return _synchronised(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written(call))])
+    return _synchronised(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written_leaves(call))])
 
 
-def results_on(part: RankTask, mesh: DeviceMesh) -> list[Any]:
+def call_results(part: ProgramRankTask, mesh: DeviceMesh) -> list[Any]:
     """The results of the call on DTensors made from the pieces, and the arguments that it writes to."""
-    tensors = spread_out(part, mesh)
+    tensors = inputs_as_dtensors(part, mesh)
     out = part.call(tensors)
-    return [*results(out), *(tensors[leaf] for leaf in written(part.call))]
+    return [*flat_results(out), *(tensors[leaf] for leaf in written_leaves(part.call))]
 
 
-def spread_out(part: RankTask, mesh: DeviceMesh) -> list[DTensor]:
+def inputs_as_dtensors(part: ProgramRankTask, mesh: DeviceMesh) -> list[DTensor]:
     given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
     return [
         DTensor.from_local(
@@ -145,14 +145,16 @@ def placement_text(out: object) -> str:
 
 def _check_shapes(outs: Sequence[Any]) -> None:
     for out in outs:
-        if isinstance(out, DTensor) and all(map(is_plain, out.placements)):
+        if isinstance(out, DTensor) and all(map(is_standard, out.placements)):
             try:
-                want = shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[dist.get_rank()]
+                want = local_shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[dist.get_rank()]
             except NoSuchDim as problem:
-                raise Misshapen(str(problem)) from None
+                raise WrongPieceShape(str(problem)) from None
             got = tuple(out.to_local().shape)
             if got != want:
-                raise Misshapen(f"its piece has shape {got}, {placement_text(out)} of {tuple(out.shape)} is {want}")
+                raise WrongPieceShape(
+                    f"its piece has shape {got}, {placement_text(out)} of {tuple(out.shape)} is {want}"
+                )
 
 
 def _local(out: Any) -> Any:
@@ -174,7 +176,7 @@ def _synchronised(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
     try:
         value = work()
     except Exception as raised:  # why: any exception is this rank's result, reported with its traceback
-        error, trace = in_a_line(raised), traceback.format_exc()
+        error, trace = error_in_one_line(raised), traceback.format_exc()
     flag = torch.tensor([float(bool(error))])
     dist.all_reduce(flag)
     if not flag.item():

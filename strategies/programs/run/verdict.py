@@ -11,28 +11,31 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
-from localtensor.layout import shapes_on, short
+from localtensor.layout import local_shapes_on, short
 from strategies.model.code_text import tensor_text
-from strategies.model.oracle import Truth, agrees
-from strategies.model.rule import Program, held_text, read_layout
-from strategies.programs.run.local_inputs import held_of
-from strategies.programs.run.rank_run import RankResult
-from strategies.validation.difference import Apart, rounding
+from strategies.model.oracle import OracleResult, equal_within
+from strategies.model.rule import Program, placements_text, read_layout
+from strategies.programs.run.local_inputs import local_inputs_of
+from strategies.programs.run.rank_run import ProgramRankResult
+from strategies.validation.difference import ElementDifference, folding_error
 from strategies.validation.probe import Case
 
 
-def picture(case: Case, results: Sequence[RankResult]) -> str:
+def rank_diagram(case: Case, results: Sequence[ProgramRankResult]) -> str:
     """The ranks' pieces of the arguments and the results of a case, as text."""
     return _diagram(list(map(short, case.rule.inputs)), case.held, results, case.truth)
 
 
-def program_picture(program: Program, truth: Truth, results: Sequence[RankResult]) -> str:
+def program_rank_diagram(program: Program, truth: OracleResult, results: Sequence[ProgramRankResult]) -> str:
     """The same for a program, whose results are those of its follow-up step."""
-    return _diagram(list(map(held_text, program.inputs)), held_of(program), results, truth)
+    return _diagram(list(map(placements_text, program.inputs)), local_inputs_of(program), results, truth)
 
 
 def _diagram(
-    placements: Sequence[str], held: Sequence[Sequence[Tensor]], results: Sequence[RankResult], truth: Truth
+    placements: Sequence[str],
+    held: Sequence[Sequence[Tensor]],
+    results: Sequence[ProgramRankResult],
+    truth: OracleResult,
 ) -> str:
     lines = []
     for i, column in enumerate(held):
@@ -59,16 +62,16 @@ class Confirmation:
     note: str = ""
     got: str = ""
     want: str = ""
-    heard: tuple[RankResult, ...] = ()
+    rank_results: tuple[ProgramRankResult, ...] = ()
     failed: str = ""
     refused: str = ""
     """The error that every rank raised in the op, if they did."""
 
 
-def judged(
-    truth: Truth,
+def confirmation_of(
+    truth: OracleResult,
     mesh: tuple[int, ...],
-    results: Sequence[RankResult],
+    results: Sequence[ProgramRankResult],
     claimed: Sequence[str] = (),
     *,
     coarse: float = 0.0,
@@ -81,32 +84,32 @@ def judged(
     failed = next((result for result in results if result.errors), None)
     shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, results)
     if shape:
-        return Confirmation(shape, heard=results)
+        return Confirmation(shape, rank_results=results)
     return _raised(failed, results) if failed else _compared(truth, results, claimed, coarse)
 
 
-def _raised(failed: RankResult, results: tuple[RankResult, ...]) -> Confirmation:
+def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -> Confirmation:
     who = [rank for rank, error in enumerate(failed.errors) if error]
     error = failed.errors[who[0]]
     if len(who) < len(failed.errors):
         names = ", ".join(map(str, who))
         wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
-        return Confirmation(wrong, heard=results)
+        return Confirmation(wrong, rank_results=results)
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
     refused = error if failed.failed == "op" else ""
-    return Confirmation("", f"DTensor {where} on every rank: {error}", heard=results, refused=refused)
+    return Confirmation("", f"DTensor {where} on every rank: {error}", rank_results=results, refused=refused)
 
 
-def _misshapen(truth: Truth, mesh: tuple[int, ...], results: Sequence[RankResult]) -> str:
+def _misshapen(truth: OracleResult, mesh: tuple[int, ...], results: Sequence[ProgramRankResult]) -> str:
     for i, want in enumerate(truth.outputs):
         if not isinstance(want, Tensor):
             continue
         for rank, one in enumerate(results):
-            placements = placements_of(one.placements[i]) if i < len(one.placements) else None
+            placements = layout_or_none(one.placements[i]) if i < len(one.placements) else None
             if placements is None or len(placements) != len(mesh):
                 continue
             try:
-                shape = shapes_on(want.shape, placements, mesh)[rank]
+                shape = local_shapes_on(want.shape, placements, mesh)[rank]
             except NoSuchDim:
                 continue
             if one.shapes[i] != shape:
@@ -114,7 +117,7 @@ def _misshapen(truth: Truth, mesh: tuple[int, ...], results: Sequence[RankResult
     return ""
 
 
-def placements_of(text: str) -> tuple[Placement, ...] | None:
+def layout_or_none(text: str) -> tuple[Placement, ...] | None:
     """The placements of the text, or None if one is of a class of DTensor's own, for which only values are compared."""
     try:
         return read_layout(text)
@@ -122,7 +125,9 @@ def placements_of(text: str) -> tuple[Placement, ...] | None:
         return None
 
 
-def _compared(truth: Truth, results: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
+def _compared(
+    truth: OracleResult, results: tuple[ProgramRankResult, ...], claimed: Sequence[str], coarse: float
+) -> Confirmation:
     for i, want in enumerate(truth.outputs if not truth.metadata_only else ()):
         slack = truth.slack[i]
         compared: list[Any] = []  # simulated ranks share equal values
@@ -133,7 +138,7 @@ def _compared(truth: Truth, results: tuple[RankResult, ...], claimed: Sequence[s
             compared.append(got)
             placement = one.placements[i] if i < len(one.placements) else "-"
             pieces = [other.pieces[i] for other in results if i < len(other.pieces)]
-            lost = rounding(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
+            lost = folding_error(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
             problem = _difference(got, want, slack, lost)
             if problem:
                 which = f"output {i}" if len(truth.outputs) > 1 else "the result"
@@ -143,7 +148,7 @@ def _compared(truth: Truth, results: tuple[RankResult, ...], claimed: Sequence[s
     follows = tuple(claimed) == tuple(took)
     shown = ", ".join(took)
     note = "DTensor's own run is right" if follows else f"DTensor does not follow it: it gives {shown}, which is right"
-    return Confirmation("", note, heard=results)
+    return Confirmation("", note, rank_results=results)
 
 
 def _difference(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
@@ -161,7 +166,7 @@ def _difference(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
     if got.dtype == torch.int64:  # the cast of a float beyond int64 is not defined; torch returns the least int64
         least = torch.iinfo(torch.int64).min
         slack = torch.where((got == least) | (want == least), torch.inf, slack.to(torch.float64))
-    if agrees(got, want, slack):
+    if equal_within(got, want, slack):
         return ""
-    apart = Apart.of(got, want, slack)
+    apart = ElementDifference.of(got, want, slack)
     return f"{apart.got} at {apart.place} where the op gives {apart.want} ({apart.share})"

@@ -7,23 +7,23 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from localtensor.layout import is_plain
+from localtensor.layout import is_standard
 from strategies.base import shrink as base_shrink
 from strategies.base.shrink import Shrunk
-from strategies.model.oracle import REFUSALS
+from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Instance
-from strategies.programs.run.real_run import play_all
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink.sizes import STAGES, Stage
-from strategies.programs.shrink.still_fails import Inputs, Witness, program_of, still
-from strategies.torch_api.user_modules import at_home
-from strategies.validation.finding import Candidate, Settled, case_of
+from strategies.programs.shrink.still_fails import Inputs, RuleWitness, program_of, still_fails
+from strategies.torch_api.user_modules import import_rules
+from strategies.validation.finding import Candidate, RuleOutcome, case_of
 
-BUDGET = 200
+MAX_TRIES = 200
 """The largest number of programs that are tried for one finding."""
 
 
-def elements(program: Program) -> int:
+def element_count(program: Program) -> int:
     """How many elements the program's tensors have."""
     return program.sample.size
 
@@ -32,7 +32,7 @@ def shrink(
     start: Program,
     shows: Callable[[Program], bool],
     *,
-    budget: int = BUDGET,
+    budget: int = MAX_TRIES,
     stages: Sequence[tuple[str, Stage]] = STAGES,
 ) -> Shrunk[Program]:
     """The smallest program found that `shows` accepts; it must reject programs whose op refuses its arguments."""
@@ -42,20 +42,20 @@ def shrink(
 
 def _candidates(stage: Stage, program: Program) -> Iterator[Program]:
     """The candidates of a stage that are no larger, until torch refuses to compute one: some dtypes lack most ops."""
-    with contextlib.suppress(*REFUSALS):
+    with contextlib.suppress(*REJECTIONS):
         for candidate in stage(program):
-            if elements(candidate) <= elements(program):
+            if element_count(candidate) <= element_count(program):
                 yield candidate
 
 
-PLAYED = 120
+MAX_SIMULATED_RUNS = 120
 """The largest number of simulated runs of DTensor for shrinking one program."""
-MOST = 4
+MAX_SMALLER = 4
 """The largest number of smaller candidates that are returned beside the given ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class ShrinkTask:
     """The candidate findings about one rule, the smallest first; `judged` if the probe found them wrong."""
 
     name: str
@@ -65,14 +65,14 @@ class Doubt:
     home: tuple[str, str] = ("", "")
 
 
-def shrunk(doubt: Doubt, note: Callable[[int], None]) -> tuple[Candidate, ...]:
+def smaller_candidates(doubt: ShrinkTask, note: Callable[[int], None]) -> tuple[Candidate, ...]:
     """All candidates to confirm on real processes, the smallest first, the given ones last."""
-    at_home(*doubt.home)
+    import_rules(*doubt.home)
     note(0)
     return (*_smaller(doubt), *doubt.suspects)
 
 
-def _smaller(doubt: Doubt) -> Iterator[Candidate]:
+def _smaller(doubt: ShrinkTask) -> Iterator[Candidate]:
     first = doubt.suspects[0]
     if first.program is not None:
         for program in _smaller_programs(first.program, first.instance.evidence.reason):
@@ -85,21 +85,21 @@ def _smaller(doubt: Doubt) -> Iterator[Candidate]:
         yield from _smaller_whole_claims(first, doubt.seed)
 
 
-def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = BUDGET) -> list[Instance]:
+def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = MAX_TRIES) -> list[Instance]:
     """Smaller instances of the same rule that the probe finds wrong in the same way, the smallest first.
 
     There may be several, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a larger
     one.  There is none if the probe does not find this one wrong.
     """
-    witness = Witness(instance, case_of(instance, seed), seed=seed)
-    tries = shrink(witness.start, witness, budget=budget).to_try(MOST)
+    witness = RuleWitness(instance, case_of(instance, seed), seed=seed)
+    tries = shrink(witness.start, witness, budget=budget).to_try(MAX_SMALLER)
     return [smaller for program in tries if (smaller := witness.failing_instance(program)) is not None]
 
 
 def _smaller_whole_claims(first: Candidate, seed: int) -> Iterator[Candidate]:
     """Smaller candidates for a claim that only a run of DTensor can check, if a simulated run finds it wrong."""
     instance = first.instance
-    inputs = tuple((p,) for p in instance.rule.inputs if p is not None and is_plain(p))
+    inputs = tuple((p,) for p in instance.rule.inputs if p is not None and is_standard(p))
     if len(inputs) < len(instance.rule.inputs):
         return
     start = program_of(case_of(instance, seed), instance.evidence.draw, seed)
@@ -111,17 +111,17 @@ def _smaller_programs(start: Program, reason: str, inputs: Inputs | None = None)
     """Smaller programs whose simulated run is wrong for this reason, by default for that of `start`."""
 
     def why(program: Program) -> str:
-        return play_all([program])[0].wrong
+        return run_simulated_programs([program])[0].wrong
 
     reason = reason or why(start)
     if not reason:
         return []
-    return shrink(start, still(why, reason, inputs=inputs), budget=PLAYED).to_try(MOST)
+    return shrink(start, still_fails(why, reason, inputs=inputs), budget=MAX_SIMULATED_RUNS).to_try(MAX_SMALLER)
 
 
-def regrouped(
+def merge_equal(
     tried: Mapping[str, Sequence[Candidate]], rules: set[str]
-) -> tuple[dict[str, Sequence[Candidate]], list[Settled]]:
+) -> tuple[dict[str, Sequence[Candidate]], list[RuleOutcome]]:
     """The candidates to confirm, and those that are settled as the same as another finding.
 
     Of programs that shrank to the same one only the first is confirmed.  One that shrank to one op on one axis is the same
@@ -129,20 +129,20 @@ def regrouped(
     """
     left: dict[str, Sequence[Candidate]] = {}
     first: dict[str, str] = {}
-    same: list[Settled] = []
+    same: list[RuleOutcome] = []
     for name, found in tried.items():
         smallest = found[0]
-        rule = plain_rule(smallest)
+        rule = rule_prefix(smallest)
         other = next((r for r in sorted(rules) if rule and r.startswith(rule)), "") or first.get(smallest.name, "")
         if other and smallest.program is not None:
-            same.append(Settled(name, None, same_as=other))
+            same.append(RuleOutcome(name, None, same_as=other))
             continue
         first[smallest.name] = name
         left[name] = found
     return left, same
 
 
-def plain_rule(suspect: Candidate) -> str:
+def rule_prefix(suspect: Candidate) -> str:
     """The prefix of the names of an op's own rules, if a program has shrunk to that op on one axis; else empty.
 
     Such a fault is reported as that rule's.

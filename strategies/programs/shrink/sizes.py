@@ -24,23 +24,23 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.inputs.variants.call_edits import (
-    changed,
     counts_dims,
-    lists_changed,
-    named,
-    put,
-    spots,
+    named_arguments,
+    scalar_arguments,
+    with_arguments_changed,
     with_call,
+    with_scalars_changed,
     with_tensors,
-    without,
+    with_value_at,
+    without_tensors,
 )
-from strategies.model.arguments import repeats_sizes, trusts
+from strategies.model.arguments import repeats_sizes, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
 from strategies.programs.shrink.values import simpler_scalars, simpler_values
 
 Places = frozenset[tuple[int, int]]
 """Dims of tensors: (tensor, dim)."""
-FLAGS = 2
+LARGEST_FLAG = 2
 """Numbers up to this are considered a mode or a flag: how a loss is reduced, how a transform is scaled."""
 
 
@@ -50,7 +50,7 @@ def fewer_dims(program: Program) -> Iterator[Program]:
     A dim at or before a sharded one stays, since the placement has its number.  An op that does not check its arguments
     keeps its dims.
     """
-    if trusts(program.sample.op):
+    if trusts_caller(program.sample.op):
         return
     shapes = [tuple(x.shape) for x in program.sample.tensors]
     most = max(map(len, shapes), default=0)
@@ -73,8 +73,10 @@ def _free(program: Program, tensor: int, dim: int) -> bool:
 
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
     cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
-    call = lists_changed(program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v)
-    others = [lists_changed(call, _lists_without(d)), lists_changed(call, _lists_without(d - ndim))]
+    call = with_arguments_changed(
+        program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v
+    )
+    others = [with_arguments_changed(call, _lists_without(d)), with_arguments_changed(call, _lists_without(d - ndim))]
     for one in _unique([*others, call]):
         yield with_call(cut, one)
 
@@ -127,21 +129,21 @@ def _unexplained(program: Program) -> list[float]:
     end of the tensor.
     """
     sizes = {n for x in program.sample.tensors for n in x.shape}
-    every = spots(program.sample.call)
+    every = scalar_arguments(program.sample.call)
     ratios = [s.value for s in every if type(s.value) is float and repeats_sizes(s.name)]
     found = [s for s in every if type(s.value) is int and not counts_dims(s.name)]
-    return ratios + [s.value for s in found if s.value > FLAGS and (len(s.path) == 1 or s.value not in sizes)]
+    return ratios + [s.value for s in found if s.value > LARGEST_FLAG and (len(s.path) == 1 or s.value not in sizes)]
 
 
 def _sizes_in_arguments(program: Program) -> set[int]:
     """Once and twice each integer argument that is no dim."""
-    found = {s.value for s in spots(program.sample.call) if type(s.value) is int and not counts_dims(s.name)}
+    found = {s.value for s in scalar_arguments(program.sample.call) if type(s.value) is int and not counts_dims(s.name)}
     return {m for v in found for m in (v, 2 * v)}
 
 
 def _alike(program: Program) -> bool:
     """Whether all tensors except scalar ones have the same shape, and no argument is a list of sizes."""
-    lists = any(len(s.path) > 1 for s in spots(program.sample.call))
+    lists = any(len(s.path) > 1 for s in scalar_arguments(program.sample.call))
     return len({tuple(x.shape) for x in program.sample.tensors if x.ndim}) == 1 and not lists
 
 
@@ -152,15 +154,15 @@ def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]
     held = {n for i, d, n in every if any(isinstance(p, Shard) and p.dim == d for p in program.inputs[i])}
     sizes = sorted({n for *_, n in every}, reverse=True)
     found: list[tuple[int, Places | None]] = [(n, None) for n in sizes]
-    if not trusts(program.sample.op) or _alike(program):
+    if not trusts_caller(program.sample.op) or _alike(program):
         by_left = [(n, frozenset((i, d) for i, d, m in every if (m, d) == (n, e))) for _, e, n in every]
         by_right = [
             (n, frozenset((i, d) for i, d, m in every if (m, d - len(shapes[i])) == (n, e - len(shapes[j]))))
             for j, e, n in every
         ]
-        alone = [(n, frozenset([(i, d)])) for i, d, n in every if not trusts(program.sample.op)]
+        alone = [(n, frozenset([(i, d)])) for i, d, n in every if not trusts_caller(program.sample.op)]
         pairs = [(n, frozenset([(i, d), (j, e)])) for i, d, n in every for j, e, m in every if i < j and m == n]
-        pairs = [] if trusts(program.sample.op) else pairs  # the inner dims of a product, say
+        pairs = [] if trusts_caller(program.sample.op) else pairs  # the inner dims of a product, say
         whole = [frozenset((i, d) for i, d, m in every if m == n) for n in sizes]
         found += [group for group in dict.fromkeys([*by_left, *by_right, *alone, *pairs]) if group[1] not in whole]
     return [n for n in sizes if n not in held], found
@@ -173,7 +175,7 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
     folds indices that are now out of range; it is the only one for an op that does not check its arguments.  Such an op
     keeps its sizes if another argument may depend on them.
     """
-    if not to or (trusts(program.sample.op) and _unexplained(program)):
+    if not to or (trusts_caller(program.sample.op) and _unexplained(program)):
         return
     tensors = {i: _narrowed(x, i, to, places) for i, x in enumerate(program.sample.tensors)}
     cut = with_tensors(program, tensors)
@@ -181,10 +183,10 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
     inside = all(x is tensors[i] for i, x in indices.items())
     folded = with_tensors(cut, indices)
     call = program.sample.call
-    if trusts(call.op):
-        yield with_call(folded, changed(call, _equal(to)))
+    if trusts_caller(call.op):
+        yield with_call(folded, with_scalars_changed(call, _equal(to)))
         return
-    for one in _unique([changed(call, _equal(to)), changed(call, _scaled(to)), call]):
+    for one in _unique([with_scalars_changed(call, _equal(to)), with_scalars_changed(call, _scaled(to)), call]):
         yield with_call(cut, one)
         if not inside:
             yield with_call(folded, one)
@@ -227,7 +229,7 @@ def _scaled(to: dict[int, int]) -> Callable[[str, Any], Any]:
     return scale
 
 
-def sized_for(program: Program, axis: int, ranks: int) -> Iterator[Program]:
+def on_fewer_ranks(program: Program, axis: int, ranks: int) -> Iterator[Program]:
     """The program on fewer ranks along an axis, with sharded sizes as they are and cut.
 
     Sizes are cut to one more than the ranks and to the number of ranks, and all multiples of the old number of ranks to
@@ -244,12 +246,12 @@ def sized_for(program: Program, axis: int, ranks: int) -> Iterator[Program]:
     }
     ranks_replaced = _equal({before: ranks})
     yield fewer
-    yield with_call(fewer, changed(program.sample.call, ranks_replaced))
+    yield with_call(fewer, with_scalars_changed(program.sample.call, ranks_replaced))
     for m in (ranks + 1, ranks):
         yield from resized(fewer, {n: m for n in sorted(held) if n > m}, None)
     multiples = sorted({n for x in tensors for n in x.shape if n % before == 0 and n > ranks})
     for one in resized(fewer, dict.fromkeys(multiples, ranks), None):
-        yield with_call(one, changed(one.sample.call, ranks_replaced))
+        yield with_call(one, with_scalars_changed(one.sample.call, ranks_replaced))
 
 
 Stage = Callable[[Program], Iterator[Program]]
@@ -260,7 +262,7 @@ def fewer_ranks(program: Program) -> Iterator[Program]:
     """The program with an axis on fewer ranks, 2 first."""
     for axis, size in enumerate(program.mesh):
         for ranks in range(2, size):
-            yield from sized_for(program, axis, ranks)
+            yield from on_fewer_ranks(program, axis, ranks)
 
 
 def fewer_axes(program: Program) -> Iterator[Program]:
@@ -278,9 +280,9 @@ def fewer_operands(program: Program) -> Iterator[Program]:
         yield replace(program, then="")
     call = program.sample.call
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, value in named(call):
+    for where, name, value in named_arguments(call):
         if isinstance(value, Leaf) and str(schema[name].type).startswith("Optional"):
-            yield without(program, put(call, (where,), None), [value.index])
+            yield without_tensors(program, with_value_at(call, (where,), None), [value.index])
     yield from _shorter_lists(program)
     if len(program.mesh) == 1 and not program.then:
         return  # the finding is about a rule with these inputs
@@ -299,16 +301,18 @@ def more_replicas(program: Program) -> Iterator[Program]:
 def _shorter_lists(program: Program) -> Iterator[Program]:
     """All lists of tensors of one length lose the same element, or all but the first."""
     call = program.sample.call
-    lists = [(w, v) for w, _, v in named(call) if isinstance(v, (list, tuple)) and v and isinstance(v[0], Leaf)]
+    lists = [
+        (w, v) for w, _, v in named_arguments(call) if isinstance(v, (list, tuple)) and v and isinstance(v[0], Leaf)
+    ]
     for length in sorted({len(v) for _, v in lists if len(v) > 1}):
         for drop in ([*range(1, length)], *([i] for i in reversed(range(length)))):
             one, gone = call, []
             for where, value in lists:
                 if len(value) == length and all(isinstance(v, Leaf) for v in value):
                     gone += [value[i].index for i in drop]
-                    one = put(one, (where,), type(value)([v for i, v in enumerate(value) if i not in drop]))
+                    one = with_value_at(one, (where,), type(value)([v for i, v in enumerate(value) if i not in drop]))
             if gone:
-                yield without(program, one, gone)
+                yield without_tensors(program, one, gone)
 
 
 def smaller_dims(program: Program) -> Iterator[Program]:

@@ -15,24 +15,24 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import UNSTABLE
-from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
-from strategies.model.rule import Claim, Program, Sample, results
+from localtensor.layout import MAX_JUMP_SHARE
+from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle
+from strategies.model.rule import Claim, Program, Sample, flat_results
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooMany, claims
+from strategies.validation.claim_sources import TooManyTraces, claims
 from strategies.validation.probe import Case, Probe
 
-WORDS = 32
+MESSAGE_CHARACTERS = 32
 """The number of characters by which error messages are compared."""
 Inputs = tuple[tuple[Placement, ...], ...]
 """The placements of each tensor of a call, axis by axis."""
-Source = Callable[[Sample, int, Any, "dtensor.Question | None"], Sequence[Claim]]
+ClaimSource = Callable[[Sample, int, Any, "dtensor.PropagatorQuery | None"], Sequence[Claim]]
 """A function that returns the claims about a sample on so many ranks, as `claim_sources.claims`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FailureKind:
     """The kind of a failure: `what` happens, to which output, and whether NaN or infinity is involved."""
 
     what: str
@@ -40,40 +40,42 @@ class Kind:
     wild: bool = False
 
 
-def kind(reason: str) -> Kind:
+def failure_kind(reason: str) -> FailureKind:
     """The kind of a failure from its reason in words, of the probe or of a real run.
 
-    >>> kind("output 1 as R: rank 0 makes 3 at [0], the op gives 2 (1 of 2 elements differ)").output
+    >>> failure_kind("output 1 as R: rank 0 makes 3 at [0], the op gives 2 (1 of 2 elements differ)").output
     '1'
     """
     raised = re.search(r"\b(ranks?|every rank) [\d, ]*raises? (\w+): (.*?)(; its peers|; the op takes|$)", reason)
     if raised:
         who = "every rank" if raised[1] == "every rank" else "a rank"
-        return Kind(f"{who} raises {raised[2]}: {_without_numbers(raised[3])}")
+        return FailureKind(f"{who} raises {raised[2]}: {_without_numbers(raised[3])}")
     ended = re.search(r"^hangs: |\bdies \(", reason)
     if ended:
-        return Kind(ended[0].strip(" :("))
+        return FailureKind(ended[0].strip(" :("))
     output = (re.search(r"output (\d+)", reason) or ("", ""))[1]
     if re.search(r"(has|holds) shape|^shape |: shape ", reason):
-        return Kind("shape", output)
+        return FailureKind("shape", output)
     if re.search(r"torch\.\w+, not torch\.\w+", reason):
-        return Kind("dtype", output)
+        return FailureKind("dtype", output)
     numbers = re.search(r"(?:make|makes|: )\s*(\S+) at \[.*?\],? (?:where )?the op gives (\S+)", reason)
-    return Kind("values", output, bool(numbers and re.search("nan|inf", numbers[1] + numbers[2])))
+    return FailureKind("values", output, bool(numbers and re.search("nan|inf", numbers[1] + numbers[2])))
 
 
 def _without_numbers(message: str) -> str:
     """An error's message without its numbers."""
-    return re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", message))[:WORDS]
+    return re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", message))[:MESSAGE_CHARACTERS]
 
 
 def same_kind(before: str, now: str) -> bool:
     """Whether two reasons are of the same kind; NaN and infinity may disappear, but not appear."""
-    was, is_ = kind(before), kind(now)
+    was, is_ = failure_kind(before), failure_kind(now)
     return (was.what, was.output) == (is_.what, is_.output) and (was.wild or not is_.wild)
 
 
-def still(why: Callable[[Program], str], reason: str, *, inputs: Inputs | None = None) -> Callable[[Program], bool]:
+def still_fails(
+    why: Callable[[Program], str], reason: str, *, inputs: Inputs | None = None
+) -> Callable[[Program], bool]:
     """A predicate for programs that still fail for a reason of the same kind as this one.
 
     `why` returns the reason why a program is wrong, or "".  The op must take the whole tensors, and no result may be empty.
@@ -84,10 +86,10 @@ def still(why: Callable[[Program], str], reason: str, *, inputs: Inputs | None =
         if inputs is not None and program.inputs != inputs:
             return False
         try:
-            truth = tell(program.sample, seed=program.seed)
-            if truth.unstable > UNSTABLE or _empty(truth):
+            truth = run_oracle(program.sample, seed=program.seed)
+            if truth.unstable > MAX_JUMP_SHARE or _empty(truth):
                 return False
-        except REFUSALS:
+        except REJECTIONS:
             return False
         now = why(program)
         return bool(now) and same_kind(reason, now)
@@ -95,17 +97,17 @@ def still(why: Callable[[Program], str], reason: str, *, inputs: Inputs | None =
     return shows
 
 
-class Witness:
+class RuleWitness:
     """A predicate for programs that still show, by the probe, that one rule for one axis is wrong.
 
     `seed` is the probe's.  `source` returns the claims.  A program does not show it if it has other input placements, if
     the op refuses it, if the rule is not claimed for it, or if it is wrong in another way.
     """
 
-    def __init__(self, instance: Instance, case: Case, *, seed: int = 0, source: Source = claims) -> None:
+    def __init__(self, instance: Instance, case: Case, *, seed: int = 0, source: ClaimSource = claims) -> None:
         self.rule, self.source_name, self.seed, self._source = instance.rule, instance.source, seed, source
         self.start = program_of(case, instance.evidence.draw, seed)
-        self._questions: dict[str, dtensor.Question] = {}
+        self._questions: dict[str, dtensor.PropagatorQuery] = {}
         self._claimed: dict[str, Claim | None] = {}
         if instance.source == "decomposition":  # it rewrites no call, and another query would cost a trace
             self._claimed[_key(self.start, case.truth)] = Claim(instance.rule, instance.source)
@@ -133,14 +135,14 @@ class Witness:
         if program.inputs != self.start.inputs or program.then:
             return None
         try:
-            truth = tell(program.sample, seed=self.seed)
-            if truth.unstable > UNSTABLE or _empty(truth) > self._empty:
+            truth = run_oracle(program.sample, seed=self.seed)
+            if truth.unstable > MAX_JUMP_SHARE or _empty(truth) > self._empty:
                 return None
             return self._probed(program, truth)
-        except (*REFUSALS, AttributeError, TooMany):  # DTensor's own rule may raise, too: then it has no claim
+        except (*REJECTIONS, AttributeError, TooManyTraces):  # DTensor's own rule may raise, too: then it has no claim
             return None
 
-    def _probed(self, program: Program, truth: Truth) -> tuple[Claim, Evidence] | None:
+    def _probed(self, program: Program, truth: OracleResult) -> tuple[Claim, Evidence] | None:
         wild = any(not bool(x.isfinite().all()) for x in program.sample.tensors)
         probe = Probe(program.sample, truth, program.ranks, seed=self.seed, variant="specials" if wild else "")
         if not self._rewritten and self._wrong(probe, Claim(self.rule, self.source_name)) is None:
@@ -159,22 +161,22 @@ class Witness:
             evidence = replace(evidence, reason=re.sub(r"^rank \d+", "every rank", evidence.reason))
         return evidence if not self._reason or same_kind(self._reason, evidence.reason) else None
 
-    def _claim(self, program: Program, truth: Truth) -> Claim | None:
+    def _claim(self, program: Program, truth: OracleResult) -> Claim | None:
         """The claim of the rule for this program, if there is one; queried once for the same shapes and scalars."""
         key = _key(program, truth)
         if key not in self._claimed:
             alone = _key(replace(program, mesh=(1,)), truth)
             if alone not in self._questions:
-                self._questions[alone] = dtensor.Question(program.sample, 1, truth.raw)
+                self._questions[alone] = dtensor.PropagatorQuery(program.sample, 1, truth.raw)
                 self._questions[alone].partials = any(isinstance(p, Partial) for p in self.rule.inputs)
             found = self._source(program.sample, program.ranks, truth.raw, self._questions[alone])
             self._claimed[key] = next((claim for claim in found if claim.rule == self.rule), None)
         return self._claimed[key]
 
 
-def _key(program: Program, truth: Truth) -> str:
+def _key(program: Program, truth: OracleResult) -> str:
     """All that a claim may depend on: scalars, and the shapes, strides and dtypes of tensors and results."""
-    metas = [(tuple(x.shape), x.stride(), x.dtype) for x in results(truth.raw) if isinstance(x, Tensor)]
+    metas = [(tuple(x.shape), x.stride(), x.dtype) for x in flat_results(truth.raw) if isinstance(x, Tensor)]
     strides = [x.stride() for x in program.sample.tensors]
     return repr((program.mesh, program.sample.arguments(), strides, metas))
 
@@ -185,7 +187,7 @@ def program_of(case: Case, draw: int, seed: int) -> Program:
     return Program(sample, (case.ranks,), tuple((p or Replicate(),) for p in case.rule.inputs), seed=seed, draw=draw)
 
 
-def _empty(truth: Truth) -> int:
+def _empty(truth: OracleResult) -> int:
     """The number of results without elements."""
     return sum(isinstance(x, Tensor) and not x.numel() for x in truth.outputs)
 
@@ -197,8 +199,8 @@ def _every_rank_raises(probe: Probe, claim: Claim, evidence: Evidence) -> bool:
         call = claim.local[rank] if claim.local else probe.sample.call
         pieces = [probe.held(i, p, evidence.draw)[rank] for i, p in enumerate(claim.rule.inputs)]
         try:
-            run(call, pieces, mutates=mutates(call.op))
-        except REFUSALS:
+            run_call(call, pieces, mutates=mutates(call.op))
+        except REJECTIONS:
             continue
         return False
     return True

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from strategies.inputs.variants.call_edits import (
-    Spot,
+    ScalarArgument,
     counts_dims,
-    named,
-    put,
-    spots,
+    named_arguments,
+    scalar_arguments,
     with_call,
     with_tensors,
+    with_value_at,
 )
-from strategies.model.arguments import repeats_sizes, trusts
+from strategies.model.arguments import repeats_sizes, trusts_caller
 from strategies.model.call_signature import holds_tensor
 from strategies.model.rule import Call, Program, overload
 
-SINGLY = 16
+MAX_ELEMENTS_SINGLY = 16
 """The largest number of elements of a tensor that are also changed one at a time."""
-SMALL = 9
+LARGEST_SMALL_NUMBER = 9
 """The largest of the small whole numbers."""
 
 
@@ -39,41 +39,41 @@ def simpler_scalars(program: Program) -> Iterator[Program]:
     call = program.sample.call
     for one in _left_out(call):
         yield with_call(program, one)
-    for one in () if trusts(call.op) else _shorter_lists(call):
+    for one in () if trusts_caller(call.op) else _shorter_lists(call):
         yield with_call(program, one)
-    for spot in spots(call):
-        if not trusts(call.op) or (isinstance(spot.value, (float, complex)) and not repeats_sizes(spot.name)):
+    for spot in scalar_arguments(call):
+        if not trusts_caller(call.op) or (isinstance(spot.value, (float, complex)) and not repeats_sizes(spot.name)):
             for value in _simpler(spot):
-                yield with_call(program, put(call, spot.path, value))
+                yield with_call(program, with_value_at(call, spot.path, value))
 
 
 def _left_out(call: Call) -> Iterator[Call]:
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, given in named(call):
+    for where, name, given in named_arguments(call):
         if holds_tensor(given) or not schema[name].has_default_value():
             continue
         default = schema[name].default_value
-        if trusts(call.op) and given != default:
+        if trusts_caller(call.op) and given != default:
             continue
         if isinstance(where, str):
             yield replace(call, kwargs=tuple((n, v) for n, v in call.kwargs if n != where))
         elif where == len(call.args) - 1:
             yield replace(call, args=call.args[:-1])
         elif given != default:
-            yield put(call, (where,), default)
+            yield with_value_at(call, (where,), default)
 
 
 def _shorter_lists(call: Call) -> Iterator[Call]:
-    for where, name, value in named(call):
+    for where, name, value in named_arguments(call):
         if not isinstance(value, (list, tuple)) or holds_tensor(value) or not all(type(v) is int for v in value):
             continue
         if not counts_dims(name) and any(v != 1 for v in value):
-            yield put(call, (where,), type(value)([1 for _ in value]))
+            yield with_value_at(call, (where,), type(value)([1 for _ in value]))
         for i in reversed(range(len(value))) if len(value) > 1 else ():
-            yield put(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
+            yield with_value_at(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
 
 
-def _simpler(spot: Spot) -> list[Any]:
+def _simpler(spot: ScalarArgument) -> list[Any]:
     """The replacements for a number, the simplest first."""
     value = spot.value
     if isinstance(value, bool):
@@ -98,9 +98,9 @@ def _digits(value: complex) -> int:
     if not cmath.isfinite(value):
         return 5
     parts = (value.real, value.imag)
-    if all(abs(p) <= SMALL and p == int(p) for p in parts):
+    if all(abs(p) <= LARGEST_SMALL_NUMBER and p == int(p) for p in parts):
         return min(2, int(sum(parts))) if min(parts) >= 0 else 2
-    return 3 if all(abs(p) <= SMALL and math.isclose(p, round(p, 1), rel_tol=1e-6) for p in parts) else 4
+    return 3 if all(abs(p) <= LARGEST_SMALL_NUMBER and math.isclose(p, round(p, 1), rel_tol=1e-6) for p in parts) else 4
 
 
 def simpler_values(program: Program) -> Iterator[Program]:
@@ -133,7 +133,7 @@ def _real(x: Tensor) -> bool:
 
 def _unchecked_integers(program: Program, x: Tensor) -> bool:
     """Whether the values are integers that the op uses without a check."""
-    return trusts(program.sample.op) and not _real(x) and x.dtype != torch.bool
+    return trusts_caller(program.sample.op) and not _real(x) and x.dtype != torch.bool
 
 
 def _in_form(x: Tensor, form: int) -> Tensor:
@@ -142,19 +142,27 @@ def _in_form(x: Tensor, form: int) -> Tensor:
     if form == _COUNT:
         return _counted(x)
     if not _real(x):
-        return x.clamp(0 if x.dtype == torch.uint8 else -SMALL, SMALL) if x.dtype != torch.bool else x
+        return (
+            x.clamp(0 if x.dtype == torch.uint8 else -LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
+            if x.dtype != torch.bool
+            else x
+        )
     if x.dtype.is_complex:
         return torch.view_as_complex(_in_form(torch.view_as_real(x.resolve_conj()).contiguous(), form))
     finite = x.nan_to_num(0.0, 1.0, -1.0)
     if form == _FINITE:
         return finite
-    return finite.round().clamp(-SMALL, SMALL) if form == _WHOLE else (finite * 10).round() / 10
+    return (
+        finite.round().clamp(-LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
+        if form == _WHOLE
+        else (finite * 10).round() / 10
+    )
 
 
 def _counted(x: Tensor) -> Tensor:
     if x.dtype == torch.bool:
         return x
-    return (torch.arange(x.numel(), device=x.device) % SMALL + 1).reshape(x.shape).to(x.dtype)
+    return (torch.arange(x.numel(), device=x.device) % LARGEST_SMALL_NUMBER + 1).reshape(x.shape).to(x.dtype)
 
 
 def _level(x: Tensor) -> int:
@@ -163,7 +171,7 @@ def _level(x: Tensor) -> int:
 
 
 def _element_by_element(x: Tensor) -> Iterator[Tensor]:
-    if x.numel() > SINGLY or _level(x) <= _ONES:
+    if x.numel() > MAX_ELEMENTS_SINGLY or _level(x) <= _ONES:
         return
     flat = x.flatten()
     for i, value in enumerate(flat.tolist()):

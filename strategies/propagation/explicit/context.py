@@ -40,16 +40,16 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from localtensor._util import ambient
 from localtensor.errors import Refusal
 from strategies.propagation.explicit import handlers
-from strategies.propagation.explicit.handlers import watched
+from strategies.propagation.explicit.handlers import watched_table
 from strategies.propagation.explicit.redistribution_text import (
     ImplicitCommunication,
     ImplicitCommunicationWarning,
-    Need,
+    ImplicitRedistribution,
     communicating_steps,
-    refused,
+    implicit_communication_error,
 )
 from strategies.propagation.model import Propagation
-from strategies.torch_api.handler_table import Views
+from strategies.torch_api.handler_table import HandlerTableViews
 
 __all__ = [
     "ImplicitCommunication",
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-def no_implicit_communication(*, strict: bool = False, warn: bool = False) -> Explicit:
+def no_implicit_communication(*, strict: bool = False, warn: bool = False) -> ExplicitCommunication:
     """A context manager, or a decorator: inside, an op that would communicate implicitly raises `ImplicitCommunication`.
 
     `strict` refuses any redistribution of an op's tensors, also a local one.  `warn` issues an
@@ -70,12 +70,12 @@ def no_implicit_communication(*, strict: bool = False, warn: bool = False) -> Ex
     ...     torch.ones(2) + 1
     tensor([2., 2.])
     """
-    return Explicit(strict=strict, warn=warn)
+    return ExplicitCommunication(strict=strict, warn=warn)
 
 
-def allow_implicit_communication() -> Explicit:
+def allow_implicit_communication() -> ExplicitCommunication:
     """A context manager, or a decorator: inside, an enclosing `no_implicit_communication` does not apply."""
-    return Explicit(allows=True)
+    return ExplicitCommunication(allows=True)
 
 
 def communicates(propagation: Propagation) -> tuple[int, ...]:
@@ -100,13 +100,13 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
 class NotDecorated(Refusal):
     """A decorator that would have no effect: the body runs after the call has returned."""
 
-    def __init__(self, mode: Explicit, fn: Any, what: str) -> None:
+    def __init__(self, mode: ExplicitCommunication, fn: Any, what: str) -> None:
         call, name = repr(mode), getattr(fn, "__qualname__", repr(fn))
         problem = f"it is a {what}, whose body does not run while it is called"
         super().__init__(call.partition("(")[0], "fn", name, problem, f"Write `with {call}:` in its body.")
 
 
-class Explicit(contextlib.ContextDecorator):
+class ExplicitCommunication(contextlib.ContextDecorator):
     """The reentrant context manager of the two functions above.  Thread-safe.
 
     It decorates functions and coroutine functions.  Raises `NotDecorated` for a generator or a class.
@@ -116,13 +116,13 @@ class Explicit(contextlib.ContextDecorator):
         self.strict, self.warn, self.allows = strict, warn, allows
         self.warned: set[tuple[str, str]] = set()
 
-    def __enter__(self) -> Explicit:
+    def __enter__(self) -> ExplicitCommunication:
         with contextlib.ExitStack() as undo:  # if a step fails
-            ambient.begin_guards(handlers.begin)
-            undo.callback(ambient.end_guards, handlers.end)
+            ambient.begin_guards(handlers.install_hooks)
+            undo.callback(ambient.end_guards, handlers.remove_hooks)
             # a GPU's backward has a thread of its own
             ambient.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
-            ambient.put_guard(Guard(self, ambient.guard()))
+            ambient.set_guard(Guard(self, ambient.guard()))
             undo.pop_all()
         return self
 
@@ -131,9 +131,9 @@ class Explicit(contextlib.ContextDecorator):
     ) -> None:
         guard = ambient.guard()
         if guard is not None:
-            ambient.put_guard(guard.without(self))
+            ambient.set_guard(guard.without(self))
         ambient.release_backward()
-        ambient.end_guards(handlers.end)
+        ambient.end_guards(handlers.remove_hooks)
 
     def __call__(self, fn: Any) -> Any:
         if inspect.isclass(fn):
@@ -157,18 +157,18 @@ class Explicit(contextlib.ContextDecorator):
 
 
 class Guard:
-    """One entry of an `Explicit` in one thread and task; `below` is the enclosing one."""
+    """One entry of an `ExplicitCommunication` in one thread and task; `below` is the enclosing one."""
 
-    def __init__(self, owner: Explicit, below: Guard | None, *, handlers: bool = True) -> None:
+    def __init__(self, owner: ExplicitCommunication, below: Guard | None, *, handlers: bool = True) -> None:
         self.owner, self.below, self.handlers = owner, below, handlers
         self.allows = owner.allows
-        self._views = Views(functools.partial(watched, report=self.report))
+        self._views = HandlerTableViews(functools.partial(watched_table, report=self.report))
 
-    def check(self, op: str, needs: Sequence[Need]) -> None:
+    def check(self, op: str, needs: Sequence[ImplicitRedistribution]) -> None:
         """Raise `ImplicitCommunication`, or warn, if one of these redistributions is refused."""
         moving = [need for need in needs if self.moves(need.src, need.dst)]
         if moving:
-            self.report(refused(op, moving))
+            self.report(implicit_communication_error(op, moving))
 
     def report(self, error: ImplicitCommunication) -> None:
         """Raise the error, or warn with its message once for each op on each line."""
@@ -189,7 +189,7 @@ class Guard:
         """The same for a call that was reported already: its handler is torch's own."""
         return Guard(self.owner, self.below, handlers=False)
 
-    def without(self, owner: Explicit) -> Guard | None:
+    def without(self, owner: ExplicitCommunication) -> Guard | None:
         """The same without the innermost entry of that owner."""
         if self.owner is owner:
             return self.below

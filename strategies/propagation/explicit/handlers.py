@@ -40,35 +40,35 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util import ambient
-from localtensor.errors import refusal
+from localtensor.errors import refusal_sentence
 from localtensor.layout import shape_text
 from strategies.propagation.explicit.redistribution_text import (
     ALLOW,
     ImplicitCommunication,
-    Need,
+    ImplicitRedistribution,
     argument_names,
     call_text,
     spec_text,
     user_line,
 )
 from strategies.torch_api import handler_table
-from strategies.torch_api.handler_table import Handler, Ours, View
+from strategies.torch_api.handler_table import Handler, HandlerTableView, OverlayHandler
 
 Overload = torch._ops.OpOverload
 Report = Callable[[ImplicitCommunication], None]
 """A function that raises the error, or warns."""
 
 EQUAL = torch.ops.aten.equal.default
-QUIET = (torch.ops.aten.is_same_size.default, torch.ops.aten.is_pinned.default, torch.ops.aten.as_strided.default)
+SIZE_OPS = (torch.ops.aten.is_same_size.default, torch.ops.aten.is_pinned.default, torch.ops.aten.as_strided.default)
 """Ops whose handlers only read sizes."""
-WHOLE = ("aten.argmax.default", "aten.argmin.default", "aten.convolution.default")
+REPLICATE_FIRST = ("aten.argmax.default", "aten.argmin.default", "aten.convolution.default")
 """Ops whose handlers communicate only tensors that are not replicated."""
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 _WAITS = ("wait_tensor", "_wrap_tensor_autograd")
 
 
-class Watched(Ours):
-    """A handler of torch's that is watched.  As an `Ours` it is never written to torch's own table."""
+class WatchedHandler(OverlayHandler):
+    """A handler of torch's that is watched.  As an `OverlayHandler` it is never written to torch's own table."""
 
     applies_rules = False
     __slots__ = ("report",)
@@ -82,7 +82,7 @@ class Watched(Ours):
             return self.run(op, args, kwargs)
 
 
-class Equal(Ours):
+class EqualHandler(OverlayHandler):
     """`torch.equal`, which DTensor's dispatcher computes itself: reported, then passed on to it."""
 
     applies_rules = False
@@ -99,21 +99,21 @@ class Equal(Ours):
             self.report(_refused(op, [*args, *kwargs.values()], does, sys._getframe()))
         guard = ambient.guard()
         assert guard is not None, "the table of a guard outside of it"
-        ambient.put_guard(guard.without_handlers())
+        ambient.set_guard(guard.without_handlers())
         try:
             return op(*args, **kwargs)
         finally:
-            ambient.put_guard(guard)
+            ambient.set_guard(guard)
 
 
-def watched(table: dict[Any, Any], report: Report) -> View:
+def watched_table(table: dict[Any, Any], report: Report) -> HandlerTableView:
     """A table of handlers as seen by a guarded thread.  Handlers of an overlay consult the guard themselves."""
     seen = {
-        op: handler if isinstance(handler, Ours) or op in QUIET else Watched(handler, report)
+        op: handler if isinstance(handler, OverlayHandler) or op in SIZE_OPS else WatchedHandler(handler, report)
         for op, handler in table.items()
     }
-    seen.setdefault(EQUAL, Equal(report))
-    return View(table.table if isinstance(table, View) else table, seen)
+    seen.setdefault(EQUAL, EqualHandler(report))
+    return HandlerTableView(table.table if isinstance(table, HandlerTableView) else table, seen)
 
 
 class _Watch(TorchDispatchMode):
@@ -165,31 +165,35 @@ def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) ->
     )
     held = "; ".join(spec_text(x._spec) for x in tensors)
     replicas = ", ".join("Replicate()" for _ in tensors[0].placements) if tensors else ""
-    whole = f"Write {names[0]}.redistribute(placements=[{replicas}]) before it, or put" if name in WHOLE else "Put"
+    whole = (
+        f"Write {names[0]}.redistribute(placements=[{replicas}]) before it, or put"
+        if name in REPLICATE_FIRST
+        else "Put"
+    )
     problem = f"DTensor's own code for this op {does}"
-    text = refusal(call_text(name, line), ", ".join(names), held, problem, f"{whole} it in `with {ALLOW}:`.")
+    text = refusal_sentence(call_text(name, line), ", ".join(names), held, problem, f"{whole} it in `with {ALLOW}:`.")
     return ImplicitCommunication(name, names, line, text)
 
 
-ARGS, LOCAL = "redistribute_local_args", "redistribute_local_tensor"
-_TORCH_ARGS: Any = getattr(type(DTensor._op_dispatcher), ARGS)
-_TORCH_LOCAL: Any = vars(_api).get(LOCAL)
+ARGS_HOOK, LOCAL_HOOK = "redistribute_local_args", "redistribute_local_tensor"
+_TORCH_ARGS: Any = getattr(type(DTensor._op_dispatcher), ARGS_HOOK)
+_TORCH_LOCAL: Any = vars(_api).get(LOCAL_HOOK)
 
 
-def begin() -> None:
+def install_hooks() -> None:
     """Install the hooks."""
-    ambient.begin_rules(handler_table.begin)
-    setattr(DTensor._op_dispatcher, ARGS, _redistribute_local_args)
+    ambient.begin_rules(handler_table.install_property)
+    setattr(DTensor._op_dispatcher, ARGS_HOOK, _redistribute_local_args)
     if _TORCH_LOCAL is not None:
-        setattr(_api, LOCAL, _redistribute_local_tensor)
+        setattr(_api, LOCAL_HOOK, _redistribute_local_tensor)
 
 
-def end() -> None:
+def remove_hooks() -> None:
     """Restore torch's own attributes."""
-    delattr(DTensor._op_dispatcher, ARGS)
+    delattr(DTensor._op_dispatcher, ARGS_HOOK)
     if _TORCH_LOCAL is not None:
-        setattr(_api, LOCAL, _TORCH_LOCAL)
-    ambient.end_rules(handler_table.end)
+        setattr(_api, LOCAL_HOOK, _TORCH_LOCAL)
+    ambient.end_rules(handler_table.remove_property)
 
 
 def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: Any) -> Any:
@@ -210,14 +214,16 @@ def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: A
 def _redistribute_local_tensor(local: Any, src: DTensorSpec, dst: DTensorSpec, *rest: Any, **options: Any) -> Any:
     guard = ambient.guard()
     if guard is not None:
-        guard.check("DTensor.from_local", [Need("gradient", src, dst)])
+        guard.check("DTensor.from_local", [ImplicitRedistribution("gradient", src, dst)])
     return _TORCH_LOCAL(local, src, dst, *rest, **options)
 
 
-def _needs(op: torch._ops.OpOverload, op_info: Any, changed: list[tuple[int, DTensorSpec, DTensorSpec]]) -> list[Need]:
+def _needs(
+    op: torch._ops.OpOverload, op_info: Any, changed: list[tuple[int, DTensorSpec, DTensorSpec]]
+) -> list[ImplicitRedistribution]:
     """The redistributions of a call's tensors, by the names of its arguments."""
     tree = op_info.args_tree_spec
     numbers: Any = tuple(range(len(op_info.flat_args_schema)))
     args = numbers if tree is None else pytree.tree_unflatten(list(numbers), tree)
     names = argument_names(op, args, {}, lambda value: value if type(value) is int else None)
-    return [Need(names[leaf][0], was, now, names[leaf][1]) for leaf, was, now in changed]
+    return [ImplicitRedistribution(names[leaf][0], was, now, names[leaf][1]) for leaf, was, now in changed]

@@ -28,9 +28,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import Place, place_of
-from localtensor.errors import LocalTensorError, refusal
-from localtensor.layout import Spec, is_defined, is_plain, shape_text, short
+from localtensor._util import Place, place_of_frame
+from localtensor.errors import LocalTensorError, refusal_sentence
+from localtensor.layout import Spec, is_standard, is_supported, shape_text, short
 from strategies.planner.search.api import plan
 from strategies.torch_api.specs import NoSuchSpec, mesh_of, of_torch
 
@@ -55,7 +55,7 @@ class ImplicitCommunicationWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ImplicitRedistribution:
     """The redistribution of one argument of a call from `src` to `dst`; `written` if the op writes to it."""
 
     argument: str
@@ -107,7 +107,7 @@ def argument_names(
     return found
 
 
-def refused(op: str, needs: Sequence[Need]) -> ImplicitCommunication:
+def implicit_communication_error(op: str, needs: Sequence[ImplicitRedistribution]) -> ImplicitCommunication:
     """The error for a call whose tensors would have moved."""
     line = user_line()
     have = "; ".join(spec_text(need.src) for need in needs)
@@ -117,7 +117,7 @@ def refused(op: str, needs: Sequence[Need]) -> ImplicitCommunication:
     how = f"would communicate by itself: {moving}" if moving else f"each rank would change {it} by itself"
     problem = f"the op wants {it} as {want}, and {how}"
     names = tuple(need.argument for need in needs)
-    text = refusal(call_text(op, line), ", ".join(names), have, problem, _remedy_text(needs))
+    text = refusal_sentence(call_text(op, line), ", ".join(names), have, problem, _remedy_text(needs))
     return ImplicitCommunication(op, names, line, text)
 
 
@@ -133,7 +133,7 @@ def user_line(frame: FrameType | None = None) -> Place | None:
     frame = frame or sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return place_of(frame)
+    return place_of_frame(frame)
 
 
 def backward_node() -> Any:
@@ -142,9 +142,9 @@ def backward_node() -> Any:
     return current_node() if current_node is not None else None
 
 
-def known(spec: DTensorSpec) -> Spec | None:
+def spec_or_none(spec: DTensorSpec) -> Spec | None:
     """DTensor's spec as ours; None if there is none."""
-    if not all(map(is_defined, spec.placements)):
+    if not all(map(is_supported, spec.placements)):
         return None
     try:
         return of_torch(spec)
@@ -154,7 +154,7 @@ def known(spec: DTensorSpec) -> Spec | None:
 
 def spec_text(spec: DTensorSpec) -> str:
     """`f32[8,4] @ dp:S(0)`, and the like for a spec that has no counterpart of ours."""
-    ours = known(spec)
+    ours = spec_or_none(spec)
     if ours is not None:
         return repr(ours)
     meta = spec.tensor_meta
@@ -162,16 +162,16 @@ def spec_text(spec: DTensorSpec) -> str:
 
 
 def _layout_text(spec: DTensorSpec) -> str:
-    ours = known(spec)
+    ours = spec_or_none(spec)
     if ours is not None:
         return repr(ours).partition(" @ ")[2]
     return ", ".join(f"{name}:{short(p)}" for name, p in zip(mesh_of(spec.mesh).names, spec.placements, strict=True))
 
 
-def _communication_text(need: Need) -> str:
+def _communication_text(need: ImplicitRedistribution) -> str:
     """The collectives of our plan; DTensor's own steps if there is no plan, or one that moves nothing."""
     torch_steps = ", ".join(communicating_steps(need.src, need.dst))
-    src, dst = known(need.src), known(need.dst)
+    src, dst = spec_or_none(need.src), spec_or_none(need.dst)
     if src is None or dst is None:
         return torch_steps
     try:
@@ -182,16 +182,16 @@ def _communication_text(need: Need) -> str:
     return ", ".join(steps) or f"{torch_steps} (without need)"
 
 
-def _remedy_text(needs: Sequence[Need]) -> str:
+def _remedy_text(needs: Sequence[ImplicitRedistribution]) -> str:
     codes = [_explicit_call(need) for need in needs]
     if backward_node() is not None or None in codes:
         return f"Put it in `with {ALLOW}:`."
     return f"Write {', '.join(map(str, codes))} before it, or put it in `with {ALLOW}:`."
 
 
-def _explicit_call(need: Need) -> str | None:
+def _explicit_call(need: ImplicitRedistribution) -> str | None:
     """The call that makes the redistribution explicit; None if there is no such public call."""
-    if need.written or not all(map(is_plain, need.dst.placements)):
+    if need.written or not all(map(is_standard, need.dst.placements)):
         return None
     if any(len(axes) > 1 and list(axes) != sorted(axes) for _, axes in need.dst.shard_order or ()):
         return None

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies.ops.semantics.rulebook import Entry
-from strategies.propagation.overlay.context import Strategy, overlay_dtensor, register, strategy_of
+from strategies.ops.semantics.rulebook import OpRule
+from strategies.propagation.overlay.context import Strategy, op_strategy, overlay_dtensor, register_strategies
 
 
-def by_our_rule(entry: Entry) -> Strategy:
+def by_our_rule(entry: OpRule) -> Strategy:
     """The rule as a strategy function defined in this module, by which `user_modules` recognises who registered it."""
 
     def ours(schema: Any) -> Any:
-        return strategy_of(entry, schema)
+        return op_strategy(entry, schema)
 
     return ours
 
 
 OVERLAY = overlay_dtensor()
 OVERLAY.everywhere()
-register(OVERLAY.entries, by_our_rule)
+register_strategies(OVERLAY.entries, by_our_rule)

@@ -41,12 +41,12 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from localtensor._util import ambient
 from localtensor.errors import Refusal
-from localtensor.layout import cuts
+from localtensor.layout import shard_cut
 from strategies.model.rule import Call, Leaf, call_of, overload
-from strategies.ops.semantics.local_call import own_of, with_arguments
-from strategies.ops.semantics.rulebook import Ask, Entry, Meta
-from strategies.propagation.explicit.redistribution_text import Need, argument_names
-from strategies.propagation.overlay.call_plan import CallPlan, CallPlanner, Ready, layout_text
+from strategies.ops.semantics.local_call import own_arguments, with_arguments
+from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery
+from strategies.propagation.explicit.redistribution_text import ImplicitRedistribution, argument_names
+from strategies.propagation.overlay.call_plan import CallPlan, CallPlanner, MeshCallPlan, layout_text
 
 Overload = torch._ops.OpOverload
 _DISPATCHER: Any = DTensor._op_dispatcher
@@ -60,10 +60,10 @@ class TwoMeshes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argume
     REMEDY = "Redistribute to one of them first."
 
 
-class Runner:
+class RuleRunner:
     """The handler of one op under its rule.  It reads the schema once."""
 
-    def __init__(self, planner: CallPlanner, entry: Entry) -> None:
+    def __init__(self, planner: CallPlanner, entry: OpRule) -> None:
         self.planner, self.entry = planner, entry
         self.op = overload(entry.op)
         schema = self.op._schema
@@ -90,7 +90,7 @@ class Runner:
         if ready.moves or plan.resized:
             used = list(local)
             for leaf in ready.moves:
-                used[leaf] = moved(local[leaf], specs[leaf], plan.inputs[leaf], call.op)
+                used[leaf] = redistributed_piece(local[leaf], specs[leaf], plan.inputs[leaf], call.op)
             for leaf, becomes in plan.resized:
                 used[leaf] = _empty(local[leaf], ready.outputs[becomes])
         raw = self.on_ranks(_rank_call(self.entry, call, plan, mesh), used, ready, specs)
@@ -104,7 +104,7 @@ class Runner:
             return _wrapped(raw, iter(ready.outputs))
         return self.returned(args, kwargs, raw, ready)
 
-    def on_ranks(self, call: Call, used: Sequence[Tensor], ready: Ready, specs: Sequence[DTensorSpec]) -> Any:
+    def on_ranks(self, call: Call, used: Sequence[Tensor], ready: MeshCallPlan, specs: Sequence[DTensorSpec]) -> Any:
         """The result of this rank's own call; for a rank outside of the mesh, DTensor's result for such a rank."""
         args, kwargs = call.filled(used)
         if not self.random and ready.mesh.get_coordinate() is not None:
@@ -117,7 +117,7 @@ class Runner:
         first_argument = SimpleNamespace(_spec=first)  # the random state depends on the redistributed first argument
         return _DISPATCHER._dispatch_get_local_results_slow_path(self.op, (first_argument,), info)
 
-    def returned(self, args: tuple[Any, ...], kwargs: dict[str, Any], raw: Any, ready: Ready) -> Any:
+    def returned(self, args: tuple[Any, ...], kwargs: dict[str, Any], raw: Any, ready: MeshCallPlan) -> Any:
         """The results; one that is an argument is that same object."""
         schema = self.op._schema
         if not schema.returns:
@@ -172,7 +172,7 @@ def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
     return _DISPATCHER._try_replicate_spec_for_scalar_tensor(op, x, mesh)  # type: ignore[no-any-return]
 
 
-def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
+def redistributed_piece(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
     """The rank's piece of the tensor after a redistribution.  Ranks communicate."""
     middle = _whole_first(spec.placements, want)
     if middle != spec.placements:
@@ -183,23 +183,23 @@ def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tens
         x = redistribute_local_tensor(x, spec, there)
     for axis, (old, new) in enumerate(zip(middle, want, strict=True)):
         if old != new:
-            x = part(x, new, spec.mesh, axis)
+            x = partial_piece(x, new, spec.mesh, axis)
     return x
 
 
-def _needs(op: Overload, call: Call, specs: Sequence[DTensorSpec], ready: Ready) -> list[Need]:
+def _needs(op: Overload, call: Call, specs: Sequence[DTensorSpec], ready: MeshCallPlan) -> list[ImplicitRedistribution]:
     """The redistributions that a guard has to allow: tensors that must move, and those that are brought back."""
     names = argument_names(op, call.args, dict(call.kwargs), lambda value: value.index if type(value) is Leaf else None)
     plan, needs = ready.plan, []
     for leaf in ready.moves:
         want = _whole_first(specs[leaf].placements, plan.inputs[leaf])
         there = DTensorSpec(ready.mesh, want, tensor_meta=specs[leaf].tensor_meta)
-        needs.append(Need(names[leaf][0], specs[leaf], there, names[leaf][1]))
+        needs.append(ImplicitRedistribution(names[leaf][0], specs[leaf], there, names[leaf][1]))
     for leaf, result in plan.settled:
         now = plan.outputs[result] if result is not None else plan.inputs[leaf]
         if now is not None:
             back = DTensorSpec(ready.mesh, now, tensor_meta=specs[leaf].tensor_meta)
-            needs.append(Need(f"{names[leaf][0]} (brought back)", back, specs[leaf], True))
+            needs.append(ImplicitRedistribution(f"{names[leaf][0]} (brought back)", back, specs[leaf], True))
     return needs
 
 
@@ -223,7 +223,7 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
 
 
 def _whole_first(given: _Placements, want: _Placements) -> tuple[Placement, ...]:
-    """The target of the redistribution: a tensor that is to be partial is replicated first; `part` does the rest."""
+    """The target of the redistribution: a tensor that is to be partial is replicated first; `partial_piece` does the rest."""
     return tuple(
         Replicate() if isinstance(new, Partial) and new != old else new for old, new in zip(given, want, strict=True)
     )
@@ -237,7 +237,7 @@ def _observe(spec: DTensorSpec, there: DTensorSpec, op: str) -> None:
         context.observe_redistribution(spec, there, text)
 
 
-def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor:
+def partial_piece(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor:
     """The rank's part of a replicated value: the first rank has a sum or product, the others its neutral element."""
     kind = placement.reduce_op if isinstance(placement, Partial) else ""
     if kind in ("avg", "min", "max") or mesh.get_coordinate() is None:
@@ -258,7 +258,7 @@ def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor
     return torch.where(mine.reshape(()), x, neutral)
 
 
-def _rank_call(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Call:
+def _rank_call(entry: OpRule, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Call:
     """The call of this rank on its pieces: the call itself, or its substitute, with the rank's own arguments."""
     made = call if entry.instead is None else plan.whole.call
     if entry.own is None and not entry.shapes:
@@ -269,12 +269,12 @@ def _rank_call(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Ca
         return made
     tensors = [_piece(m, p, mesh) for m, p in zip(ask.tensors, plan.inputs, strict=True)] if entry.own else ask.tensors
     outputs = [meta and _piece(meta, p, mesh) for meta, p in zip(ask.outputs, plan.outputs, strict=True)]
-    piece = Ask(ask.op, ask.arguments, tuple(tensors), tuple(outputs))
-    return with_arguments(made, own_of(entry, piece, reshaped=reshaped))
+    piece = RuleQuery(ask.op, ask.arguments, tuple(tensors), tuple(outputs))
+    return with_arguments(made, own_arguments(entry, piece, reshaped=reshaped))
 
 
 def _is_sharded(placements: _Placements | None) -> bool:
-    return placements is not None and any(cuts(p) is not None for p in placements)
+    return placements is not None and any(shard_cut(p) is not None for p in placements)
 
 
 def _piece(meta: Meta, placements: _Placements | None, mesh: DeviceMesh) -> Meta:
@@ -290,7 +290,7 @@ def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: CallPlan, l
     now = plan.outputs[result] if result is not None else plan.inputs[leaf]
     if now is None or (now == spec.placements and used is mine):
         return
-    mine.copy_(moved(used, DTensorSpec(spec.mesh, now, tensor_meta=spec.tensor_meta), spec.placements))
+    mine.copy_(redistributed_piece(used, DTensorSpec(spec.mesh, now, tensor_meta=spec.tensor_meta), spec.placements))
 
 
 def _wrapped(value: Any, specs: Iterator[DTensorSpec | None]) -> Any:

@@ -24,27 +24,27 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.concurrency import THREADS, Same, SingleFlightCache
+from localtensor.concurrency import THREAD_SYNC, IdentityKey, SingleFlightCache
 from localtensor.errors import Refusal
-from localtensor.layout import is_plain, short, shorts
+from localtensor.layout import is_standard, short, shorts
 from strategies.model.call_signature import NoKey
-from strategies.model.rule import Call, frozen, out_leaves, overload, results
+from strategies.model.rule import Call, flat_results, frozen, out_leaves, overload
 from strategies.ops.semantics.local_call import (
-    BadRule,
-    Piece,
+    InvalidRule,
+    LocalCall,
     all_replicated,
-    checked_own,
-    made_instead,
-    offer_of,
+    checked_rule,
+    own_arguments_function,
+    replacement_call,
     written_leaves,
 )
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, bound
+from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache import value_token
-from strategies.propagation.mesh_expansion import Problem, expand
-from strategies.propagation.meta_run import calm, lock_of, on_meta, outputs_of
+from strategies.propagation.mesh_expansion import ExpansionProblem, expand
+from strategies.propagation.meta_run import fake_mode_lock, no_caller_modes, on_meta_device, output_metas
 from strategies.propagation.model import Grid
-from strategies.torch_api.dtensor import gives_numbers, meta_of
+from strategies.torch_api.dtensor import meta_of, returns_no_tensor
 from strategies.torch_api.specs import contiguous_strides
 
 _STATELESS = (Replicate, Shard, Partial)
@@ -84,7 +84,7 @@ class CallPlan:
     changes in place.  `resized`: given as `out=` with another shape, they take that of the result.
     """
 
-    whole: Piece
+    whole: LocalCall
     inputs: tuple[tuple[Placement, ...], ...]
     outputs: Grid
     metas: tuple[TensorMeta | None, ...]
@@ -94,7 +94,7 @@ class CallPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class MeshCallPlan:
     """A plan on a mesh: the leaves that must be moved first, and the specs of the results."""
 
     mesh: DeviceMesh
@@ -111,35 +111,37 @@ class CallPlanner:
 
     def __init__(self) -> None:
         self._plans: SingleFlightCache[CallPlan] = SingleFlightCache(name="plans of an overlay")
-        self._ready: SingleFlightCache[Ready] = SingleFlightCache(name="plans of an overlay on its meshes")
+        self._ready: SingleFlightCache[MeshCallPlan] = SingleFlightCache(name="plans of an overlay on its meshes")
 
-    def ready(self, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
+    def ready(self, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> MeshCallPlan:
         """The plan of the call on this mesh.
 
-        Raises `BadRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what the
+        Raises `InvalidRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what the
         op raises for whole tensors like these.
         """
         key = _key(call, specs, mesh)
         if key is None:
-            return _on(mesh, plan_of(entry, call, specs, mesh), specs)
+            return _on(mesh, make_call_plan(entry, call, specs, mesh), specs)
         # By identity of the mesh: the ranks of one process have equal meshes of their own.
-        return self._ready.get((key, Same(mesh)), self._made, key, entry, call, specs, mesh)
+        return self._ready.get((key, IdentityKey(mesh)), self._made, key, entry, call, specs, mesh)
 
-    def _made(self, key: Any, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
-        return _on(mesh, self._plans.get(key, plan_of, entry, call, specs, mesh), specs)
+    def _made(
+        self, key: Any, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh
+    ) -> MeshCallPlan:
+        return _on(mesh, self._plans.get(key, make_call_plan, entry, call, specs, mesh), specs)
 
     def __len__(self) -> int:
         return self._plans.stats().size
 
 
-def _on(mesh: DeviceMesh, plan: CallPlan, specs: Sequence[DTensorSpec]) -> Ready:
+def _on(mesh: DeviceMesh, plan: CallPlan, specs: Sequence[DTensorSpec]) -> MeshCallPlan:
     anew = dict(plan.resized)
     moves = tuple(i for i, want in enumerate(plan.inputs) if specs[i].placements != want and i not in anew)
     outputs = tuple(
         None if placements is None or meta is None else DTensorSpec(mesh, placements, tensor_meta=meta)
         for placements, meta in zip(plan.outputs, plan.metas, strict=True)
     )
-    return Ready(mesh, plan, moves, outputs)
+    return MeshCallPlan(mesh, plan, moves, outputs)
 
 
 def _given(op: str, spec: DTensorSpec) -> CallTensor:
@@ -169,7 +171,7 @@ def _typed_placements(placements: tuple[Placement, ...]) -> Any:
     return tuple(map(str, placements)), tuple(map(type, placements))
 
 
-def plan_of(entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> CallPlan:
+def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> CallPlan:
     """The plan of a call, computed; only the sizes of the mesh count.  Raises as `CallPlanner.ready`."""
     held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
     metas = global_metas(call, [one.meta for one in held])
@@ -180,17 +182,17 @@ def plan_of(entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: Device
     resized = tuple(pair for pair in changed if pair[0] in outs)
     reshaped = tuple(pair for pair in changed if pair[0] not in outs)
     held = _as_results(held, resized, metas, sizes)
-    ask, plain = made_instead(entry, question(call, [one.meta for one in held], metas), plain)
-    whole, given, own = Piece(ask, plain), tuple(one.placements for one in held), checked_own(entry)
-    offer = Lines(entry, ask)
+    ask, plain = replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
+    whole, given, own = LocalCall(ask, plain), tuple(one.placements for one in held), own_arguments_function(entry)
+    offer = CheckedLines(entry, ask)
     stays = tuple(
         (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
     )
-    found = expand(Problem(whole, sizes, given, stays, offer, own, NETWORK))
+    found = expand(ExpansionProblem(whole, sizes, given, stays, offer, own, NETWORK))
     settled: tuple[tuple[int, int | None], ...] = ()
     if found.best is None:  # no line leaves them where they lie
         settled = tuple((leaf, r) for leaf, r in written.items() if leaf not in dict(changed))
-        found = expand(Problem(whole, sizes, given, (), offer, own, NETWORK))
+        found = expand(ExpansionProblem(whole, sizes, given, (), offer, own, NETWORK))
     assert found.best is not None, f"{call.op}: all-replicate is always right"
     inputs = tuple(row if row is not None else (Replicate(),) * len(sizes) for row in found.best.inputs)
     return CallPlan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
@@ -216,34 +218,36 @@ def _as_results(
     return made
 
 
-def question(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> Ask:
+def whole_call_query(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> RuleQuery:
     """The rule query about a call on whole tensors."""
     tensors = tuple(Meta(tuple(m.shape), m.dtype) for m in given)
     results_of = tuple(None if m is None else Meta(tuple(m.shape), m.dtype) for m in outputs)
-    return Ask(call.op, bound(call.op, call.args, dict(call.kwargs)), tensors, results_of)
+    return RuleQuery(call.op, bind_arguments(call.op, call.args, dict(call.kwargs)), tensors, results_of)
 
 
 def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
     """Shape, strides and dtype of each result of the call on whole tensors, None for one that is no tensor."""
     try:
-        with calm():
+        with no_caller_modes():
             made = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="meta") for m in given]
-            return tuple(meta_of(x) if isinstance(x, Tensor) else None for x in results(on_meta(call)(made)))
+            return tuple(
+                meta_of(x) if isinstance(x, Tensor) else None for x in flat_results(on_meta_device(call)(made))
+            )
     except NotImplementedError:  # no meta kernel
-        found = outputs_of(call, [Meta(tuple(m.shape), m.dtype) for m in given], lock_of(THREADS))
+        found = output_metas(call, [Meta(tuple(m.shape), m.dtype) for m in given], fake_mode_lock(THREAD_SYNC))
         return tuple(
             None if m is None else TensorMeta(torch.Size(m.shape), contiguous_strides(m.shape), m.dtype) for m in found
         )
 
 
-class Lines:
+class CheckedLines:
     """The checked lines of a rule for a piece of the call, all-replicate included."""
 
-    def __init__(self, entry: Entry, whole: Ask) -> None:
-        self.entry, self.offer = entry, offer_of(entry)
-        self.numbers = bool(whole.outputs) and not any(whole.outputs) and gives_numbers(overload(entry.op))
+    def __init__(self, entry: OpRule, whole: RuleQuery) -> None:
+        self.entry, self.offer = entry, checked_rule(entry)
+        self.numbers = bool(whole.outputs) and not any(whole.outputs) and returns_no_tensor(overload(entry.op))
 
-    def __call__(self, ask: Ask, ranks: int) -> tuple[Line, ...]:
+    def __call__(self, ask: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         if self.numbers:  # a number has no placement: it must be that of whole tensors
             return (all_replicated(ask),)
         lines = self.offer(ask, ranks)
@@ -252,12 +256,12 @@ class Lines:
         return lines
 
 
-def _check_plain(entry: Entry, line: Line) -> None:
-    """Raise `BadRule` for a placement to which DTensor cannot redistribute a tensor."""
+def _check_plain(entry: OpRule, line: PlacementRule) -> None:
+    """Raise `InvalidRule` for a placement to which DTensor cannot redistribute a tensor."""
     for placement in (*line.inputs, *line.outputs):
-        if placement is not None and not is_plain(placement):
+        if placement is not None and not is_standard(placement):
             problem = f"{short(placement)} is not R, S(dim) or one of the five P"
-            raise BadRule(entry.op, entry.where, str(line), problem, "Use those only.")
+            raise InvalidRule(entry.op, entry.where, str(line), problem, "Use those only.")
 
 
 def layout_text(placements: Sequence[Placement]) -> str:

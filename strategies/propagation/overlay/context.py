@@ -15,7 +15,7 @@ precedence.
 It does not change DTensor's own redistribution (`full_tensor`, `redistribute`), which is no op and has no rule; ops that
 torch decomposes before DTensor sees them, except for the ops that they decompose into; ops without a rule in the book.
 
-An overlay takes precedence over DTensor's tables of strategies.  `register` writes rules to these tables, for code that
+An overlay takes precedence over DTensor's tables of strategies.  `register_strategies` writes rules to these tables, for code that
 reads them: our validator, and DTensor's decompositions.
 
 | torch part (under torch.distributed.tensor)                                    | read on     | run on |
@@ -51,10 +51,16 @@ from localtensor._util import ambient
 from localtensor.errors import Refusal
 from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.local_call import fault_of, unfit
-from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line
+from strategies.ops.semantics.local_call import find_fault, why_inapplicable
+from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, RuleRegistry
 from strategies.propagation.overlay import call
-from strategies.propagation.overlay.call_plan import CallPlanner, Lines, global_metas, plan_of, question
+from strategies.propagation.overlay.call_plan import (
+    CallPlanner,
+    CheckedLines,
+    global_metas,
+    make_call_plan,
+    whole_call_query,
+)
 from strategies.torch_api import dtensor, handler_table
 
 
@@ -63,7 +69,7 @@ class BadOverlay(Refusal, call="overlay_dtensor"):
 
 
 def overlay_dtensor(
-    book: Book | None = None, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
+    book: RuleRegistry | None = None, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
 ) -> Overlay:
     """A context manager: inside, DTensor uses the rules of `book`, by default those of `OUR_RULES`.
 
@@ -71,11 +77,11 @@ def overlay_dtensor(
     DTensor's, `replace=False` those with one.  The same object may be entered again, inside itself and in other threads.
 
     Raises `BadOverlay` if `book` is no book, if a rule names an op or an argument that torch does not have, or if no rule
-    is left; and at a call `strategies.ops.semantics.local_call.BadRule`, with file and line, for an invalid line.
+    is left; and at a call `strategies.ops.semantics.local_call.InvalidRule`, with file and line, for an invalid line.
 
-    >>> from strategies.ops.semantics.rulebook import Book, rules
+    >>> from strategies.ops.semantics.rulebook import RuleRegistry, rules
     >>> rows = rules("scans", "each column by itself", ["aten.cumsum.default"], lambda ask: [])
-    >>> with overlay_dtensor(Book.of(*rows)) as there:
+    >>> with overlay_dtensor(RuleRegistry.of(*rows)) as there:
     ...     there.ops
     ('aten.cumsum.default',)
     """
@@ -86,17 +92,19 @@ class Overlay:
     """The reentrant context manager of `overlay_dtensor`.  Thread-safe."""
 
     def __init__(
-        self, book: Book, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
+        self, book: RuleRegistry, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
     ) -> None:
-        if not isinstance(book, Book):
-            remedy = "Make one: strategies.ops.semantics.rulebook.Book.of(*rules(...))."
-            raise BadOverlay("book", repr(book), "this is no Book", remedy)
+        if not isinstance(book, RuleRegistry):
+            remedy = "Make one: strategies.ops.semantics.rulebook.RuleRegistry.of(*rules(...))."
+            raise BadOverlay("book", repr(book), "this is no RuleRegistry", remedy)
         entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
         planner = CallPlanner()
         self.entries = tuple(entries)
-        self.handlers = {overload(entry.op): handler_table.Ours(call.Runner(planner, entry)) for entry in entries}
+        self.handlers = {
+            overload(entry.op): handler_table.OverlayHandler(call.RuleRunner(planner, entry)) for entry in entries
+        }
         self.plans = planner
 
     @property
@@ -105,13 +113,13 @@ class Overlay:
         return tuple(entry.op for entry in self.entries)
 
     def __enter__(self) -> Overlay:
-        stack = handler_table.Stack(self, self.handlers, ambient.rules())
+        stack = handler_table.OverlayStack(self, self.handlers, ambient.rules())
         with contextlib.ExitStack() as undo:  # if a step fails
-            ambient.begin_rules(handler_table.begin)
-            undo.callback(ambient.end_rules, handler_table.end)
+            ambient.begin_rules(handler_table.install_property)
+            undo.callback(ambient.end_rules, handler_table.remove_property)
             # a GPU's backward has a thread of its own
             ambient.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
-            ambient.put_rules(stack)
+            ambient.set_rules(stack)
             undo.pop_all()
         return self
 
@@ -121,20 +129,22 @@ class Overlay:
         stack = ambient.own_rules()
         if stack is not None:
             rest = stack.without(self)
-            ambient.put_rules(None if rest is not None and rest.everywhere else rest)
+            ambient.set_rules(None if rest is not None and rest.everywhere else rest)
         ambient.release_backward()
-        ambient.end_rules(handler_table.end)
+        ambient.end_rules(handler_table.remove_property)
 
     def everywhere(self) -> None:
         """Activate the overlay permanently, in every thread of the process without an overlay of its own."""
-        ambient.begin_rules(handler_table.begin)
-        ambient.put_process_rules(handler_table.Stack(self, self.handlers, ambient.process_rules(), everywhere=True))
+        ambient.begin_rules(handler_table.install_property)
+        ambient.set_process_rules(
+            handler_table.OverlayStack(self, self.handlers, ambient.process_rules(), everywhere=True)
+        )
 
     def __repr__(self) -> str:
         return f"Overlay({len(self.entries)} rules)"
 
 
-def _selected(book: Book, only: Iterable[object] | None) -> list[Entry]:
+def _selected(book: RuleRegistry, only: Iterable[object] | None) -> list[OpRule]:
     """The checked rules for the overloads that `only` names."""
     if isinstance(only, str):
         raise BadOverlay("only", repr(only), "this is one name, and no list of names", f"Write [{only!r}].")
@@ -145,7 +155,7 @@ def _selected(book: Book, only: Iterable[object] | None) -> list[Entry]:
             raise BadOverlay("only", repr(glob), "the book has no such overload", "Write them as `aten.add.Tensor`.")
     kept = [entry for entry in book if globs is None or any(fnmatch.fnmatchcase(entry.op, glob) for glob in globs)]
     for entry in kept:
-        fault = fault_of(entry.op, entry)
+        fault = find_fault(entry.op, entry)
         if fault is not None:
             values, problem, remedy = fault
             raise BadOverlay("book", f"the rule of {entry.op} at {entry.where}: {values}", problem, remedy)
@@ -153,7 +163,7 @@ def _selected(book: Book, only: Iterable[object] | None) -> list[Entry]:
 
 
 def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
-    known = bool(dtensor.source_of(op)) or op in handler_table.torch_handlers()
+    known = bool(dtensor.registry_of(op)) or op in handler_table.torch_handlers()
     return replace if known else add
 
 
@@ -166,12 +176,12 @@ _REWRITING = ("op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
 """Tables by which DTensor changes a rank's call: a number of rows, the dims that are squeezed."""
 
 
-def register(entries: Iterable[Entry], strategy: Callable[[Entry], Strategy]) -> None:
+def register_strategies(entries: Iterable[OpRule], strategy: Callable[[OpRule], Strategy]) -> None:
     """Register each rule with DTensor's propagator, permanently, and remove what would take precedence over it."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     for entry in entries:
         op = overload(entry.op)
-        served = in_tables(entry)
+        served = for_dtensor_tables(entry)
         for name in (*_PREEMPTING, *([] if served.own or served.instead else _REWRITING)):
             getattr(propagator, name, {}).pop(op, None)
         propagator.register_op_strategy(op, strategy(served), schema_info(entry.op))
@@ -180,7 +190,7 @@ def register(entries: Iterable[Entry], strategy: Callable[[Entry], Strategy]) ->
             propagator.op_to_shape_and_stride_idx[op] = names.index(entry.shapes[0])
 
 
-def in_tables(entry: Entry) -> Entry:
+def for_dtensor_tables(entry: OpRule) -> OpRule:
     """The rule as DTensor's tables can apply it: with all-replicate alone if ranks make calls of their own that DTensor
     does not make itself.  An overlay applies all lines."""
     if entry.own is None and entry.instead is None:
@@ -191,7 +201,7 @@ def in_tables(entry: Entry) -> Entry:
     return replace(entry, lines=_no_lines, own=None, instead=None)
 
 
-def _no_lines(ask: Ask) -> Iterable[Line]:
+def _no_lines(ask: RuleQuery) -> Iterable[PlacementRule]:
     return ()
 
 
@@ -203,10 +213,10 @@ def schema_info(op: str) -> RuntimeSchemaInfo:
     return RuntimeSchemaInfo(0, words or None, needs_pytree=lists)
 
 
-def strategy_of(entry: Entry, schema: OpSchema) -> OpStrategy:
+def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     """All lines that fit, on a mesh of one axis; on more axes, the cheapest combination of lines.
 
-    `schema` is as DTensor's propagator passes it to strategies.  Raises `BadRule` for an invalid rule.
+    `schema` is as DTensor's propagator passes it to strategies.  Raises `InvalidRule` for an invalid rule.
     """
     given: list[OpStrategy] = []
     args = tuple(_with_leaves(value, given) for value in schema.args_schema)
@@ -218,10 +228,12 @@ def strategy_of(entry: Entry, schema: OpSchema) -> OpStrategy:
     mesh = specs[0].mesh
     outputs = global_metas(call, metas)
     if mesh.ndim > 1:
-        plan = plan_of(entry, call, specs, mesh)
+        plan = make_call_plan(entry, call, specs, mesh)
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
-    ask = question(call, metas, outputs)
-    lines = [line for line in Lines(entry, ask)(ask, mesh.size()) if not unfit(line, ask, mesh.size())]
+    ask = whole_call_query(call, metas, outputs)
+    lines = [
+        line for line in CheckedLines(entry, ask)(ask, mesh.size()) if not why_inapplicable(line, ask, mesh.size())
+    ]
     rows = [
         ([(p or Replicate(),) for p in line.inputs], [None if p is None else (p,) for p in line.outputs])
         for line in lines

@@ -1,6 +1,6 @@
 """Programs over the shared cache, each with what must hold in every interleaving.
 
-Their keys yield to other threads, and their rule may change; `World` records what was computed by which rule.
+Their keys yield to other threads, and their rule may change; `CacheUnderTest` records what was computed by which rule.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localtensor.concurrency import Circular, Program, Scheduled, SingleFlightCache
+from localtensor.concurrency import Circular, Program, ScheduledSync, SingleFlightCache
 
 Answer = tuple[str, int]
 """The name of a key, and the number of the rule that computed it."""
 
 
-def hold(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise AssertionError with the message unless the condition holds, also under `python -O`."""
     if not condition:
         raise AssertionError(message)
 
 
-class Key:
+class YieldingKey:
     """A key whose comparison yields to other threads, and whose hash is that of all keys, so that each is compared."""
 
-    def __init__(self, sync: Scheduled, name: str) -> None:
+    def __init__(self, sync: ScheduledSync, name: str) -> None:
         self.sync, self.name = sync, name
 
     def __hash__(self) -> int:
@@ -31,34 +31,34 @@ class Key:
 
     def __eq__(self, other: object) -> bool:
         self.sync.step(f"compares {self.name}")
-        return isinstance(other, Key) and self.name == other.name
+        return isinstance(other, YieldingKey) and self.name == other.name
 
     def __repr__(self) -> str:
         return self.name
 
 
-class World:
+class CacheUnderTest:
     """A cache under test, a rule that may change, and a record of what was computed by which rule.
 
     `settled` is the last rule whose change is complete, its clear included.
     """
 
-    def __init__(self, sync: Scheduled, limit: int = 8) -> None:
+    def __init__(self, sync: ScheduledSync, limit: int = 8) -> None:
         self.sync, self.rule, self.settled = sync, 0, 0
         self.cache: Any = self.make(sync, limit)
         self.made: list[Answer] = []
         self.busy: set[Answer] = set()
 
-    def make(self, sync: Scheduled, limit: int) -> Any:
+    def make(self, sync: ScheduledSync, limit: int) -> Any:
         """The cache under test."""
         return SingleFlightCache[Any](name="explored", limit=limit, sync=sync)
 
-    def key(self, name: str) -> Key:
-        return Key(self.sync, name)
+    def key(self, name: str) -> YieldingKey:
+        return YieldingKey(self.sync, name)
 
     def compute(self, name: str) -> Answer:
         made = name, self.rule
-        hold(made not in self.busy or self.rule > 0, f"{name} is computed twice at once")  # after a clear it may be
+        require(made not in self.busy or self.rule > 0, f"{name} is computed twice at once")  # after a clear it may be
         self.busy.add(made)
         self.made.append(made)
         self.sync.step(f"computes {name}")
@@ -68,8 +68,8 @@ class World:
     def get(self, name: str) -> Answer:
         settled = self.settled
         got: Answer = self.cache.get(self.key(name), lambda: self.compute(name))
-        hold(got[0] == name, f"asked for {name}, got {got[0]}")
-        hold(got[1] >= settled, f"asked after the clear for rule {settled}, answered by rule {got[1]}")
+        require(got[0] == name, f"asked for {name}, got {got[0]}")
+        require(got[1] >= settled, f"asked after the clear for rule {settled}, answered by rule {got[1]}")
         return got
 
     def change(self) -> None:
@@ -80,32 +80,32 @@ class World:
         self.settled = max(self.settled, rule)
 
     def check_once_each(self) -> None:
-        hold(len(self.made) == len(set(self.made)), f"computed twice: {self.made}")
+        require(len(self.made) == len(set(self.made)), f"computed twice: {self.made}")
 
     def check_kept(self, *names: str) -> None:
         made = len(self.made)
         for name in names:
-            hold(self.get(name) == (name, self.rule), f"{name} has a stale value")
-        hold(len(self.made) == made, "what was computed is not kept")
+            require(self.get(name) == (name, self.rule), f"{name} has a stale value")
+        require(len(self.made) == made, "what was computed is not kept")
 
 
-Kind = type[World]
+CacheClass = type[CacheUnderTest]
 
 
-def asks(sync: Scheduled, kind: Kind = World) -> Program:
+def asks(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Three threads, one key: computed once, returned to all, kept."""
     world = kind(sync)
     got: list[object] = []
 
     def check() -> None:
-        hold(got == [("k", 0)] * 3, f"got {got}")
+        require(got == [("k", 0)] * 3, f"got {got}")
         world.check_once_each()
         world.check_kept("k")
 
     return Program([lambda: got.append(world.get("k"))] * 3, check)
 
 
-def colliding(sync: Scheduled, kind: Kind = World) -> Program:
+def colliding(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Different keys of one hash: none is lost, none is mixed up."""
     world = kind(sync)
 
@@ -116,7 +116,7 @@ def colliding(sync: Scheduled, kind: Kind = World) -> Program:
     return Program([lambda: _get(world, "ab"), lambda: _get(world, "ba"), lambda: world.get("a")], check)
 
 
-def cleared(sync: Scheduled, kind: Kind = World) -> Program:
+def cleared(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """A rule changes and the cache is cleared: every later call gets the new rule's value."""
     world = kind(sync)
 
@@ -125,22 +125,22 @@ def cleared(sync: Scheduled, kind: Kind = World) -> Program:
         world.get("k")
 
     def check() -> None:
-        hold(world.get("k") == ("k", 1), "a stale value came back")
+        require(world.get("k") == ("k", 1), "a stale value came back")
 
     return Program([lambda: world.get("k"), change, lambda: _get(world, "kk")], check)
 
 
-def cleared_twice(sync: Scheduled, kind: Kind = World) -> Program:
+def cleared_twice(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Two changes, each with a clear, while others compute."""
     world = kind(sync)
 
     def check() -> None:
-        hold(world.get("k") == ("k", 2), "a stale value came back")
+        require(world.get("k") == ("k", 2), "a stale value came back")
 
     return Program([lambda: _get(world, "kk"), world.change, world.change], check)
 
 
-def failing(sync: Scheduled, kind: Kind = World) -> Program:
+def failing(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """A computation fails: all who wait get the error, and it is not kept."""
     world = kind(sync)
     errors: list[str] = []
@@ -156,13 +156,13 @@ def failing(sync: Scheduled, kind: Kind = World) -> Program:
             errors.append(str(error))
 
     def check() -> None:
-        hold(errors == ["no"] * 3, f"got {errors}")
-        hold(world.get("k") == ("k", 0), "a failure was kept")
+        require(errors == ["no"] * 3, f"got {errors}")
+        require(world.get("k") == ("k", 0), "a failure was kept")
 
     return Program([ask] * 3, check)
 
 
-def failing_once(sync: Scheduled, kind: Kind = World) -> Program:
+def failing_once(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """The first computation fails, no later one does: all threads get a result or the error, and at most two are made."""
     world = kind(sync)
     tries: list[int] = []
@@ -183,13 +183,13 @@ def failing_once(sync: Scheduled, kind: Kind = World) -> Program:
             got.append(str(error))
 
     def check() -> None:
-        hold(len(got) == 3 and set(got) <= {"first", "fine"}, f"got {got}")
-        hold(len(tries) <= 2, f"computed {len(tries)} times")
+        require(len(got) == 3 and set(got) <= {"first", "fine"}, f"got {got}")
+        require(len(tries) <= 2, f"computed {len(tries)} times")
 
     return Program([ask] * 3, check)
 
 
-def reentered(sync: Scheduled, kind: Kind = World) -> Program:
+def reentered(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """A computation asks for its own key: refused at once, as are the threads that wait for it."""
     world = kind(sync)
     refused: list[int] = []
@@ -204,12 +204,12 @@ def reentered(sync: Scheduled, kind: Kind = World) -> Program:
             refused.append(1)
 
     def check() -> None:
-        hold(len(refused) == 2, f"{len(refused)} of 2 were refused")
+        require(len(refused) == 2, f"{len(refused)} of 2 were refused")
 
     return Program([ask, ask], check)
 
 
-def ringed(sync: Scheduled, kind: Kind = World) -> Program:
+def ringed(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Two keys, each of which needs the other, from two threads: both are refused, and no thread hangs."""
     world = kind(sync)
     refused: list[str] = []
@@ -224,12 +224,12 @@ def ringed(sync: Scheduled, kind: Kind = World) -> Program:
             refused.append(name)
 
     def check() -> None:
-        hold(len(refused) == 2, f"only {refused} were refused")
+        require(len(refused) == 2, f"only {refused} were refused")
 
     return Program([lambda: ask("a", "b"), lambda: ask("b", "a")], check)
 
 
-def two_caches(sync: Scheduled, kind: Kind = World) -> Program:
+def two_caches(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """The same ring through two caches: no thread hangs, because the caches share one wait graph."""
     one, two = kind(sync).cache, kind(sync).cache
     ended: list[str] = []
@@ -242,22 +242,22 @@ def two_caches(sync: Scheduled, kind: Kind = World) -> Program:
             ended.append("refused")
 
     def check() -> None:
-        hold(len(ended) == 2, f"only {ended} ended")
+        require(len(ended) == 2, f"only {ended} ended")
 
     return Program([lambda: ask(one, two), lambda: ask(two, one)], check)
 
 
-def crowded(sync: Scheduled, kind: Kind = World) -> Program:
+def crowded(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """A limit of one value: a value being computed is never dropped, and never computed twice at once."""
     world = kind(sync, limit=1)
 
     def check() -> None:
-        hold(world.cache.stats().size <= 1, f"{world.cache.stats()}")
+        require(world.cache.stats().size <= 1, f"{world.cache.stats()}")
 
     return Program([lambda: _get(world, "ab"), lambda: _get(world, "ba"), lambda: world.get("a")], check)
 
 
-def interrupted_waiter(sync: Scheduled, kind: Kind = World) -> Program:
+def interrupted_waiter(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Ctrl-C ends a wait: the other threads are not affected."""
     world = kind(sync)
     ended: list[int] = []
@@ -269,14 +269,14 @@ def interrupted_waiter(sync: Scheduled, kind: Kind = World) -> Program:
             ended.append(sync.me())
 
     def check() -> None:
-        hold(set(ended) <= {1}, f"{ended} were interrupted")
+        require(set(ended) <= {1}, f"{ended} were interrupted")
         world.check_once_each()
         world.check_kept("k")
 
     return Program([ask, ask, lambda: sync.interrupt(1)], check)
 
 
-def interrupted_owner(sync: Scheduled, kind: Kind = World) -> Program:
+def interrupted_owner(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Ctrl-C ends a computation: a waiting thread computes instead."""
     world, slow = kind(sync), sync.gate("what is computed")
     got: list[str] = []
@@ -292,11 +292,11 @@ def interrupted_owner(sync: Scheduled, kind: Kind = World) -> Program:
             got.append("ended")
 
     def check() -> None:
-        hold(len(got) == 3 and got.count("ended") <= 1 and set(got) <= {"k", "ended"}, f"got {got}")
+        require(len(got) == 3 and got.count("ended") <= 1 and set(got) <= {"k", "ended"}, f"got {got}")
 
     return Program([ask, ask, ask, lambda: sync.interrupt(0)], check)
 
 
-def _get(world: World, names: str) -> None:
+def _get(world: CacheUnderTest, names: str) -> None:
     for name in names:
         world.get(name)

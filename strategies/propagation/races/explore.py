@@ -9,9 +9,9 @@ from textwrap import fill, indent, shorten
 from types import ModuleType
 from typing import Any
 
-from localtensor.concurrency import Maker, Program, by_lines, explore, single_flight, single_flight_cells
+from localtensor.concurrency import Program, ProgramMaker, by_lines, explore, single_flight, single_flight_cells
 from strategies.propagation.races import cache_programs
-from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary, calls
+from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding, calls
 
 WIDTH = 110
 EXAMPLE = 12
@@ -61,7 +61,7 @@ def _line(part: ProgramSummary) -> str:
     return f"  {part.name:20} {part.tried:>9,} in {part.seconds:6.1f} s  {what:12}  {part.asks}"
 
 
-def _finding_text(number: int, finding: Finding) -> list[str]:
+def _finding_text(number: int, finding: RaceFinding) -> list[str]:
     times = "once" if finding.count == 1 else f"{finding.count} times"
     example = finding.example.splitlines()
     shown = [fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in example[:EXAMPLE]]
@@ -71,7 +71,7 @@ def _finding_text(number: int, finding: Finding) -> list[str]:
     return lines + ([indent(fill(f"It means: {finding.meaning}", WIDTH), "   ")] if finding.meaning else [])
 
 
-def _last(parts: Sequence[ProgramSummary], findings: Sequence[Finding]) -> str:
+def _last(parts: Sequence[ProgramSummary], findings: Sequence[RaceFinding]) -> str:
     tried, idle = sum(part.tried for part in parts), [part.name for part in parts if part.trouble]
     left = f"; not run: {', '.join(idle)}" if idle else ""
     return f"{_count(len(findings), 'finding')} in {tried:,} tried{left}"
@@ -91,7 +91,12 @@ ONCE: Programs = (
 """The programs over the shared cache."""
 WITHIN: Modules = (single_flight, single_flight_cells)
 """The modules of the shared cache."""
-STAGES = (("marked", "bounded", 0.25), ("marked", "pct", 0.93), ("lines", "pct", 0.99), ("bytecodes", "pct", 1.0))
+SCHEDULE_STAGES = (
+    ("marked", "bounded", 0.25),
+    ("marked", "pct", 0.93),
+    ("lines", "pct", 0.99),
+    ("bytecodes", "pct", 1.0),
+)
 """For each stage the yield points, the policy, and the share of the schedules that is done after it.
 
 Threads may switch first at the yield points that the code marks, then at every line, and at every bytecode, of the
@@ -127,7 +132,7 @@ def explore_all(
     return found
 
 
-def made(program: Callable[..., Program], yields: str, within: Modules) -> Maker:
+def made(program: Callable[..., Program], yields: str, within: Modules) -> ProgramMaker:
     """The program with the yield points of a stage: "marked", "lines" or "bytecodes"."""
     return program if yields == "marked" else by_lines(program, *within, opcodes=yields == "bytecodes")
 
@@ -139,7 +144,7 @@ def _explored(
     report(name, 0)
     start = time.monotonic()
     tried, failure, stage = 0, None, "marked"
-    for yields, policy, part in STAGES:
+    for yields, policy, part in SCHEDULE_STAGES:
         many = round(share * part) - tried
         if many < 1 or failure is not None:
             continue

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from localtensor.concurrency import Failure, Program, Scheduled
-from strategies.propagation.races.cache_programs import World, hold
+from localtensor.concurrency import Failure, Program, ScheduledSync
+from strategies.propagation.races.cache_programs import CacheUnderTest, require
 
 CALLS = ("get a", "get b", "clear")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CacheCall:
     """One call of a cache.
 
     `begin` and `end` are logical times; `answer` is the number of the computation whose value it returned, None for a
@@ -31,18 +31,18 @@ class Call:
     answer: int | None = None
 
 
-def explained(history: Sequence[Call]) -> bool:
+def is_linearizable(history: Sequence[CacheCall]) -> bool:
     """Whether a plain dict could have given the answers: a get returns what is kept, or makes a new computation.
 
-    >>> explained([Call("get a", 0, 3, answer=1), Call("get a", 1, 2, answer=1)])
+    >>> is_linearizable([CacheCall("get a", 0, 3, answer=1), CacheCall("get a", 1, 2, answer=1)])
     True
-    >>> explained([Call("get a", 0, 1, answer=1), Call("clear", 2, 3), Call("get a", 4, 5, answer=1)])
+    >>> is_linearizable([CacheCall("get a", 0, 1, answer=1), CacheCall("clear", 2, 3), CacheCall("get a", 4, 5, answer=1)])
     False
     """
     return _explained(tuple(history), (), frozenset())
 
 
-def _explained(left: tuple[Call, ...], kept: tuple[tuple[str, int], ...], used: frozenset[int]) -> bool:
+def _explained(left: tuple[CacheCall, ...], kept: tuple[tuple[str, int], ...], used: frozenset[int]) -> bool:
     if not left:
         return True
     first_end = min(call.end for call in left)
@@ -63,12 +63,12 @@ def _explained(left: tuple[Call, ...], kept: tuple[tuple[str, int], ...], used: 
     return False
 
 
-def calls(sync: Scheduled, kind: type[World] = World) -> Program:
+def calls(sync: ScheduledSync, kind: type[CacheUnderTest] = CacheUnderTest) -> Program:
     """Three threads, two calls each, which the schedule draws; their history must be linearizable."""
     world = kind(sync)
     moments: list[int] = []
     computed: list[int] = []
-    history: list[Call] = []
+    history: list[CacheCall] = []
 
     def moment() -> int:
         moments.append(0)
@@ -87,7 +87,7 @@ def calls(sync: Scheduled, kind: type[World] = World) -> Program:
             world.cache.clear()
         else:
             answer = world.cache.get(world.key(name), compute)
-        history.append(Call(name, begin, moment(), answer))
+        history.append(CacheCall(name, begin, moment(), answer))
 
     def two() -> None:
         call()
@@ -95,12 +95,12 @@ def calls(sync: Scheduled, kind: type[World] = World) -> Program:
 
     def check() -> None:
         ordered = sorted(history, key=lambda one: one.begin)
-        hold(explained(ordered), f"no order of these calls explains their answers: {_history_text(ordered)}")
+        require(is_linearizable(ordered), f"no order of these calls explains their answers: {_history_text(ordered)}")
 
     return Program([two] * 3, check)
 
 
-def _history_text(history: Sequence[Call]) -> str:
+def _history_text(history: Sequence[CacheCall]) -> str:
     return "; ".join(
         f"{call.name} [{call.begin}-{call.end}]" + ("" if call.answer is None else f" -> {call.answer}")
         for call in history
@@ -146,7 +146,7 @@ class ExploredProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RaceFinding:
     """A race of one program or script: its kind, its count, the first example, and the text of a script that repeats it."""
 
     part: str
@@ -168,6 +168,6 @@ class ProgramSummary:
     asks: str
     tried: int
     seconds: float
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RaceFinding, ...] = ()
     figures: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""

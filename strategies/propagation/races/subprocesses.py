@@ -25,26 +25,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from strategies.base.signals import LEFT, held
-from strategies.propagation.races.linearizability import Finding, ProgramSummary
+from strategies.base.signals import CLEANUPS, uninterrupted
+from strategies.propagation.races.linearizability import ProgramSummary, RaceFinding
 
 GRACE = 10.0
 """Seconds that a script has beyond its own limit, to start, and to write its threads' stacks."""
 MARK = "races: "
 
 
-def run_script(name: str, asks: str, text: str, seconds: float) -> ProgramSummary:
+def run_race_script(name: str, asks: str, text: str, seconds: float) -> ProgramSummary:
     """Run the script: its findings, or that it did not end in time, or why nothing was run."""
     start = time.monotonic()
     with ExitStack() as stack:
-        with held():
+        with uninterrupted():
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            LEFT[folder] = partial(shutil.rmtree, ignore_errors=True)
-            stack.callback(LEFT.pop, folder)
+            CLEANUPS[folder] = partial(shutil.rmtree, ignore_errors=True)
+            stack.callback(CLEANUPS.pop, folder)
         file = Path(folder) / f"races_{name}.py"
         file.write_text(text, encoding="utf-8")
         code, out, err = _run([sys.executable, str(file)], folder, seconds + GRACE)
-    return judged(name, asks, text, code, out, err, time.monotonic() - start)
+    return summary_of_output(name, asks, text, code, out, err, time.monotonic() - start)
 
 
 def _run(command: list[str], folder: str, seconds: float) -> tuple[int | None, str, str]:
@@ -60,17 +60,19 @@ def _run(command: list[str], folder: str, seconds: float) -> tuple[int | None, s
     return done.returncode, done.stdout, done.stderr
 
 
-def judged(name: str, asks: str, text: str, code: int | None, out: str, err: str, seconds: float) -> ProgramSummary:
+def summary_of_output(
+    name: str, asks: str, text: str, code: int | None, out: str, err: str, seconds: float
+) -> ProgramSummary:
     """The summary of a script's process, from its exit code (None: killed) and its output.
 
-    >>> judged("clear", "?", "", 1, 'races: {"begins": "2.13.0"}', "Timeout (0:01:00)!", 61.0).findings[0].kind
+    >>> summary_of_output("clear", "?", "", 1, 'races: {"begins": "2.13.0"}', "Timeout (0:01:00)!", 61.0).findings[0].kind
     'time-out'
     """
     events = [json.loads(line[len(MARK) :]) for line in out.splitlines() if line.startswith(MARK)]
     last: dict[str, Any] = events[-1] if events and "counts" in events[-1] else {}
     counts, figures = last.get("counts", {}), last.get("figures", {})
     found = [
-        Finding(name, event["found"], counts.get(event["found"], 1), event["example"], text)
+        RaceFinding(name, event["found"], counts.get(event["found"], 1), event["example"], text)
         for event in events
         if "found" in event
     ]
@@ -79,9 +81,9 @@ def judged(name: str, asks: str, text: str, code: int | None, out: str, err: str
         trouble = f"it did not begin in {seconds:.0f} s" if late else _last_line(err) or f"exit code {code}"
         return ProgramSummary(name, asks, 0, seconds, trouble=trouble)
     if late:
-        found.append(Finding(name, "time-out", 1, _tail(err), text))
+        found.append(RaceFinding(name, "time-out", 1, _tail(err), text))
     elif not last and code is not None and code < 0:
-        found.append(Finding(name, "crash", 1, f"signal {-code}\n{_tail(err)}", text))
+        found.append(RaceFinding(name, "crash", 1, f"signal {-code}\n{_tail(err)}", text))
     elif not last:
         return ProgramSummary(name, asks, 0, seconds, tuple(found), trouble=_last_line(err) or f"exit code {code}")
     return ProgramSummary(name, asks, figures.get("calls", 0), seconds, tuple(found), figures)
@@ -99,7 +101,7 @@ def _last_line(err: str) -> str:
     return (err.strip().splitlines() or [""])[-1]
 
 
-SCRIPTS: Mapping[str, str] = MappingProxyType({
+RACE_SCRIPTS: Mapping[str, str] = MappingProxyType({
     "numbers": "does a redistribution on rank threads keep the numbers?",
     "plans": "is each rank thread given its own plan for a redistribution?",
     "ranks": "is a thread that serves a second rank given the first one's answer?",
@@ -112,10 +114,10 @@ SCRIPTS: Mapping[str, str] = MappingProxyType({
 _FOLDER = Path(__file__).parents[2] / "templates"
 
 
-def script(name: str, *, threads: int, rounds: int, seed: int, seconds: int) -> str:
+def race_script(name: str, *, threads: int, rounds: int, seed: int, seconds: int) -> str:
     """The whole text of a script, which gives up after `seconds`.
 
-    >>> script("clear", threads=8, rounds=1, seed=0, seconds=60).splitlines()[0]
+    >>> race_script("clear", threads=8, rounds=1, seed=0, seconds=60).splitlines()[0]
     '# A rule is replaced, and the caches are cleared: does every thread learn of it?'
     """
     body = (_FOLDER / f"races_{name}.txt").read_text(encoding="utf-8")

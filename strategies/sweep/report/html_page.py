@@ -13,18 +13,18 @@ import jinja2
 from markupsafe import Markup
 
 from strategies.base.journal import Line
-from strategies.base.progress import printable
+from strategies.base.progress import xml_safe
 from strategies.model.verdict import Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
-from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parts
-from strategies.sweep.report.text_and_json import call_text, file_name, silent
+from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parse_picture
+from strategies.sweep.report.text_and_json import call_text, file_name, is_silent
 
 _DTYPES = re.compile(r"\b(f|bf|c|i|u|bool)\d*\[")
 _CLASS = {"c": "complex", "f": "real", "bf": "real", "i": "integer", "u": "integer", "bool": "bool"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownFinding:
     """A finding as the page shows it: its anchor, the attributes that filters match, its picture, its script.
 
     `loudness` is "silent" or "loud" for a confirmed finding, else "".
@@ -44,17 +44,17 @@ class Shown:
     file: str
 
 
-def shown(finding: Finding) -> Shown:
+def show_finding(finding: Finding) -> ShownFinding:
     """The finding as the page shows it."""
     mesh = finding.mesh or (finding.ranks,)
     dtypes = tuple(dict.fromkeys(dtypes for dtypes, _ in finding.kinds)) or (class_of(finding.sample),)
     file = file_name(finding) if finding.script else ""
-    loudness = "silent" if silent(finding) else "loud"
-    return Shown(
+    loudness = "silent" if is_silent(finding) else "loud"
+    return ShownFinding(
         finding, anchor(finding.name), call_text(finding), loudness if finding.verdict is Verdict.UNSOUND else "",
         "alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs",
         " × ".join(map(str, mesh)), dtypes, tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
-        columns_of(finding.rule), parts(finding.picture, finding.reason), finding.script.replace("{name}", file), file,
+        columns_of(finding.rule), parse_picture(finding.picture, finding.reason), finding.script.replace("{name}", file), file,
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def anchor(name: str) -> str:
     >>> anchor("aten.add.Tensor: S(0), R -> S(0)").rpartition("-")[0]
     'aten.add.Tensor-S-0-R-S-0'
     """
-    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)[:80].strip('-')}-{digest([printable(name)])[:8]}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)[:80].strip('-')}-{digest([xml_safe(name)])[:8]}"
 
 
 def class_of(sample: tuple[str, ...]) -> str:
@@ -88,7 +88,7 @@ SIGNS = {
 def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tuple[str, Report]:
     """The page of a journal's lines, and the report that it shows.  `cut` is a sentence on a truncated last line."""
     report = aggregate.report(begin, lines)
-    found = [shown(finding) for finding in report.findings]
+    found = [show_finding(finding) for finding in report.findings]
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
@@ -105,7 +105,7 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
         style=_trusted((_HERE / "report.css").read_text(encoding="utf-8")), script=_trusted(script),
         sha=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # the browser runs this script only
     )  # fmt: skip
-    return printable(text), report
+    return xml_safe(text), report
 
 
 def _trusted(text: str) -> Markup:
@@ -114,7 +114,7 @@ def _trusted(text: str) -> Markup:
 
 def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
     """The settings of the run, by heading."""
-    every = len(aggregate.plan(begin))
+    every = len(aggregate.planned_units(begin))
     requested = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
     meshes = sorted({"×".join(map(str, mesh)) for _, mesh in begin["trials"]})
     facts = [
@@ -128,7 +128,7 @@ def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
     return [*facts, ("shard", f"{shard[0]} of {shard[1]}")] if shard else facts
 
 
-def _filters(found: Sequence[Shown]) -> list[tuple[str, str, list[str]]]:
+def _filters(found: Sequence[ShownFinding]) -> list[tuple[str, str, list[str]]]:
     """The name, the label and the choices of each filter; only values that occur are choices."""
     every = [
         ("how", "Silent or loud", sorted({one.loudness for one in found} - {""})),

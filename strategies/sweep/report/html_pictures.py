@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from localtensor.layout import short
-from strategies.base.journal import Line, of_kind
+from strategies.base.journal import Line, lines_of_kind
 from strategies.model.rule import Rule
 from strategies.model.verdict import Finding, Report, Verdict
 
@@ -27,7 +27,7 @@ _RULE = re.compile(r"[^\s,()]+\([^()]*\)|[^\s,()]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatmapCell:
     """The rules of one overload, or family, under one placement: the worst verdict, its count, and all counts."""
 
     column: str
@@ -37,7 +37,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HeatmapRow:
     """An overload or a family.
 
     `cells` has one for each column, None where there is no rule.  `why` is the reason why there is no rule at all.
@@ -45,7 +45,7 @@ class Row:
     """
 
     name: str
-    cells: tuple[Cell | None, ...]
+    cells: tuple[HeatmapCell | None, ...]
     counts: Mapping[Verdict, int]
     why: str = ""
     crashed: int = 0
@@ -66,14 +66,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class HeatmapFamily:
     """Overloads of one name, those with findings first; `head` is their total."""
 
-    head: Row
-    rows: tuple[Row, ...]
+    head: HeatmapRow
+    rows: tuple[HeatmapRow, ...]
 
 
-def families(ops: Iterable[str], lines: Sequence[Line], report: Report) -> tuple[Family, ...]:
+def families(ops: Iterable[str], lines: Sequence[Line], report: Report) -> tuple[HeatmapFamily, ...]:
     """Every overload of the plan, and of the findings, by family; families with findings first."""
     ruled = _verdicts_by_op(lines, report)
     whys = _skip_reasons(lines)
@@ -86,7 +86,7 @@ def families(ops: Iterable[str], lines: Sequence[Line], report: Report) -> tuple
         rows = [_row(op, ruled.get(op, {}), whys.get(op, ""), crashed[op]) for op in members]
         every = {rule: verdict for op in members for rule, verdict in ruled.get(op, {}).items()}
         head = _row(name, every, "", sum(row.crashed for row in rows))
-        made.append(Family(head, tuple(sorted(rows, key=lambda row: (-row.bad, row.name)))))
+        made.append(HeatmapFamily(head, tuple(sorted(rows, key=lambda row: (-row.bad, row.name)))))
     return tuple(sorted(made, key=lambda family: (-family.head.bad, family.head.name)))
 
 
@@ -101,17 +101,17 @@ def family_of(op: str) -> str:
     return name if space == "aten" else f"{space}.{name}"
 
 
-def taken(placements: Iterable[str]) -> tuple[str, ...]:
+def input_columns(placements: Iterable[str]) -> tuple[str, ...]:
     """The columns of a rule by its input placements; R only where all of them are R.
 
-    >>> taken(["S(1)", "R"]), taken(["R", "R"]), taken(["S(7)"]), taken([])
+    >>> input_columns(["S(1)", "R"]), input_columns(["R", "R"]), input_columns(["S(7)"]), input_columns([])
     (('S(1)',), ('R',), ('S(3+)',), ())
     """
     found = list(dict.fromkeys(column_of(p) for p in placements))
     return tuple(column for column in found if column != "R" or len(found) == 1)
 
 
-def given(placements: Iterable[str]) -> tuple[str, ...]:
+def output_columns(placements: Iterable[str]) -> tuple[str, ...]:
     """The columns of a rule by its output placements: one for all dims, and one for all reductions."""
     found = dict.fromkeys(c if c in ("R", "other") else c[0] for c in map(column_of, placements))
     return tuple(column for column in found if column != "R" or len(found) == 1)
@@ -126,15 +126,15 @@ def column_of(placement: str) -> str:
 
 def columns_of(rule: Rule) -> tuple[str, ...]:
     """The columns of a finding's rule by its input placements, for a filter."""
-    return taken(short(p) for p in rule.inputs if p is not None)
+    return input_columns(short(p) for p in rule.inputs if p is not None)
 
 
 def _verdicts_by_op(lines: Sequence[Line], report: Report) -> dict[str, dict[str, Verdict]]:
     """For each overload the verdicts on its rules by their text.  A program counts to its op, under its title."""
     verdicts: dict[str, Verdict] = {}
-    for line in of_kind(lines, "unit"):
+    for line in lines_of_kind(lines, "unit"):
         verdicts |= dict.fromkeys(line.get("sound", ()), Verdict.SOUND)
-    for line in of_kind(lines, "settled"):
+    for line in lines_of_kind(lines, "settled"):
         if line["verdict"] == "cleared":
             verdicts[line["rule"]] = Verdict.SOUND
     verdicts |= dict.fromkeys((rule for rule, _ in report.untestable), Verdict.UNTESTABLE)
@@ -153,31 +153,31 @@ def _finding_text(finding: Finding) -> str:
 def _skip_reasons(lines: Sequence[Line]) -> dict[str, str]:
     """For each overload the first reason for which samples of it were skipped."""
     whys: dict[str, str] = {}
-    for line in of_kind(lines, "unit"):
+    for line in lines_of_kind(lines, "unit"):
         for why in line.get("skipped", {}):
             whys.setdefault(line["unit"].split(" ")[0], why)
     return whys
 
 
-def _row(name: str, rules: Mapping[str, Verdict], why: str, crashed: int) -> Row:
+def _row(name: str, rules: Mapping[str, Verdict], why: str, crashed: int) -> HeatmapRow:
     cells: dict[tuple[bool, str], Counter[Verdict]] = defaultdict(Counter)
     for rule, verdict in rules.items():
         takes, _, gives = rule.partition(" @ ")[0].partition(": ")[2].rpartition(" -> ")
-        for column in taken(_RULE.findall(takes)):
+        for column in input_columns(_RULE.findall(takes)):
             cells[True, column][verdict] += 1
-        for column in given(_RULE.findall(gives)):
+        for column in output_columns(_RULE.findall(gives)):
             cells[False, column][verdict] += 1
     made = [_cell(column, cells.get((True, column))) for column in TAKES]
     made += [_cell(column, cells.get((False, column))) for column in GIVES]
-    return Row(name, tuple(made), Counter(rules.values()), "" if rules else why or "no rule was tried", crashed)
+    return HeatmapRow(name, tuple(made), Counter(rules.values()), "" if rules else why or "no rule was tried", crashed)
 
 
-def _cell(column: str, counts: Counter[Verdict] | None) -> Cell | None:
+def _cell(column: str, counts: Counter[Verdict] | None) -> HeatmapCell | None:
     if not counts:
         return None
     worst = next(verdict for verdict in WORST if counts[verdict])
     words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in WORST if counts[verdict])
-    return Cell(column, worst, counts[worst], words)
+    return HeatmapCell(column, worst, counts[worst], words)
 
 
 _PART = re.compile(r"(argument|result) (\d+), (.*)")
@@ -190,7 +190,7 @@ OP = "the op gives"
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class PrintedElement:
     """A printed element; `wrong` if the op gives another."""
 
     text: str
@@ -198,7 +198,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class RankBox:
     """The piece of one rank, or the result of all ranks together.
 
     `shape` is None for a value that is no tensor: then `note` is its text.  `more`: elements are left out.  `wrong`
@@ -206,7 +206,7 @@ class Box:
     """
 
     who: str
-    values: tuple[Value, ...] = ()
+    values: tuple[PrintedElement, ...] = ()
     shape: tuple[int, ...] | None = None
     more: bool = False
     note: str = ""
@@ -229,18 +229,18 @@ class TensorPicture:
     what: str
     title: str
     placement: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[RankBox, ...]
 
 
-def parts(picture: str, reason: str = "") -> tuple[TensorPicture, ...]:
+def parse_picture(picture: str, reason: str = "") -> tuple[TensorPicture, ...]:
     """The picture's tensors in order, each result beside the op's own; empty for any other text.
 
     >>> text = chr(10).join(("argument 0, R", "  rank 0  [1] of shape (1,)", "the op gives [1] of shape (1,)"))
-    >>> [part.title for part in parts(text)]
+    >>> [part.title for part in parse_picture(text)]
     ['argument 0', 'the op gives']
     """
-    found: list[tuple[str, str, str, list[Box]]] = []
-    wants: list[Box] = []
+    found: list[tuple[str, str, str, list[RankBox]]] = []
+    wants: list[RankBox] = []
     for line in picture.splitlines():
         if part := _PART.fullmatch(line):
             found.append((part[1], f"{part[1]} {part[2]}", part[3], []))
@@ -260,17 +260,17 @@ def parts(picture: str, reason: str = "") -> tuple[TensorPicture, ...]:
     return tuple(shown.get(part.title, part) for part in drawn)
 
 
-def _box(who: str, text: str) -> Box:
+def _box(who: str, text: str) -> RankBox:
     found = _TENSOR.fullmatch(text)
     if not found:
-        return Box(who, note=text, wrong=text == "could not be assembled")
+        return RankBox(who, note=text, wrong=text == "could not be assembled")
     words = found[1].split(", ") if found[1] else []
     more = words[-1:] == ["..."]
     shape = tuple(int(size) for size in found[2].split(",") if size.strip())
-    return Box(who, tuple(map(Value, words[:-1] if more else words)), shape, more)
+    return RankBox(who, tuple(map(PrintedElement, words[:-1] if more else words)), shape, more)
 
 
-def _mark_failed(box: Box, reason: str) -> Box:
+def _mark_failed(box: RankBox, reason: str) -> RankBox:
     """The box with a mark if its rank is one of those that raise or die."""
     found = _FAILS.match(reason)
     if not found or not (found[2] or box.who.removeprefix("rank ") in re.split(r"\D+", found[1])):
@@ -278,7 +278,7 @@ def _mark_failed(box: Box, reason: str) -> Box:
     return replace(box, wrong=True, note="fails here")
 
 
-def _mark_wrong(part: TensorPicture, want: Box, misshapen: str) -> TensorPicture:
+def _mark_wrong(part: TensorPicture, want: RankBox, misshapen: str) -> TensorPicture:
     """The part with its wrong values and the rank of a wrong shape marked, and the op's result beside it."""
     boxes = []
     pieces = [box for box in part.boxes if box.who != "together"]
@@ -295,21 +295,21 @@ def _mark_wrong(part: TensorPicture, want: Box, misshapen: str) -> TensorPicture
     return replace(part, boxes=(*boxes, want))
 
 
-def _mark_values(box: Box, want: Box, spots: Sequence[int], *, whole: bool = False) -> Box:
+def _mark_values(box: RankBox, want: RankBox, spots: Sequence[int], *, whole: bool = False) -> RankBox:
     """The box with its elements compared with those of `want` at these places; wrong as a whole if its shape differs."""
     if whole and box.shape != want.shape:
         return replace(box, wrong=True)
     values = tuple(
-        replace(value, wrong=spot < len(want.values) and not same(value.text, want.values[spot].text))
+        replace(value, wrong=spot < len(want.values) and not same_number(value.text, want.values[spot].text))
         for value, spot in zip(box.values, spots)
     )
     return replace(box, values=values)
 
 
-def same(one: str, other: str) -> bool:
+def same_number(one: str, other: str) -> bool:
     """Whether two printed numbers agree to four digits; NaN equals NaN.
 
-    >>> same("nan", "nan"), same("1+0j", "1"), same("2", "2.1"), same("True", "False")
+    >>> same_number("nan", "nan"), same_number("1+0j", "1"), same_number("2", "2.1"), same_number("True", "False")
     (True, True, False, False)
     """
     if one == other:
@@ -321,7 +321,7 @@ def same(one: str, other: str) -> bool:
     return cmath.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6)
 
 
-def _spots(placement: str, pieces: Sequence[Box], want: Box) -> list[list[int]] | None:
+def _spots(placement: str, pieces: Sequence[RankBox], want: RankBox) -> list[list[int]] | None:
     """For each rank the places of its elements in the whole; None unless the pieces are R or S and fit together."""
     if want.shape is None or any(box.shape is None for box in pieces):
         return None
@@ -341,7 +341,7 @@ def _fit(shape: Sequence[int], whole: Sequence[int], dim: int) -> bool:
     return len(shape) == len(whole) > dim and all(a == b for i, (a, b) in enumerate(zip(shape, whole)) if i != dim)
 
 
-def _places(box: Box, whole: Sequence[int], dim: int, start: int) -> list[int]:
+def _places(box: RankBox, whole: Sequence[int], dim: int, start: int) -> list[int]:
     """The flat index in the whole of each element of this piece."""
     inner = math.prod(whole[dim + 1 :])
     wide = (box.shape or ())[dim] * inner

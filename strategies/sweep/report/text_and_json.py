@@ -23,7 +23,7 @@ LONGEST = 150
 """Letters of a script's name: file systems take 255."""
 
 
-def written(report: Report, folder: str | None) -> Report:
+def write_scripts(report: Report, folder: str | None) -> Report:
     """Write the repro scripts of the findings into `folder`, if it is given.  Returns the report with their paths."""
     if folder is None:
         return report
@@ -164,6 +164,6 @@ def _totals(report: Report) -> str:
     return text
 
 
-def silent(finding: Finding) -> bool:
+def is_silent(finding: Finding) -> bool:
     """Whether the rule is silently wrong: no rank raises, hangs or dies."""
     return not re.search(r"^(rank [\d, ]+|every rank) raises |^hangs: |^the process of rank ", finding.reason)

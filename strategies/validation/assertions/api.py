@@ -26,15 +26,15 @@ from torch.distributed.tensor import Partial
 
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls
-from strategies.validation.assertions.case import Misfit, Ran, RuleCase, Skipped
-from strategies.validation.assertions.ops import FunctionOp, Op, there
-from strategies.validation.assertions.rule import AssertedRule, NotARule, NothingTested, layouts
+from strategies.validation.assertions.case import CaseRun, CaseSkipped, RuleCase, RuleMisfit
+from strategies.validation.assertions.ops import FunctionOp, Op, materialized
+from strategies.validation.assertions.rule import AssertedRule, NotARule, NothingTested, read_layouts
 from strategies.validation.assertions.script import caller, imports_of, wrong_rule
-from strategies.validation.assertions.shardings import Claim, ShardingCase, judge, wrong_sharding
+from strategies.validation.assertions.shardings import ShardingCase, ShardingClaim, run_sharding_case, wrong_sharding
 
 C = TypeVar("C")
 R = TypeVar("R")
-HOPELESS = 200
+MOST_WITHOUT_VERDICT = 200
 """Cases without a verdict after which a search without any verdict is given up."""
 
 
@@ -47,7 +47,7 @@ class _Hopeless(Exception):
 
 
 @dataclass
-class Search(Generic[C, R]):
+class ExampleSearch(Generic[C, R]):
     """The result of a search: the smallest wrong case and its run, the number of cases with a verdict, and the reasons
     why others have none."""
 
@@ -65,14 +65,14 @@ class Search(Generic[C, R]):
         return "no call could be drawn"
 
 
-def search(
+def search_examples(
     cases: st.SearchStrategy[C], judge: Callable[[C], tuple[R, bool]], *, max_examples: int, seed: int
-) -> Search[C, R]:
+) -> ExampleSearch[C, R]:
     """Search the cases for a wrong one; the same in every run with the same seed.
 
-    `judge` returns the run of a case and whether it is right, or raises `Skipped` or `Misfit`.
+    `run_sharding_case` returns the run of a case and whether it is right, or raises `CaseSkipped` or `RuleMisfit`.
     """
-    found: Search[C, R] = Search()
+    found: ExampleSearch[C, R] = ExampleSearch()
 
     @hypothesis.seed(seed)
     @settings(
@@ -84,10 +84,10 @@ def search(
     def example(case: C) -> None:
         try:
             ran, right = judge(case)
-        except (Skipped, Misfit) as why:
-            kind = found.misfits if isinstance(why, Misfit) else found.skipped
+        except (CaseSkipped, RuleMisfit) as why:
+            kind = found.misfits if isinstance(why, RuleMisfit) else found.skipped
             kind[str(why)] += 1
-            if not found.judged and found.skipped.total() + found.misfits.total() >= HOPELESS:
+            if not found.judged and found.skipped.total() + found.misfits.total() >= MOST_WITHOUT_VERDICT:
                 raise _Hopeless from None
             hypothesis.reject()
         found.judged += 1
@@ -107,7 +107,7 @@ def search(
 
 
 RANKS, EXAMPLES, SPLITS = (2, 3, 4), 100, range(100)
-KNOWN = 40
+MOST_TORCH_SAMPLES = 40
 """The most calls that are torch's own samples."""
 DTYPES = (torch.float64, torch.int64, torch.bool, torch.float32)
 """Default dtypes of tensors: the first of these that the op takes."""
@@ -185,15 +185,17 @@ def assert_sharding(
     >>> assert_sharding(torch.mm, [("S(0)", "R"), ("R", "S(1)")], [("S(0)", "S(1)")], max_examples=3)
     """
     call = "assert_sharding"
-    claim = Claim(fn, layouts(in_placements, call, "in_placements"), layouts(out_placements, call, "out_placements"))
+    claim = ShardingClaim(
+        fn, read_layouts(in_placements, call, "in_placements"), read_layouts(out_placements, call, "out_placements")
+    )
     sizes = _meshes(claim, meshes)
     _check(call, (2,), splits, max_examples)
     if not callable(fn):
         raise NotARule(call, "fn", repr(fn), "it is no function", "Pass a function of tensors.")
     drawn, why = _tensors(claim, inputs, dtypes)
-    found: Search[ShardingCase, Any] = Search()
+    found: ExampleSearch[ShardingCase, Any] = ExampleSearch()
     if drawn is not None:
-        found = search(_sharding_cases(claim, drawn, sizes, tuple(splits), empty), lambda case: judge(claim, case),
+        found = search_examples(_sharding_cases(claim, drawn, sizes, tuple(splits), empty), lambda case: run_sharding_case(claim, case),
                        max_examples=max_examples, seed=seed)  # fmt: skip
         why = found.excuse
     if found.misfits and not found.judged:
@@ -205,7 +207,9 @@ def assert_sharding(
         raise wrong_sharding(claim, case, truth, held, wrong, found.judged)
 
 
-def _tensors(claim: Claim, inputs: Any, dtypes: Sequence[torch.dtype]) -> tuple[st.SearchStrategy[Any] | None, str]:
+def _tensors(
+    claim: ShardingClaim, inputs: Any, dtypes: Sequence[torch.dtype]
+) -> tuple[st.SearchStrategy[Any] | None, str]:
     if isinstance(inputs, st.SearchStrategy):
         return inputs, ""
     if inputs is not None:
@@ -221,7 +225,7 @@ def _tensors(claim: Claim, inputs: Any, dtypes: Sequence[torch.dtype]) -> tuple[
 
 
 def _sharding_cases(
-    claim: Claim,
+    claim: ShardingClaim,
     tensors: st.SearchStrategy[Any],
     meshes: tuple[tuple[int, ...], ...],
     splits: tuple[int, ...],
@@ -237,7 +241,7 @@ def _sharding_cases(
     return cases()
 
 
-def _meshes(claim: Claim, meshes: Any) -> tuple[tuple[int, ...], ...]:
+def _meshes(claim: ShardingClaim, meshes: Any) -> tuple[tuple[int, ...], ...]:
     axes = claim.axes
     usual = {1: ((2,), (3,), (4,)), 2: ((2, 2), (1, 3), (3, 1))}.get(axes, ((2,) * axes,))
     found = usual if meshes is None else tuple(map(tuple, meshes))
@@ -252,7 +256,7 @@ def check_case(case: RuleCase) -> None:
     """Assert that the rule holds in this one case.  Raises `WrongRule`, and `NothingTested` for a case without verdict."""
     try:
         ran = case.judged()
-    except Skipped as why:
+    except CaseSkipped as why:
         raise NothingTested("check_case", repr(case), str(why), "Take another case.") from None
     if ran.wrong is not None:
         raise wrong_rule(case, ran, imports_of(Op.of(case.op), caller(1)))
@@ -289,7 +293,7 @@ def rule_cases(
 def _searched(
     call: str, op: Any, rule: Any, calls: Any, where: Any, dtypes: Any, ranks: Any, uneven: bool, splits: Any,
     max_examples: int, seed: int,
-) -> Search[RuleCase, Ran]:  # fmt: skip
+) -> ExampleSearch[RuleCase, CaseRun]:  # fmt: skip
     overload, read = Op.of(op, call), AssertedRule.read(rule, call)
     _check(call, ranks, splits, max_examples)
     if overload.random:
@@ -302,10 +306,12 @@ def _searched(
             if drawn is None:
                 continue
 
-            def found_on(counts: Sequence[int], drawn: Any = drawn, turn: int = turn) -> Search[RuleCase, Ran]:
+            def found_on(
+                counts: Sequence[int], drawn: Any = drawn, turn: int = turn
+            ) -> ExampleSearch[RuleCase, CaseRun]:
                 cases = _cases(overload, read, drawn, tuple(counts), uneven, tuple(splits))
-                most = min(max_examples, KNOWN) if turn else max_examples
-                return search(cases, lambda case: _judge(case, where), max_examples=most, seed=seed)
+                most = min(max_examples, MOST_TORCH_SAMPLES) if turn else max_examples
+                return search_examples(cases, lambda case: _judge(case, where), max_examples=most, seed=seed)
 
             found = found_on(ranks)
             if found.misfits and (not found.judged or isinstance(calls, list | tuple)):
@@ -324,9 +330,9 @@ def _searched(
     raise NothingTested(call, f"{overload.name}: {read}", excuse, remedy)
 
 
-def _judge(case: RuleCase, where: Callable[..., bool] | None) -> tuple[Ran, bool]:
+def _judge(case: RuleCase, where: Callable[..., bool] | None) -> tuple[CaseRun, bool]:
     if where is not None and not _is_wanted(where, (case.args, dict(case.kwargs))):
-        raise Skipped("where= asks for no such call")
+        raise CaseSkipped("where= asks for no such call")
     ran = case.judged()
     return ran, ran.wrong is None
 
@@ -365,7 +371,7 @@ def _cases(
 
 def _is_wanted(where: Callable[..., bool], call: Call) -> bool:
     """Whether the filter `where` is true for the call, with real tensors."""
-    args, kwargs = there(call[0]), there(call[1])
+    args, kwargs = materialized(call[0]), materialized(call[1])
     return bool(where(*args, **kwargs))
 
 

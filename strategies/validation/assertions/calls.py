@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.testing.hypothesis_strategies.op_calls import OpCall, database
+from localtensor.testing.hypothesis_strategies.op_calls import OpCall, opinfo_database
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.inputs.schema_samples import accepts
 from strategies.model.arguments import is_index
 from strategies.model.rule import Sample, call_of
-from strategies.validation.assertions.ops import Op, ShapePlan, accepted, is_list, takes_tensor, there
+from strategies.validation.assertions.ops import Op, ShapePlan, accepted_plans, is_list, materialized, takes_tensor
 from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_dim
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -26,10 +26,10 @@ Values = tuple[torch.dtype, tuple[str, ...]]
 """The dtype and the patterns of tensors."""
 Pick = Callable[[Sequence[Any]], Any]
 """One of the options, the simplest first."""
-TAME = ("ones", "small", "alternating", "ties", "normal", "rough")
-PATTERNS = (TAME[0], "arange", *TAME[1:])
+SMALL_PATTERNS = ("ones", "small", "alternating", "ties", "normal", "rough")
+PATTERNS = (SMALL_PATTERNS[0], "arange", *SMALL_PATTERNS[1:])
 """Values of tensors; zeros alone prove nothing.  Where parts are summed, values are small: exp of large ones overflows."""
-LARGEST = 8
+LARGEST_DIM = 8
 """The largest dim that is drawn."""
 _BOOLEAN_ARGUMENTS = ("condition", "mask")
 _LEFT_OUT = ("dtype", "layout", "device", "memory_format", "pin_memory", "generator", "out_dtype", "output_dtype")
@@ -39,8 +39,8 @@ _ABSENT = object()
 
 def schema_calls(op: Op, rule: AssertedRule, dtype: torch.dtype) -> tuple[st.SearchStrategy[Call] | None, str]:
     """Calls drawn from the op's schema, with tensors of that dtype; or None, and the reason."""
-    patterns = TAME if any(isinstance(p, Partial) for p in rule.inputs) else PATTERNS
-    plans, why = accepted(op, rule, lambda plan, rng: _call_of_plan(op, plan, dtype, rng))
+    patterns = SMALL_PATTERNS if any(isinstance(p, Partial) for p in rule.inputs) else PATTERNS
+    plans, why = accepted_plans(op, rule, lambda plan, rng: _call_of_plan(op, plan, dtype, rng))
     if not plans:
         return None, why
     ways = tuple(plans)
@@ -48,23 +48,23 @@ def schema_calls(op: Op, rule: AssertedRule, dtype: torch.dtype) -> tuple[st.Sea
     @st.composite
     def calls(draw: Draw) -> Call:
         plan = draw(one_of(ways))
-        sizes = {letter: draw(one_of(tuple(range(1, LARGEST + 1)))) for letter in plan.letters} | {"1": 1}
+        sizes = {letter: draw(one_of(tuple(range(1, LARGEST_DIM + 1)))) for letter in plan.letters} | {"1": 1}
 
         def pick(options: Sequence[Any]) -> Any:
             return options[draw(one_of(tuple(range(len(options)))))] if len(options) > 1 else options[0]
 
-        return filled(op, plan, sizes, (dtype, patterns), pick)
+        return build_call(op, plan, sizes, (dtype, patterns), pick)
 
     return calls(), ""
 
 
 def _call_of_plan(op: Op, plan: ShapePlan, dtype: torch.dtype, rng: Random) -> Call:
     sizes = {letter: place for place, letter in enumerate(plan.letters, 2)} | {"1": 1}
-    args, kwargs = filled(op, plan, sizes, (dtype, TAME), rng.choice)
-    return there(args), there(kwargs)
+    args, kwargs = build_call(op, plan, sizes, (dtype, SMALL_PATTERNS), rng.choice)
+    return materialized(args), materialized(kwargs)
 
 
-def filled(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values, pick: Pick) -> Call:
+def build_call(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values, pick: Pick) -> Call:
     """The call of that plan with these sizes and such values of tensors; the other arguments are picked."""
     shapes, args, kwargs = dict(plan.shapes), [], {}
     for argument in op.arguments:
@@ -137,9 +137,9 @@ def known_calls(op: Op, rule: AssertedRule, dtype: torch.dtype) -> list[Call]:
     if namespace != "aten":
         return []
     name = packet.rstrip("_") if not packet.startswith("_") else packet
-    full = [one for one in (name, f"nn.functional.{name}") if one in database()]
+    full = [one for one in (name, f"nn.functional.{name}") if one in opinfo_database()]
     found: list[Call] = []
-    for number in range(12) if full and dtype in database()[full[0]].supported_dtypes("cpu") else ():
+    for number in range(12) if full and dtype in opinfo_database()[full[0]].supported_dtypes("cpu") else ():
         sample = OpCall(full[0], dtype, number)
         call = as_call(sample)
         made, tensors = call_of(op.overload, *call)

@@ -11,33 +11,33 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import in_a_line
-from localtensor.layout import UNSTABLE, reducible, rounds, short
+from localtensor.errors import error_in_one_line
+from localtensor.layout import MAX_JUMP_SHARE, is_inexact, is_reducible, short
 from strategies.model import rule as model
-from strategies.model.call_signature import text_of
-from strategies.model.oracle import Truth, tell
-from strategies.validation.assertions.ops import REFUSALS, Op, there
+from strategies.model.call_signature import argument_text
+from strategies.model.oracle import OracleResult, run_oracle
+from strategies.validation.assertions.ops import REFUSALS, Op, materialized
 from strategies.validation.assertions.rule import AssertedRule, shard_dim
-from strategies.validation.difference import Difference
+from strategies.validation.difference import ResultDifference
 from strategies.validation.probe import Probe
 
 
-class Skipped(Exception):
+class CaseSkipped(Exception):
     """The call proves nothing about the rule, for this reason."""
 
 
-class Misfit(Exception):
+class RuleMisfit(Exception):
     """The rule does not fit the call: it has another number of tensors or results."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CaseRun:
     """The run of one case: the call, its oracle, the pieces `held[i][rank]` of each tensor, and the difference."""
 
     sample: model.Sample
-    truth: Truth
+    truth: OracleResult
     held: tuple[tuple[Tensor, ...], ...]
-    wrong: Difference | None
+    wrong: ResultDifference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class RuleCase:
     split: int = 0
     uneven: bool = True
 
-    def judged(self) -> Ran:
-        """The run of the case.  Raises `Skipped` and `Misfit`."""
-        return judge(Op.of(self.op), AssertedRule.read(self.rule), self)
+    def judged(self) -> CaseRun:
+        """The run of the case.  Raises `CaseSkipped` and `RuleMisfit`."""
+        return run_case(Op.of(self.op), AssertedRule.read(self.rule), self)
 
     @property
     def real(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with real tensors."""
-        return there(tuple(self.args)), there(dict(self.kwargs))
+        return materialized(tuple(self.args)), materialized(dict(self.kwargs))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Hypothesis would otherwise print the fields."""
@@ -75,7 +75,7 @@ class RuleCase:
 
     def __repr__(self) -> str:
         rest = f", uneven={self.uneven}" if not self.uneven else ""
-        values = f"{text_of(self.args)}, {text_of(dict(self.kwargs))}"
+        values = f"{argument_text(self.args)}, {argument_text(dict(self.kwargs))}"
         return f"RuleCase({self.op!r}, {self.rule!r}, {values}, ranks={self.ranks}, split={self.split}{rest})"
 
 
@@ -89,67 +89,67 @@ class _UserCall(model.Call):
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-def judge(op: Op, rule: AssertedRule, case: RuleCase) -> Ran:
-    """Shard the inputs, run, assemble, compare.  Raises `Skipped` and `Misfit`."""
+def run_case(op: Op, rule: AssertedRule, case: RuleCase) -> CaseRun:
+    """Shard the inputs, run, assemble, compare.  Raises `CaseSkipped` and `RuleMisfit`."""
     found, tensors = model.call_of(op.overload, *case.real)
     call = _UserCall(found.op, found.args, found.kwargs)
-    fit_inputs(rule, tensors, case)
+    check_inputs(rule, tensors, case)
     sample = model.Sample(call, tuple(tensors), "")
     with torch.no_grad():
         try:
-            truth = tell(sample)
+            truth = run_oracle(sample)
         except REFUSALS as error:
-            raise Skipped(f"the op refuses it: {in_a_line(error)}") from None
-        _fit_outputs(rule, truth, len(model.written(call)))
-        if truth.unstable > UNSTABLE:
-            raise Skipped("its result jumps when the inputs move by one unit in the last place")
+            raise CaseSkipped(f"the op refuses it: {error_in_one_line(error)}") from None
+        _fit_outputs(rule, truth, len(model.written_leaves(call)))
+        if truth.unstable > MAX_JUMP_SHARE:
+            raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
         probe = Probe(sample, truth, case.ranks, seed=case.split)
-        outputs = tuple(p or Replicate() for p in rule.outputs) if model.results(truth.raw) else ()
+        outputs = tuple(p or Replicate() for p in rule.outputs) if model.flat_results(truth.raw) else ()
         shown = probe.difference(model.Claim(model.Rule(op.name, rule.inputs, outputs), "assert_rule"))
         draw, wrong = shown if shown is not None else (0, None)
         held = tuple(tuple(probe.held(i, p, draw)) for i, p in enumerate(rule.inputs))
-    placed = [(p or Replicate(),) for p in placed_results(rule, len(truth.outputs), model.written(call))]
-    return Ran(sample, truth, held, in_words(wrong, placed) if wrong is not None else None)
+    placed = [(p or Replicate(),) for p in result_placements(rule, len(truth.outputs), model.written_leaves(call))]
+    return CaseRun(sample, truth, held, with_author_message(wrong, placed) if wrong is not None else None)
 
 
-def fit_inputs(rule: AssertedRule, tensors: Sequence[Tensor], case: RuleCase) -> None:
-    """Check that the rule fits these tensors.  Raises `Misfit` and `Skipped`."""
+def check_inputs(rule: AssertedRule, tensors: Sequence[Tensor], case: RuleCase) -> None:
+    """Check that the rule fits these tensors.  Raises `RuleMisfit` and `CaseSkipped`."""
     if len(tensors) != len(rule.inputs):
-        raise Misfit(f"the rule has {len(rule.inputs)} inputs, and the call {len(tensors)} tensors")
+        raise RuleMisfit(f"the rule has {len(rule.inputs)} inputs, and the call {len(tensors)} tensors")
     for x, placement in zip(tensors, rule.inputs, strict=True):
         dim = shard_dim(placement)
         if dim is not None and dim >= x.ndim:
-            raise Skipped(f"{short(placement)} of a tensor of {x.ndim} dims")
+            raise CaseSkipped(f"{short(placement)} of a tensor of {x.ndim} dims")
         if dim is not None and not case.uneven and (x.shape[dim] % case.ranks or not x.shape[dim]):
-            raise Skipped("uneven shards were not asked for")
-        if isinstance(placement, Partial) and not reducible(placement.reduce_op, x.dtype):
-            raise Skipped(f"{short(placement)} means nothing for {x.dtype}")
-        if isinstance(placement, Partial) and placement.reduce_op == "avg" and not rounds(x):
-            raise Skipped(f"an average of {x.dtype} need not be one")
+            raise CaseSkipped("uneven shards were not asked for")
+        if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, x.dtype):
+            raise CaseSkipped(f"{short(placement)} means nothing for {x.dtype}")
+        if isinstance(placement, Partial) and placement.reduce_op == "avg" and not is_inexact(x):
+            raise CaseSkipped(f"an average of {x.dtype} need not be one")
 
 
-def placed_results(rule: AssertedRule, count: int, writes: Sequence[int]) -> tuple[Placement | None, ...]:
+def result_placements(rule: AssertedRule, count: int, writes: Sequence[int]) -> tuple[Placement | None, ...]:
     """The placement of each of the `count` flat results; mutated arguments keep theirs."""
     nothing = count == len(writes) and rule.outputs == (None,)
     return (*(() if nothing else rule.outputs), *(rule.inputs[i] for i in writes))
 
 
-def _fit_outputs(rule: AssertedRule, truth: Truth, writes: int) -> None:
+def _fit_outputs(rule: AssertedRule, truth: OracleResult, writes: int) -> None:
     results = truth.outputs[: len(truth.outputs) - writes]
     if len(results) != len(rule.outputs) and not (not results and rule.outputs == (None,)):
-        raise Misfit(f"the rule has {len(rule.outputs)} outputs, and the call {len(results)} results")
+        raise RuleMisfit(f"the rule has {len(rule.outputs)} outputs, and the call {len(results)} results")
     for i, (placement, value) in enumerate(zip(rule.outputs, results)):
         if (placement is None) == isinstance(value, Tensor):
             what = "a tensor, and the rule has '-' for it" if placement is None else f"no tensor but {value!r}"
-            raise Misfit(f"result {i} is {what}")
-        if isinstance(placement, Partial) and not reducible(placement.reduce_op, value.dtype):
-            raise Skipped(f"{short(placement)} means nothing for {value.dtype}")
+            raise RuleMisfit(f"result {i} is {what}")
+        if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, value.dtype):
+            raise CaseSkipped(f"{short(placement)} means nothing for {value.dtype}")
         dim = shard_dim(placement)
         if dim is not None and dim >= value.ndim:
-            raise Skipped(f"{short(placement)} of a result of {value.ndim} dims")
+            raise CaseSkipped(f"{short(placement)} of a result of {value.ndim} dims")
 
 
-def in_words(found: Difference, placed: Sequence[Sequence[Placement]]) -> Difference:
+def with_author_message(found: ResultDifference, placed: Sequence[Sequence[Placement]]) -> ResultDifference:
     """The same with a message for the rule's author; `placed` has a layout for each result."""
     i, rank, apart = found.output, found.rank, found.apart
     if i < 0:

@@ -28,10 +28,10 @@ import torch
 
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model import oracle
-from strategies.model.rule import call_of, results
+from strategies.model.rule import call_of, flat_results
 from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_dim
 
-REFUSALS = (*oracle.REFUSALS, ArithmeticError)
+REFUSALS = (*oracle.REJECTIONS, ArithmeticError)
 """Errors of a user's op for arguments that it does not accept; any other error is a crash."""
 _NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?")
 _REMEDY = "Pass torch.ops.mylib.scale.default, its name 'mylib::scale', or what torch.library.custom_op returned."
@@ -86,7 +86,7 @@ class Op:
         It mutates the given tensors themselves.
         """
         call, tensors = call_of(self.overload, args, dict(kwargs))
-        return oracle.run(call, tensors, mutates=False)[1]
+        return oracle.run_call(call, tensors, mutates=False)[1]
 
     def home(self) -> tuple[str, str] | None:
         """The module and the file whose import registers it, where torch knows."""
@@ -97,7 +97,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class TensorArgument:
     """A tensor argument of a function that has no schema."""
 
     name: str
@@ -117,10 +117,10 @@ class FunctionOp(Op):
 
     @property
     def arguments(self) -> Sequence[Any]:
-        return tuple(Argument(f"x{i}") for i in range(self.count))
+        return tuple(TensorArgument(f"x{i}") for i in range(self.count))
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        return results(self.overload(*args, **kwargs))
+        return flat_results(self.overload(*args, **kwargs))
 
 
 def _named(name: str, call: str) -> Any:
@@ -136,24 +136,24 @@ def _named(name: str, call: str) -> Any:
         raise NotARule(call, "op", repr(name), problem, f"Import the module that registers it. {_REMEDY}") from None
 
 
-def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, give: Callable[[Any], Any]) -> Any:
     """The same structure with `give(x)` in the place of each leaf x, which is no list, tuple or dict."""
     if isinstance(value, Mapping):
-        return {name: replaced(one, give) for name, one in value.items()}
+        return {name: map_leaves(one, give) for name, one in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(replaced(one, give) for one in value)
+        return type(value)(map_leaves(one, give) for one in value)
     return give(value)
 
 
-def there(value: Any) -> Any:
+def materialized(value: Any) -> Any:
     """The arguments with real tensors in the place of each `Drawn`."""
-    return replaced(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
+    return map_leaves(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
 
 
 Shape = tuple[str, ...]
 """A letter for each dim; "1" is a dim of one element that is broadcast."""
-BASE, MOST_DIMS = "abcde", 4
-MOST_TRIED, TURNS = 600, 2
+BASE_LETTERS, MOST_DIMS = "abcde", 4
+MOST_TRIED, TRIES_PER_PLAN = 600, 2
 """Calls that are tried for each number of dims, and values of the other arguments for each combination of shapes."""
 
 
@@ -190,7 +190,7 @@ def takes_tensor(argument: Any) -> str:
     return "" if "Tensor" not in kind else "many" if "List" in kind or "[]" in kind else "one"
 
 
-def plans(op: Op, rule: AssertedRule) -> Iterator[ShapePlan]:
+def shape_plans(op: Op, rule: AssertedRule) -> Iterator[ShapePlan]:
     """Every combination of shapes, the simplest first, for a call with as many tensors as the rule has inputs."""
     arguments = [a for a in op.arguments if takes_tensor(a) and not a.is_out]
     fixed = [a for a in arguments if takes_tensor(a) == "one" and not _may_lack(a)]
@@ -212,7 +212,7 @@ def _may_lack(argument: Any) -> bool:
 
 def _plans_of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator[ShapePlan]:
     for dims in (*range(1, MOST_DIMS + 1), 0):
-        base = tuple(BASE[:dims])
+        base = tuple(BASE_LETTERS[:dims])
         options: list[Sequence[Any]] = []
         for number, argument in enumerate(present):
             if takes_tensor(argument) == "many":
@@ -223,7 +223,9 @@ def _plans_of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> It
         if options and not any(takes_tensor(argument) == "many" for argument in present):  # first all others alike
             pairs = itertools.product(options[0], options[-1])
             every = itertools.chain(((first, *[other] * (len(options) - 1)) for first, other in pairs), every)
-        for shapes in itertools.islice(dict.fromkeys(itertools.islice(every, 4 * MOST_TRIED)), MOST_TRIED // TURNS):
+        for shapes in itertools.islice(
+            dict.fromkeys(itertools.islice(every, 4 * MOST_TRIED)), MOST_TRIED // TRIES_PER_PLAN
+        ):
             given = dict(zip((a.name for a in present), shapes, strict=True))
             yield ShapePlan(base, tuple((a.name, given.get(a.name)) for a in arguments))
 
@@ -244,13 +246,13 @@ def _list_shapes(base: Shape, many: int) -> list[tuple[Shape, ...]]:
     return [(base,) * many, *along]
 
 
-def fits(plan: ShapePlan, rule: AssertedRule) -> bool:
+def has_sharded_dims(plan: ShapePlan, rule: AssertedRule) -> bool:
     """Whether the plan has every dim that the rule shards."""
     pairs = zip(rule.inputs, plan.flat, strict=True)
     return all((d := shard_dim(p)) is None or d < len(s) for p, s in pairs)
 
 
-def cuts_one(plan: ShapePlan, rule: AssertedRule) -> bool:
+def shards_one_dim(plan: ShapePlan, rule: AssertedRule) -> bool:
     """Whether all the dims that the rule shards are one dim, and not a broadcast one."""
     cut = {s[d] for p, s in zip(rule.inputs, plan.flat, strict=True) if (d := shard_dim(p)) is not None}
     return len(cut) <= 1 and "1" not in cut
@@ -268,7 +270,7 @@ def is_case_of(special: ShapePlan, general: ShapePlan) -> bool:
     return alike and len(set(becomes.values())) < len(becomes)
 
 
-def accepted(
+def accepted_plans(
     op: Op, rule: AssertedRule, make: Callable[[ShapePlan, Random], tuple[Any, Any]]
 ) -> tuple[list[ShapePlan], str]:
     """The plans that the op accepts and the rule fits; or none, and the reason.
@@ -277,12 +279,12 @@ def accepted(
     """
     found: list[ShapePlan] = []
     refused, beyond, tried = "", False, 0
-    for plan in plans(op, rule):
-        if not fits(plan, rule):
+    for plan in shape_plans(op, rule):
+        if not has_sharded_dims(plan, rule):
             beyond = True
             continue
         rng = Random(tried)
-        for _ in range(TURNS):
+        for _ in range(TRIES_PER_PLAN):
             tried += 1
             args, kwargs = make(plan, rng)
             try:
@@ -293,7 +295,7 @@ def accepted(
             found.append(plan)
             break
     found = [plan for plan in found if not any(is_case_of(plan, other) for other in found)]
-    one = [plan for plan in found if cuts_one(plan, rule)]
+    one = [plan for plan in found if shards_one_dim(plan, rule)]
     if found:
         return one or found, ""
     if refused:

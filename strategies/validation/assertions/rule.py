@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, Refusal
-from localtensor.layout import cuts, is_defined, parse, shorts
+from localtensor.layout import is_supported, parse, shard_cut, shorts
 
 
 class NotARule(Refusal):
@@ -73,7 +73,7 @@ class AssertedRule:
         return f"AssertedRule.read({str(self)!r})"
 
 
-def layouts(side: Any, call: str, argument: str) -> tuple[tuple[Placement, ...], ...]:
+def read_layouts(side: Any, call: str, argument: str) -> tuple[tuple[Placement, ...], ...]:
     """The layouts of several tensors: "S(0), R" is one axis and two tensors; a tuple for each tensor is several axes.
 
     Raises `BadPlacement`, and `NotARule` where tensors have placements for different numbers of axes.
@@ -110,7 +110,7 @@ def _placement(item: Any) -> Placement | None:
     if item is None or (isinstance(item, str) and item.strip() == "-"):
         return None
     found = parse(item) if isinstance(item, str) else item
-    if not is_defined(found) or (shard_dim(found) or 0) < 0:
+    if not is_supported(found) or (shard_dim(found) or 0) < 0:
         problem = "only R, S(dim), SS(dim,factor) and the five P mean anything here"
         raise BadPlacement("assert_rule", str(found), problem)
     return found
@@ -118,5 +118,5 @@ def _placement(item: Any) -> Placement | None:
 
 def shard_dim(placement: Placement | None) -> int | None:
     """The dim that it shards, or None."""
-    cut = cuts(placement)
+    cut = shard_cut(placement)
     return None if cut is None else cut[0]

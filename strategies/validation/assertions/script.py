@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import refusal
-from localtensor.layout import StridedShard, cuts, rounds, short, split_axis
-from strategies.model.call_signature import arguments_text, indexed, text_of
-from strategies.model.code_text import FLAT, literal, slack_text, tensor_text
-from strategies.model.rule import written
-from strategies.validation.assertions.case import Ran, RuleCase, placed_results
+from localtensor.errors import refusal_sentence
+from localtensor.layout import StridedShard, is_inexact, shard_cut, short, split_axis
+from strategies.model.call_signature import argument_text, arguments_text, with_indexed_tensors
+from strategies.model.code_text import FLATTEN_FUNCTION, slack_text, tensor_literal, tensor_text
+from strategies.model.rule import written_leaves
+from strategies.validation.assertions.case import CaseRun, RuleCase, result_placements
 from strategies.validation.assertions.ops import Op
 from strategies.validation.assertions.rule import AssertedRule, WrongRule, shard_dim
-from strategies.validation.difference import Difference
+from strategies.validation.difference import ResultDifference
 
 _SCRIPT = (
     '''"""{op}: {rule}
@@ -38,7 +38,7 @@ import torch
 {imports}
 
 '''
-    + FLAT
+    + FLATTEN_FUNCTION
     + '''
 
 def call(given):
@@ -83,29 +83,29 @@ sys.exit(1 if wrong else 0)
 )
 
 
-def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
+def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
     """The text; `imports` are the lines that register the op."""
-    rule, leaves = AssertedRule.read(case.rule), written(ran.sample.call)
+    rule, leaves = AssertedRule.read(case.rule), written_leaves(ran.sample.call)
     count = range(len(rule.inputs))
     wrong = ran.wrong.problem if ran.wrong else "it is right"
     return _SCRIPT.format(
         op=ran.sample.call.op, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
-        and_more=" and the module of the op" if imports else "", arguments=indexed(arguments_text(ran.sample.call)),
+        and_more=" and the module of the op" if imports else "", arguments=with_indexed_tensors(arguments_text(ran.sample.call)),
         written=", ".join(f"x[{i}]" for i in leaves), inputs="\n".join(_input(ran, rule, i) for i in count),
         wholes=", ".join(f"x{i}" for i in count), pieces=", ".join(f"held{i}[rank]" for i in count),
-        comparisons="\n".join(_comparisons(case, ran, placed_results(rule, len(ran.truth.outputs), leaves))),
+        comparisons="\n".join(_comparisons(case, ran, result_placements(rule, len(ran.truth.outputs), leaves))),
     )  # fmt: skip
 
 
-def _input(ran: Ran, rule: AssertedRule, i: int) -> str:
+def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
     whole, placement = ran.truth.inputs[i], rule.inputs[i]
     if isinstance(placement, Replicate):
-        return f"x{i} = {literal(whole)}\nheld{i} = [x{i}] * {len(ran.held[i])}  # R"
-    pieces = ", ".join(map(literal, ran.held[i]))
-    return f"x{i} = {literal(whole)}\nheld{i} = [{pieces}]  # {short(placement)}"
+        return f"x{i} = {tensor_literal(whole)}\nheld{i} = [x{i}] * {len(ran.held[i])}  # R"
+    pieces = ", ".join(map(tensor_literal, ran.held[i]))
+    return f"x{i} = {tensor_literal(whole)}\nheld{i} = [{pieces}]  # {short(placement)}"
 
 
-def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -> list[str]:
+def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None]) -> list[str]:
     lines = []
     every = f"for rank in range({case.ranks}):"
     for i, want in enumerate(ran.truth.outputs):
@@ -126,7 +126,7 @@ def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -
 
 def _rows(want: Tensor, placement: Placement, ranks: int) -> list[list[int]]:
     """The rows of the sharded dim that each rank has."""
-    dim, factor = cuts(placement) or (0, 1)
+    dim, factor = shard_cut(placement) or (0, 1)
     flat = Shard(0) if factor == 1 else StridedShard(0, split_factor=factor)
     return [piece.tolist() for piece in split_axis(torch.arange(want.shape[dim]), flat, ranks)]
 
@@ -136,7 +136,7 @@ def _total(kind: str, want: Tensor) -> str:
         return "parts.all(0)" if kind in ("min", "product") else "parts.any(0)"
     keep = f", dtype={want.dtype}"
     return {
-        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if rounds(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
+        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if is_inexact(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
         "min": "parts.amin(0)", "max": "parts.amax(0)", "product": f"parts.prod(0{keep})",
     }[kind]  # fmt: skip
 
@@ -168,14 +168,16 @@ NAME = "wrong_rule.py"
 """The script's name in its own text."""
 
 
-def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> WrongRule:
+def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> WrongRule:
     """The error for that case: the call, each rank's pieces and result, and three ways to repeat it."""
-    rule, wrong = AssertedRule.read(case.rule), ran.wrong or Difference("it is right")
+    rule, wrong = AssertedRule.read(case.rule), ran.wrong or ResultDifference("it is right")
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
-    sentence = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
+    sentence = refusal_sentence(
+        "assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy
+    )
     example = f"@example(case={case!r})"
     splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
-    listed = f"calls=[({text_of(tuple(case.args))}, {text_of(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
+    listed = f"calls=[({argument_text(tuple(case.args))}, {argument_text(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
     lines = [
@@ -188,7 +190,7 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
     return WrongRule("\n".join(lines), case=case, script=text, example=example, repeat=repeat)
 
 
-def _held(ran: Ran, rule: AssertedRule) -> list[str]:
+def _held(ran: CaseRun, rule: AssertedRule) -> list[str]:
     lines = []
     for i, placement in enumerate(rule.inputs):
         lines.append(f"  tensor {i}  {tensor_text(ran.truth.inputs[i])}")
@@ -198,7 +200,7 @@ def _held(ran: Ran, rule: AssertedRule) -> list[str]:
     return lines
 
 
-def _results(wrong: Difference) -> list[str]:
+def _results(wrong: ResultDifference) -> list[str]:
     who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
     if not wrong.shown:
         return []

@@ -16,28 +16,35 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from localtensor import run
-from localtensor.errors import LocalTensorError, ProgramFault, in_a_line, refusal
+from localtensor.errors import LocalTensorError, ProgramFault, error_in_one_line, refusal_sentence
 from localtensor.layout import (
-    UNSTABLE,
+    MAX_JUMP_SHARE,
     Layout,
     Mesh,
     Spec,
     assemble,
-    has_meaning,
+    has_one_meaning,
+    is_inexact,
     local_shapes,
-    rounds,
     shape_text,
     shorts,
 )
-from localtensor.testing.hypothesis_strategies.layouts import cut
-from strategies.model.call_signature import text_of
-from strategies.model.code_text import COMPARED, FLAT, literal, placement_code, slack_text, tensor_text
-from strategies.model.oracle import Truth, agrees, tell_function
-from strategies.model.rule import results
-from strategies.validation.assertions.case import Misfit, Skipped, in_words
-from strategies.validation.assertions.ops import REFUSALS, there
+from localtensor.testing.hypothesis_strategies.layouts import cut_pieces
+from strategies.model.call_signature import argument_text
+from strategies.model.code_text import (
+    COMPARISON_CODE,
+    FLATTEN_FUNCTION,
+    placement_code,
+    slack_text,
+    tensor_literal,
+    tensor_text,
+)
+from strategies.model.oracle import OracleResult, equal_within, run_function_oracle
+from strategies.model.rule import flat_results
+from strategies.validation.assertions.case import CaseSkipped, RuleMisfit, with_author_message
+from strategies.validation.assertions.ops import REFUSALS, materialized
 from strategies.validation.assertions.rule import WrongRule, shard_dim
-from strategies.validation.difference import Apart, Difference, misshapen, rounding
+from strategies.validation.difference import ElementDifference, ResultDifference, folding_error, shape_difference
 
 _SCRIPT = (
     '''"""{what}
@@ -64,7 +71,7 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 
 
 '''
-    + FLAT
+    + FLATTEN_FUNCTION
     + """
 
 wants = flat(fn({wholes}))
@@ -76,7 +83,7 @@ for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
     if isinstance(want, torch.Tensor):
         got = got.full_tensor()
 """
-    + COMPARED
+    + COMPARISON_CODE
 )
 
 
@@ -91,7 +98,7 @@ class ShardingCase:
 
     @property
     def whole(self) -> list[Tensor]:
-        return list(there(self.tensors))
+        return list(materialized(self.tensors))
 
     @property
     def ranks(self) -> int:
@@ -102,11 +109,11 @@ class ShardingCase:
         printer.text(repr(self))
 
     def __repr__(self) -> str:
-        return f"ShardingCase({text_of(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
+        return f"ShardingCase({argument_text(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ShardingClaim:
     """`fn` takes DTensors with the layouts `inputs`, and returns DTensors with the layouts `outputs`."""
 
     fn: Callable[..., Any]
@@ -124,32 +131,36 @@ class Claim:
         return f"{name}: {ins} -> {outs}"
 
 
-def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Difference | None], bool]:
-    """The oracle, the ranks' pieces, the difference; and whether there is none.  Raises `Skipped` and `Misfit`."""
+def run_sharding_case(
+    claim: ShardingClaim, case: ShardingCase
+) -> tuple[tuple[OracleResult, list[Any], ResultDifference | None], bool]:
+    """The oracle, the ranks' pieces, the difference; and whether there is none.  Raises `CaseSkipped` and `RuleMisfit`."""
     whole, mesh = case.whole, Mesh.of(*case.mesh)
     if len(whole) != len(claim.inputs):
-        raise Misfit(f"there are placements for {len(claim.inputs)} tensors, and the call has {len(whole)}")
+        raise RuleMisfit(f"there are placements for {len(claim.inputs)} tensors, and the call has {len(whole)}")
     for x, layout in zip(whole, claim.inputs, strict=True):
         if any((shard_dim(p) or 0) >= x.ndim and shard_dim(p) is not None for p in layout):
-            raise Skipped(f"{shorts(layout)} of a tensor of {x.ndim} dims")
+            raise CaseSkipped(f"{shorts(layout)} of a tensor of {x.ndim} dims")
         if not case.empty and _too_small(x, layout, case.mesh):
-            raise Skipped("a dim is smaller than the axes that cut it")
-        if not has_meaning(layout, tuple(x.shape), x.dtype, case.mesh):
-            raise Skipped(f"{shorts(layout)} means nothing for {shape_text(x.shape, x.dtype)}")
+            raise CaseSkipped("a dim is smaller than the axes that cut it")
+        if not has_one_meaning(layout, tuple(x.shape), x.dtype, case.mesh):
+            raise CaseSkipped(f"{shorts(layout)} means nothing for {shape_text(x.shape, x.dtype)}")
     try:
-        truth = tell_function(lambda given: results(claim.fn(*given)), whole)
+        truth = run_function_oracle(lambda given: flat_results(claim.fn(*given)), whole)
     except REFUSALS as error:
-        raise Skipped(f"the function refuses it: {in_a_line(error)}") from None
+        raise CaseSkipped(f"the function refuses it: {error_in_one_line(error)}") from None
     if len(truth.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.outputs):
-        raise Misfit(f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values")
-    if truth.unstable > UNSTABLE:
-        raise Skipped("its result jumps when the inputs move by one unit in the last place")
+        raise RuleMisfit(
+            f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values"
+        )
+    if truth.unstable > MAX_JUMP_SHARE:
+        raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
     if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
-        raise Skipped("a dim of a result is smaller than the axes that cut it")
-    held = [cut(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
+        raise CaseSkipped("a dim of a result is smaller than the axes that cut it")
+    held = [cut_pieces(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
             for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))]  # fmt: skip
     gave = _run(claim, case, whole, held)
-    wrong = gave if isinstance(gave, Difference) else _compared(claim, truth, gave, mesh)
+    wrong = gave if isinstance(gave, ResultDifference) else _compared(claim, truth, gave, mesh)
     return (truth, held, wrong), wrong is None
 
 
@@ -162,7 +173,7 @@ def _too_small(x: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
     )
 
 
-def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> Any:
+def _run(claim: ShardingClaim, case: ShardingCase, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> Any:
     """Each rank's results, as pairs of placements and local tensor; or the difference for an error of a rank."""
 
     def body() -> list[Any]:
@@ -171,7 +182,7 @@ def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequen
             DTensor.from_local(pieces[dist.get_rank()].clone(), mesh, layout, run_check=False, shape=x.shape, stride=x.contiguous().stride())
             for x, pieces, layout in zip(whole, held, claim.inputs, strict=True)
         ]  # fmt: skip
-        out = results(claim.fn(*given))
+        out = flat_results(claim.fn(*given))
         return [(tuple(x.placements), x.to_local()) if isinstance(x, DTensor) else (None, x) for x in out]
 
     try:
@@ -180,44 +191,46 @@ def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequen
         cause = fault.__cause__
         if isinstance(cause, LocalTensorError) and not isinstance(cause, ProgramFault):
             raise  # a limit of rank threads, which proves nothing about the rule
-        return Difference(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
+        return ResultDifference(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
 
 
-def _compared(claim: Claim, truth: Truth, gave: Sequence[Any], mesh: Mesh) -> Difference | None:
+def _compared(claim: ShardingClaim, truth: OracleResult, gave: Sequence[Any], mesh: Mesh) -> ResultDifference | None:
     for rank, out in enumerate(gave):
         if len(out) != len(claim.outputs):
-            return Difference(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
+            return ResultDifference(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
         for i, (placements, local) in enumerate(out):
             if placements is None:
-                return Difference(f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local)
+                return ResultDifference(
+                    f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local
+                )
             if placements != claim.outputs[i]:
                 problem = f"result {i} has placements {shorts(placements)}, claimed are {shorts(claim.outputs[i])}"
-                return Difference(problem, i, rank)
+                return ResultDifference(problem, i, rank)
     for i, want in enumerate(truth.outputs):
         pieces = [out[i][1] for out in gave]
         parts = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
-        if not has_meaning(claim.outputs[i], tuple(want.shape), want.dtype, mesh.sizes):
+        if not has_one_meaning(claim.outputs[i], tuple(want.shape), want.dtype, mesh.sizes):
             problem = f"{shorts(claim.outputs[i])} means nothing for {shape_text(want.shape, want.dtype)}"
-            return Difference(f"result {i}: {problem}", i)
-        found = differs(pieces, want, truth.slack[i], claim.outputs[i], mesh, i, parts)
+            return ResultDifference(f"result {i}: {problem}", i)
+        found = result_difference(pieces, want, truth.slack[i], claim.outputs[i], mesh, i, parts)
         if found:
-            return in_words(found, claim.outputs)
+            return with_author_message(found, claim.outputs)
     return None
 
 
-def differs(
+def result_difference(
     pieces: Sequence[Any], want: Tensor, slack: Tensor | None, placed: Layout, mesh: Mesh, i: int, split: bool
-) -> Difference | None:
+) -> ResultDifference | None:
     """The difference of one result's pieces from the oracle: in local shapes and dtypes, then in values."""
     spec = Spec(mesh, placed, tuple(want.shape), want.dtype)
-    found = misshapen(pieces, want, local_shapes(spec), i)
+    found = shape_difference(pieces, want, local_shapes(spec), i)
     if found:
         return found
     allowed = slack if slack is not None else torch.zeros(())
     parts = any(isinstance(p, Partial) for p in placed)
     if parts:
-        allowed = allowed + rounding(pieces)
-    if (parts or split) and rounds(want):  # inf - inf, 0 * inf, and x / 0 of parts of both signs
+        allowed = allowed + folding_error(pieces)
+    if (parts or split) and is_inexact(want):  # inf - inf, 0 * inf, and x / 0 of parts of both signs
         tame = want.isfinite()
         for piece in pieces if parts else ():
             tame = tame & ~piece.isinf()
@@ -226,22 +239,27 @@ def differs(
     if all(isinstance(p, Replicate) for p in placed):
         wholes = [(rank, piece) for rank, piece in enumerate(pieces)]  # a list of another type than enumerate's
     for who, got in wholes:
-        if not agrees(got, want, allowed):
-            return Difference("", i, who, got, want, Apart.of(got, want, allowed))
+        if not equal_within(got, want, allowed):
+            return ResultDifference("", i, who, got, want, ElementDifference.of(got, want, allowed))
     return None
 
 
 def wrong_sharding(
-    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Difference, judged: int
+    claim: ShardingClaim,
+    case: ShardingCase,
+    truth: OracleResult,
+    held: Sequence[Sequence[Tensor]],
+    wrong: ResultDifference,
+    judged: int,
 ) -> WrongRule:
     """The error for that case."""
     remedy = "Correct the placements, the function, or the rule of the op that it calls."
     problem = f"on a mesh of {case.mesh}, {wrong.problem}"
-    sentence = refusal("assert_sharding", "out_placements", str(claim), problem, remedy)
+    sentence = refusal_sentence("assert_sharding", "out_placements", str(claim), problem, remedy)
     name = getattr(claim.fn, "__name__", "fn")
     name = f"torch.{name}" if getattr(torch, name, None) is claim.fn else name
     sides = ", ".join(f"[{', '.join(map(_layout_code, side))}]" for side in (claim.inputs, claim.outputs))
-    repeat = f"assert_sharding({name}, {sides}, inputs=[{text_of(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
+    repeat = f"assert_sharding({name}, {sides}, inputs=[{argument_text(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
     text = sharding_script(claim, case, truth, held, wrong)
     lines = [sentence, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
@@ -260,14 +278,18 @@ def _layout_code(layout: Layout) -> str:
 
 
 def sharding_script(
-    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Difference
+    claim: ShardingClaim,
+    case: ShardingCase,
+    truth: OracleResult,
+    held: Sequence[Sequence[Tensor]],
+    wrong: ResultDifference,
 ) -> str:
     """A program for torchrun, of torch and of the function alone."""
     function, and_more = _function(claim.fn)
     inputs = []
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
-        pieces = ", ".join(map(literal, held[i]))
-        inputs += [f"x{i} = {literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
+        pieces = ", ".join(map(tensor_literal, held[i]))
+        inputs += [f"x{i} = {tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
         inputs.append(
             f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
         )

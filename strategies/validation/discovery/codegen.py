@@ -23,17 +23,17 @@ import torch
 
 from localtensor.errors import Refusal
 from localtensor.layout import shorts
-from strategies.model.call_signature import source
+from strategies.model.call_signature import python_text
 from strategies.model.rule import overload
 from strategies.validation.discovery.discover import CALL, Discovery
-from strategies.validation.discovery.rule_inference import Line, lines
+from strategies.validation.discovery.rule_inference import RuleLine, infer_lines
 
 
 class NotEmitted(Refusal, call=CALL, argument="--emit"):
     """An op whose missing rules no module can register."""
 
 
-def emit(discovery: Discovery) -> str:
+def module_text(discovery: Discovery) -> str:
     """The text of the module.
 
     Raises `NotEmitted` where no rule is missing, for an op whose own rule in torch cannot be extended, and for an op
@@ -46,7 +46,7 @@ def emit(discovery: Discovery) -> str:
         raise NotEmitted(discovery.op, "torch answers by a rule that cannot be added to", "Leave out --emit.")
     if any("[]" in str(r.type) or "List" in str(r.type) for r in op._schema.returns):
         raise NotEmitted(discovery.op, "it returns a list of tensors", "Leave out --emit.")
-    body = "\n".join(_function(op, lines(discovery.surveys)))
+    body = "\n".join(_function(op, infer_lines(discovery.surveys)))
     return f"{_head(discovery)}\n\n\n{body}\n\n\n{_TAIL.strip()}\n"
 
 
@@ -67,7 +67,7 @@ _LOCALS = ("d", "ndims", "numbers", "found", "tensors")
 """Local names of the emitted function."""
 
 
-def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
+def _function(op: torch._ops.OpOverload, made: list[RuleLine]) -> list[str]:
     names = [a.name for a in op._schema.arguments]
     tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
     inputs = sorted({len(line.inputs) for line in made})
@@ -91,7 +91,7 @@ def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
     return text
 
 
-def _statement(line: Line) -> str:
+def _statement(line: RuleLine) -> str:
     of_dim = [where for where in line.where if where.startswith("d ")]
     of_call = [where for where in line.where if where not in of_dim]
     nested = [f"if {' and '.join(of_call)}:"] if of_call else []
@@ -114,7 +114,7 @@ def _signature(op: torch._ops.OpOverload) -> str:
 
 
 def _default(value: Any) -> str:
-    return source(tuple(value)) if isinstance(value, list) else source(value)
+    return python_text(tuple(value)) if isinstance(value, list) else python_text(value)
 
 
 _IMPORTS = """

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 
 from localtensor.errors import Refusal
-from localtensor.layout import UNSTABLE
+from localtensor.layout import MAX_JUMP_SHARE
 from strategies.inputs import opinfo_samples, schema_samples
-from strategies.model.arguments import trusts
-from strategies.model.call_signature import choose
-from strategies.model.oracle import REFUSALS, tell
+from strategies.model.arguments import trusts_caller
+from strategies.model.call_signature import diverse_subset
+from strategies.model.oracle import REJECTIONS, run_oracle
 from strategies.model.rule import Rule, Sample, overload
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.missing_rules import Seen, Survey, search, survey
+from strategies.validation.claim_sources import TooManyTraces, claims
+from strategies.validation.missing_rules import SearchResult, Survey, search_placements, survey_kinds
 
 CALL = "localtensor discover"
 DTYPES = ("float64", "int64", "complex64")
@@ -51,7 +51,7 @@ class Discovery:
     seed: int
 
 
-def overloads(name: str) -> list[str]:
+def resolve_overloads(name: str) -> list[str]:
     """The overloads of a name such as `aten.add.Tensor`, `add.Tensor`, `aten.add` or `add`.
 
     Of a packet those with a rule in DTensor, or all if none has one.  Raises `NoSuchOp`.
@@ -65,8 +65,8 @@ def overloads(name: str) -> list[str]:
             continue
         found = [op for op in _of_tensors(getattr(home, packet)) if which in ([], [op.split(".")[2]])]
         if found:
-            return sorted([op for op in found if dtensor.source_of(overload(op))] or found)
-    known = {str(op).split(".")[1] for op in dtensor.registered()}
+            return sorted([op for op in found if dtensor.registry_of(overload(op))] or found)
+    known = {str(op).split(".")[1] for op in dtensor.registered_overloads()}
     raise NoSuchOp(name, difflib.get_close_matches(parts[-1], sorted(known), n=3, cutoff=0.6))
 
 
@@ -86,7 +86,7 @@ def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Seque
     `given` are calls of it; by default they are OpInfo's samples, or drawn from the schema.  A sample for which the op
     or its own rule raises is left out.  Raises `NoSuchOp`.
     """
-    (target,) = overloads(op)[:1]
+    (target,) = resolve_overloads(op)[:1]
     found, searched, combinations = [], [], 0
     for sample in samples_of(target, seed) if given is None else given:
         by_ranks = _searched(sample, ranks, seed)
@@ -94,21 +94,21 @@ def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Seque
             found.append((sample, by_ranks))
             searched.append(f"{', '.join(sample.arguments())} from {sample.origin}")
             combinations += sum(seen.combinations for seen in by_ranks.values())
-    surveys = survey(found, seed)
+    surveys = survey_kinds(found, seed)
     rules = {str(rule): rule for one in surveys for rule in one.missing()}
-    source = dtensor.source_of(overload(target))
+    source = dtensor.registry_of(overload(target))
     return Discovery(target, source, tuple(rules.values()), tuple(surveys), tuple(searched), combinations, seed)
 
 
-def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, Seen]:
+def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, SearchResult]:
     """The result of the search on each mesh size; empty where the op or its rule raises, or nothing was tried."""
     try:
-        truth = tell(sample, seed=seed)
-        if truth.unstable > UNSTABLE:
+        truth = run_oracle(sample, seed=seed)
+        if truth.unstable > MAX_JUMP_SHARE:
             return {}
-        alone = dtensor.Question(sample, 1, truth.raw)
-        seen = {n: search(sample, truth, n, claims(sample, n, truth.raw, alone), seed) for n in ranks}
-    except (*REFUSALS, TooMany, AttributeError):
+        alone = dtensor.PropagatorQuery(sample, 1, truth.raw)
+        seen = {n: search_placements(sample, truth, n, claims(sample, n, truth.raw, alone), seed) for n in ranks}
+    except (*REJECTIONS, TooManyTraces, AttributeError):
         return {}
     return seen if any(one.combinations for one in seen.values()) else {}
 
@@ -126,16 +126,16 @@ def samples_of(op: str, seed: int) -> list[Sample]:
             if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
                 for which in opinfo_samples.SIZES:
                     met += _captured(info, name, which, op, seed)
-    if not met and not trusts(op):
-        met = schema_samples.calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
-    return choose(met, MOST)
+    if not met and not trusts_caller(op):
+        met = schema_samples.schema_calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
+    return diverse_subset(met, MOST)
 
 
 def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
     def wanted(func: object) -> bool:
         return str(func) == op
 
-    return opinfo_samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
+    return opinfo_samples.capture_calls(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
 
 
 def _names(info: object) -> set[str]:

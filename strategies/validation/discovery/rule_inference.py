@@ -17,13 +17,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.model.call_signature import scalars
+from strategies.model.call_signature import non_tensor_arguments
 from strategies.model.rule import Rule
 from strategies.validation.missing_rules import Survey
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RuleLine:
     """Rules as Python expressions: `ndims[i]` is the number of dims of tensor i, `numbers` has a letter for each tensor,
     arguments have their names, and `d` runs over the dims of tensor `over` if that is not None."""
 
@@ -49,11 +49,11 @@ class _Point:
         return all(self.value(text, d) for text in where)
 
 
-def lines(surveys: Sequence[Survey]) -> list[Line]:
+def infer_lines(surveys: Sequence[Survey]) -> list[RuleLine]:
     """Lines that together yield every missing rule, and no rule that a survey refutes."""
     lacking = frozenset(fact.argument for one in surveys for fact in one.kind.facts if fact.says == "is None")
-    points = [_Point(one, names_of(one), lacking) for one in surveys]
-    made: list[Line] = []
+    points = [_Point(one, values_by_name(one), lacking) for one in surveys]
+    made: list[RuleLine] = []
     left = [(point, rule) for point in points for rule in point.survey.missing()]
     while left:
         here, rule = left[0]
@@ -66,7 +66,7 @@ def lines(surveys: Sequence[Survey]) -> list[Line]:
     return made
 
 
-def _restricted(line: Line, rule: Rule, seen: Sequence[_Point]) -> Line:
+def _restricted(line: RuleLine, rule: Rule, seen: Sequence[_Point]) -> RuleLine:
     """The line, restricted to the arguments on which it was seen to hold: a value that never varied is a condition.
 
     Rules of partial values may depend on the dtypes, and on the signs of scalar arguments.
@@ -98,14 +98,14 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def names_of(one: Survey) -> dict[str, Any]:
+def values_by_name(one: Survey) -> dict[str, Any]:
     """The names that a line may use, with their values for this kind of call."""
-    given = {name: value for name, value, _ in scalars(one.samples[0])}
+    given = {name: value for name, value, _ in non_tensor_arguments(one.samples[0])}
     there = {fact.argument: ... for fact in one.kind.facts if fact.says == "is not None"}
     return {"ndims": list(one.kind.dims), "numbers": one.kind.numbers} | given | there
 
 
-def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
+def _candidates(here: _Point, rule: Rule) -> Iterator[RuleLine]:
     """Lines that yield this rule here, the most general first."""
     conditions = list(_conditions(here))
     shards = [i for i, p in enumerate(rule.inputs) if isinstance(p, Shard)]
@@ -119,10 +119,10 @@ def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
             itertools.islice(itertools.product(*choices), 24), _domains(here, over), conditions
         ):
             if here.all_true(extra, d):
-                yield Line(texts[: len(rule.inputs)], texts[len(rule.inputs) :], (*where, *extra), over)
+                yield RuleLine(texts[: len(rule.inputs)], texts[len(rule.inputs) :], (*where, *extra), over)
     inputs, outputs = tuple(map(_literal, rule.inputs)), tuple(map(_literal, rule.outputs))
     for where in conditions[-1:] if shards else conditions:
-        yield Line(inputs, outputs, where)
+        yield RuleLine(inputs, outputs, where)
 
 
 def _conditions(here: _Point) -> Iterator[tuple[str, ...]]:
@@ -187,7 +187,7 @@ def _literal(p: Placement | None) -> str:
     return "Replicate()" if isinstance(p, Replicate) else "None"
 
 
-def _yielded(line: Line, rule: Rule, points: Sequence[_Point]) -> set[tuple[int, str]] | None:
+def _yielded(line: RuleLine, rule: Rule, points: Sequence[_Point]) -> set[tuple[int, str]] | None:
     """The rules that the line yields at each point and that are known to hold; None if one is known not to."""
     found: set[tuple[int, str]] = set()
     seen: set[int] = set()
@@ -217,10 +217,10 @@ def _placed(texts: Sequence[str], point: _Point, d: int) -> tuple[Placement | No
     return made
 
 
-def in_words(line: Line) -> str:
+def line_text(line: RuleLine) -> str:
     """The line for a person: `R, P(max) -> P(max) where alpha > 0`.
 
-    >>> in_words(Line(("Shard(d)", "Replicate()"), ("Shard(d)",), ("d != dim % ndims[0]",), 0))
+    >>> line_text(RuleLine(("Shard(d)", "Replicate()"), ("Shard(d)",), ("d != dim % ndims[0]",), 0))
     'S(d), R -> S(d) where d != dim % ndims[0]'
     """
     sides = [", ".join(_short(text) for text in side) for side in (line.inputs, line.outputs)]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor._util.call_sites import in_debugger, place_of, user_lines
+from localtensor._util.call_sites import in_debugger, place_of_frame, user_lines
 from localtensor.errors import KindMismatch
 
 
@@ -28,11 +28,11 @@ def test_the_innermost_line_that_is_neither_torchs_nor_the_standard_librarys_nor
     places = []
 
     def asks(_):
-        places.append(place_of(sys._getframe(0)))
+        places.append(place_of_frame(sys._getframe(0)))
 
     class Passes(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            places.append(place_of(sys._getframe(0)))
+            places.append(place_of_frame(sys._getframe(0)))
             return func(*args, **(kwargs or {}))
 
     json.loads("{}", object_hook=asks)
@@ -40,7 +40,7 @@ def test_the_innermost_line_that_is_neither_torchs_nor_the_standard_librarys_nor
         torch.ones(1)
     assert (places[0].function, places[0].line) == ("asks", first_line(asks) + 1)
     assert places[1].function == "test_the_innermost_line_that_is_neither_torchs_nor_the_standard_librarys_nor_ours"
-    assert place_of(here()).function == "here" and place_of(None) is None
+    assert place_of_frame(here()).function == "here" and place_of_frame(None) is None
 
 
 def lines_of_calls(program, ranks=2, **kw):
@@ -111,7 +111,7 @@ def test_the_line_of_another_thread():
         thread.start()
         started.wait()
         frame = sys._current_frames()[thread.ident]
-        assert place_of(frame).function == "waits"
+        assert place_of_frame(frame).function == "waits"
     thread.join()
 
 

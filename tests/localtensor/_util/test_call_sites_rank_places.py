@@ -1,6 +1,6 @@
 import pytest
 
-from localtensor._util.call_sites import raised_at
+from localtensor._util.call_sites import place_of_error
 from localtensor._util.events import Place
 
 
@@ -11,7 +11,7 @@ def fails():
 def test_the_line_is_the_test_s_own_and_not_one_of_pytest():
     with pytest.raises(pytest.fail.Exception) as caught:
         fails()
-    assert raised_at(caught.value) == Place(__file__, fails.__code__.co_firstlineno + 1, "fails")
+    assert place_of_error(caught.value) == Place(__file__, fails.__code__.co_firstlineno + 1, "fails")
 
 
 def test_the_line_is_the_innermost_of_several():
@@ -26,8 +26,8 @@ def test_the_line_is_the_innermost_of_several():
 
     with pytest.raises(ValueError, match="here") as caught:
         outer()
-    assert raised_at(caught.value) == Place(__file__, inner.__code__.co_firstlineno + 1, "inner")
+    assert place_of_error(caught.value) == Place(__file__, inner.__code__.co_firstlineno + 1, "inner")
 
 
 def test_an_exception_that_was_never_raised_came_from_nowhere():
-    assert raised_at(ValueError("made only")) is None
+    assert place_of_error(ValueError("made only")) is None

@@ -35,12 +35,12 @@ def test_they_are_what_torch_draws_for_that_seed(name):
     theirs.set_seed = False
     want = told(theirs)
     torch.manual_seed(7)
-    with opinfo.drawn(INFOS[name], "cpu", torch.float64, requires_grad=True) as samples:
+    with opinfo.drawn_samples(INFOS[name], "cpu", torch.float64, requires_grad=True) as samples:
         got = told(samples)
     torch.testing.assert_close([one[:2] for one in got], [one[:2] for one in want], rtol=0, atol=0, equal_nan=True)
     assert [one[2] for one in got] == [one[2] for one in want] and got[0][0].requires_grad
     torch.manual_seed(8)
-    with opinfo.drawn(INFOS[name], "cpu", torch.float64) as samples:
+    with opinfo.drawn_samples(INFOS[name], "cpu", torch.float64) as samples:
         assert not torch.equal(told(samples)[-1][0], want[-1][0])
 
 
@@ -49,10 +49,10 @@ def test_nobody_is_looked_for_while_they_are_drawn_and_torch_looks_again_afterwa
     assert opinfo._no_test not in before
     stack = inspect.stack
     monkeypatch.setattr(inspect, "stack", lambda *given: looked.append(given) or stack(*given))
-    with opinfo.drawn(INFOS["sum"], "cpu", torch.float32) as samples:
+    with opinfo.drawn_samples(INFOS["sum"], "cpu", torch.float32) as samples:
         assert told(samples)
     assert looked == [] and asks() == before
-    with pytest.raises(ZeroDivisionError), opinfo.drawn(INFOS["sum"], "cpu", torch.float32):
+    with pytest.raises(ZeroDivisionError), opinfo.drawn_samples(INFOS["sum"], "cpu", torch.float32):
         raise ZeroDivisionError
     assert asks() == before
     told(INFOS["sum"].sample_inputs("cpu", torch.float32))
@@ -61,7 +61,7 @@ def test_nobody_is_looked_for_while_they_are_drawn_and_torch_looks_again_afterwa
 
 def test_two_threads_inside_leave_torch_as_it_was():
     before = asks()
-    one, other = (opinfo.drawn(INFOS["sum"], "cpu", torch.float32) for _ in range(2))
+    one, other = (opinfo.drawn_samples(INFOS["sum"], "cpu", torch.float32) for _ in range(2))
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)  # not the one that came last, which is what only threads can do
@@ -74,7 +74,7 @@ def test_inside_of_a_test_case_they_are_the_same():
 
     def once():
         torch.manual_seed(3)
-        with opinfo.drawn(INFOS["mul"], "cpu", torch.float32) as samples:
+        with opinfo.drawn_samples(INFOS["mul"], "cpu", torch.float32) as samples:
             return told(samples)
 
     class Case(unittest.TestCase):

@@ -3,13 +3,13 @@
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.patching import OwnWorld
+from localtensor._util.patching import IndependentWorld
 
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag", "pg_coalesce_state")
 
 
 def test_two_worlds_share_nothing_with_each_other_or_with_torch():
-    one, other = OwnWorld(), OwnWorld()
+    one, other = IndependentWorld(), IndependentWorld()
     for name in TABLES:
         getattr(one, name)["key"] = name
         assert "key" not in getattr(other, name) and "key" not in getattr(c10d._world, name)
@@ -22,5 +22,6 @@ def test_every_table_of_torchs_world_is_covered():
     tables = {name for name, value in vars(c10d._World).items() if isinstance(value, property)}
     assert {*TABLES, "group_count", "default_pg"} <= tables
     assert all(
-        name in vars(OwnWorld) for name in tables - {"default_pg", "pg_coalesce_state", "comms", "pg_config_info"}
+        name in vars(IndependentWorld)
+        for name in tables - {"default_pg", "pg_coalesce_state", "comms", "pg_config_info"}
     )

@@ -3,8 +3,8 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor.collectives.argument_checks import check_message, check_offer
-from localtensor.collectives.c10d_table import Brought
+from localtensor.collectives.argument_checks import check_message, check_rank_arguments
+from localtensor.collectives.c10d_table import CallArguments
 from localtensor.errors import DtypeNotCarried, LocalTensorError
 
 X = torch.zeros(3, 4)
@@ -12,31 +12,31 @@ SPARSE = torch.zeros(2).to_sparse()
 MOVES = "the call moves memory as it lies. Pass x.contiguous()."
 OFFERS = {
     "a root outside": (
-        "broadcast", Brought(X, [X], root=2),
+        "broadcast", CallArguments(X, [X], root=2),
         "broadcast: root: root=2: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
     ),
     "a root below zero": (
-        "reduce", Brought(X, [X], root=-1),
+        "reduce", CallArguments(X, [X], root=-1),
         "reduce: root: root=-1: the group has 2 ranks. Name a rank from 0 to 1, counted within the group.",
     ),
     "too few buffers": (
-        "all_gather", Brought(X, [X]),
+        "all_gather", CallArguments(X, [X]),
         "all_gather: lists[5]: 1 tensors: the call needs 2 of this rank. Let rank 5 bring a list of 2.",
     ),
     "too many buffers at the root": (
-        "gather", Brought(X, [X, X, X], root=1),
+        "gather", CallArguments(X, [X, X, X], root=1),
         "gather: lists[5]: 3 tensors: the call needs 2 of this rank. Let rank 5 bring a list of 2.",
     ),
-    "a column": ("all_reduce", Brought(X, [X[:, 1]]), f"all_reduce: tensor: shape (3,) with strides (4,): {MOVES}"),
+    "a column": ("all_reduce", CallArguments(X, [X[:, 1]]), f"all_reduce: tensor: shape (3,) with strides (4,): {MOVES}"),
     "one row many times": (
-        "broadcast", Brought(X, [X[:1].expand(3, 4)], root=0),
+        "broadcast", CallArguments(X, [X[:1].expand(3, 4)], root=0),
         f"broadcast: tensor: shape (3, 4) with strides (0, 1): {MOVES}",
     ),
     "an output in another order": (
-        "scatter", Brought([], [X.t()], root=0), f"scatter: output: shape (4, 3) with strides (1, 4): {MOVES}",
+        "scatter", CallArguments([], [X.t()], root=0), f"scatter: output: shape (4, 3) with strides (1, 4): {MOVES}",
     ),
     "a sparse tensor": (
-        "all_reduce", Brought(SPARSE, [SPARSE]),
+        "all_reduce", CallArguments(SPARSE, [SPARSE]),
         "all_reduce: tensor: torch.sparse_coo: only strided tensors have a definition here. Pass x.to_dense().",
     ),
 }  # fmt: skip
@@ -53,7 +53,7 @@ MESSAGES = {
 def test_an_offer_is_refused_word_for_word(name):
     kind, brought, message = OFFERS[name]
     with pytest.raises(LocalTensorError) as refused:
-        check_offer(kind, brought, 5, (3, 5))
+        check_rank_arguments(kind, brought, 5, (3, 5))
     assert str(refused.value) == message
 
 
@@ -68,11 +68,11 @@ def test_a_message_is_refused_word_for_word(name):
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"])
 @pytest.mark.parametrize("x", [X, X.t(), X[:0, 1], X.to(memory_format=torch.contiguous_format), X[:1, :1]])
 def test_what_gloo_moves_well_passes(kind, x):
-    assert check_offer(kind, Brought(x, [x]), 0, (0, 1)) is None
+    assert check_rank_arguments(kind, CallArguments(x, [x]), 0, (0, 1)) is None
 
 
 def test_a_list_beside_the_root_and_a_message_from_anyone_pass():
-    assert check_offer("gather", Brought(X, [], root=1), 3, (3, 5)) is None
+    assert check_rank_arguments("gather", CallArguments(X, [], root=1), 3, (3, 5)) is None
     assert check_message("recv", [X], None, 0, 2) is None
 
 

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor.collectives.c10d_table import RECV, RECV_FROM_ANY, SEND, SERVED
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS, RECV, RECV_FROM_ANY, SEND
 from localtensor.errors import NotServed, RankRaised
 
 
@@ -15,11 +15,11 @@ def ops_with_a_group():
 
 def test_every_op_of_c10d_is_served():
     later = {"gather_into_tensor_"}  # since 2.14: gloo has none, so there is no truth to go by; refused by its name
-    assert ops_with_a_group() - later == {*SERVED, SEND, RECV, RECV_FROM_ANY}
+    assert ops_with_a_group() - later == {*COLLECTIVE_OPS, SEND, RECV, RECV_FROM_ANY}
 
 
 def test_an_op_that_is_not_served_is_refused_by_its_name(monkeypatch):
-    monkeypatch.delitem(SERVED, "alltoall_base_")
+    monkeypatch.delitem(COLLECTIVE_OPS, "alltoall_base_")
     with pytest.raises(RankRaised) as caught:
         lt.run(lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4)), ranks=2)
     assert type(caught.value.__cause__) is NotServed

@@ -5,7 +5,7 @@ from math import comb
 import pytest
 
 from localtensor.concurrency import controlled_run
-from localtensor.concurrency.explorer import Bounded, Program, explore, replay
+from localtensor.concurrency.explorer import BoundedSchedule, Program, explore, replay
 from localtensor.concurrency.results import Failure
 from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.errors.runs import BadExploration, BadProgram, WaitsAlone
@@ -137,7 +137,7 @@ def test_what_a_thread_raises_is_a_failure_and_the_others_are_ended():
 
 
 def test_a_thread_without_yield_points_is_given_up(monkeypatch):
-    monkeypatch.setattr(controlled_run, "PATIENCE", 0.02)
+    monkeypatch.setattr(controlled_run, "HANG_SECONDS", 0.02)
     free = []
 
     def program(sync):
@@ -226,7 +226,7 @@ def test_ctrl_c_in_the_caller_ends_all_threads():
 
 @pytest.mark.parametrize("late", [True, False], ids=["as the last thread ends", "in the midst"])
 def test_ctrl_c_ends_a_run_without_a_wait_for_what_has_ended(monkeypatch, late):
-    monkeypatch.setattr(controlled_run, "PATIENCE", 0.01 if late else 10.0)
+    monkeypatch.setattr(controlled_run, "HANG_SECONDS", 0.01 if late else 10.0)
 
     class Interrupted:
         """Ctrl-C in the first wait for a run: at its begin, or when it is over."""
@@ -242,7 +242,7 @@ def test_ctrl_c_ends_a_run_without_a_wait_for_what_has_ended(monkeypatch, late):
 
     with controlled_run.ThreadGroup() as crew:
         crew.home = Interrupted(crew.home)
-        stage = controlled_run.Stage(crew, Bounded(), 100)
+        stage = controlled_run.ControlledRun(crew, BoundedSchedule(), 100)
         with pytest.raises(KeyboardInterrupt):
             stage.run([lambda: stage.pause(0, "a step")])
         assert not crew.lost

@@ -2,14 +2,14 @@
 
 import pytest
 
-from localtensor.concurrency.explorer import Bounded, Frontier, read
+from localtensor.concurrency.explorer import BoundedSchedule, Frontier, read_bounded
 from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import BadSchedule, ReplayDiverged
 
 
 @pytest.mark.parametrize("text", ["bounded", "bounded:3:1", "bounded:0:2:17:1"])
 def test_a_text_reads_as_what_it_says(text):
-    assert read(text).text == text
+    assert read_bounded(text).text == text
 
 
 @pytest.mark.parametrize(
@@ -17,16 +17,16 @@ def test_a_text_reads_as_what_it_says(text):
 )
 def test_a_text_that_says_nothing_is_refused(text):
     with pytest.raises(BadSchedule):
-        read(text)
+        read_bounded(text)
 
 
 @pytest.mark.parametrize(("runnable", "current"), [([0, 1, 2], None), ([0, 2], 0), ([0, 2], 1), ([0, 1], 2), ([1], 0)])
 def test_without_turns_it_is_round_robin(runnable, current):
-    assert Bounded().next(runnable, current) == round_robin().next(runnable, current)
+    assert BoundedSchedule().next(runnable, current) == round_robin().next(runnable, current)
 
 
 def test_to_take_the_run_from_who_could_go_on_costs_and_else_it_is_free():
-    schedule = Bounded()
+    schedule = BoundedSchedule()
     schedule.begin(3)
     schedule.next([0, 1, 2], None)
     schedule.next([0, 1, 2], 0)
@@ -38,7 +38,7 @@ def test_to_take_the_run_from_who_could_go_on_costs_and_else_it_is_free():
 
 
 def test_choices_before_the_last_turn_belong_to_other_schedules():
-    schedule = Bounded(((1, 1),))
+    schedule = BoundedSchedule(((1, 1),))
     schedule.begin(2)
     for _ in range(3):
         schedule.next([0, 1], 0)
@@ -72,9 +72,9 @@ def test_what_costs_no_preemption_is_run_within_a_bound_of_none():
 
 
 def test_a_turn_to_what_cannot_run_diverges():
-    schedule = read("bounded:0:1")
+    schedule = read_bounded("bounded:0:1")
     with pytest.raises(ReplayDiverged, match=r"answer 0 is thread 1, and what can run is \[0\]"):
         schedule.next([0], None)
-    schedule = read("bounded:0:4")
+    schedule = read_bounded("bounded:0:4")
     with pytest.raises(ReplayDiverged, match="has to be below 3"):
         schedule.number(3)

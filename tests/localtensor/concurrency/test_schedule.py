@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor.concurrency.schedule import LONGEST, Diary, pct, replay, round_robin, shuffled
+from localtensor.concurrency.schedule import MOST_TEXT, RecordedSchedule, pct, replay, round_robin, shuffled
 from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.testing import check_schedule
 
@@ -51,7 +51,7 @@ def run(schedule, program):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(program=programs())
 def test_the_text_of_a_run_repeats_it_and_the_repeat_has_the_same_text(policy, program):
-    schedule = Diary(replay(policy)) if policy == "round_robin" else replay(policy)
+    schedule = RecordedSchedule(replay(policy)) if policy == "round_robin" else replay(policy)
     answers = run(schedule, program)
     again = replay(schedule.text)
     assert run(again, program) == answers
@@ -64,7 +64,7 @@ def test_a_replay_goes_on_as_the_run_would_have(policy, program, part):
     ranks, questions = program
     cut = int(part * len(questions))
     whole = run(replay(policy), program)
-    beginning = Diary(replay(policy)) if policy == "round_robin" else replay(policy)
+    beginning = RecordedSchedule(replay(policy)) if policy == "round_robin" else replay(policy)
     run(beginning, (ranks, questions[:cut]))
     assert run(replay(beginning.text), program) == whole
 
@@ -72,9 +72,9 @@ def test_a_replay_goes_on_as_the_run_would_have(policy, program, part):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(program=programs())
 def test_a_text_is_one_line_that_fits_and_a_shell_leaves_alone(policy, program):
-    schedule = Diary(replay(policy))
+    schedule = RecordedSchedule(replay(policy))
     run(schedule, program)
-    assert len(schedule.text) <= LONGEST
+    assert len(schedule.text) <= MOST_TEXT
     assert set(schedule.text) <= set("abcdefghijklmnopqrstuvwxyz_0123456789:=,@#")
 
 
@@ -147,7 +147,7 @@ def test_shuffled_takes_each_rank_about_as_often():
 def test_a_seed_that_was_drawn_is_shown_and_draws_differ():
     texts = {maker().text for maker in (shuffled, pct) for _ in range(4)}
     assert len(texts) == 8
-    assert {type(replay(text)) for text in texts} == {Diary}
+    assert {type(replay(text)) for text in texts} == {RecordedSchedule}
     assert {text.split(":")[0] for text in texts} == {"shuffled", "pct"}
 
 
@@ -241,14 +241,14 @@ def test_a_list_that_outgrows_its_text_keeps_it_beside_the_digest():
 def test_a_list_is_in_the_text_as_long_as_there_is_room_for_a_digest_beside_it(over):
     turns = [0, 1] * 100
     listed = "round_robin=2:" + ",".join(map(str, turns))
-    listed = listed[: LONGEST - len("@999999999999#1c0ffee5") - 1].rstrip(",")
+    listed = listed[: MOST_TEXT - len("@999999999999#1c0ffee5") - 1].rstrip(",")
     answers = [int(answer) for answer in listed.partition(":")[2].split(",")]
-    schedule = Diary(AsTold([*answers[:-1], 10 ** (1 + over)]))
+    schedule = RecordedSchedule(AsTold([*answers[:-1], 10 ** (1 + over)]))
     schedule.begin(2)
     for _ in answers:
         schedule.next([0, 1], None)
     assert ("#" in schedule.text) == (over == 1)
-    assert over or len(schedule.text) == LONGEST - len("@999999999999#1c0ffee5")
+    assert over or len(schedule.text) == MOST_TEXT - len("@999999999999#1c0ffee5")
 
 
 class AsTold:
@@ -347,7 +347,7 @@ def test_a_long_run_that_went_another_way_is_noticed_at_its_last_answer():
 
 
 def test_the_number_of_ranks_is_in_the_digest():
-    schedule = Diary(round_robin())
+    schedule = RecordedSchedule(round_robin())
     run(schedule, (3, [[n % 2] for n in range(200)]))
     with pytest.raises(ReplayDiverged, match="the digest of the first 200 answers is "):
         run(replay(schedule.text), (4, [[n % 2] for n in range(200)]))
@@ -364,7 +364,7 @@ def test_each_policy_passes_the_full_examination(policy):
 def test_unseeded_policies_pass_it_too():
     check_schedule(shuffled)
     check_schedule(pct, patience=None)
-    check_schedule(lambda: Diary(round_robin()))
+    check_schedule(lambda: RecordedSchedule(round_robin()))
 
 
 def test_schedules_need_no_torch():

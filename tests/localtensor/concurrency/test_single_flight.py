@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localtensor._util import ambient
 from localtensor.concurrency.single_flight import BadCache, SingleFlightCache, Stats, _own_copy, clear_all
-from localtensor.concurrency.single_flight_cells import BucketTable, Cell, Circular, brief
-from localtensor.concurrency.sync import Threads
+from localtensor.concurrency.single_flight_cells import BucketTable, CacheCell, Circular, short_repr
+from localtensor.concurrency.sync import ThreadSync
 
 
 def test_a_key_is_computed_once():
@@ -41,7 +41,7 @@ class Poisoned:
 
 def test_a_hit_takes_no_lock_and_a_miss_does():
     lengths = SingleFlightCache(
-        len, name="lengths", sync=Threads()
+        len, name="lengths", sync=ThreadSync()
     )  # of its own: who waits for whom is told by services
     assert lengths.get("abc") == 3
     lengths._own.lock = lengths._wait_graph.own.lock = Poisoned()
@@ -119,7 +119,7 @@ def test_asking_for_what_one_computes_is_refused_at_once_and_names_the_key():
 
 @pytest.mark.parametrize(("long", "shown"), [(198, "x" * 198 + "'"), (199, "x" * 196 + "...")])
 def test_a_key_is_shown_in_two_hundred_characters(long, shown):
-    assert brief("x" * long) == f"'{shown}" and len(brief("x" * long)) == 200
+    assert short_repr("x" * long) == f"'{shown}" and len(short_repr("x" * long)) == 200
 
 
 def test_a_circle_by_way_of_another_cache_is_refused():
@@ -187,7 +187,7 @@ def test_colliding_hashes_are_told_apart():
 
 
 def test_who_saw_a_key_that_is_gone_by_now_looks_again():
-    table, (first, second) = BucketTable(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
+    table, (first, second) = BucketTable(), (CacheCell(key, 1, 0, ThreadSync().gate()) for key in "ab")
     assert table.try_add(first, ())
     seen = table[1]
     table.remove(first)

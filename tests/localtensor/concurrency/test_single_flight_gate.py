@@ -5,13 +5,13 @@ import threading
 import pytest
 
 from localtensor.concurrency import sync as controlled_sync
-from localtensor.concurrency.sync import THREADS
+from localtensor.concurrency.sync import THREAD_SYNC
 from tests.localtensor.single_flight_threads import LONG, Ended, Running, send
 
 
 @pytest.mark.parametrize("seconds", [None, LONG])
 def test_all_who_wait_go_on_when_a_gate_is_opened(seconds):
-    gate = THREADS.gate()
+    gate = THREAD_SYNC.gate()
     running = Running(*[lambda: gate.wait(seconds)] * 8)
     gate.open()
     assert running.ends() == [True] * 8
@@ -19,7 +19,7 @@ def test_all_who_wait_go_on_when_a_gate_is_opened(seconds):
 
 def test_who_leaves_a_gate_locked_holds_up_nobody_for_good(monkeypatch):
     monkeypatch.setattr(controlled_sync, "SLICE", 0.01)
-    gate = THREADS.gate()
+    gate = THREAD_SYNC.gate()
     gate.open()
     gate._lock.acquire()  # as a thread does that is ended between two steps of a wait
     gate._open = False
@@ -30,7 +30,7 @@ def test_who_leaves_a_gate_locked_holds_up_nobody_for_good(monkeypatch):
 
 def test_a_wait_without_end_is_ended_by_an_exception_from_another_thread(monkeypatch):
     monkeypatch.setattr(controlled_sync, "SLICE", 0.01)
-    gate, begun = THREADS.gate(), threading.Event()
+    gate, begun = THREAD_SYNC.gate(), threading.Event()
     running = Running(lambda: (begun.set(), gate.wait()))
     assert begun.wait(LONG)
     send(running.threads[0], Ended)

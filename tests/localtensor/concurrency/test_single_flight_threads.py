@@ -15,7 +15,7 @@ import pytest
 from localtensor.concurrency import single_flight
 from localtensor.concurrency.single_flight import SingleFlightCache, Stats, clear_all
 from localtensor.concurrency.single_flight_cells import Circular, WaitGraph
-from localtensor.concurrency.sync import Threads
+from localtensor.concurrency.sync import ThreadSync
 from tests.localtensor.single_flight_threads import LONG, Ended, Held, Running, Watched, send
 
 
@@ -260,7 +260,7 @@ def test_an_equality_that_asks_the_cache_itself_does_not_hang(cache):
     assert cache.get("from within") == "seen"
 
 
-class Impatient(Threads):
+class Impatient(ThreadSync):
     """A lock that is not to be had fails the test instead of hanging it."""
 
     def lock(self):

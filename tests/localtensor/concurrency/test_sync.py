@@ -2,18 +2,18 @@
 
 import threading
 
-from localtensor.concurrency.sync import THREADS
+from localtensor.concurrency.sync import THREAD_SYNC
 
 
 def test_a_lock_lets_one_in_at_a_time():
-    lock = THREADS.lock("table")
+    lock = THREAD_SYNC.lock("table")
     with lock:
         assert not lock.acquire(blocking=False)
     assert lock.acquire(blocking=False)
 
 
 def test_a_gate_is_shut_at_first_and_stays_open():
-    gate = THREADS.gate("ready")
+    gate = THREAD_SYNC.gate("ready")
     assert not gate.wait(0.0)
     gate.open()
     gate.open()
@@ -25,7 +25,7 @@ def test_threads_that_live_at_once_have_different_numbers():
 
     def thread():
         start.wait()
-        numbers.append(THREADS.me())
+        numbers.append(THREAD_SYNC.me())
         start.wait()
 
     threads = [threading.Thread(target=thread) for _ in range(4)]
@@ -37,4 +37,4 @@ def test_threads_that_live_at_once_have_different_numbers():
 
 
 def test_a_step_is_nothing():
-    assert THREADS.step("anything") is None
+    assert THREAD_SYNC.step("anything") is None

@@ -3,7 +3,7 @@
 import pytest
 
 from localtensor.concurrency.explorer import Program, explore, replay
-from localtensor.concurrency.sync import SETUP
+from localtensor.concurrency.sync import SETUP_THREAD
 
 
 def outcomes(program, **settings):
@@ -150,7 +150,7 @@ def test_threads_know_who_they_are_and_the_setup_is_nobody():
         out = [sync.me()]
         return [lambda: out.append(sync.me())], out
 
-    assert outcomes(program) == {(SETUP, 0)}
+    assert outcomes(program) == {(SETUP_THREAD, 0)}
 
 
 def test_outside_of_the_threads_what_is_free_can_be_taken():

@@ -43,29 +43,29 @@ def test_a_replay_of_several_lines_is_not_printed_as_one():
 
 def test_ranks_that_did_the_same_share_a_line():
     calls = [call(3), call(0), call(1, tensors=("f32[4]",)), call(2)]
-    assert base.folded_calls(calls) == [
+    assert base.call_lines(calls) == [
         "  ranks 0, 2, 3: all_reduce #4, in group 0 (ranks 0, 1), at a.py:3 in f",
         "  rank 1: all_reduce #4 of f32[4], in group 0 (ranks 0, 1), at a.py:3 in f",
     ]
 
 
 def test_a_rank_that_did_the_same_twice_is_named_once():
-    assert base.folded([(0, "x"), (1, "x"), (0, "x")]) == ["  ranks 0, 1: x"]
+    assert base.merge_equal_lines([(0, "x"), (1, "x"), (0, "x")]) == ["  ranks 0, 1: x"]
 
 
 def test_the_line_of_a_lone_rank_is_its_call():
-    assert base.folded_calls([call(0)]) == [f"  {call(0)}"]
+    assert base.call_lines([call(0)]) == [f"  {call(0)}"]
 
 
 def test_a_thousand_ranks_are_a_few_words():
     everyone = tuple(range(1000))
     calls = [call(rank, group=everyone) for rank in everyone]
-    assert base.folded_calls(calls) == ["  ranks 0-999: all_reduce #4, in group 0 (ranks 0-999), at a.py:3 in f"]
+    assert base.call_lines(calls) == ["  ranks 0-999: all_reduce #4, in group 0 (ranks 0-999), at a.py:3 in f"]
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(25, "  rank 24: x24"), (26, "  and 2 lines more")])
 def test_a_thousand_lines_are_two_dozen(ranks, last):
-    lines = base.folded((rank, f"x{rank}") for rank in range(ranks))
+    lines = base.merge_equal_lines((rank, f"x{rank}") for rank in range(ranks))
     assert len(lines) == 25 and lines[23:] == ["  rank 23: x23", last]
 
 
@@ -84,7 +84,7 @@ def test_ranks_that_wait_alike_share_a_line_and_are_in_order():
     (call(0, kind="irecv", peer=1, tag=2, place=None), "irecv #4 from 1 with tag 2"),
 ])  # fmt: skip
 def test_a_call_in_brief(made, text):
-    assert base.brief(made) == text
+    assert base.call_summary(made) == text
 
 
 def test_the_rarest_fact_comes_first_and_of_two_that_of_the_lower_rank():
@@ -93,17 +93,20 @@ def test_the_rarest_fact_comes_first_and_of_two_that_of_the_lower_rank():
 
 
 def test_more_than_four_facts_are_counted():
-    assert base.said(dict(enumerate("abcd"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3"
-    assert base.said(dict(enumerate("abcdef"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3 and 2 others"
+    assert base.facts_by_rank(dict(enumerate("abcd"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3"
+    assert (
+        base.facts_by_rank(dict(enumerate("abcdef")))
+        == "a on rank 0, b on rank 1, c on rank 2, d on rank 3 and 2 others"
+    )
 
 
 @pytest.mark.parametrize("facts", ["ab", "abc", "aabb", "aabc", "aaa"])
 def test_nobody_is_suspected_where_no_majority_disagrees(facts):
-    assert base.suspicion(dict(enumerate(facts))) == []
+    assert base.likely_culprit_lines(dict(enumerate(facts))) == []
 
 
 def test_who_differs_from_more_than_half_is_suspected():
-    assert base.suspicion(dict(enumerate("abaca"))) == ["Likely culprit: ranks 1, 3; ranks 0, 2, 4 agree."]
+    assert base.likely_culprit_lines(dict(enumerate("abaca"))) == ["Likely culprit: ranks 1, 3; ranks 0, 2, 4 agree."]
 
 
 def test_the_first_line_that_says_anything_is_cut_at_its_limit():
@@ -114,6 +117,6 @@ def test_the_first_line_that_says_anything_is_cut_at_its_limit():
 
 
 def test_an_error_is_told_in_its_first_line():
-    assert base.in_a_line(ValueError("no\nmore")) == "ValueError: no"
-    assert base.in_a_line(ValueError()) == "ValueError: -"
-    assert base.in_a_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."
+    assert base.error_in_one_line(ValueError("no\nmore")) == "ValueError: no"
+    assert base.error_in_one_line(ValueError()) == "ValueError: -"
+    assert base.error_in_one_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from localtensor import run
 from localtensor._util.events import Call, Place, Raised, Wait, Waiting
 from localtensor.errors import LocalTensorError, RankRaised
-from localtensor.errors.failure_report import WIDTH, last_lines, told
+from localtensor.errors.failure_report import WIDTH, failure_text, last_call_lines
 
 REPLAY = "pytest test_a.py::test_sum --rank-schedule 'random(3)'"
 HERE = Place("test_a.py", 7, "test_sum")
@@ -15,7 +15,7 @@ THERE = Place("test_a.py", 9, "test_sum")
 def report(raised, ranks, passed=None, places=None, **others):
     """The lines before the replay line, of ranks that raised as given."""
     fault = RankRaised(raised, places=places or {one.rank: HERE for one in raised}, **others)
-    *lines, replay = told(fault, ranks, REPLAY, passed).splitlines()
+    *lines, replay = failure_text(fault, ranks, REPLAY, passed).splitlines()
     assert replay == f"Replay: {REPLAY}"
     return lines
 
@@ -117,7 +117,7 @@ def test_the_report_stays_short_however_many_ranks_fail_each_in_its_own_way(rank
     log = [call(rank, number, kind=f"step{rank % 9}") for number in range(9) for rank in range(ranks)]
     fault = RankRaised(stories, places=dict.fromkeys(range(ranks), HERE))
     fault.log = tuple(log)
-    lines = told(fault, ranks, REPLAY).splitlines()
+    lines = failure_text(fault, ranks, REPLAY).splitlines()
     assert len(lines) <= 30 and max(map(len, lines)) <= WIDTH
     assert all(any(f"rank {rank}: assert {rank} == -1" in line for line in lines) for rank in range(min(ranks, 10)))
     left = [line for line in lines if "other ways to fail" in line]
@@ -126,7 +126,7 @@ def test_the_report_stays_short_however_many_ranks_fail_each_in_its_own_way(rank
 
 def test_the_last_collectives_are_told_in_order_and_ranks_that_did_the_same_share_a_line():
     log = [call(rank, number) for number in range(9) for rank in (1, 0)] + [call(0, 9, kind="barrier")]
-    heading, *lines = last_lines(log)
+    heading, *lines = last_call_lines(log)
     assert heading == "Last collectives:"
     assert [line.partition(" of ")[0] for line in lines] == [
         *(f"  ranks 0, 1: all_reduce #{number}" for number in (5, 6, 7, 8)),
@@ -135,7 +135,7 @@ def test_the_last_collectives_are_told_in_order_and_ranks_that_did_the_same_shar
 
 
 def test_no_collective_no_heading():
-    assert last_lines([]) == []
+    assert last_call_lines([]) == []
 
 
 def disagree():
@@ -152,7 +152,7 @@ def disagree():
 def test_a_real_failure_names_the_lines_of_the_test_and_not_those_of_pytest():
     fault = fault_of(disagree, 3)
     first = disagree.__code__.co_firstlineno
-    lines = told(fault, 3, REPLAY).splitlines()
+    lines = failure_text(fault, 3, REPLAY).splitlines()
     assert lines[0] == f"First cause: rank 2 of 3, at test_failure_report.py:{first + 5} in disagree; rank 0 agrees"
     assert lines[1] == "  ranks 0, 2: 3 is not 6"
     assert f"  rank 1: Failed: by hand, at test_failure_report.py:{first + 7} in disagree" in lines
@@ -172,12 +172,12 @@ def other_kinds():
 
 def test_of_another_fault_only_what_its_own_text_does_not_say():
     stuck, mixed = fault_of(never_meet, 2), fault_of(other_kinds, 2)
-    assert told(stuck, 2, REPLAY).splitlines()[0] == "Last collectives:"
-    calls = [line.partition(": ")[2].split()[0] for line in told(stuck, 2, REPLAY).splitlines()[1:-1]]
+    assert failure_text(stuck, 2, REPLAY).splitlines()[0] == "Last collectives:"
+    calls = [line.partition(": ")[2].split()[0] for line in failure_text(stuck, 2, REPLAY).splitlines()[1:-1]]
     assert calls == ["barrier", "recv", "recv"]
     assert "Last collectives:" in str(mixed)
-    assert told(mixed, 2, REPLAY) == f"Replay: {REPLAY}"
+    assert failure_text(mixed, 2, REPLAY) == f"Replay: {REPLAY}"
 
 
 def test_where_nothing_can_be_replayed_no_line_says_so():
-    assert told(LocalTensorError("broken"), 2, "") == ""
+    assert failure_text(LocalTensorError("broken"), 2, "") == ""

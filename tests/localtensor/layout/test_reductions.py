@@ -6,7 +6,16 @@ from torch import Tensor
 
 from localtensor.collectives.reference import all_gather, all_reduce
 from localtensor.errors import DtypeNotReducible, UnknownReduction
-from localtensor.layout.reductions import CARRIED, FOLDS, TAKES, PremulSum, carrier, check_reducible, fold, kind_of
+from localtensor.layout.reductions import (
+    FOLDS,
+    GLOO_DTYPES,
+    REDUCIBLE_KINDS,
+    PremulSum,
+    carrier_dtype,
+    check_reducible,
+    dtype_kind,
+    fold,
+)
 
 NAN = math.nan
 DTYPE_OF = {"bool": torch.bool, "integer": torch.int32, "float": torch.float32, "complex": torch.complex64}
@@ -83,26 +92,26 @@ def test_folds_go_from_rank_to_rank_so_that_rounding_is_the_same_each_time():
 
 
 def test_the_kinds_of_number_are_four():
-    assert [kind_of(d) for d in (torch.bool, torch.uint8, torch.float16, torch.complex64)] == list(DTYPE_OF)
+    assert [dtype_kind(d) for d in (torch.bool, torch.uint8, torch.float16, torch.complex64)] == list(DTYPE_OF)
 
 
 def test_each_dtype_that_does_not_travel_has_a_carrier_that_does():
     floats = [torch.float8_e4m3fn, torch.float8_e5m2]
     for dtype in [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.complex32, *floats]:
-        assert dtype not in CARRIED
-        assert carrier(dtype) in CARRIED
-        assert kind_of(carrier(dtype)) == kind_of(dtype)
+        assert dtype not in GLOO_DTYPES
+        assert carrier_dtype(dtype) in GLOO_DTYPES
+        assert dtype_kind(carrier_dtype(dtype)) == dtype_kind(dtype)
 
 
 def test_the_carrier_brings_every_value_back():
     shorts = torch.arange(-(2**15), 2**15).to(torch.int16)
-    assert_same(shorts.to(carrier(torch.int16)).to(torch.int16), shorts)
+    assert_same(shorts.to(carrier_dtype(torch.int16)).to(torch.int16), shorts)
     eights = torch.arange(-128, 128).to(torch.int8).view(torch.float8_e5m2)
-    assert_same(eights.to(carrier(torch.float8_e5m2)).to(torch.float8_e5m2).float(), eights.float())
+    assert_same(eights.to(carrier_dtype(torch.float8_e5m2)).to(torch.float8_e5m2).float(), eights.float())
     ints = torch.tensor([0, -1], dtype=torch.int32).view(torch.uint32)
-    assert ints.to(carrier(torch.uint32)).tolist() == ints.tolist() == [0, 2**32 - 1]
+    assert ints.to(carrier_dtype(torch.uint32)).tolist() == ints.tolist() == [0, 2**32 - 1]
     longs = torch.tensor([0, -1, 2**62]).view(torch.uint64)
-    assert torch.equal(longs.to(carrier(torch.uint64)).to(torch.uint64), longs)
+    assert torch.equal(longs.to(carrier_dtype(torch.uint64)).to(torch.uint64), longs)
 
 
 # What each refused pair of reduction and kind suggests, done.
@@ -117,7 +126,7 @@ REMEDIED = {
     **{(op, kind): lambda x, op=op: all_reduce([x.real.to(torch.int64)] * 2, op)
        for op in ("band", "bor", "bxor") for kind in ("float", "complex")},
 }  # fmt: skip
-REFUSED = [(op, kind) for op, kinds in TAKES.items() for kind in DTYPE_OF if kind not in kinds]
+REFUSED = [(op, kind) for op, kinds in REDUCIBLE_KINDS.items() for kind in DTYPE_OF if kind not in kinds]
 MESSAGES = {
     ("avg", "bool"): "Pass x.to(torch.float64).",
     ("avg", "integer"): "Pass x.to(torch.float64), or use 'sum' and divide.",
@@ -140,7 +149,7 @@ def test_what_has_no_meaning_is_refused_with_a_way_out_that_works(op, kind):
     assert REMEDIED[op, kind](x)[0] is not None
 
 
-@pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in TAKES.items() for kind in kinds])
+@pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in REDUCIBLE_KINDS.items() for kind in kinds])
 def test_what_has_a_meaning_goes_through_and_keeps_its_dtype(op, kind):
     reduction = PremulSum(2.0) if op == "premul_sum" else op
     check_reducible("all_reduce", reduction, DTYPE_OF[kind])
@@ -155,4 +164,4 @@ def test_an_unknown_reduction_is_refused(op):
 
 
 def test_the_tables_speak_of_the_same_reductions():
-    assert set(TAKES) == {*FOLDS, "premul_sum"}
+    assert set(REDUCIBLE_KINDS) == {*FOLDS, "premul_sum"}

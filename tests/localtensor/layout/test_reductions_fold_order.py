@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor.layout.reductions import by_pairs, fold
+from localtensor.layout.reductions import fold, fold_in_pairs
 from localtensor.lockstep.comms import stacked_collectives
 
 
@@ -13,7 +13,7 @@ from localtensor.lockstep.comms import stacked_collectives
     ("abcdefghi", "(((((ab)(cd))(ef))(gh))i)"), ("abcdefghij", "(((((ab)(cd))(ef))(gh))(ij))"),
 ])  # fmt: skip
 def test_eight_are_folded_one_after_the_other_and_more_in_pairs(held, said):
-    assert by_pairs(lambda a, b: f"({a}{b})", held) == said
+    assert fold_in_pairs(lambda a, b: f"({a}{b})", held) == said
 
 
 @pytest.mark.parametrize("members", [7, 8, 9, 10, 16, 17, 18, 33])

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from localtensor.errors import NotReducible
-from localtensor.layout.reductions import agreed, parts, reducible
 from localtensor.layout.reductions import fold_partials as fold
-from localtensor.layout.spec import KINDS
+from localtensor.layout.reductions import is_reducible, is_unambiguous, partial_values
+from localtensor.layout.spec import PARTIAL_KINDS
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
@@ -17,15 +17,15 @@ def value(dtype, seed=0):
 
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARTIAL_KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_parts_fold_to_the_total(dtype, kind, sparse, far):
     x = value(dtype)
-    if not reducible(kind, dtype):
+    if not is_reducible(kind, dtype):
         with pytest.raises(NotReducible, match="is not defined"):
-            parts(x, kind, 3, torch.Generator())
+            partial_values(x, kind, 3, torch.Generator())
         return
-    held = parts(x, kind, 3, torch.Generator().manual_seed(1), sparse=sparse, far=far)
+    held = partial_values(x, kind, 3, torch.Generator().manual_seed(1), sparse=sparse, far=far)
     assert held.dtype == dtype and held.shape == (3, 6, 5)
     torch.testing.assert_close(fold(held, kind).to(dtype), x, atol=2e-3 if far else 2e-5, rtol=2e-5)
 
@@ -37,14 +37,18 @@ def test_an_average_of_whole_complex_numbers_is_exact(ranks):
 
 
 def test_an_average_of_integers_can_be_reduced_but_is_not_agreed_on():
-    assert reducible("avg", torch.int64) and not agreed("avg", torch.int64)
-    assert agreed("avg", torch.complex64) and agreed("sum", torch.int64) and agreed("max", torch.bool)
-    assert not agreed("max", torch.complex64) and not agreed("avg", torch.bool)
+    assert is_reducible("avg", torch.int64) and not is_unambiguous("avg", torch.int64)
+    assert (
+        is_unambiguous("avg", torch.complex64)
+        and is_unambiguous("sum", torch.int64)
+        and is_unambiguous("max", torch.bool)
+    )
+    assert not is_unambiguous("max", torch.complex64) and not is_unambiguous("avg", torch.bool)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARTIAL_KINDS)
 def test_nothing_is_said_of_dtypes_that_torch_cannot_add(kind):
-    assert not reducible(kind, torch.float8_e4m3fn) and not reducible(kind, torch.complex32)
+    assert not is_reducible(kind, torch.float8_e4m3fn) and not is_reducible(kind, torch.complex32)
     with pytest.raises(NotImplementedError):
         torch.ones(2, dtype=torch.float8_e4m3fn) + 1
 
@@ -53,27 +57,27 @@ def test_nothing_is_said_of_dtypes_that_torch_cannot_add(kind):
 def test_an_average_of_small_integers_means_nothing_because_their_sums_wrap(dtype):
     held = torch.full((2, 1), torch.iinfo(dtype).max, dtype=dtype)
     assert fold(held, "sum").item() != 2 * held[0].item()
-    assert not reducible("avg", dtype) and reducible("sum", dtype)
-    for refused in (lambda: fold(held, "avg"), lambda: parts(held[0], "avg", 2, torch.Generator())):
+    assert not is_reducible("avg", dtype) and is_reducible("sum", dtype)
+    for refused in (lambda: fold(held, "avg"), lambda: partial_values(held[0], "avg", 2, torch.Generator())):
         with pytest.raises(NotReducible, match=r"avg of torch\.\w+ is not defined"):
             refused()
 
 
 def test_addends_cancel_change_sign_and_are_not_zero_where_the_total_is():
-    held = parts(torch.zeros(50), "sum", 2, torch.Generator().manual_seed(0))
+    held = partial_values(torch.zeros(50), "sum", 2, torch.Generator().manual_seed(0))
     assert (held != 0).all()
     assert (held > 0).any(0).all() and (held < 0).any(0).all()
     assert (held[0] > 0).any() and (held[0] < 0).any()
 
 
 def test_sparse_addends_are_zero_where_the_total_is_not():
-    held = parts(torch.ones(50), "sum", 3, torch.Generator().manual_seed(0), sparse=True)
+    held = partial_values(torch.ones(50), "sum", 3, torch.Generator().manual_seed(0), sparse=True)
     assert (held == 0).any()
 
 
 def test_each_element_of_a_maximum_has_an_owner_of_its_own():
     x = torch.arange(40.0)
-    held = parts(x, "max", 2, torch.Generator().manual_seed(0))
+    held = partial_values(x, "max", 2, torch.Generator().manual_seed(0))
     assert (held == x).any(1).all()
     gaps = (x - held).amax(0)
     assert len(set(gaps.tolist())) > 30
@@ -81,20 +85,20 @@ def test_each_element_of_a_maximum_has_an_owner_of_its_own():
 
 def test_sparse_maxima_tie():
     x = torch.arange(40.0)
-    held = parts(x, "max", 2, torch.Generator().manual_seed(0), sparse=True)
+    held = partial_values(x, "max", 2, torch.Generator().manual_seed(0), sparse=True)
     assert ((held == x).sum(0) == 2).any()
 
 
 def test_an_infinite_total_sits_on_one_rank_alone():
-    held = parts(torch.tensor([float("inf"), 1.0]), "sum", 3, torch.Generator().manual_seed(0))
+    held = partial_values(torch.tensor([float("inf"), 1.0]), "sum", 3, torch.Generator().manual_seed(0))
     assert torch.isinf(held[:, 0]).sum() == 1
     assert fold(held, "sum")[0] == float("inf")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARTIAL_KINDS)
 def test_not_a_number_sits_on_one_rank_alone(kind):
     x = torch.tensor([float("nan"), 1.0])
-    held = parts(x, kind, 3, torch.Generator().manual_seed(0))
+    held = partial_values(x, kind, 3, torch.Generator().manual_seed(0))
     assert held[:, 0].isnan().sum() == 1 and held.isfinite().sum() == 5
     torch.testing.assert_close(fold(held, kind), x, equal_nan=True)
 
@@ -103,7 +107,7 @@ def test_not_a_number_sits_on_one_rank_alone(kind):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_where_the_extreme_is_no_number_the_others_are_on_both_sides_of_zero(kind, sparse):
     x = torch.full((40,), float("nan")).index_fill(0, torch.tensor([0]), float("inf" if kind == "max" else "-inf"))
-    held = parts(x, kind, 3, torch.Generator().manual_seed(0), sparse=sparse)
+    held = partial_values(x, kind, 3, torch.Generator().manual_seed(0), sparse=sparse)
     assert (held > 0).any() and (held < 0).any() and held.isfinite().sum() == 80
     assert fold(held, kind)[0] == x[0] and fold(held, kind).isnan().sum() == 39
 
@@ -113,7 +117,7 @@ def test_where_the_extreme_is_no_number_the_others_are_on_both_sides_of_zero(kin
 )
 def test_an_infinite_extreme_sits_on_one_rank_unless_no_number_is_beyond_it(kind, sign, alone):
     x = torch.tensor([sign * float("inf"), 1.0])
-    held = parts(x, kind, 3, torch.Generator().manual_seed(0))
+    held = partial_values(x, kind, 3, torch.Generator().manual_seed(0))
     assert held[:, 0].isinf().sum() == (1 if alone else 3)
     assert torch.equal(fold(held, kind), x)
 
@@ -122,14 +126,15 @@ def test_an_infinite_extreme_sits_on_one_rank_unless_no_number_is_beyond_it(kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32], ids=str)
 def test_far_parts_are_far_and_only_where_that_is_asked(kind, dtype):
     near, far = (
-        parts(value(dtype), kind, 3, torch.Generator().manual_seed(1), **asked) for asked in ({}, {"far": True})
+        partial_values(value(dtype), kind, 3, torch.Generator().manual_seed(1), **asked)
+        for asked in ({}, {"far": True})
     )
     assert far.abs().amax() > 100 * near.abs().amax()
 
 
 def test_small_integers_have_no_room_for_far_parts():
     near, far = (
-        parts(value(torch.uint8), "max", 3, torch.Generator().manual_seed(1), far=far) for far in (False, True)
+        partial_values(value(torch.uint8), "max", 3, torch.Generator().manual_seed(1), far=far) for far in (False, True)
     )
     assert torch.equal(near, far)
 
@@ -137,7 +142,7 @@ def test_small_integers_have_no_room_for_far_parts():
 def test_integers_do_not_wrap_past_their_ends():
     x = torch.tensor([0, 255, 7], dtype=torch.uint8)
     for kind in ("min", "max"):
-        held = parts(x, kind, 3, torch.Generator().manual_seed(0))
+        held = partial_values(x, kind, 3, torch.Generator().manual_seed(0))
         assert torch.equal(fold(held, kind), x)
 
 

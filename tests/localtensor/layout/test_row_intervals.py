@@ -7,16 +7,16 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.row_intervals import (
-    chunk,
-    cuts_of,
+    chunk_rows,
+    cuts_by_dim,
     first_differing,
-    held_at,
     probe_coordinates,
+    rows_at,
     rows_by_rank,
     same_rows,
     surely_nonempty,
 )
-from localtensor.layout.shards import split, strided_bounds
+from localtensor.layout.shards import split, strided_chunk_bounds
 from localtensor.layout.spec import Spec, StridedShard
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
@@ -40,10 +40,10 @@ def specs(draw):
 @given(specs())
 def test_every_rank_holds_the_rows_of_its_piece(spec):
     pieces = [piece.tolist() for piece in split(torch.arange(spec.shape[0]), spec)]
-    [cut] = cuts_of(spec)
+    [cut] = cuts_by_dim(spec)
     assert [rows(runs) for runs in rows_by_rank(spec.shape[0], cut, spec.mesh.sizes)] == pieces
     for rank, piece in enumerate(pieces):
-        assert rows(held_at(spec.shape[0], cut, spec.mesh.sizes, spec.mesh.coordinate(rank))) == piece
+        assert rows(rows_at(spec.shape[0], cut, spec.mesh.sizes, spec.mesh.coordinate(rank))) == piece
 
 
 @given(st.sets(st.integers(0, 20)), st.integers(1, 5), st.integers(1, 4), st.data())
@@ -51,8 +51,8 @@ def test_a_chunk_of_runs_is_that_of_the_rows_and_its_runs_do_not_touch(some, fac
     place, held = data.draw(st.integers(0, ranks - 1)), sorted(some)
     runs = tuple((row, 1) for row in held if row - 1 not in some)
     runs = tuple((row, next(n for n in range(1, 22) if row + n not in some)) for row, _ in runs)
-    found = chunk(runs, factor, ranks, place)
-    chunks = [block[place] for block in strided_bounds(len(held), factor, ranks)]
+    found = chunk_rows(runs, factor, ranks, place)
+    chunks = [block[place] for block in strided_chunk_bounds(len(held), factor, ranks)]
     assert rows(found) == [row for start, length in chunks for row in held[start : start + length]]
     ends = [start + length for start, length in found]
     assert all(length > 0 for _, length in found)
@@ -77,7 +77,7 @@ def test_a_billion_rows_are_compared_by_their_runs():
     strided, ordered = ((0, 2), (1, 1)), ((1, 1), (0, 1))
     assert same_rows(6 * 10**9, strided, ordered, (3, 2))
     assert not same_rows(6 * 10**9 + 1, strided, ordered, (3, 2))
-    assert held_at(6 * 10**9, strided, (3, 2), (1, 1)) == ((4 * 10**9, 10**9),)
+    assert rows_at(6 * 10**9, strided, (3, 2), (1, 1)) == ((4 * 10**9, 10**9),)
 
 
 def test_the_ranks_beside_the_first_are_second_on_one_axis():

@@ -9,17 +9,17 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import (
     assemble,
     assemble_axis,
-    bounds,
+    chunk_bounds,
     local_length,
     local_shape,
     local_shapes,
-    shapes_on,
+    local_shapes_on,
     split,
     split_axis,
-    spread,
-    strided_bounds,
+    split_by_axes,
+    strided_chunk_bounds,
 )
-from localtensor.layout.spec import KINDS, Spec, StridedShard, parse
+from localtensor.layout.spec import PARTIAL_KINDS, Spec, StridedShard, parse
 
 
 @given(size=st.integers(0, 40), ranks=st.integers(1, 9))
@@ -27,7 +27,7 @@ def test_pieces_are_those_of_torch_chunk_with_empty_ones_added(size, ranks):
     pieces = torch.arange(size).chunk(ranks)
     lengths = [len(p) for p in pieces] if size else [0]
     lengths += [0] * (ranks - len(lengths))
-    assert [length for _, length in bounds(size, ranks)] == lengths
+    assert [length for _, length in chunk_bounds(size, ranks)] == lengths
 
 
 @given(
@@ -38,7 +38,7 @@ def test_pieces_are_those_of_torch_chunk_with_empty_ones_added(size, ranks):
 )
 def test_assembling_the_split_is_the_identity(rows, cols, sizes, data):
     strided = [StridedShard(dim, split_factor=factor) for dim in (0, 1) for factor in (1, 2, 3, 5)]
-    choices = [Replicate(), Shard(0), Shard(1), *(Partial(k) for k in KINDS), *strided]
+    choices = [Replicate(), Shard(0), Shard(1), *(Partial(k) for k in PARTIAL_KINDS), *strided]
     placements = tuple(data.draw(st.sampled_from(choices)) for _ in sizes)
     dtype = data.draw(st.sampled_from([torch.float64, torch.int64]))
     x = torch.randint(-9, 9, (rows, cols)).to(dtype)
@@ -73,7 +73,7 @@ def test_an_order_is_that_of_a_mesh_whose_axes_are_turned(order, sizes, rows):
 
 @given(size=st.integers(0, 40), factor=st.integers(1, 9), ranks=st.integers(1, 9))
 def test_the_length_of_a_piece_is_that_of_its_chunks(size, factor, ranks):
-    blocks = strided_bounds(size, factor, ranks)
+    blocks = strided_chunk_bounds(size, factor, ranks)
     for rank in range(ranks):
         assert local_length(size, factor, ranks, rank) == sum(block[rank][1] for block in blocks)
 
@@ -110,7 +110,7 @@ def test_a_strided_shard_of_what_another_axis_has_left():
     spec = Spec(Mesh.of(3, 2), placements, (7,), torch.int64)
     pieces = split(torch.arange(7), spec)
     assert [p.tolist() for p in pieces] == [[0, 1], [4], [2, 3], [5], [6], []]
-    assert shapes_on((7,), placements, (3, 2)) == local_shapes(spec) == [(2,), (1,), (2,), (1,), (1,), (0,)]
+    assert local_shapes_on((7,), placements, (3, 2)) == local_shapes(spec) == [(2,), (1,), (2,), (1,), (1,), (0,)]
     assert torch.equal(assemble(pieces, spec), torch.arange(7))
 
 
@@ -128,7 +128,7 @@ def test_replicas_are_cut_once():
         cut.append(x.tolist())
         return split_axis(x, placement, ranks)
 
-    held = spread(torch.arange(4), (Replicate(), Shard(0), Shard(0)), (2, 2, 2), deal)
+    held = split_by_axes(torch.arange(4), (Replicate(), Shard(0), Shard(0)), (2, 2, 2), deal)
     assert [x.tolist() for x in held] == [[0], [1], [2], [3]] * 2
     assert cut == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [2, 3]]
 

@@ -9,14 +9,14 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement, BadShardOrder
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import KINDS, Spec, StridedShard, is_defined, is_plain, parse, short
+from localtensor.layout.spec import PARTIAL_KINDS, Spec, StridedShard, is_standard, is_supported, parse, short
 
 
 @given(
     st.one_of(
         st.just(Replicate()),
         st.builds(Shard, st.integers(0, 5)),
-        st.builds(Partial, st.sampled_from(KINDS)),
+        st.builds(Partial, st.sampled_from(PARTIAL_KINDS)),
     )
 )
 def test_what_is_printed_is_read_back(placement):
@@ -28,9 +28,9 @@ def test_a_strided_shard_is_read_back():
 
 
 def test_a_strided_shard_has_a_definition_without_being_plain_and_one_that_makes_no_blocks_has_none():
-    assert is_defined(parse("SS(0,2)")) and not is_plain(parse("SS(0,2)"))
-    assert is_defined(Partial("max")) and is_defined(Shard(1)) and is_defined(Replicate())
-    assert not is_defined(StridedShard(0, split_factor=0)) and not is_defined(None)
+    assert is_supported(parse("SS(0,2)")) and not is_standard(parse("SS(0,2)"))
+    assert is_supported(Partial("max")) and is_supported(Shard(1)) and is_supported(Replicate())
+    assert not is_supported(StridedShard(0, split_factor=0)) and not is_supported(None)
     with pytest.raises(BadPlacement, match="a split factor is 1 or more"):
         Spec(Mesh.of(2), (StridedShard(0, split_factor=0),), (4,), torch.int64)
 
@@ -40,8 +40,8 @@ def test_a_partial_subclass_is_not_a_sum_because_its_reduction_says_so():
         pass
 
     assert short(_OddPartial("sum")) == "P(odd)"
-    assert not is_plain(_OddPartial("sum")) and not is_defined(_OddPartial("sum"))
-    assert is_plain(Partial("sum"))
+    assert not is_standard(_OddPartial("sum")) and not is_supported(_OddPartial("sum"))
+    assert is_standard(Partial("sum"))
 
 
 @pytest.mark.parametrize("text", ["S(-1)", "P(norm)", "S0", "", "Shard(0)", 3, None, Shard(0)])

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
 from localtensor._util import ambient
-from localtensor._util.call_sites import raised_at
+from localtensor._util.call_sites import place_of_error
 from localtensor.errors import NestedRun, NeverEnded, RankRaised, TooFewGpus
 from localtensor.processes import forked, worker
 from localtensor.processes.forked import NoFork, run_forked
@@ -211,7 +211,7 @@ def test_the_first_cause_comes_home_with_its_line_and_as_it_looked_in_its_proces
     assert type(fault.errors[1]) is AssertionError and str(fault.errors[1]).startswith("not five")
     assert fault.rendered[1] == "AssertionError on rank 1"
     assert fault.where[1].line == body.__code__.co_firstlineno + 2 and fault.where[1].function == "body"
-    assert "in body" in str(fault.errors[1].__cause__) and raised_at(fault.errors[1]) == fault.where[1]
+    assert "in body" in str(fault.errors[1].__cause__) and place_of_error(fault.errors[1]) == fault.where[1]
     [other] = [one.rank for one in (*fault.raised[1:], *fault.busy)]
     assert other == 0
 

@@ -1,6 +1,6 @@
 import pytest
 
-from localtensor._util.call_sites import raised_at
+from localtensor._util.call_sites import place_of_error
 from localtensor.processes.forked import rebuild_exception, record_exception, substitute_exception
 
 
@@ -50,6 +50,6 @@ def test_an_exception_leads_to_the_line_where_it_was_raised_and_to_no_other():
     with pytest.raises(ValueError, match="invalid literal") as caught:
         int("x")
     found = rebuild_exception(record_exception(caught.value, repr))
-    assert raised_at(found) == raised_at(caught.value) is not None
+    assert place_of_error(found) == place_of_error(caught.value) is not None
     assert found.__traceback__.tb_next is None
     assert rebuild_exception(record_exception(ValueError("made only"), repr)).__traceback__ is None

@@ -814,7 +814,7 @@ def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(tem
     assert list(temporary.iterdir()) != []
     with pytest.raises(KeyboardInterrupt):
         pool.close()
-    assert list(temporary.iterdir()) == [] and pool._group not in worker_group.CREWS
+    assert list(temporary.iterdir()) == [] and pool._group not in worker_group.WORKER_GROUPS
     assert_ended(pids)
 
 
@@ -865,7 +865,7 @@ def test_ctrl_c_while_processes_are_started_leaves_none(monkeypatch):
         if len(ends) == 2:  # the first is that of the fork server
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker_group, "deaf", deaf)
+    monkeypatch.setattr(worker_group, "sigint_blocked", deaf)
     with Pool(2) as pool:
         with pytest.raises(KeyboardInterrupt):
             pool.call(my_rank, [()] * 2)

@@ -6,7 +6,7 @@ import pytest
 import localtensor as lt
 from localtensor._util.events import Call, Raised, Wait
 from localtensor.errors import Deadlock, RankOutside, RankRaised
-from localtensor.pytest_plugin.assertions import first_cause, trimmed
+from localtensor.pytest_plugin.assertions import first_cause, trim_traceback
 
 
 def fault(**errors):
@@ -72,11 +72,11 @@ def raised_in_ranks(error):
 def test_frames_of_the_engine_are_left_out():
     error = raised_in_ranks(ValueError("words"))
     assert functions(error)[0] != "body"
-    assert functions(trimmed(error)) == ["body"]
+    assert functions(trim_traceback(error)) == ["body"]
 
 
 def test_of_a_refusal_only_lines_of_the_user_stay_and_of_a_crash_all_inner_ones():
-    assert functions(trimmed(raised_in_ranks(RankOutside("broadcast", "root", 7, 2, 1)))) == ["body"]
+    assert functions(trim_traceback(raised_in_ranks(RankOutside("broadcast", "root", 7, 2, 1)))) == ["body"]
     with pytest.raises(RankRaised) as caught:
         lt.run(lambda: [].pop(0).x or int("x"), ranks=1)
-    assert functions(trimmed(caught.value.errors[0])) == ["<lambda>"]
+    assert functions(trim_traceback(caught.value.errors[0])) == ["<lambda>"]

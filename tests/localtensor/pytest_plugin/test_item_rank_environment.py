@@ -1,12 +1,12 @@
 import os
 
-from localtensor.pytest_plugin.item import Environment
+from localtensor.pytest_plugin.item import EnvironmentSnapshots
 
 
 def test_what_one_rank_had_does_not_stay(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("MASTER_PORT", "1")
-    around = Environment()
+    around = EnvironmentSnapshots()
     around.take_snapshot()
     os.environ.update(RANK="3", MASTER_PORT="29500")
     around.restore()
@@ -15,7 +15,7 @@ def test_what_one_rank_had_does_not_stay(monkeypatch):
 
 def test_what_fixtures_set_and_put_back_stays(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "1")
-    around = Environment()
+    around = EnvironmentSnapshots()
     monkeypatch.setenv("MASTER_PORT", "2")  # a fixture of the module
     around.take_snapshot()
     around.restore()

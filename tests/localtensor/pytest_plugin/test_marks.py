@@ -3,17 +3,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from localtensor.pytest_plugin.marks import Marks, RankPlan, Settings, marks_of, planned, product
+from localtensor.pytest_plugin.marks import Marks, RankPlan, SessionSettings, collect_marks, mesh_ranks, plan_test
 
 
 def marks(*levels):
     """Of a test: each level is the marks of one node, the closest first."""
-    return marks_of((number, mark) for number, level in enumerate(levels) for mark in level)
+    return collect_marks((number, mark) for number, level in enumerate(levels) for mark in level)
 
 
 def plan(found, chosen=None, **settings):
     typed = frozenset(settings.pop("typed", ()))
-    return planned("t.py::test_a", found, Settings(typed=typed, **settings), chosen)
+    return plan_test("t.py::test_a", found, SessionSettings(typed=typed, **settings), chosen)
 
 
 def ranks(*args, **kwargs):
@@ -25,7 +25,7 @@ def mesh(*args, **kwargs):
 
 
 def test_without_marks_nothing_is_said():
-    assert marks_of([]) == Marks()
+    assert collect_marks([]) == Marks()
 
 
 def test_a_mark_without_a_number_takes_the_option_and_two_without_one():
@@ -35,7 +35,7 @@ def test_a_mark_without_a_number_takes_the_option_and_two_without_one():
 
 @pytest.mark.parametrize("shape", [(2, None), (2, True), (-1, -2), (2, "4"), ()])
 def test_a_mesh_that_has_no_proper_shape_has_no_number_of_ranks(shape):
-    assert product(mesh(shape)) is None and product(mesh((2, 3))) == 6
+    assert mesh_ranks(mesh(shape)) is None and mesh_ranks(mesh((2, 3))) == 6
 
 
 def test_the_closest_number_wins_over_a_farther_one_and_over_the_option():

@@ -5,9 +5,9 @@ import pytest
 from localtensor._util.events import Call, Place
 from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import KindMismatch, RankRaised
-from localtensor.pytest_plugin.fixtures import Deferred
+from localtensor.pytest_plugin.fixtures import DeferredFixture
 from localtensor.pytest_plugin.marks import RankPlan
-from localtensor.pytest_plugin.rank_body import Program
+from localtensor.pytest_plugin.rank_body import RankBody
 from localtensor.threads.run import run_in_threads
 
 pytest_plugins = ["pytester"]
@@ -15,7 +15,7 @@ pytest_plugins = ["pytester"]
 
 def program(function, ranks=2):
     item = SimpleNamespace(instance=None, fixturenames=[], funcargs={})
-    return Program(item, RankPlan(ranks, (ranks,)), function, (), {})
+    return RankBody(item, RankPlan(ranks, (ranks,)), function, (), {})
 
 
 def test_a_rank_returns_what_the_body_returns_and_awaits_what_is_to_be_awaited():
@@ -50,7 +50,7 @@ def test_what_a_teardown_raises_is_noted_on_the_failure_of_the_body():
 
     made = program(body, 1)
     definition = SimpleNamespace(func=fixture, argname="mine")
-    made.item.fixturenames, made.item.funcargs = ["mine"], {"mine": Deferred(definition, {})}
+    made.item.fixturenames, made.item.funcargs = ["mine"], {"mine": DeferredFixture(definition, {})}
     with pytest.raises(RankRaised) as caught:
         run_in_threads(made.live, 1, round_robin(), 0, 60)
     error = caught.value.errors[0]

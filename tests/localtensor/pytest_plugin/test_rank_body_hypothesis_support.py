@@ -3,13 +3,13 @@ import threading
 from hypothesis import HealthCheck, assume, control, given, note, settings
 from hypothesis import strategies as st
 
-from localtensor.pytest_plugin.rank_body import at_ease, kept_by_thread, passed_on
+from localtensor.pytest_plugin.rank_body import hypothesis_variables, relaxed_hypothesis, with_variables
 
 pytest_plugins = ["pytester"]
 
 
 def test_the_private_parts_that_we_use_are_there():
-    assert hasattr(control._current_build_context, "with_value") and len(kept_by_thread()) == 2
+    assert hasattr(control._current_build_context, "with_value") and len(hypothesis_variables()) == 2
     assert hasattr(given(st.integers())(lambda x: None), "_hypothesis_internal_use_settings")
 
 
@@ -19,12 +19,12 @@ def test_another_thread_speaks_to_the_same_example(x):
 
     def look():
         seen.append(control.currently_in_test_context())
-        with passed_on(values):
+        with with_variables(values):
             seen.append(control.currently_in_test_context())
             note("heard")
             assume(True)
 
-    values = kept_by_thread()
+    values = hypothesis_variables()
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
@@ -38,7 +38,7 @@ def used(test):
 def test_fixtures_of_function_scope_and_the_default_deadline_do_not_count():
     test = given(st.integers())(lambda x: None)
     before = used(test)
-    with at_ease(test):
+    with relaxed_hypothesis(test):
         assert HealthCheck.function_scoped_fixture in used(test).suppress_health_check
         assert used(test).deadline is None
     assert used(test) is before
@@ -46,7 +46,7 @@ def test_fixtures_of_function_scope_and_the_default_deadline_do_not_count():
 
 def test_a_deadline_of_the_test_s_own_stays():
     test = settings(deadline=1234)(given(st.integers())(lambda x: None))
-    with at_ease(test):
+    with relaxed_hypothesis(test):
         assert used(test).deadline.total_seconds() == 1.234
 
 

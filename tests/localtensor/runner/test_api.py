@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import localtensor as lt
 from localtensor.errors import GroupsLeftOver, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
-from localtensor.runner.api import limit
+from localtensor.runner.api import timeout_limit
 
 RANKS_SAY = "a group has at least one rank, and a whole number of them. Ask for 1 rank or more."
 TIME_SAYS = "a limit is more than 0 seconds, and at most a day. Give it 30, say."
@@ -201,11 +201,11 @@ def test_groups_left_over_warn_raise_or_are_ignored():
 
 def test_the_environment_replaces_the_default_limit_and_no_other(monkeypatch):
     monkeypatch.delenv("LOCALTENSOR_TIMEOUT", raising=False)
-    assert (limit(300.0), limit(7), limit(None)) == (300.0, 7, None)
+    assert (timeout_limit(300.0), timeout_limit(7), timeout_limit(None)) == (300.0, 7, None)
     monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "2.5")
-    assert (limit(300.0), limit(7), limit(None)) == (2.5, 7, None)
+    assert (timeout_limit(300.0), timeout_limit(7), timeout_limit(None)) == (2.5, 7, None)
     monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "0")
-    assert (limit(300.0), limit(7)) == (None, 7)
+    assert (timeout_limit(300.0), timeout_limit(7)) == (None, 7)
 
 
 def test_a_decorator_may_give_arguments_that_nobody_passes():

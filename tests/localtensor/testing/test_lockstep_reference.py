@@ -8,13 +8,13 @@ from localtensor.lockstep.dispatch import execute
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.testing.lockstep_reference import (
-    Difference,
-    against,
+    LockstepDifference,
     check_op,
+    differences_from_reference,
     envelope,
     rank_by_rank,
     same_to_the_bit,
-    within,
+    within_envelope,
 )
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def test_copies_have_the_strides_that_ranks_see(make):
     x = make(numbers(3, 4))
     for rank, alone in rank_by_rank(lambda x: (x.stride(), x.is_conj()), x).items():
         assert alone.result == (x.__localtensor_on__(rank).stride(), x.is_conj())
-    assert against(rank_by_rank(torch.clone, x), x.clone(), (x,)) == []
+    assert differences_from_reference(rank_by_rank(torch.clone, x), x.clone(), (x,)) == []
 
 
 def test_each_rank_draws_from_its_own_stream_and_lockstep_is_not_moved_on():
@@ -83,14 +83,14 @@ def test_each_rank_draws_from_its_own_stream_and_lockstep_is_not_moved_on():
         torch.rand(3, generator=torch.Generator().manual_seed(rank)).__localtensor_on__(0).tolist()
         for rank in range(RANKS)
     ]
-    assert against(found, torch.rand(3)) == [] and rank_of is not None
+    assert differences_from_reference(found, torch.rand(3)) == [] and rank_of is not None
 
 
 def test_what_the_op_raises_is_kept_and_raised_when_it_is_compared():
     found = rank_by_rank(torch.mm, numbers(2, 3), numbers(2, 3))
     assert "cannot be multiplied" in str(found[3].error)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        against(found, None)
+        differences_from_reference(found, None)
 
 
 def gathered(change, what):
@@ -98,7 +98,7 @@ def gathered(change, what):
     x = numbers(2, 3)
     twin = rank_by_rank(torch.neg, x)
     with_fault = rank_map(lambda rank: change(twin[rank].result) if rank == 2 else twin[rank].result)
-    return [(one.rank, one.what) for one in against(twin, with_fault, (x,))] == [(2, what)]
+    return [(one.rank, one.what) for one in differences_from_reference(twin, with_fault, (x,))] == [(2, what)]
 
 
 @pytest.mark.parametrize(("change", "what"), [
@@ -112,13 +112,17 @@ def test_a_fault_on_one_rank_is_found(change, what):
 def test_a_dtype_a_structure_a_number_and_a_wrong_argument_are_found():
     x = numbers(2)
     twin = rank_by_rank(torch.neg, x)
-    assert {one.what for one in against(twin, (-x).double(), (x,))} == {"dtype"}
-    assert {one.what for one in against(twin, [-x], (x,))} == {"value"}
-    assert {one.what for one in against(rank_by_rank(torch.unbind, x), list(x.unbind()), (x,))} == {"structure"}
-    assert {one.what for one in against(rank_by_rank(torch.numel, x), 3, (x,))} == {"value"}
-    found = against(rank_by_rank(torch.Tensor.add_, x, 1), x, (x, 1))
+    assert {one.what for one in differences_from_reference(twin, (-x).double(), (x,))} == {"dtype"}
+    assert {one.what for one in differences_from_reference(twin, [-x], (x,))} == {"value"}
+    assert {one.what for one in differences_from_reference(rank_by_rank(torch.unbind, x), list(x.unbind()), (x,))} == {
+        "structure"
+    }
+    assert {one.what for one in differences_from_reference(rank_by_rank(torch.numel, x), 3, (x,))} == {"value"}
+    found = differences_from_reference(rank_by_rank(torch.Tensor.add_, x, 1), x, (x, 1))
     assert {(one.place, one.what) for one in found} == {("result", "value"), ("argument 0", "value")}
-    assert {one.what for one in against(rank_by_rank(lambda x: x, x), x.clone(), (x,))} == {"identity"}
+    assert {one.what for one in differences_from_reference(rank_by_rank(lambda x: x, x), x.clone(), (x,))} == {
+        "identity"
+    }
 
 
 def test_signs_of_zeros_count_and_nans_do_not():
@@ -136,7 +140,7 @@ def test_sparse_tensors_are_compared_by_all_their_elements():
 
 
 def test_a_difference_says_where_and_how_far():
-    told = str(Difference(3, "result 0", "value", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])))
+    told = str(LockstepDifference(3, "result 0", "value", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])))
     assert (
         told
         == "rank 3, result 0: value: f32[2] [1.0, 2.0] in lockstep, f32[2] [1.0, 2.5] alone, in 1 of 2 elements, by up to 0.5"
@@ -150,12 +154,16 @@ def test_the_envelope_is_what_noise_and_the_ops_own_error_are(mode):
         assert envelope(torch.sum, (x,), {}) >= 2 * abs(x.sum().double() - x.double().sum())
         assert envelope(torch.argmax, (x,), {}) == 0 == envelope(torch.Tensor.zero_, (x,), {})
         assert envelope(torch.Tensor.neg_, (x,), {}) == envelope(torch.neg, (x,), {})
-        near = Difference(0, "result", "value", x.sum(), x.double().sum().float())
-        assert within(near, envelope(torch.sum, (x,), {}))
-        assert not within(Difference(0, "result", "value", x.sum(), x.sum() + 0.01), envelope(torch.sum, (x,), {}))
-        assert not within(Difference(0, "result", "value", torch.tensor(1), torch.tensor(2)), 9.0)
-        assert not within(Difference(0, "result", "stride", (1,), (2,)), 9.0)
-        assert not within(Difference(0, "result", "value", torch.tensor(float("nan")), torch.tensor(1.0)), 9.0)
+        near = LockstepDifference(0, "result", "value", x.sum(), x.double().sum().float())
+        assert within_envelope(near, envelope(torch.sum, (x,), {}))
+        assert not within_envelope(
+            LockstepDifference(0, "result", "value", x.sum(), x.sum() + 0.01), envelope(torch.sum, (x,), {})
+        )
+        assert not within_envelope(LockstepDifference(0, "result", "value", torch.tensor(1), torch.tensor(2)), 9.0)
+        assert not within_envelope(LockstepDifference(0, "result", "stride", (1,), (2,)), 9.0)
+        assert not within_envelope(
+            LockstepDifference(0, "result", "value", torch.tensor(float("nan")), torch.tensor(1.0)), 9.0
+        )
 
 
 def test_check_op_gives_the_result_or_says_what_is_wrong(monkeypatch):

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import localtensor as lt
 from localtensor.errors import LocalTensorError, NeverEnded, NoTime, RankRaised
 from localtensor.threads import run as threads
-from localtensor.threads.run import limit_said
+from localtensor.threads.run import limit_from_environment
 
 HERE = "test_run.py"
 
@@ -266,11 +266,11 @@ def test_a_thread_of_the_users_is_no_rank_though_it_has_the_number_of_one_that_h
 
 def test_the_environment_says_before_anybody_else_how_long_a_run_may_take(monkeypatch):
     monkeypatch.delenv("LOCALTENSOR_TIMEOUT", raising=False)
-    assert (limit_said(7.0), limit_said(0.0), limit_said(None)) == (7.0, None, None)
+    assert (limit_from_environment(7.0), limit_from_environment(0.0), limit_from_environment(None)) == (7.0, None, None)
     monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "9")
-    assert (limit_said(7.0), limit_said(None)) == (9.0, 9.0)
+    assert (limit_from_environment(7.0), limit_from_environment(None)) == (9.0, 9.0)
     monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "0")
-    assert limit_said(7.0) is None
+    assert limit_from_environment(7.0) is None
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "nan", "1e9"])

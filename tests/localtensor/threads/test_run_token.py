@@ -13,15 +13,15 @@ class Told:
 
     def __init__(self, ranks, schedule=None):
         self.swaps, self.judged, self.log = [], 0, []
-        self.baton = RunToken(ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.judge)
+        self.run_token = RunToken(ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.judge)
 
     def judge(self):
         self.judged += 1
 
     def run(self, body):
-        self.baton.start(body)
-        assert self.baton.wait(20)
-        self.baton.join()
+        self.run_token.start(body)
+        assert self.run_token.wait(20)
+        self.run_token.join()
         return self
 
     @property
@@ -31,9 +31,9 @@ class Told:
 
 def test_each_hand_over_is_told_from_the_first_to_nobody():
     told = Told(3)
-    told.run(lambda rank: told.log.append((rank, told.baton.holder)))
+    told.run(lambda rank: told.log.append((rank, told.run_token.holder)))
     assert told.swaps == [(None, 0), (0, 1), (1, 2), (2, None)]
-    assert told.log == [(0, 0), (1, 1), (2, 2)] and told.baton.holder is None and told.judged == 0
+    assert told.log == [(0, 0), (1, 1), (2, 2)] and told.run_token.holder is None and told.judged == 0
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -45,7 +45,7 @@ def test_only_one_rank_runs_at_a_time(seed):
             inside.append(rank)
             assert inside == [rank]
             inside.remove(rank)
-            told.baton.pause(rank)
+            told.run_token.pause(rank)
 
     told.run(body)
     assert inside == [] and len(told.swaps) > 100
@@ -53,13 +53,13 @@ def test_only_one_rank_runs_at_a_time(seed):
 
 def test_the_thread_of_a_rank_that_has_gone_is_no_rank_any_more():
     told = Told(3)
-    told.run(lambda rank: told.log.append([gone for gone in range(rank) if gone in told.baton.idents]))
-    assert told.log == [[], [], []] and told.baton.idents == {}
+    told.run(lambda rank: told.log.append([gone for gone in range(rank) if gone in told.run_token.idents]))
+    assert told.log == [[], [], []] and told.run_token.idents == {}
 
 
 def test_round_robin_goes_on_with_the_same_rank_at_a_pause():
     told = Told(2)
-    told.run(lambda rank: [told.baton.pause(rank) for _ in range(5)])
+    told.run(lambda rank: [told.run_token.pause(rank) for _ in range(5)])
     assert told.order == [0, 1, None]
 
 
@@ -68,10 +68,10 @@ def test_who_blocks_runs_again_when_it_has_been_woken():
 
     def body(rank):
         if rank < 2:
-            told.baton.block(rank)
+            told.run_token.block(rank)
         else:
-            told.baton.wake(1)
-            told.baton.wake(0)
+            told.run_token.wake(1)
+            told.run_token.wake(0)
         told.log.append(rank)
 
     told.run(body)
@@ -85,12 +85,12 @@ def test_ranks_that_poll_do_not_keep_the_others_from_running(polling, seed):
 
     def body(rank):
         if rank >= polling:
-            told.baton.pause(rank)
+            told.run_token.pause(rank)
             return come.append(rank)
         for _ in range(100):
             if len(come) == 5 - polling:
                 return told.log.append(rank)
-            told.baton.step_aside(rank)
+            told.run_token.step_aside(rank)
         return None
 
     told.run(body)
@@ -102,7 +102,7 @@ def test_when_everybody_waits_it_is_judged_once_and_all_are_ended():
 
     def body(rank):
         try:
-            told.baton.block(rank)
+            told.run_token.block(rank)
         except Abort:
             told.log.append(rank)
             raise
@@ -113,8 +113,8 @@ def test_when_everybody_waits_it_is_judged_once_and_all_are_ended():
 
 def test_when_the_last_that_could_wake_others_returns_it_is_judged():
     told = Told(2)
-    told.run(lambda rank: told.baton.block(rank) if rank == 0 else None)
-    assert told.judged == 1 and told.baton.aborting
+    told.run(lambda rank: told.run_token.block(rank) if rank == 0 else None)
+    assert told.judged == 1 and told.run_token.aborting
 
 
 def test_no_call_gets_through_once_a_run_is_over():
@@ -122,15 +122,15 @@ def test_no_call_gets_through_once_a_run_is_over():
 
     def body(rank):
         if rank == 0:
-            told.baton.aborting = True
-        for act in (told.baton.pause, told.baton.step_aside, told.baton.block, told.baton.check):
+            told.run_token.aborting = True
+        for act in (told.run_token.pause, told.run_token.step_aside, told.run_token.block, told.run_token.check):
             with pytest.raises(Abort):
                 act(rank)
         told.log.append(rank)
 
-    told.baton.start(body)
-    told.baton.wait(None)
-    told.baton.join()
+    told.run_token.start(body)
+    told.run_token.wait(None)
+    told.run_token.join()
     assert told.log == [0]
 
 
@@ -161,16 +161,16 @@ def test_a_schedule_that_refuses_ends_the_run_and_no_thread_stays(count):
     told = Told(3, Refuses(count))
 
     def body(rank):
-        told.baton.pause(rank)
-        told.baton.number(2)
-        told.baton.step_aside(rank)
+        told.run_token.pause(rank)
+        told.run_token.number(2)
+        told.run_token.step_aside(rank)
 
     try:
         told.run(body)
     except LookupError:
         told.log.append("at the start")
-        assert told.baton.interrupt(5) == ()
-        told.baton.join()
+        assert told.run_token.interrupt(5) == ()
+        told.run_token.join()
     assert threading.enumerate() == before and told.swaps[-1:] in ([], [(told.swaps[-1][0], None)])
     assert (told.log == ["at the start"]) == (count == 0)
 
@@ -183,12 +183,12 @@ def test_a_rank_that_runs_for_ever_is_interrupted():
         while True:
             pass
 
-    told.baton.start(body)
+    told.run_token.start(body)
     began.wait()
-    assert not told.baton.wait(0.01)
-    assert told.baton.interrupt(20) == ()
-    told.baton.join()
-    assert told.baton.holder is None and told.swaps[-1][1] is None
+    assert not told.run_token.wait(0.01)
+    assert told.run_token.interrupt(20) == ()
+    told.run_token.join()
+    assert told.run_token.holder is None and told.swaps[-1][1] is None
 
 
 def test_a_rank_that_does_not_obey_is_named_and_the_others_end_without_it():
@@ -199,13 +199,13 @@ def test_a_rank_that_does_not_obey_is_named_and_the_others_end_without_it():
         if rank == 0:
             began.set()
             shut.acquire()
-        told.baton.pause(rank)
+        told.run_token.pause(rank)
         told.log.append(rank)
 
-    told.baton.start(body)
+    told.run_token.start(body)
     began.wait()
-    assert told.baton.interrupt(0.3) == (0,)
-    told.baton.join()
+    assert told.run_token.interrupt(0.3) == (0,)
+    told.run_token.join()
     assert told.log == []
     (lost,) = [thread for thread in threading.enumerate() if thread.name == "rank 0"]
     shut.release()
@@ -222,9 +222,9 @@ def test_a_machine_without_more_threads_ends_those_that_there_are(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", fails_at_the_third)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        told.baton.start(told.log.append)
-    assert told.baton.interrupt(5) == ()
-    told.baton.join()
+        told.run_token.start(told.log.append)
+    assert told.run_token.interrupt(5) == ()
+    told.run_token.join()
     assert [thread for thread in threading.enumerate() if thread not in before] == [] and told.log == []
 
 
@@ -239,8 +239,8 @@ def test_a_thread_that_begins_when_the_run_is_over_ends_at_once(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", interrupted_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        told.baton.start(told.log.append)
-    assert told.baton.interrupt(5) == ()
+        told.run_token.start(told.log.append)
+    assert told.run_token.interrupt(5) == ()
     start(late[0])
     late[0].join(20)
     assert not late[0].is_alive() and told.log == []
@@ -251,17 +251,17 @@ def test_a_thread_that_began_when_the_run_was_interrupted_waits_for_its_turn_to_
 
     def interrupted_after_the_second(thread):
         if thread.name == "rank 1":
-            told.baton.aborting = True
+            told.run_token.aborting = True
             start(thread)
             raise KeyboardInterrupt
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted_after_the_second)
     with pytest.raises(KeyboardInterrupt):
-        told.baton.start(told.log.append)
-    assert told.baton.interrupt(20) == ()
-    told.baton.join()
-    assert told.log == [] and told.baton.holder is None
+        told.run_token.start(told.log.append)
+    assert told.run_token.interrupt(20) == ()
+    told.run_token.join()
+    assert told.log == [] and told.run_token.holder is None
 
 
 def test_who_is_interrupted_while_he_interrupts_goes_on_where_he_was(monkeypatch):
@@ -275,13 +275,13 @@ def test_who_is_interrupted_while_he_interrupts_goes_on_where_he_was(monkeypatch
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    told.baton.start(body)
+    told.run_token.start(body)
     began.wait()
-    monkeypatch.setattr(told.baton, "_end_next", interrupted)
+    monkeypatch.setattr(told.run_token, "_end_next", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        told.baton.interrupt(0.05)
-    assert told.baton.interrupt(0.3) == (0,)  # enough for the other two, on a busy machine too
-    told.baton.join()
+        told.run_token.interrupt(0.05)
+    assert told.run_token.interrupt(0.3) == (0,)  # enough for the other two, on a busy machine too
+    told.run_token.join()
     lost = [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
     assert [thread.name for thread in lost] == ["rank 0"]
     over.set()
@@ -290,19 +290,19 @@ def test_who_is_interrupted_while_he_interrupts_goes_on_where_he_was(monkeypatch
 
 def test_ranks_that_do_not_obey_have_little_time_together_and_not_each(monkeypatch):
     told, over, waited = Told(20), threading.Event(), []
-    wait = told.baton.wait
-    monkeypatch.setattr(told.baton, "wait", lambda seconds: waited.append(seconds) or wait(seconds))
+    wait = told.run_token.wait
+    monkeypatch.setattr(told.run_token, "wait", lambda seconds: waited.append(seconds) or wait(seconds))
 
     def body(rank):
         with suppress(Abort):
-            told.baton.step_aside(rank)
+            told.run_token.step_aside(rank)
         over.wait()  # no exception gets in there
 
     before = threading.enumerate()
-    told.baton.start(body)
-    assert not told.baton.wait(0.1)
+    told.run_token.start(body)
+    assert not told.run_token.wait(0.1)
     lost = [thread for thread in threading.enumerate() if thread not in before]
-    assert told.baton.interrupt(0.5) == tuple(range(20))
+    assert told.run_token.interrupt(0.5) == tuple(range(20))
     assert sum(waited) < 3
     over.set()
     for thread in lost:
@@ -317,7 +317,7 @@ def test_a_rank_may_be_sent_away_at_any_moment_of_the_hand_over(at):
     def profile(frame, event, arg):
         name, ours = frame.f_code.co_name, frame.f_code.co_filename == RunToken.check.__code__.co_filename
         over = (name, event) == ("_run_rank", "return")  # the thread's last moment: it has nothing more to do
-        if ours and not over and event in ("call", "return", "c_return") and told.baton.aborting:
+        if ours and not over and event in ("call", "return", "c_return") and told.run_token.aborting:
             calls.append((name, event))
             if len(calls) == at + 1:
                 raise Abort
@@ -326,12 +326,12 @@ def test_a_rank_may_be_sent_away_at_any_moment_of_the_hand_over(at):
         if rank == 1:
             sys.setprofile(profile)
         for _ in range(3):
-            told.baton.step_aside(rank)
+            told.run_token.step_aside(rank)
         if rank == 1:
-            told.baton.aborting = True
-        told.baton.step_aside(rank)
+            told.run_token.aborting = True
+        told.run_token.step_aside(rank)
 
     before = threading.enumerate()
     told.run(body)
-    assert threading.enumerate() == before and told.baton.holder is None
+    assert threading.enumerate() == before and told.run_token.holder is None
     assert len(calls) > at or calls[-1][0] == "_leave"

@@ -7,8 +7,8 @@ from types import ModuleType
 
 from torch.testing._internal.common_distributed import TEST_SKIPS
 
-from localtensor.torch_suites.bases import on_threads
-from localtensor.torch_suites.rank_run import How
+from localtensor.torch_suites.bases import bases_on_rank_threads
+from localtensor.torch_suites.rank_run import SuiteOptions
 
 
 class _Kept(unittest.TestResult):
@@ -45,7 +45,7 @@ def went(*classes, how=None):
     With `how`, torch's bases are on rank threads meanwhile.
     """
     result = _Kept()
-    with warnings.catch_warnings(), on_threads(how) if how else contextlib.nullcontext():
+    with warnings.catch_warnings(), bases_on_rank_threads(how) if how else contextlib.nullcontext():
         warnings.simplefilter("ignore")  # as in a file of somebody else's: our own settings make them errors
         load = unittest.defaultTestLoader.loadTestsFromTestCase
         unittest.TestSuite(load(cls) for cls in classes).run(result)
@@ -60,6 +60,6 @@ def suites_of(module: ModuleType):
     ]
 
 
-QUICK = How(timeout=60)
+QUICK = SuiteOptions(timeout=60)
 GPU = next(TEST_SKIPS[name].message for name in ("multi-device-8", "multi-gpu-8") if name in TEST_SKIPS)
 """What torch says where 8 GPUs are wanted; the first name since 2.15."""

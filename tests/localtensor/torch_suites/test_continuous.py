@@ -7,7 +7,7 @@ from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
 from localtensor.torch_suites import continuous
-from localtensor.torch_suites.bases import on_threads
+from localtensor.torch_suites.bases import bases_on_rank_threads
 from localtensor.torch_suites.rank_run import TorchsOwnWay
 from tests.localtensor.torch_suites import foreign_continuous
 from tests.localtensor.torch_suites.ran import GPU, QUICK, suites_of, went
@@ -66,7 +66,7 @@ def test_a_test_that_waits_for_processes_in_its_own_way_does_not_pass_for_want_o
             raise AssertionError("nobody runs it")
 
     case = Late("test_it")  # made before the bases are on rank threads, so that it waits as torch does
-    with on_threads(QUICK):
+    with bases_on_rank_threads(QUICK):
         case.setUp()
         with pytest.raises(RuntimeError, match="its ranks are threads"):
             case.test_it()
@@ -81,7 +81,7 @@ def test_a_class_that_waits_for_its_processes_itself_keeps_torchs(monkeypatch):
             return fn
 
     monkeypatch.setattr(MultiProcContinuousTest, "_spawn_processes", classmethod(lambda *told: started.append(told)))
-    with on_threads(QUICK), pytest.warns(TorchsOwnWay, match="Waits waits for its processes itself"):
+    with bases_on_rank_threads(QUICK), pytest.warns(TorchsOwnWay, match="Waits waits for its processes itself"):
         Waits._ensure_processes_spawned()
     assert started == [(Waits, 2)]
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from localtensor import run
-from localtensor.torch_suites.exits import Killed, RankProcess, as_processes, exit_code
+from localtensor.torch_suites.exits import RankKilled, RankProcess, as_processes, exit_code
 
 
 @pytest.mark.parametrize(("end", "code"), [
@@ -23,7 +23,7 @@ def test_what_ends_a_process_ends_only_the_rank(end, code):
             end()
         except Exception:  # why: a program may catch all that it can
             return "caught"
-        except Killed as killed:
+        except RankKilled as killed:
             return killed.code
 
     with as_processes():

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from localtensor import run
 from localtensor.errors import RankRaised
-from localtensor.torch_suites.libraries import PRIVATE, one_registry
+from localtensor.torch_suites.libraries import PRIVATE, shared_registry
 
 
 def test_each_rank_defines_an_operator_and_calls_its_own_kernel_and_none_is_left():
@@ -25,7 +25,7 @@ def test_each_rank_defines_an_operator_and_calls_its_own_kernel_and_none_is_left
         return found, again
 
     for _ in range(2):
-        with one_registry():
+        with shared_registry():
             assert run(defines, ranks=3).values == ((0, 0), (1, 1), (2, 2))
         assert not hasattr(torch.ops.suites_lib, "plus")
 
@@ -43,7 +43,7 @@ def test_custom_ops_are_one_operator_for_all_ranks():
         dist.barrier()
         return torch.ops.suites_lib.twice(torch.ones(1)).item(), id(torch.ops.suites_lib.twice.default)
 
-    with one_registry():
+    with shared_registry():
         found = run(defines, ranks=3).values
     assert len(set(found)) == 1 and found[0][0] == 2
 
@@ -54,7 +54,7 @@ def test_one_rank_that_defines_an_operator_twice_is_refused():
         lib.define("once(Tensor x) -> Tensor")
         lib.define("once(Tensor x) -> Tensor")
 
-    with one_registry(), pytest.raises(RankRaised, match="same name and overload name multiple times"):
+    with shared_registry(), pytest.raises(RankRaised, match="same name and overload name multiple times"):
         run(defines, ranks=2)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from localtensor import run
-from localtensor.torch_suites.libraries import polled, step_aside
+from localtensor.torch_suites.libraries import polling_stores, step_aside
 
 SHORT = timedelta(milliseconds=30)
 
@@ -24,7 +24,7 @@ def test_a_rank_that_waits_for_a_key_lets_the_one_run_that_sets_it(kind, tmp_pat
         store.set(f"from {rank}", str(rank))
         return store.get("from 0")
 
-    with polled():
+    with polling_stores():
         assert run(passes_on, 3, ranks=3, timeout=30).values == (b"0",) * 3
 
 
@@ -43,7 +43,7 @@ def test_a_server_is_made_before_its_clients_are_there():
         store.set(f"{dist.get_rank()}", "x")
         return store.multi_get(["0", "1"])
 
-    with polled():
+    with polling_stores():
         assert run(meet, ranks=2, timeout=30).values == ([b"x", b"x"],) * 2
 
 
@@ -57,7 +57,7 @@ def test_a_key_that_never_comes_is_refused_in_torchs_words():
             store.wait(["nobody"], SHORT)
         return type(by_get.value).__name__, store.timeout == SHORT
 
-    with polled():
+    with polling_stores():
         assert run(wait, ranks=2, timeout=30).values == run(wait, ranks=1, timeout=30).values * 2
 
 
@@ -65,7 +65,7 @@ def test_outside_of_ranks_nothing_changes():
     store = dist.HashStore()
     store.set("a", "b")
     before = dist.Store.get
-    with polled():
+    with polling_stores():
         assert dist.Store.get is not before and store.get("a") == b"b" and not step_aside()
         with pytest.raises(RuntimeError, match=r"[Tt]imeout"):
             store.wait(["nobody"], SHORT)

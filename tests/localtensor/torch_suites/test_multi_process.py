@@ -14,7 +14,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTe
 
 from localtensor.errors import Deadlock, NeverEnded
 from localtensor.torch_suites import multi_process
-from localtensor.torch_suites.rank_run import How, TorchsOwnWay
+from localtensor.torch_suites.rank_run import SuiteOptions, TorchsOwnWay
 from tests.localtensor.torch_suites import foreign_processes
 from tests.localtensor.torch_suites.ran import GPU, QUICK, suites_of, went
 
@@ -87,7 +87,7 @@ def test_a_rank_that_never_ends_is_ended():
             dist.init_process_group("gloo", rank=self.rank, world_size=2)
             dist.barrier()
 
-    found = went(Loops, Passes, how=How(timeout=0.5))
+    found = went(Loops, Passes, how=SuiteOptions(timeout=0.5))
     assert isinstance(found["Loops.test_it"], NeverEnded) and found["Passes.test_it"] == "passed"
 
 

@@ -11,7 +11,7 @@ from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 from localtensor.errors import EarlyReturn, GroupMismatch
 from localtensor.torch_suites import multi_threaded
-from localtensor.torch_suites.bases import on_threads
+from localtensor.torch_suites.bases import bases_on_rank_threads
 from tests.localtensor.torch_suites.ran import GPU, QUICK, suites_of, went
 
 NOT_PASSED = {
@@ -32,7 +32,7 @@ class Starts(MultiThreadedTestCase):
 
 
 def test_a_file_for_torchs_threads_runs_on_ours():
-    with on_threads(QUICK):  # torch's decorator is bound when the file is imported
+    with bases_on_rank_threads(QUICK):  # torch's decorator is bound when the file is imported
         from tests.localtensor.torch_suites import foreign_threads
     found = went(*suites_of(foreign_threads), how=QUICK)
     assert len(found) == 11
@@ -136,13 +136,13 @@ def test_who_calls_the_ranks_of_torchs_decorator_gets_its_runtime_error():
         if dist.get_rank() == 0:
             dist.barrier()
 
-    with on_threads(QUICK), pytest.raises(RuntimeError, match=r"rank 1 raised\n[^$]*not zero") as told:
+    with bases_on_rank_threads(QUICK), pytest.raises(RuntimeError, match=r"rank 1 raised\n[^$]*not zero") as told:
         decorated(fails)(None)
     assert type(told.value.__cause__) is AssertionError
     assert [at.name for at in told.traceback if not at.ishidden(told)] == [
         told.traceback[0].name
     ]  # pytest shows no more
-    with on_threads(QUICK), pytest.raises(EarlyReturn):
+    with bases_on_rank_threads(QUICK), pytest.raises(EarlyReturn):
         decorated(is_refused)(None)
-    with on_threads(QUICK), pytest.raises(unittest.SkipTest, match="no need"):
+    with bases_on_rank_threads(QUICK), pytest.raises(unittest.SkipTest, match="no need"):
         decorated(unittest.skip("no need")(fails))(None)

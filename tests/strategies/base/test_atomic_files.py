@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base.atomic_files import read_bytes, unwritable, write_lines, write_whole
-from strategies.base.signals import LEFT
+from strategies.base.atomic_files import read_bytes, why_not_writable, write_lines, write_whole
+from strategies.base.signals import CLEANUPS
 
 
 def test_a_file_is_written_into_folders_that_are_made(tmp_path):
@@ -82,13 +82,13 @@ def test_whoever_ends_the_process_at_once_finds_the_half_file(tmp_path):
     seen = []
 
     def looks():
-        seen.extend(LEFT)
+        seen.extend(CLEANUPS)
         yield "line"
 
     write_lines(tmp_path / "x", looks())
     (half,) = seen
     assert half.startswith(str(tmp_path / ".x."))
-    assert LEFT == {}
+    assert CLEANUPS == {}
 
 
 @pytest.mark.parametrize(("where", "folder", "said"), [
@@ -108,21 +108,21 @@ def test_a_place_that_takes_no_file_is_known_before(where, folder, said, tmp_pat
     for name, leads in (("to_file", "file"), ("to_new", "new"), ("to_nowhere", "no/file")):
         (tmp_path / name).symlink_to(leads)
     problem, remedy = said
-    assert unwritable(tmp_path / where, folder=folder) == (problem.format(here=tmp_path), remedy)
+    assert why_not_writable(tmp_path / where, folder=folder) == (problem.format(here=tmp_path), remedy)
 
 
 def test_a_file_that_is_there_is_replaced_so_its_folder_is_what_counts(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
-    assert unwritable(tmp_path / "file") == (f"{tmp_path} takes no files", "Name a file in a folder of yours.")
-    assert unwritable(Path("/dev/null")) == ("", "")
+    assert why_not_writable(tmp_path / "file") == (f"{tmp_path} takes no files", "Name a file in a folder of yours.")
+    assert why_not_writable(Path("/dev/null")) == ("", "")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="such a link is replaced there")
 def test_a_link_to_itself_takes_no_file(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     said = "Too many levels of symbolic links"
-    assert unwritable(tmp_path / "loop") == (f"it cannot be ({said})", "Name another.")
+    assert why_not_writable(tmp_path / "loop") == (f"it cannot be ({said})", "Name another.")
     with pytest.raises(OSError, match=said):
         write_whole(tmp_path / "loop", "text")
 

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base.journal import FORMAT, BadJournal, DiskFull, of_kind, open_journal, read, unlike
-from strategies.base.worker_pool import Done, WorkerPool
+from strategies.base.journal import (
+    FORMAT,
+    BadJournal,
+    DiskFull,
+    lines_of_kind,
+    load_journal,
+    open_journal,
+    run_difference,
+)
+from strategies.base.worker_pool import TaskDone, WorkerPool
 
 ROOT = Path(__file__).parents[3]
 RUN = {"torch": "2.13.0", "seed": 0, "ranks": [2, 3], "shard": None}
@@ -48,7 +56,7 @@ def test_every_line_is_json_of_its_own(file):
 
 
 def test_what_was_written_is_read(file):
-    done = read(file)
+    done = load_journal(file)
     assert (done.begin["seed"], list(done.lines), done.cut, done.whole) == (0, LINES, "", file.stat().st_size)
 
 
@@ -57,7 +65,7 @@ def test_a_line_is_there_as_soon_as_it_is_added(tmp_path):
         journal.begin(RUN)
         for n, line in enumerate(LINES):
             journal.add(line)
-            assert list(read(tmp_path / "x").lines) == LINES[: n + 1]
+            assert list(load_journal(tmp_path / "x").lines) == LINES[: n + 1]
 
 
 def test_text_of_any_kind_can_be_written(tmp_path):
@@ -66,7 +74,7 @@ def test_text_of_any_kind_can_be_written(tmp_path):
         "unit": "u",
         "error": "a \ud800 b \x00 \u2028 \n",
     }  # an error may quote bytes that are no text
-    assert list(read(written(tmp_path / "x", [line])).lines) == [line]
+    assert list(load_journal(written(tmp_path / "x", [line])).lines) == [line]
 
 
 def test_without_a_path_lines_are_kept_and_nothing_is_written(tmp_path, monkeypatch):
@@ -79,7 +87,7 @@ def test_without_a_path_lines_are_kept_and_nothing_is_written(tmp_path, monkeypa
 
 def test_lines_of_a_kind_in_order():
     lines = [LINES[0], {"kind": "settled", "rule": "r", "verdict": "cleared"}, LINES[1]]
-    assert list(of_kind(lines, "unit")) == LINES[:2]
+    assert list(lines_of_kind(lines, "unit")) == LINES[:2]
 
 
 # Going on.
@@ -90,7 +98,7 @@ def test_a_resumed_journal_goes_on_where_it_ended(file):
         journal.begin(RUN)
         assert journal.lines == LINES
         journal.add({"kind": "unit", "unit": "u", "more": 1})
-    assert list(read(file).lines) == [*LINES, {"kind": "unit", "unit": "u", "more": 1}]
+    assert list(load_journal(file).lines) == [*LINES, {"kind": "unit", "unit": "u", "more": 1}]
     assert file.read_bytes().count(b'"begin"') == 1
 
 
@@ -98,12 +106,12 @@ def test_to_resume_what_is_not_there_is_to_begin(tmp_path):
     with open_journal(tmp_path / "new", resume=True) as journal:
         assert journal.begun is None
         journal.begin(RUN)
-    assert read(tmp_path / "new").begin["seed"] == 0
+    assert load_journal(tmp_path / "new").begin["seed"] == 0
 
 
 def test_an_empty_file_is_a_new_journal(tmp_path):
     (tmp_path / "x").touch()
-    assert read(written(tmp_path / "x")).lines == tuple(LINES)
+    assert load_journal(written(tmp_path / "x")).lines == tuple(LINES)
 
 
 def test_a_journal_cut_at_any_byte_keeps_all_whole_lines_and_can_go_on(file):
@@ -117,21 +125,21 @@ def test_a_journal_cut_at_any_byte_keeps_all_whole_lines_and_can_go_on(file):
             assert journal.lines == LINES[:whole]
             assert bool(journal.cut) == (data[size - 1 : size] != b"\n")
             journal.add({"kind": "unit", "unit": "u", "again": size})
-        assert list(read(file).lines) == [*LINES[:whole], {"kind": "unit", "unit": "u", "again": size}]
+        assert list(load_journal(file).lines) == [*LINES[:whole], {"kind": "unit", "unit": "u", "again": size}]
 
 
 def test_a_cut_line_is_told(file):
     with file.open("ab") as end:
         end.write(b'{"kind":"un')
-    assert read(file).cut == f"{file}: its last line was cut after 11 bytes; that unit is tried again"
+    assert load_journal(file).cut == f"{file}: its last line was cut after 11 bytes; that unit is tried again"
 
 
 @pytest.mark.parametrize("end", [b"\0" * 40, b"\0" * 40 + b"\n", b'{"kind": "unit"\n', b"\xff\xfe\n"], ids=repr)
 def test_what_a_crash_of_the_machine_leaves_at_the_end_is_dropped(end, file):
     with file.open("ab") as sink:
         sink.write(end)
-    assert list(read(file).lines) == LINES
-    assert read(file).cut.startswith(f"{file}: its last line was cut after {len(end)} bytes")
+    assert list(load_journal(file).lines) == LINES
+    assert load_journal(file).cut.startswith(f"{file}: its last line was cut after {len(end)} bytes")
 
 
 # What is refused.
@@ -171,10 +179,10 @@ def test_a_journal_of_another_run_is_refused_and_both_are_named(name, value, sai
 
 
 def test_every_difference_is_named():
-    assert unlike({"seed": 1, "torch": "a", "ops": ["x"]}, {"seed": 2, "torch": "b", "ops": []}) == (
+    assert run_difference({"seed": 1, "torch": "a", "ops": ["x"]}, {"seed": 2, "torch": "b", "ops": []}) == (
         "seed was 1, now 2; torch was 'a', now 'b'"
     )
-    assert unlike({**RUN, "kind": "begin", "more": 1}, RUN) == ""
+    assert run_difference({**RUN, "kind": "begin", "more": 1}, RUN) == ""
 
 
 def test_a_journal_that_is_there_is_not_overwritten(file):
@@ -186,7 +194,7 @@ def test_a_folder_is_no_journal(resume, tmp_path):
     with pytest.raises(BadJournal, match="--journal"):
         open_journal(tmp_path, resume=resume)
     with pytest.raises(BadJournal, match=r"JOURNAL: .*: it cannot be read \(Is a directory\)\. Name a journal\."):
-        read(tmp_path, "localtensor merge")
+        load_journal(tmp_path, "localtensor merge")
 
 
 def test_too_long_a_name_is_said(tmp_path):
@@ -234,7 +242,7 @@ def test_a_run_that_was_refused_lets_go(file):
     assert_refused(file, "line 1 is no line of a journal. It was changed by something else: start anew.")
     written(file.with_name("other"))
     os.replace(file.with_name("other"), file)
-    assert list(read(file).lines) == LINES
+    assert list(load_journal(file).lines) == LINES
 
 
 def echo(task, note):
@@ -244,7 +252,7 @@ def echo(task, note):
 def test_a_worker_that_outlives_its_run_does_not_hold_the_journal(file):
     journal = open_journal(file, resume=True)
     with WorkerPool(1) as crew:
-        assert list(crew.run(echo, [1], limit=60)) == [Done(1)]
+        assert list(crew.run(echo, [1], limit=60)) == [TaskDone(1)]
         journal.close()  # as the system does when the run is killed; the worker is still there
         with open_journal(file, resume=True) as again:
             assert again.lines == LINES
@@ -277,12 +285,12 @@ def test_a_disk_that_fills_up_keeps_all_lines_before_and_one_goes_on(tmp_path):
         f"localtensor validate: --journal: {path}: a line could not be written (File too large); the {many} before it "
         "are whole. Make room, then go on with --resume."
     )
-    whole = read(path)
+    whole = load_journal(path)
     assert (len(whole.lines), whole.cut) == (int(many), "") and int(many) > 5
     with open_journal(path, resume=True) as journal:
         journal.begin(RUN)
         journal.add({"kind": "unit", "unit": "u", "n": int(many)})
-    assert [line["n"] for line in read(path).lines] == list(range(int(many) + 1))
+    assert [line["n"] for line in load_journal(path).lines] == list(range(int(many) + 1))
 
 
 class Half:
@@ -310,7 +318,7 @@ def test_a_half_line_is_no_line(cuts, file, monkeypatch):
         with pytest.raises(DiskFull, match="the 4 before it are whole"):
             journal.add({"kind": "unit", "unit": "u", "text": "x" * 99})
         assert journal.lines == LINES
-    assert (list(read(file).lines), bool(read(file).cut)) == (LINES, not cuts)
+    assert (list(load_journal(file).lines), bool(load_journal(file).cut)) == (LINES, not cuts)
 
 
 def test_a_limit_of_the_system_is_an_error_and_no_signal():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from strategies.base.journal import open_journal, read
+from strategies.base.journal import load_journal, open_journal
 from tests.strategies.base.test_journal import LINES, RUN, assert_refused, written
 
 BAD = "is no line of a journal. It was changed by something else: start anew."
@@ -30,14 +30,14 @@ def put(file, number, line):
 def test_a_line_of_a_known_kind_that_lacks_what_is_read_of_it_is_refused_with_its_number(kind, name, file):
     whole = {"kind": kind, **WHOLE[kind]}
     put(file, 3, whole)
-    assert read(file).lines[1] == whole
+    assert load_journal(file).lines[1] == whole
     put(file, 3, {key: value for key, value in whole.items() if key != name})
     assert_refused(file, f"line 3 {BAD}")
 
 
 def test_a_kind_that_is_not_known_is_kept(tmp_path):
     line = {"kind": "remark", "said": 1}
-    assert list(read(written(tmp_path / "x", [line])).lines) == [line]
+    assert list(load_journal(written(tmp_path / "x", [line])).lines) == [line]
 
 
 def test_a_journal_that_was_never_begun_is_dropped_with_its_file_and_nothing_else(tmp_path):

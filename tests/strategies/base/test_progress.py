@@ -4,7 +4,7 @@ import pytest
 import rich.progress
 from rich.console import Console
 
-from strategies.base.progress import Bar, Silent, bar
+from strategies.base.progress import ProgressBar, SilentProgress, progress_bar
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def sink():
 def test_a_bar_counts_what_is_done_of_its_phase(sink):
     console = Console(file=sink)
     with rich.progress.Progress(console=console, disable=False, auto_refresh=False) as progress:
-        shown = Bar(progress, console)
+        shown = ProgressBar(progress, console)
         shown.tick()  # before any phase: nobody knows of what
         shown.phase("first", 3)
         shown.phase("second", 4)
@@ -26,7 +26,7 @@ def test_a_bar_counts_what_is_done_of_its_phase(sink):
 
 
 def test_a_terminal_sees_the_phases(sink):
-    with bar(Console(file=sink, force_terminal=True), quiet=False) as loud:
+    with progress_bar(Console(file=sink, force_terminal=True), quiet=False) as loud:
         loud.phase("trying rules", 3)
         loud.tick()
     assert "trying rules" in sink.getvalue() and "1/3" in sink.getvalue()
@@ -34,7 +34,7 @@ def test_a_terminal_sees_the_phases(sink):
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (True, True), (False, True)])
 def test_elsewhere_nothing_is_shown(terminal, quiet, sink):
-    with bar(Console(file=sink, force_terminal=terminal), quiet=quiet) as silent:
+    with progress_bar(Console(file=sink, force_terminal=terminal), quiet=quiet) as silent:
         silent.phase("trying rules", 3)
         silent.tick()
     assert sink.getvalue() == ""
@@ -42,12 +42,12 @@ def test_elsewhere_nothing_is_shown(terminal, quiet, sink):
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, True), (True, False)])
 def test_what_is_to_be_said_is_said_anyway_and_as_it_is(terminal, quiet, sink):
-    with bar(Console(file=sink, force_terminal=terminal, width=200, color_system=None), quiet=quiet) as shown:
+    with progress_bar(Console(file=sink, force_terminal=terminal, width=200, color_system=None), quiet=quiet) as shown:
         shown.say("a.jsonl: [red] 12 bytes")
     assert "a.jsonl: [red] 12 bytes\n" in sink.getvalue()
 
 
 def test_silence_takes_all_that_a_bar_takes(capsys):
-    silent = Silent()
+    silent = SilentProgress()
     assert (silent.phase("x", 3), silent.tick(), silent.tick(2), silent.say("x")) == (None,) * 4
     assert capsys.readouterr() == ("", "")

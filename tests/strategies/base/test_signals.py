@@ -220,6 +220,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 def test_nothing_changes_where_nobody_watches():
     before = signal.getsignal(signal.SIGINT)
-    with signals.gently(), signals.held():
-        signals.check()
-    assert (signal.getsignal(signal.SIGINT), signals.came()) == (before, 0)
+    with signals.interruptible(), signals.uninterrupted():
+        signals.raise_if_stopped()
+    assert (signal.getsignal(signal.SIGINT), signals.received_signal()) == (before, 0)

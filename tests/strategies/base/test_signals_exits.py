@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from strategies.base.signals import leave, many, printed, wrote
+from strategies.base.signals import print_stdout, run_command, worker_count, write_stdout
 from tests.strategies.base.test_signals import ROOT
 
 SENTENCE = "localtensor: stopped by Ctrl-C; so.\n"
@@ -16,7 +16,7 @@ SENTENCE = "localtensor: stopped by Ctrl-C; so.\n"
 def left(work, capsys):
     """The exit code, and what was said."""
     with pytest.raises(typer.Exit) as leaving:
-        leave(work, "; so")
+        run_command(work, "; so")
     return leaving.value.exit_code, capsys.readouterr().err
 
 
@@ -98,7 +98,7 @@ def test_where_standard_error_is_full_the_exit_code_is_the_same(said):
 
 def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options):
     text = (
-        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.signals import leave, printed, wrote\n"
+        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.signals import run_command, print_stdout, write_stdout\n"
         + body
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -146,11 +146,11 @@ def test_nobody_reading_any_longer_is_no_fault(how):
 @WAYS
 def test_no_standard_output_at_all_is_no_fault(how, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    assert {"wrote": wrote, "printed": printed}[how.partition("(")[0]](lambda console: None) == ""
+    assert {"wrote": write_stdout, "printed": print_stdout}[how.partition("(")[0]](lambda console: None) == ""
 
 
 def test_there_is_a_worker_for_each_core_unless_somebody_says_otherwise():
-    assert (many(0), many(3), many(None)) == (0, 3, os.cpu_count())
+    assert (worker_count(0), worker_count(3), worker_count(None)) == (0, 3, os.cpu_count())
 
 
 def test_signals_are_not_ours_before_a_command_begins():

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from strategies.base.signals import undisturbed
+from strategies.base.signals import quiet_on_one_thread
 
 LOG = logging.getLogger("tests.undisturbed")
 
@@ -25,7 +25,7 @@ def now():
 
 def test_inside_it_is_quiet_on_one_thread_and_afterwards_as_it_was(three_threads, caplog):
     before = now()
-    with undisturbed():
+    with quiet_on_one_thread():
         warnings.warn("nobody hears it", UserWarning, stacklevel=1)  # an error in our tests
         LOG.warning("nor that")
         LOG.error("but that")
@@ -34,7 +34,7 @@ def test_inside_it_is_quiet_on_one_thread_and_afterwards_as_it_was(three_threads
 
 
 def test_a_command_that_raises_gives_it_back_too(three_threads):
-    @undisturbed()
+    @quiet_on_one_thread()
     def command():
         assert torch.get_num_threads() == 1
         raise ZeroDivisionError
@@ -47,8 +47,8 @@ def test_a_command_that_raises_gives_it_back_too(three_threads):
 
 
 def test_what_was_silent_before_stays_so():
-    with undisturbed():
+    with quiet_on_one_thread():
         inner = now()
-        with undisturbed():
+        with quiet_on_one_thread():
             pass
         assert now() == inner

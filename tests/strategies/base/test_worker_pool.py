@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from strategies.base import worker_pool
-from strategies.base.worker_pool import Done, Failed, Lost, WorkerPool, death, own_memory, run
+from strategies.base.worker_pool import (
+    TaskDone,
+    TaskFailed,
+    TaskLost,
+    WorkerPool,
+    exit_reason,
+    private_memory,
+    run_tasks,
+)
 
 
 def work(task, note):
@@ -48,44 +56,44 @@ def slow_but_alive(task, note):
 
 
 def test_answers_come_in_the_order_of_the_tasks():
-    assert [a.value for a in run(work, list(range(20)), workers=3, limit=30)] == [2 * i for i in range(20)]
+    assert [a.value for a in run_tasks(work, list(range(20)), workers=3, limit=30)] == [2 * i for i in range(20)]
 
 
 def test_a_dead_worker_costs_its_unit_only_and_says_how_far_it_was():
-    first, dead, last = run(work, [1, "die", 3], workers=1, limit=30)
-    assert (first, last) == (Done(2), Done(6))
-    assert dead == Lost("the process died with SIGKILL", 7)
+    first, dead, last = run_tasks(work, [1, "die", 3], workers=1, limit=30)
+    assert (first, last) == (TaskDone(2), TaskDone(6))
+    assert dead == TaskLost("the process died with SIGKILL", 7)
 
 
 def test_a_unit_that_raises_keeps_its_traceback():
-    (answer,) = run(work, ["raise"], workers=1, limit=30)
-    assert isinstance(answer, Failed)
+    (answer,) = run_tasks(work, ["raise"], workers=1, limit=30)
+    assert isinstance(answer, TaskFailed)
     assert answer.error == "ValueError: no good"
     assert "in work" in answer.trace
 
 
 def test_a_hang_ends_at_the_limit():
-    hung, after = run(work, ["hang", 4], workers=1, limit=0.5)
-    assert hung == Lost("no answer within 0.5 s", 7)
-    assert after == Done(8)
+    hung, after = run_tasks(work, ["hang", 4], workers=1, limit=0.5)
+    assert hung == TaskLost("no answer within 0.5 s", 7)
+    assert after == TaskDone(8)
 
 
 def test_the_limit_is_from_one_note_to_the_next():
-    assert list(run(slow_but_alive, [0.4], workers=1, limit=1.2)) == [Done("done")]
+    assert list(run_tasks(slow_but_alive, [0.4], workers=1, limit=1.2)) == [TaskDone("done")]
 
 
 def test_what_eats_memory_is_ended_and_the_rest_goes_on(monkeypatch):
-    monkeypatch.setattr(worker_pool, "MEMORY", own_memory(os.getpid()) + (64 << 20))
-    lost, after = run(hoard, [256 << 20, 1], workers=1, limit=0.5)
-    assert lost == Lost(f"it used more than {worker_pool.MEMORY >> 20} MiB", 1)
-    assert after == Lost("no answer within 0.5 s", 1)  # a little is not too much: it waits as it was told
+    monkeypatch.setattr(worker_pool, "MEMORY", private_memory(os.getpid()) + (64 << 20))
+    lost, after = run_tasks(hoard, [256 << 20, 1], workers=1, limit=0.5)
+    assert lost == TaskLost(f"it used more than {worker_pool.MEMORY >> 20} MiB", 1)
+    assert after == TaskLost("no answer within 0.5 s", 1)  # a little is not too much: it waits as it was told
 
 
 def test_what_the_parent_holds_and_what_files_back_is_no_more_than_what_is_there():
     held = bytearray(b"x") * (64 << 20)
-    here = own_memory(os.getpid())
+    here = private_memory(os.getpid())
     assert len(held) < here < 8 << 30
-    assert own_memory(None) == own_memory(2**22 + 1) == 0
+    assert private_memory(None) == private_memory(2**22 + 1) == 0
 
 
 @pytest.mark.parametrize("when", ["it is idle", "work is on its way"])
@@ -97,11 +105,14 @@ def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
         if when == "work is on its way":  # it died a moment after somebody looked
             monkeypatch.setattr(crew._workers[0].process, "is_alive", lambda: True)
         first, second = crew.run(work, [1, 2], limit=60)
-    assert (first, second) == (Done(2) if when == "it is idle" else Lost("the process died with SIGKILL", -1), Done(4))
+    assert (first, second) == (
+        TaskDone(2) if when == "it is idle" else TaskLost("the process died with SIGKILL", -1),
+        TaskDone(4),
+    )
 
 
 def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire(monkeypatch):
-    monkeypatch.setattr(worker_pool, "RETIRE", 3)
+    monkeypatch.setattr(worker_pool, "MOST_TASKS_PER_WORKER", 3)
     with WorkerPool(1) as crew:
         pids = [a.value for _ in range(2) for a in crew.run(pid_of, [0, 0], limit=60)]
     assert pids[0] == pids[1] == pids[2] != pids[3]
@@ -112,11 +123,11 @@ def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire
     (-11, "the process died with SIGSEGV"), (0, "the process left with code 0"), (None, "the process left with code None"),
 ])  # fmt: skip
 def test_how_a_process_ended_is_said(code, said):
-    assert death(code) == said
+    assert exit_reason(code) == said
 
 
 def test_no_process_is_left_behind_when_the_caller_stops_early():
-    answers = run(pid_of, [0] * 50, workers=2, limit=30)
+    answers = run_tasks(pid_of, [0] * 50, workers=2, limit=30)
     pids = {next(answers).value, next(answers).value}
     answers.close()
     assert not alive(pids)
@@ -124,13 +135,13 @@ def test_no_process_is_left_behind_when_the_caller_stops_early():
 
 def test_ticks_count_every_task():
     ticks = []
-    assert len(list(run(work, [1, "die", "raise"], workers=2, limit=30, tick=ticks.append))) == 3
+    assert len(list(run_tasks(work, [1, "die", "raise"], workers=2, limit=30, tick=ticks.append))) == 3
     assert sum(ticks) == 3
 
 
 @pytest.mark.parametrize("tasks", [[], [5]])
 def test_few_tasks_need_few_workers(tasks):
-    assert len(list(run(work, tasks, workers=4, limit=30))) == len(tasks)
+    assert len(list(run_tasks(work, tasks, workers=4, limit=30))) == len(tasks)
 
 
 ORPHANS = """

@@ -79,7 +79,7 @@ def asked(monkeypatch):
 
 
 def parsed(asked, line):
-    result = CliRunner().invoke(cli.app, cli.spread(shlex.split(line)))
+    result = CliRunner().invoke(cli.app, cli.repeat_options(shlex.split(line)))
     assert result.exit_code == 0, result.output
     return asked.pop()
 
@@ -118,7 +118,7 @@ def test_the_exit_codes_are_those_of_the_table():
     from strategies.base import signals as leaving
     from strategies.model import verdict as verdicts
 
-    codes = (leaving.CLEAN, leaving.WRONG, leaving.USAGE, leaving.NOTHING)
+    codes = (leaving.EXIT_CLEAN, leaving.EXIT_WRONG, leaving.EXIT_USAGE, leaving.EXIT_NOTHING)
     assert codes == (verdicts.CLEAN, verdicts.WRONG, verdicts.USAGE, verdicts.NOTHING) == (0, 1, 2, 3)
 
 
@@ -149,7 +149,7 @@ def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
     heard = []
     monkeypatch.setattr(merging, "merge_journals", lambda *given: heard.append(given) or code)
     line = "merge a b --out c --json d --repro e"
-    assert CliRunner().invoke(cli.app, cli.spread(line.split())).exit_code == code
+    assert CliRunner().invoke(cli.app, cli.repeat_options(line.split())).exit_code == code
     assert heard == [(MergeOptions((Path("a"), Path("b")), Path("c"), Path("d"), Path("e")),)]
     assert CliRunner().invoke(cli.app, ["merge"]).exit_code == 2
 
@@ -210,7 +210,7 @@ def test_no_workers_are_not_the_default(asked):
     ("validat add", "No such command 'validat'."),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_usage(line, said, asked):
-    result = CliRunner().invoke(cli.app, cli.spread(shlex.split(line)))
+    result = CliRunner().invoke(cli.app, cli.repeat_options(shlex.split(line)))
     assert (result.exit_code, asked) == (2, [])
     assert said in result.output
 

@@ -21,7 +21,7 @@ WORK = {
 
 
 def called(line):
-    return CliRunner().invoke(cli.app, cli.spread(shlex.split(line)), terminal_width=200)
+    return CliRunner().invoke(cli.app, cli.repeat_options(shlex.split(line)), terminal_width=200)
 
 
 @pytest.fixture

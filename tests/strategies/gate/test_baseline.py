@@ -9,13 +9,13 @@ import pytest
 import strategies
 from strategies.base import atomic_files
 from strategies.gate import baseline
-from strategies.gate.baseline import BadBaseline, Baseline, Entry, Key, as_text, read, write
+from strategies.gate.baseline import BadBaseline, Baseline, BaselineEntry, FindingKey, as_text, read, write
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/baseline.json").read_text())
-CUMPROD = Key("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis")
-SORT = Key("aten.sort.default", "crashed", "any", "any")
+CUMPROD = FindingKey("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis")
+SORT = FindingKey("aten.sort.default", "crashed", "any", "any")
 DAY = dt.date(2027, 1, 31)
-TWO = (Entry(CUMPROD, "torch#1", DAY), Entry(SORT, "it dies, not ours"))
+TWO = (BaselineEntry(CUMPROD, "torch#1", DAY), BaselineEntry(SORT, "it dies, not ours"))
 ENTRY = {"op": "o", "rule": "r", "dtypes": "real", "mesh": "1 axis", "reason": "so it is"}
 
 
@@ -247,7 +247,7 @@ def test_behind_a_link_the_file_itself_is_written(path, tmp_path):
 def test_entries_go_and_come_by_their_keys(path):
     held = Baseline(path, entries=TWO)
     assert held.without({SORT}).entries == TWO[:1]
-    renewed = Entry(SORT, "still")
+    renewed = BaselineEntry(SORT, "still")
     assert held.also([renewed]).entries == (TWO[0], renewed)
     assert held.without({SORT}).also([TWO[1]]) == held
     assert held.without({TWO[0].key}).also([TWO[0]]) == held  # in the order of the file, whichever came last

@@ -8,19 +8,19 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.gate import decision
-from strategies.gate.baseline import Baseline, Entry, GateResult, Key, SourceLine
-from strategies.gate.decision import Coverage, amended, judge, keys_of, new_keys, rule_name
+from strategies.gate.baseline import Baseline, BaselineEntry, FindingKey, GateResult, SourceLine
+from strategies.gate.decision import RunCoverage, amend_baseline, decide, keys_of, new_keys, rule_name
 from strategies.gate.formats.json_output import as_json
-from strategies.gate.formats.wording import happens
+from strategies.gate.formats.wording import what_happens
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
-from strategies.sweep.report.text_and_json import silent
+from strategies.sweep.report.text_and_json import is_silent
 from tests.strategies.cases import numbers, sample
 
 OP = "my.scale.default"
 TODAY = dt.date(2026, 11, 21)
 KIND = ("real", "1 axis")
-KEY = Key(OP, "S(0) -> S(0)", *KIND)
+KEY = FindingKey(OP, "S(0) -> S(0)", *KIND)
 
 
 def finding(dim=0, verdict=Verdict.UNSOUND, kinds=(KIND,), op=OP, **more):
@@ -38,10 +38,10 @@ def accepted(*entries, torch="2.13.0"):
 
 
 def entry(key=KEY, reason="known", expires=None):
-    return Entry(key, reason, expires)
+    return BaselineEntry(key, reason, expires)
 
 
-ALL = Coverage(frozenset({OP}), frozenset({OP}), frozenset(
+ALL = RunCoverage(frozenset({OP}), frozenset({OP}), frozenset(
     (OP, dtypes, mesh, trial)
     for dtypes in ("real", "bool") for mesh, trial in (("1 axis", "alone"), ("1 axis", "pairs"), ("2 axes", "meshes"))
 ))  # fmt: skip
@@ -49,7 +49,7 @@ ALL = Coverage(frozenset({OP}), frozenset({OP}), frozenset(
 
 
 def gated(*findings, baseline=None, tried=ALL, today=TODAY, **more):
-    return judge(report(*findings, **more), baseline or accepted(), tried, today)
+    return decide(report(*findings, **more), baseline or accepted(), tried, today)
 
 
 # Keys.
@@ -57,11 +57,14 @@ def gated(*findings, baseline=None, tried=ALL, today=TODAY, **more):
 
 def test_a_key_is_the_rule_without_its_overload_for_each_kind():
     found = finding(kinds=(("real", "2 axes"), ("bool", "1 axis")))
-    assert keys_of(found) == (Key(OP, "S(0) -> S(0)", "bool", "1 axis"), Key(OP, "S(0) -> S(0)", "real", "2 axes"))
+    assert keys_of(found) == (
+        FindingKey(OP, "S(0) -> S(0)", "bool", "1 axis"),
+        FindingKey(OP, "S(0) -> S(0)", "real", "2 axes"),
+    )
 
 
 def test_a_finding_of_no_known_kind_has_a_key_all_the_same():
-    assert keys_of(finding(kinds=())) == (Key(OP, "S(0) -> S(0)", "any", "any"),)
+    assert keys_of(finding(kinds=())) == (FindingKey(OP, "S(0) -> S(0)", "any", "any"),)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (3,)])
@@ -107,7 +110,7 @@ def test_suspects_are_no_findings_of_the_gate():
 
 def test_findings_stay_in_the_order_of_the_report_and_have_their_places():
     lines = {OP: SourceLine("rules.py", 7)}
-    result = judge(report(finding(1), finding(0)), accepted(), ALL, TODAY, places=lines.get)
+    result = decide(report(finding(1), finding(0)), accepted(), ALL, TODAY, places=lines.get)
     assert [judged.finding.rule.inputs[0].dim for judged in result.findings] == [1, 0]
     assert {judged.place for judged in result.findings} == {SourceLine("rules.py", 7)}
 
@@ -115,7 +118,7 @@ def test_findings_stay_in_the_order_of_the_report_and_have_their_places():
 def test_an_ignored_registration_is_new_until_it_is_accepted():
     result = gated(ignored=(OP,))
     (judged,) = result.new
-    assert (judged.new, result.exit_code) == ((Key(OP, "ignored", "any", "any"),), 1)
+    assert (judged.new, result.exit_code) == ((FindingKey(OP, "ignored", "any", "any"),), 1)
     assert "never used" in judged.finding.reason
     assert gated(ignored=(OP,), baseline=accepted(entry(judged.new[0]))).exit_code == 0
 
@@ -123,7 +126,7 @@ def test_an_ignored_registration_is_new_until_it_is_accepted():
 def test_an_ignored_registration_reads_like_a_finding():
     (judged,) = gated(ignored=(OP,)).new
     assert judged.finding.name == f"{OP}: ignored"
-    assert silent(judged.finding) and happens(judged) == judged.finding.reason
+    assert is_silent(judged.finding) and what_happens(judged) == judged.finding.reason
 
 
 # Dates.
@@ -156,14 +159,17 @@ def test_an_entry_that_is_suspected_and_not_confirmed_this_time_is_not_gone():
 
 UNTRIED = {
     "another overload": (replace(KEY, op="my.other.default"), ALL),
-    "an overload that was begun and not finished": (KEY, Coverage(frozenset({OP}))),
+    "an overload that was begun and not finished": (KEY, RunCoverage(frozenset({OP}))),
     "a class of dtypes without a sample": (replace(KEY, dtypes="complex"), ALL),
     "a mesh that was not asked for": (replace(KEY, mesh="3 axes"), ALL),
     "what follows an op, without --pairs": (
         replace(KEY, rule="S(0), then sum"),
         replace(ALL, slots=frozenset(slot for slot in ALL.slots if slot[3] != "pairs")),
     ),
-    "an ignored registration of an overload that was not tried": (Key(OP, "ignored", "any", "any"), Coverage()),
+    "an ignored registration of an overload that was not tried": (
+        FindingKey(OP, "ignored", "any", "any"),
+        RunCoverage(),
+    ),
 }
 
 
@@ -175,8 +181,8 @@ def test_what_was_not_tried_is_not_gone(name):
 
 
 @pytest.mark.parametrize("key", [
-    KEY, replace(KEY, rule="S(0), then sum"), replace(KEY, mesh="2 axes"), Key(OP, "ignored", "any", "any"),
-    Key(OP, "S(0) -> S(0)", "any", "any"),
+    KEY, replace(KEY, rule="S(0), then sum"), replace(KEY, mesh="2 axes"), FindingKey(OP, "ignored", "any", "any"),
+    FindingKey(OP, "S(0) -> S(0)", "any", "any"),
 ])  # fmt: skip
 def test_whatever_was_tried_and_does_not_show_is_gone(key):
     assert gated(baseline=accepted(entry(key))).gone == (entry(key),)
@@ -186,7 +192,7 @@ def test_whatever_was_tried_and_does_not_show_is_gone(key):
 
 DIED = Crash(OP, "scale(f64[2])", "the process died with SIGSEGV on a rank's piece")
 LATE = Crash(OP, "scale(f64[4])", "no answer within 30 s on the whole tensors")
-DEAD, SLOW = Key(OP, "crashed", "any", "any"), Key(OP, "hangs", "any", "any")
+DEAD, SLOW = FindingKey(OP, "crashed", "any", "any"), FindingKey(OP, "hangs", "any", "any")
 
 
 def test_a_crash_is_trouble_and_no_finding():
@@ -242,7 +248,7 @@ def test_a_baseline_of_another_torch_is_a_note_and_no_error():
 
 
 def entries_after(result, baseline, **how):
-    return amended(baseline, result, **{"remove": False, **how}).entries
+    return amend_baseline(baseline, result, **{"remove": False, **how}).entries
 
 
 def test_an_update_removes_what_is_gone_and_adds_nothing():
@@ -261,25 +267,28 @@ def test_to_accept_adds_what_is_new_with_the_reason_and_removes_nothing():
     held = accepted(entry(replace(KEY, rule="S(1) -> S(1)")))
     result = gated(finding(), crashed=(DIED,), ignored=(OP,), baseline=held)
     day = dt.date(2027, 1, 1)
-    after = amended(held, result, remove=False, reason="why", expires=day)
+    after = amend_baseline(held, result, remove=False, reason="why", expires=day)
     assert set(after.entries) - set(held.entries) == {
-        Entry(key, "why", day) for key in (KEY, DEAD, Key(OP, "ignored", "any", "any"))
+        BaselineEntry(key, "why", day) for key in (KEY, DEAD, FindingKey(OP, "ignored", "any", "any"))
     }
     assert set(held.entries) <= set(after.entries)
-    again = judge(report(finding(), crashed=(DIED,), ignored=(OP,)), after, ALL, TODAY)
+    again = decide(report(finding(), crashed=(DIED,), ignored=(OP,)), after, ALL, TODAY)
     assert (again.new, again.trouble) == ((), ())
 
 
 def test_to_accept_again_what_has_expired_gives_it_the_new_reason_and_day():
     held = accepted(entry(expires=TODAY - dt.timedelta(1)))
     result = gated(finding(), baseline=held)
-    assert entries_after(result, held, reason="still") == (Entry(KEY, "still"),)
+    assert entries_after(result, held, reason="still") == (BaselineEntry(KEY, "still"),)
 
 
 def test_to_accept_leaves_the_reason_of_what_is_accepted():
     held = accepted(entry())
     result = gated(finding(), finding(1), baseline=held)
-    assert entries_after(result, held, reason="why") == (entry(), Entry(replace(KEY, rule="S(1) -> S(1)"), "why"))
+    assert entries_after(result, held, reason="why") == (
+        entry(),
+        BaselineEntry(replace(KEY, rule="S(1) -> S(1)"), "why"),
+    )
 
 
 def test_nothing_tested_cannot_be_accepted():
@@ -293,7 +302,9 @@ def test_rules_of_keys_that_are_no_rules_are_in_the_words_of_the_schema():
 
 
 def test_keys_of_what_is_no_rule_obey_the_schema_of_the_result():
-    found = gated(ignored=(OP,), crashed=(DIED,), baseline=accepted(entry(SLOW), entry(Key(OP, "x", "any", "any"))))
+    found = gated(
+        ignored=(OP,), crashed=(DIED,), baseline=accepted(entry(SLOW), entry(FindingKey(OP, "x", "any", "any")))
+    )
     schema = json.loads((Path(decision.__file__).parents[1] / "schema/gate.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(as_json(found)))
     assert (len(found.new), len(found.unseen), len(found.gone)) == (1, 1, 1)

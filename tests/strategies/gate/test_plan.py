@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base.progress import Silent
+from strategies.base.progress import SilentProgress
 from strategies.gate import plan as gate_work
 from strategies.gate import verdict_cache
-from strategies.gate.baseline import Baseline, Choice, Entry, Key
+from strategies.gate.baseline import Baseline, BaselineEntry, ChosenOverload, FindingKey
 from strategies.gate.changes.select import Selection
 from strategies.gate.options import GateOptions
-from strategies.gate.plan import NO_TIME, chosen, work
+from strategies.gate.plan import NO_TIME, make_plan, run_plan
 from strategies.model.settings import UnknownOp
 from tests.strategies import users
 
@@ -24,7 +24,7 @@ NONE = Baseline(Path("b.json"), "2.13.0", (), "text")
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verdict_cache, "judge", lambda: "these rooms")
+    monkeypatch.setattr(verdict_cache, "tool_digest", lambda: "these rooms")
 
 
 def found(name, body, start=0.0, **options):
@@ -32,7 +32,7 @@ def found(name, body, start=0.0, **options):
     users.write(Path.cwd(), name, body)
     asked = GateOptions(rules=name, ranks=(2,), workers=1, **options)
     with users.undone():
-        return work(asked, chosen(asked, Path.cwd(), start), Silent())
+        return run_plan(asked, make_plan(asked, Path.cwd(), start), SilentProgress())
 
 
 def result_of(*given, **options):
@@ -51,13 +51,13 @@ def wrong(tmp_path_factory):
     """A cold run and a warm one, of a module with a wrong rule."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("wrong"))
-        patch.setattr(verdict_cache, "judge", lambda: "these rooms")
+        patch.setattr(verdict_cache, "tool_digest", lambda: "these rooms")
         cold = found("gate_wrong", WRONG)
 
         def never(*_):
             raise AssertionError("nothing is to be tried")
 
-        patch.setattr("strategies.sweep.session.put_on_trial", never)
+        patch.setattr("strategies.sweep.session.run_validation", never)
         return cold, found("gate_wrong", WRONG)
 
 
@@ -76,8 +76,8 @@ def test_an_equal_run_is_remembered_and_says_the_same(wrong):
 
 
 def test_what_is_remembered_can_be_gone_as_well(wrong):
-    key = Key("gate_wrong.twice.default", "S(0) -> S(0)", "real", "1 axis")
-    held = Baseline(Path("b.json"), "2.13.0", (Entry(key, "known"),), "text")
+    key = FindingKey("gate_wrong.twice.default", "S(0) -> S(0)", "real", "1 axis")
+    held = Baseline(Path("b.json"), "2.13.0", (BaselineEntry(key, "known"),), "text")
     assert [[e.key for e in one.beside(held, TODAY).gone] for one in wrong] == [[key], [key]]
 
 
@@ -98,7 +98,7 @@ def test_samples_of_the_modules_own_are_not_remembered():
 
 
 def test_rules_that_are_nowhere_in_the_project_are_not_remembered(monkeypatch):
-    monkeypatch.setattr(gate_work, "digests", lambda _: lambda _: gate_work.OUTSIDE)
+    monkeypatch.setattr(gate_work, "rule_digests", lambda _: lambda _: gate_work.OUTSIDE)
     assert [found("gate_outside", TWO).remembered for _ in range(2)] == [(), ()]
 
 
@@ -128,16 +128,16 @@ def test_a_change_is_judged_alone_with_its_reason(monkeypatch):
 
     def select(*given):
         asked.append(given)
-        return Selection((Choice(op, "its rule function changed"),), ("gate_changed.thrice.default",))
+        return Selection((ChosenOverload(op, "its rule function changed"),), ("gate_changed.thrice.default",))
 
-    monkeypatch.setattr(gate_work, "select", select)
+    monkeypatch.setattr(gate_work, "select_changed", select)
     result = result_of("gate_changed", TWO, changed="HEAD")
     assert asked == [("HEAD", Path.cwd(), "gate_changed", ("gate_changed.thrice.default", op))]
-    assert (result.judged, result.choices) == ((op,), (Choice(op, "its rule function changed"),))
+    assert (result.judged, result.choices) == ((op,), (ChosenOverload(op, "its rule function changed"),))
 
 
 def test_no_change_is_a_pass_that_says_so(monkeypatch):
-    monkeypatch.setattr(gate_work, "select", lambda _rev, _folder, _module, ops: Selection((), tuple(ops)))
+    monkeypatch.setattr(gate_work, "select_changed", lambda _rev, _folder, _module, ops: Selection((), tuple(ops)))
     result = result_of("gate_same", TWO, changed="v1")
     said = "no rule changed since v1: nothing had to be judged (2 overloads unchanged)"
     assert (result.exit_code, result.notes, result.judged) == (0, (said,), ())

@@ -4,7 +4,7 @@ import pytest
 
 from strategies.gate import plan as gate_places
 from strategies.gate.baseline import SourceLine
-from strategies.gate.plan import places, within
+from strategies.gate.plan import repository_path, source_lines
 from strategies.torch_api import user_modules
 from tests.strategies import edit_styles, edits, users
 
@@ -31,7 +31,7 @@ def placed(tmp_path):
     (tmp_path / "pkg").mkdir()
     users.write(tmp_path / "pkg", "rules_placed", BODY)
     with users.undone():
-        user_modules.load("rules_placed", str(tmp_path / "pkg"))
+        user_modules.load_rules("rules_placed", str(tmp_path / "pkg"))
         yield tmp_path
 
 
@@ -40,7 +40,7 @@ def line_of(folder, text):
 
 
 def test_both_kinds_of_registration_lead_to_the_line_of_the_users_function(placed):
-    find = places(placed, {"rules_placed.falling.default", "rules_placed.twice.default"})
+    find = source_lines(placed, {"rules_placed.falling.default", "rules_placed.twice.default"})
     first = line_of(placed, "@register_single_dim_strategy(torch.ops.rules_placed.falling.default)")
     second = line_of(placed, "@register_sharding(torch.ops.rules_placed.twice.default)")
     assert find("rules_placed.falling.default") == SourceLine("pkg/rules_placed.py", first)
@@ -49,16 +49,16 @@ def test_both_kinds_of_registration_lead_to_the_line_of_the_users_function(place
 
 def test_of_an_overload_that_torch_has_a_rule_for_the_users_own_is_found(placed):
     users.write(placed / "pkg", "rules_beside", "register_sharding(torch.ops.aten.add.Tensor)(lambda *_, **__: [])")
-    user_modules.load("rules_beside", str(placed / "pkg"))
-    assert places(placed, ["aten.add.Tensor"])("aten.add.Tensor").file == "pkg/rules_beside.py"
+    user_modules.load_rules("rules_beside", str(placed / "pkg"))
+    assert source_lines(placed, ["aten.add.Tensor"])("aten.add.Tensor").file == "pkg/rules_beside.py"
 
 
 def test_of_a_rule_that_is_wrapped_the_line_is_that_of_what_its_author_wrote(tmp_path):
     edits.write(tmp_path, "places_wrapped", edit_styles.WRAPPED)
     with users.undone():
-        user_modules.load("places_wrapped.rules", str(tmp_path))
+        user_modules.load_rules("places_wrapped.rules", str(tmp_path))
         op = "places_wrapped.scale.default"
-        found = places(tmp_path, [op])(op)
+        found = source_lines(tmp_path, [op])(op)
     lines = (tmp_path / "places_wrapped/rules.py").read_text().splitlines()
     assert found.file == "places_wrapped/rules.py"
     assert lines[found.line - 1] == "@register_sharding(torch.ops.places_wrapped.scale.default)"
@@ -68,17 +68,17 @@ def test_what_is_outside_of_the_repository_has_no_place(placed):
     elsewhere = placed / "other"
     elsewhere.mkdir()
     ops = ("rules_placed.twice.default", "aten.add.Tensor", "no.such.op")
-    assert [places(elsewhere, ops)(op) for op in ops] == [None] * 3
-    assert [op for op in ops if places(placed, ops)(op)] == ["rules_placed.twice.default"]
+    assert [source_lines(elsewhere, ops)(op) for op in ops] == [None] * 3
+    assert [op for op in ops if source_lines(placed, ops)(op)] == ["rules_placed.twice.default"]
 
 
 def test_a_path_is_told_as_the_repository_knows_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert within(Path("b.json"), tmp_path) == "b.json"
-    assert within(tmp_path / "x/b.json", tmp_path) == "x/b.json"
-    assert within(Path("/elsewhere/b.json"), tmp_path) == "/elsewhere/b.json"
+    assert repository_path(Path("b.json"), tmp_path) == "b.json"
+    assert repository_path(tmp_path / "x/b.json", tmp_path) == "x/b.json"
+    assert repository_path(Path("/elsewhere/b.json"), tmp_path) == "/elsewhere/b.json"
 
 
 def test_where_nothing_is_wrong_nobody_looks(placed, monkeypatch):
-    monkeypatch.setattr(gate_places, "written_now", lambda: 1 / 0)
-    assert places(placed, ())("rules_placed.twice.default") is None
+    monkeypatch.setattr(gate_places, "rule_functions", lambda: 1 / 0)
+    assert source_lines(placed, ())("rules_placed.twice.default") is None

@@ -7,7 +7,7 @@ import pytest
 
 from strategies.base.atomic_files import write_whole
 from strategies.gate import verdict_cache
-from strategies.gate.verdict_cache import VerdictCache, by_overload, judge
+from strategies.gate.verdict_cache import VerdictCache, lines_by_overload, tool_digest
 from strategies.model.settings import Settings
 
 OP, OTHER = "my.scale.default", "my.shift.default"
@@ -116,7 +116,7 @@ def test_an_overload_whose_content_cannot_be_known_is_neither_kept_nor_found(cac
 
 def test_a_torch_that_may_change_under_its_version_is_not_remembered(cache, monkeypatch):
     monkeypatch.setattr(verdict_cache.torch, "__file__", str(Path("pytorch") / "torch" / "__init__.py"))
-    assert judge() == ""
+    assert tool_digest() == ""
     unknown = replace(cache, tool="")
     unknown.keep(BEGIN, LINES, BOTH)
     assert files_of(unknown) == [] and unknown.lines(OP) is None
@@ -124,10 +124,10 @@ def test_a_torch_that_may_change_under_its_version_is_not_remembered(cache, monk
 
 @pytest.mark.parametrize(("where", "name"), [("torch", "__version__"), ("platform", "python_version")])
 def test_another_torch_or_python_is_another_judge(where, name, monkeypatch):
-    before = judge()
+    before = tool_digest()
     changed = "9.9" if name == "__version__" else lambda: "9.9"
     monkeypatch.setattr(getattr(verdict_cache, where), name, changed)
-    assert before and judge() != before
+    assert before and tool_digest() != before
 
 
 def test_another_version_of_anything_installed_is_another_judge(monkeypatch):
@@ -142,20 +142,20 @@ def test_another_version_of_anything_installed_is_another_judge(monkeypatch):
     names = []
     for version in ("9.8", "9.9", "9.9"):
         monkeypatch.setattr(verdict_cache, "distributions", [*installed, Other(version)].copy)
-        names.append(judge())
+        names.append(tool_digest())
     assert names[0] != names[1] == names[2]
 
 
 def test_an_edit_of_this_tool_makes_it_another_judge(tmp_path, monkeypatch):
     (tmp_path / "room.py").write_text("x = 1\n")
     monkeypatch.setattr(verdict_cache, "__file__", str(tmp_path / "gate" / "verdict_cache.py"))
-    before = judge()
+    before = tool_digest()
     (tmp_path / "room.py").write_text("x = 2\n")
-    assert judge() != before
+    assert tool_digest() != before
 
 
 def test_the_judge_has_the_same_name_in_the_next_run():
-    assert judge() == judge() != ""
+    assert tool_digest() == tool_digest() != ""
 
 
 # What hangs together is not taken apart.
@@ -163,17 +163,17 @@ def test_the_judge_has_the_same_name_in_the_next_run():
 
 def test_a_verdict_that_hangs_on_that_of_another_overload_is_not_kept():
     lines = [unit(OP, "first"), unit(OTHER, "second"), settled("first", same_as="second"), settled("second")]
-    assert sorted(by_overload(lines, BOTH)) == [OTHER]
+    assert sorted(lines_by_overload(lines, BOTH)) == [OTHER]
 
 
 def test_a_verdict_that_hangs_on_another_of_the_same_overload_is_kept():
     lines = [unit(OP, "first", "second"), settled("first", same_as="second"), settled("second")]
-    assert by_overload(lines, BOTH) == {OP: lines}
+    assert lines_by_overload(lines, BOTH) == {OP: lines}
 
 
 def test_a_program_is_known_by_the_unit_that_suspected_it():
     lines = [unit(OP, f"{OP} on (2, 2): (S(0), R)"), unit(OTHER), settled(f"{OP} on (2, 2): (S(0), R)")]
-    assert by_overload(lines, BOTH)[OP] == [lines[0], lines[2]]
+    assert lines_by_overload(lines, BOTH)[OP] == [lines[0], lines[2]]
 
 
 # Files that something else has touched.

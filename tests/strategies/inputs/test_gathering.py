@@ -4,10 +4,17 @@ import pytest
 import torch
 
 from strategies.base import worker_pool
-from strategies.base.progress import Silent
+from strategies.base.progress import SilentProgress
 from strategies.inputs import gathering, opinfo_samples, selection
-from strategies.inputs.gathering import Pass, Unknown, capture, draw, gather, run_pass
-from strategies.inputs.selection import Pick, pick
+from strategies.inputs.gathering import (
+    CapturePass,
+    UserOpTask,
+    gather,
+    gather_samples,
+    run_capture_pass,
+    user_op_samples,
+)
+from strategies.inputs.selection import SampleSelection, pick
 from strategies.model.rule import overload
 from strategies.model.settings import BadSetting, Settings
 from strategies.model.verdict import Crash
@@ -29,10 +36,10 @@ def world(monkeypatch):
         monkeypatch.setattr(opinfo_samples, "lacking", lambda *_: [None] * 3)
         monkeypatch.setattr(opinfo_samples, "gather", lambda *_: (dict(made), dict(reasons)))
         left = [first, second]
-        picked = Pick((1, 2), frozenset(wanted))
-        lacking = Pick((3,), frozenset(wanted) - set(first))
+        picked = SampleSelection((1, 2), frozenset(wanted))
+        lacking = SampleSelection((3,), frozenset(wanted) - set(first))
         monkeypatch.setattr(selection, "pick", lambda settings, rules: picked)
-        monkeypatch.setattr(selection, "wider", lambda pick, met: lacking if lacking.overloads else Pick(()))
+        monkeypatch.setattr(selection, "wider", lambda pick, met: lacking if lacking.overloads else SampleSelection(()))
 
         def gather(hands, pick, settings, rules, tick, units):
             asked.append((pick, rules))
@@ -46,7 +53,7 @@ def world(monkeypatch):
     return gives
 
 
-class Told(Silent):
+class Told(SilentProgress):
     def __init__(self):
         self.phases = []
 
@@ -55,7 +62,7 @@ class Told(Silent):
 
 
 def captured(rules=None, progress=None):
-    return capture(None, Settings(("x",)), rules, progress or Silent())
+    return gather_samples(None, Settings(("x",)), rules, progress or SilentProgress())
 
 
 def test_samples_come_by_overload_in_the_order_of_names(world):
@@ -139,9 +146,9 @@ def gathered(found, settings, rules=None):
 
 def test_a_pass_brings_home_the_calls_that_have_a_rule():
     number = names_of_all().index("addr")  # it calls addr_, too, for which torch 2.13 has none
-    found, _ = run_pass(Pass(number, "float64", "even", "cpu", 0), silent)
+    found, _ = run_capture_pass(CapturePass(number, "float64", "even", "cpu", 0), silent)
     assert "aten.addr.default" in {s.op for s in found}
-    assert all(dtensor.source_of(overload(s.op)) for s in found)
+    assert all(dtensor.registry_of(overload(s.op)) for s in found)
 
 
 def names_of_all():
@@ -177,7 +184,7 @@ def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
 
     monkeypatch.setattr(opinfo_samples, "database", lambda: [Nothing()])
     with pytest.raises(BadSetting) as refused:
-        gathered(Pick((0,)), asked("x", dtypes=("int64", "bool")))
+        gathered(SampleSelection((0,)), asked("x", dtypes=("int64", "bool")))
     assert str(refused.value) == (
         "localtensor validate: --dtype: int64 bool: no op that you named takes it on cpu. They take none of those tried."
     )
@@ -188,7 +195,7 @@ def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
 
 def own(folder, name, body, **given):
     settings = Settings(rules=users.write(folder, name, body), folder=str(folder), dtypes=("float64",), **given)
-    rules = user_modules.load(settings.rules, settings.folder)
+    rules = user_modules.load_rules(settings.rules, settings.folder)
     return gathered(pick(settings, rules), settings, rules)
 
 
@@ -235,5 +242,5 @@ def test_an_op_that_kills_the_process_on_whole_tensors_is_a_crash_of_that_op_onl
 @pytest.mark.usefixtures("restored")
 def test_drawing_runs_anywhere_the_module_can_be_found(tmp_path):
     name = users.write(tmp_path, "own_anywhere", 'op("a", lambda x: x * 2, (R, R))')
-    found = draw(Unknown(f"{name}.a.default", ("int64",), 0, name, str(tmp_path)), silent)
+    found = user_op_samples(UserOpTask(f"{name}.a.default", ("int64",), 0, name, str(tmp_path)), silent)
     assert {s.tensors[0].dtype for s in found} == {torch.int64}

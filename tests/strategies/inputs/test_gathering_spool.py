@@ -19,18 +19,18 @@ EVERY = set(SHELF)
 
 @pytest.fixture
 def file(tmp_path):
-    path = gathering.path_of(tmp_path / "run.jsonl")
-    write_lines(path, gathering.lines("this run", SHELF))
+    path = gathering.samples_path(tmp_path / "run.jsonl")
+    write_lines(path, gathering.samples_lines("this run", SHELF))
     return path
 
 
 def test_it_lies_beside_its_journal(file, tmp_path):
     assert file == tmp_path / "run.jsonl.samples"
-    assert gathering.path_of(Path("a/b")) == Path("a/b.samples")
+    assert gathering.samples_path(Path("a/b")) == Path("a/b.samples")
 
 
 def test_all_samples_come_back(file):
-    found = gathering.read(file, "this run", EVERY)
+    found = gathering.read_samples(file, "this run", EVERY)
     assert list(found) == list(SHELF)
     assert {op: why for op, (_, why) in found.items()} == {op: why for op, (_, why) in SHELF.items()}
     for op, (samples, _) in SHELF.items():
@@ -44,16 +44,18 @@ def test_all_samples_come_back(file):
 def test_only_what_is_wanted_is_read(file, monkeypatch):
     parsed = []
     monkeypatch.setattr(gathering.codec, "read_sample", parsed.append)
-    assert list(gathering.read(file, "this run", {"aten.neg.default", "aten.gone.default"})) == ["aten.neg.default"]
+    assert list(gathering.read_samples(file, "this run", {"aten.neg.default", "aten.gone.default"})) == [
+        "aten.neg.default"
+    ]
     assert len(parsed) == 1
 
 
 def test_samples_of_another_run_are_not_taken(file):
-    assert gathering.read(file, "another run", EVERY) is None
+    assert gathering.read_samples(file, "another run", EVERY) is None
 
 
 def test_a_file_that_is_not_there_is_none(tmp_path):
-    assert gathering.read(tmp_path / "none", "this run", EVERY) is None
+    assert gathering.read_samples(tmp_path / "none", "this run", EVERY) is None
 
 
 @pytest.mark.parametrize("spoil", [
@@ -63,7 +65,7 @@ def test_a_file_that_is_not_there_is_none(tmp_path):
 ], ids=["empty", "a line short", "a list", "no text", "no count", "a line more", "null"])  # fmt: skip
 def test_a_file_that_is_not_whole_is_not_taken(spoil, file):
     file.write_bytes(spoil(file.read_bytes()))
-    assert gathering.read(file, "this run", EVERY) is None
+    assert gathering.read_samples(file, "this run", EVERY) is None
 
 
 def test_each_line_is_json(file):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from strategies.inputs import opinfo_samples
-from strategies.inputs.opinfo_samples import SIZES, capture, names, seed_all, sizes
+from strategies.inputs.opinfo_samples import SIZES, capture_calls, names, opinfo_sizes, seed_all
 from strategies.model.rule import overload
 from strategies.model.settings import DTYPES
 from tests.strategies.cases import numbers
@@ -59,7 +59,7 @@ def wanted(*ops):
 
 
 def captured(info, dtype=torch.float64, *, seed=0, ops=(), which="odd"):
-    return capture(info, dtype, which, device="cpu", seed=seed, wanted=wanted(*ops))
+    return capture_calls(info, dtype, which, device="cpu", seed=seed, wanted=wanted(*ops))
 
 
 def inputs(*shapes):
@@ -83,13 +83,13 @@ def sizes_now():
 
 def test_sizes_hold_inside_and_are_put_back(infos):
     before = sizes_now()
-    with sizes("even"):
+    with opinfo_sizes("even"):
         assert sizes_now() == SIZES["even"]
     assert sizes_now() == before == SIZES["odd"]
 
 
 def test_sizes_are_put_back_after_an_error(infos):
-    with pytest.raises(ZeroDivisionError), sizes("even"):
+    with pytest.raises(ZeroDivisionError), opinfo_sizes("even"):
         raise ZeroDivisionError
     assert sizes_now() == SIZES["odd"]
 

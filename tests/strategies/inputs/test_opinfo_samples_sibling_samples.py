@@ -7,7 +7,7 @@ import pytest
 
 from strategies.base.worker_pool import WorkerPool
 from strategies.inputs import opinfo_samples
-from strategies.inputs.opinfo_samples import Lacking, gather, lacking, make, siblings
+from strategies.inputs.opinfo_samples import DerivationTask, gather, lacking, make, siblings
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 
@@ -84,13 +84,13 @@ def test_a_task_brings_the_siblings_samples():
 
 
 def test_a_sibling_that_does_not_fit_is_passed_over():
-    task = Lacking("aten.neg.out", (sample("equal.default", X, Y), NEG))
+    task = DerivationTask("aten.neg.out", (sample("equal.default", X, Y), NEG))
     found, why = make(task, silent)
     assert (len(found), why) == (1, "")
 
 
 def test_without_draws_a_refusal_is_the_reason():
-    found, why = make(Lacking("aten._foreach_neg.default", (NEG,), draws=False), silent)
+    found, why = make(DerivationTask("aten._foreach_neg.default", (NEG,), draws=False), silent)
     assert (found, why) == ([], "nothing is known that could be its argument 'self'")
 
 

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from strategies.inputs.schema_binding import ABSENT, JUNK, Bound, Unbound, bind, calm, completed, kind, without_out
+from strategies.inputs.schema_binding import (
+    ABSENT,
+    OUT_FILL,
+    BoundCall,
+    Unbound,
+    argument_kind,
+    bind_to_sibling,
+    complete_call,
+    prefer_finite,
+    without_out,
+)
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 
@@ -11,7 +21,7 @@ X, Y = numbers(4, 6), numbers(4, 6, seed=1)
 
 
 def bound(one, target):
-    return bind(one, target).sample
+    return bind_to_sibling(one, target).sample
 
 
 def test_a_sibling_in_place_has_the_same_arguments():
@@ -23,7 +33,7 @@ def test_a_sibling_in_place_has_the_same_arguments():
 def test_an_out_has_the_shape_and_dtype_of_the_result():
     made = bound(sample("lt.Tensor", numbers(4, 1), numbers(6)), "aten.lt.Tensor_out")
     assert made.arguments() == ["f64[4,1]", "f64[6]", "out=bool[4,6]"]
-    assert bool((bound(sample("neg.default", X), "aten.neg.out").tensors[1] == JUNK).all())
+    assert bool((bound(sample("neg.default", X), "aten.neg.out").tensors[1] == OUT_FILL).all())
 
 
 def test_every_out_of_several_is_made():
@@ -62,45 +72,45 @@ def test_arguments_that_the_sibling_does_not_know_are_left_out():
 
 def test_a_tensor_does_not_become_a_list_of_tensors():
     with pytest.raises(Unbound, match="nothing is known that could be its argument 'self'"):
-        bind(sample("neg.default", X), "aten._foreach_neg.default")
+        bind_to_sibling(sample("neg.default", X), "aten._foreach_neg.default")
 
 
 def test_what_the_op_refuses_is_told_in_its_words():
     with pytest.raises(Unbound, match="RuntimeError: result type Float can't be cast"):
-        bind(sample("add.Tensor", numbers(3, dtype=torch.int64), 0.5), "aten.add_.Tensor")
+        bind_to_sibling(sample("add.Tensor", numbers(3, dtype=torch.int64), 0.5), "aten.add_.Tensor")
 
 
 def test_the_sample_itself_is_not_written_to():
     before = X.clone()
-    bind(sample("neg.default", X), "aten.neg_.default")
+    bind_to_sibling(sample("neg.default", X), "aten.neg_.default")
     assert torch.equal(X, before)
 
 
 def test_absent_values_in_the_middle_take_their_defaults():
-    made = completed("aten.softplus.default", [X, ABSENT, 5.0], "test").sample
+    made = complete_call("aten.softplus.default", [X, ABSENT, 5.0], "test").sample
     assert made.call.args[1:] == (1, 5.0)
-    assert completed("aten.softplus.default", [X, ABSENT, ABSENT], "test").sample.call.args[1:] == ()
+    assert complete_call("aten.softplus.default", [X, ABSENT, ABSENT], "test").sample.call.args[1:] == ()
 
 
 def test_infinite_results_are_marked_and_come_last():
     ones, zeros = torch.ones(3), torch.zeros(3)
-    wild, tame = (completed("aten.div.Tensor", [ones, other], "test") for other in (zeros, ones))
+    wild, tame = (complete_call("aten.div.Tensor", [ones, other], "test") for other in (zeros, ones))
     assert (wild.finite, tame.finite) == (False, True)
-    assert calm([wild, tame]) == [tame.sample]
-    assert calm([wild]) == [wild.sample]
+    assert prefer_finite([wild, tame]) == [tame.sample]
+    assert prefer_finite([wild]) == [wild.sample]
 
 
 def test_what_is_written_to_counts_as_a_result():
-    assert not completed("aten._foreach_log_.default", [[torch.zeros(3)]], "test").finite
+    assert not complete_call("aten._foreach_log_.default", [[torch.zeros(3)]], "test").finite
 
 
 def test_random_results_do_not_count():
-    made = completed("aten.normal_functional.default", [X, float("inf"), ABSENT, ABSENT], "test")
-    assert isinstance(made, Bound)
+    made = complete_call("aten.normal_functional.default", [X, float("inf"), ABSENT, ABSENT], "test")
+    assert isinstance(made, BoundCall)
     assert made.finite
 
 
 def test_kinds_of_arguments_see_through_optional():
-    kinds = [kind(a) for a in overload("aten.linalg__powsum.default")._schema.arguments]
+    kinds = [argument_kind(a) for a in overload("aten.linalg__powsum.default")._schema.arguments]
     assert kinds == ["Tensor", "number", "ints", "bool", "ScalarType"]
-    assert kind(overload("aten.index.Tensor")._schema.arguments[1]) == "Tensors"
+    assert argument_kind(overload("aten.index.Tensor")._schema.arguments[1]) == "Tensors"

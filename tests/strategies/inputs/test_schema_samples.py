@@ -36,7 +36,7 @@ define("added(Tensor x, Tensor? y) -> Tensor", lambda x, y: x + y)
 
 
 def drawn(name, *dtypes, seed=0):
-    return schema_samples.calls(overload(f"drawn.{name}.default"), dtypes or (torch.float64,), seed)
+    return schema_samples.schema_calls(overload(f"drawn.{name}.default"), dtypes or (torch.float64,), seed)
 
 
 def assert_same_calls(ones, others):
@@ -127,7 +127,7 @@ def test_values_differ_from_element_to_element_and_in_sign():
 
 def test_samples_of_the_users_own_are_taken_as_they_are():
     x = torch.arange(4.0, requires_grad=True)
-    (one, other) = schema_samples.given(overload("drawn.pick.default"), [((x, x, 0), {}), ((x, x), {"dim": 1})])
+    (one, other) = schema_samples.user_samples(overload("drawn.pick.default"), [((x, x, 0), {}), ((x, x), {"dim": 1})])
     assert one.call.args == (Leaf(0), Leaf(1), 0)
     assert other.call.kwargs == (("dim", 1),)
     assert (one.origin, other.origin) == ("samples() #0", "samples() #1")

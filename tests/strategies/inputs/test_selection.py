@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from strategies.inputs import opinfo_samples, selection
-from strategies.inputs.selection import Pick, chosen, pick
+from strategies.inputs.selection import SampleSelection, chosen_samples, pick
 from strategies.model.rule import Sample, call_of, overload
 from strategies.model.settings import Settings, UnknownOp
 from strategies.torch_api import dtensor
-from strategies.torch_api.user_modules import Registered
+from strategies.torch_api.user_modules import RegisteredRules
 from tests.strategies import users
 
 
@@ -63,7 +63,7 @@ def test_an_overload_needs_no_namespace(name):
 
 @pytest.mark.parametrize("name", ["_log_softmax", "aten._log_softmax"])
 def test_a_packet_is_every_overload_of_it_that_has_a_rule(name):
-    known = {str(op) for op in dtensor.registered()}
+    known = {str(op) for op in dtensor.registered_overloads()}
     assert picked(name).overloads == {op for op in known if op.startswith("aten._log_softmax.")} != set()
 
 
@@ -86,7 +86,9 @@ def test_names_add_up():
 
 
 def test_all_is_every_opinfo():
-    assert pick(Settings(everything=True), None) == Pick(tuple(range(len(opinfo_samples.database()))), everything=True)
+    assert pick(Settings(everything=True), None) == SampleSelection(
+        tuple(range(len(opinfo_samples.database()))), everything=True
+    )
 
 
 @pytest.mark.parametrize("name", ["cumprodd", "aten.cumprod.defualt", "nn.functional.rellu", "*no_such*"])
@@ -108,7 +110,7 @@ def test_an_unknown_op_is_refused_with_what_comes_near(name):
 
 
 def test_rules_of_a_module_are_its_own_overloads_and_nothing_else():
-    found = pick(Settings(rules="some"), Registered("some", ("aten.cumprod.default", "mine.x.default"), ()))
+    found = pick(Settings(rules="some"), RegisteredRules("some", ("aten.cumprod.default", "mine.x.default"), ()))
     assert (found.overloads, names_of(found), found.whole) == (
         {"aten.cumprod.default"},
         ["cumprod", "masked.cumprod"],
@@ -118,16 +120,16 @@ def test_rules_of_a_module_are_its_own_overloads_and_nothing_else():
 
 def test_ops_of_a_users_own_need_no_opinfo(monkeypatch):
     monkeypatch.setattr(opinfo_samples, "database", lambda: pytest.fail("OpInfo was imported"))
-    assert pick(Settings(rules="some"), Registered("some", ("mine.x.default",), ())) == Pick(())
+    assert pick(Settings(rules="some"), RegisteredRules("some", ("mine.x.default",), ())) == SampleSelection(())
 
 
 def test_what_is_wanted_of_the_calls_that_are_met():
-    named = Pick((3, 4), frozenset({"aten.mul.Tensor"}), whole=(3,))
+    named = SampleSelection((3, 4), frozenset({"aten.mul.Tensor"}), whole=(3,))
     forward, backward = a_call(), a_call(origin="add #0 backward")
     assert named.wants(3, forward) and not named.wants(4, forward)
     assert not named.wants(3, backward)  # what autograd runs for another op is not what was named
     assert named.wants(4, a_call("aten.mul.Tensor"))
-    assert Pick((4,), everything=True).wants(4, backward)
+    assert SampleSelection((4,), everything=True).wants(4, backward)
 
 
 # What is tried.
@@ -137,7 +139,7 @@ def test_overloads_are_tried_in_the_order_of_their_names():
     by_op = {name: [a_call(name)] for name in ("aten.sub.Tensor", "aten.add.Tensor", "aten.mul.Tensor")} | {
         "aten.div.Tensor": []
     }
-    assert [op for op, _ in chosen(by_op, Pick(()), asked("x"))] == [
+    assert [op for op, _ in chosen_samples(by_op, SampleSelection(()), asked("x"))] == [
         "aten.add.Tensor",
         "aten.mul.Tensor",
         "aten.sub.Tensor",
@@ -146,13 +148,13 @@ def test_overloads_are_tried_in_the_order_of_their_names():
 
 def test_a_sweep_tries_fewer_samples_than_an_op_that_was_named():
     many = [a_call(y=n) for n in range(200)]
-    assert count(many, Pick((), everything=True)) == selection.SAMPLES
-    assert count(many, Pick(())) == selection.NAMED
-    assert count(many, Pick(()), search=True) == selection.SEARCHED
+    assert count(many, SampleSelection((), everything=True)) == selection.SAMPLES
+    assert count(many, SampleSelection(())) == selection.NAMED
+    assert count(many, SampleSelection(()), search=True) == selection.SEARCHED
 
 
 def count(many, how, **given):
-    ((_, found),) = chosen({"aten.add.Tensor": many}, how, replace(asked("x"), **given))
+    ((_, found),) = chosen_samples({"aten.add.Tensor": many}, how, replace(asked("x"), **given))
     return len(found)
 
 

@@ -2,7 +2,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.model.arguments import called, is_index, is_places, names, repeats_sizes, trusts, values, with_tensors
+from strategies.model.arguments import (
+    argument_names,
+    argument_values,
+    call_with,
+    is_index,
+    is_index_dtype,
+    repeats_sizes,
+    trusts_caller,
+    with_tensors,
+)
 from strategies.model.rule import Leaf, call_of, overload
 from tests.strategies.cases import numbers, sample
 
@@ -32,32 +41,38 @@ class Heard(TorchDispatchMode):
 def test_a_call_is_made_as_the_dispatcher_hands_it_on(one):
     with Heard() as heard:
         one.call(one.tensors)
-    assert called(one, values(one), "again").call == heard.call
+    assert call_with(one, argument_values(one), "again").call == heard.call
 
 
 def test_keepdim_by_position_and_by_keyword_are_one_call_to_a_rule():
     by_place, by_name = sample("sum.dim_IntList", X, [0], True), sample("sum.dim_IntList", X, [0], keepdim=True)
     assert by_place.call != by_name.call
-    assert called(by_place, values(by_place), "").call == called(by_name, values(by_name), "").call
+    assert (
+        call_with(by_place, argument_values(by_place), "").call == call_with(by_name, argument_values(by_name), "").call
+    )
 
 
 def test_all_arguments_are_known_by_name_with_their_defaults():
-    given = values(sample("sum.dim_IntList", X, [0]))
+    given = argument_values(sample("sum.dim_IntList", X, [0]))
     assert given["self"] is not None and torch.equal(given["self"], X)
     assert (given["dim"], given["keepdim"], given["dtype"]) == ([0], False, None)
 
 
 def test_a_tensor_that_is_put_in_or_left_out_numbers_the_others_anew():
     one = sample("clamp.Tensor", X, X - 1, X + 1)
-    less = called(one, values(one) | {"min": None}, "min=None")
+    less = call_with(one, argument_values(one) | {"min": None}, "min=None")
     assert less.call.args == (Leaf(0), None, Leaf(1))
     assert less.tensors[1] is one.tensors[2]
     assert less.origin == "test, min=None"
 
 
 def test_each_tensor_knows_its_argument():
-    assert names(sample("index_put.default", X, [None, torch.tensor([1])], X[:, :1])) == ("self", "indices", "values")
-    assert names(sample("exp.out", X, out=X)) == ("self", "out")
+    assert argument_names(sample("index_put.default", X, [None, torch.tensor([1])], X[:, :1])) == (
+        "self",
+        "indices",
+        "values",
+    )
+    assert argument_names(sample("exp.out", X, out=X)) == ("self", "out")
 
 
 def test_other_tensors_leave_the_call_as_it_is():
@@ -74,7 +89,7 @@ def test_other_tensors_leave_the_call_as_it_is():
 ])  # fmt: skip
 def test_ops_that_do_not_check_what_they_are_given_are_known(op, trusting):
     assert overload(op) is not None
-    assert trusts(op) is trusting
+    assert trusts_caller(op) is trusting
 
 
 def test_ratios_say_once_more_what_the_sizes_say():
@@ -83,4 +98,4 @@ def test_ratios_say_once_more_what_the_sizes_say():
 
 def test_places_are_integers_in_arguments_of_that_name():
     assert is_index("target") and is_index("indices") and not is_index("self")
-    assert is_places(torch.tensor([1])) and not is_places(torch.tensor([True])) and not is_places(X)
+    assert is_index_dtype(torch.tensor([1])) and not is_index_dtype(torch.tensor([True])) and not is_index_dtype(X)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from strategies.model.call_signature import again, before, others, text_of
+from strategies.model.call_signature import argument_text, parse_prior_call, prior_call_text, prior_calls
 from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 
@@ -21,11 +21,11 @@ X = numbers(4, 3)
     sample("clone.default", X, memory_format=torch.contiguous_format),
 ], ids=lambda one: f"{one.op} {one.call.args[1:]}")  # fmt: skip
 def test_the_text_of_a_call_is_that_call(one):
-    assert before(one.op, again(one.call)) == one.call
+    assert parse_prior_call(one.op, prior_call_text(one.call)) == one.call
 
 
 def test_nan_is_nan_again():
-    assert math.isnan(before("aten.clamp.default", "again(x0, nan)").args[1])
+    assert math.isnan(parse_prior_call("aten.clamp.default", "again(x0, nan)").args[1])
 
 
 @pytest.mark.parametrize("text", [
@@ -33,11 +33,11 @@ def test_nan_is_nan_again():
 ])  # fmt: skip
 def test_other_text_is_refused(text):
     with pytest.raises(ValueError, match=r"no argument of a call|no call that came before"):
-        before("aten.neg.default", text)
+        parse_prior_call("aten.neg.default", text)
 
 
 def test_tuples_keep_their_kind():
-    assert text_of((1,)) == "(1,)" and text_of([Leaf(2)]) == "[x2]" and text_of(()) == "()"
+    assert argument_text((1,)) == "(1,)" and argument_text([Leaf(2)]) == "[x2]" and argument_text(()) == "()"
 
 
 def test_calls_that_could_have_come_before_differ_in_arguments_alone():
@@ -47,4 +47,4 @@ def test_calls_that_could_have_come_before_differ_in_arguments_alone():
         sample("sum.dim_IntList", X[:2], [0], True), sample("sum.dim_IntList", X.float(), [0], True),
         sample("mean.dim", X, [0], True), sample("sum.dim_IntList", X, [1], dtype=torch.float32),
     ]  # fmt: skip
-    assert list(others(one, seen)) == ["again(x0, [0])", "again(x0, [1], dtype=torch.float32)"]
+    assert list(prior_calls(one, seen)) == ["again(x0, [0])", "again(x0, [1], dtype=torch.float32)"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as draw
 from torch.distributed.tensor import Shard
 
 from strategies.model import codec
-from strategies.model.codec import NamedPlacement, NotData
+from strategies.model.codec import NamedPlacement, NotEncodable
 from strategies.model.rule import Leaf, Rule
 from tests.strategies.cases import numbers, rule, sample
 
@@ -139,7 +139,7 @@ def test_a_tensor_among_the_arguments_comes_back():
     torch.Generator(), {"a": 1}, {1}, b"bytes", object(), [1, (object(),)], torch.eye(3).to_sparse(), len,
 ], ids=lambda x: type(x).__name__)  # fmt: skip
 def test_what_is_no_data_is_refused(x):
-    with pytest.raises(NotData):
+    with pytest.raises(NotEncodable):
         codec.value(x)
 
 
@@ -148,7 +148,7 @@ def test_what_is_no_data_is_refused(x):
     {"memory_format": "__builtins__"}, {"tensor": ["load", [1], "AAAA"]}, {"lambda": "float64"},
 ], ids=str)  # fmt: skip
 def test_a_name_reaches_no_more_of_torch_than_constants_of_its_kind(told):
-    with pytest.raises(NotData, match="torch has no "):
+    with pytest.raises(NotEncodable, match="torch has no "):
         codec.read_value(told)
 
 
@@ -161,7 +161,7 @@ def test_a_sample_comes_back_with_its_call_and_its_tensors():
     assert (again.call, again.origin, again.arguments()) == (one.call, one.origin, one.arguments())
     assert [t.stride() for t in again.tensors] == [t.stride() for t in one.tensors]
     assert all(map(torch.equal, again.tensors, one.tensors))
-    assert codec.has_form(one)
+    assert codec.is_encodable(one)
 
 
 def test_a_call_with_lists_and_dtypes_gives_the_same_again():
@@ -178,8 +178,8 @@ def test_a_call_with_lists_and_dtypes_gives_the_same_again():
     sample("neg.default", torch.eye(3).to_sparse()),
 ], ids=["a generator", "a sparse tensor"])  # fmt: skip
 def test_a_sample_that_cannot_be_written_says_so_beforehand(one):
-    assert not codec.has_form(one)
-    with pytest.raises(NotData):
+    assert not codec.is_encodable(one)
+    with pytest.raises(NotEncodable):
         codec.sample(one)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.model.oracle import gapped, strided, tell
+from strategies.model.oracle import run_oracle, strided, strided_copies
 from strategies.model.rule import Claim, Rule
 from strategies.validation.probe import Probe
 from tests.strategies.cases import assert_sound, assert_wrong, numbers, placements, sample
@@ -19,7 +19,7 @@ SGD = sample("_fused_sgd_.default", [X], [G], [], weight_decay=0.1, momentum=0.0
 
 
 def with_gaps(one):
-    return [not x.is_contiguous() for x in gapped(one.call, one.tensors)]
+    return [not x.is_contiguous() for x in strided_copies(one.call, one.tensors)]
 
 
 def test_strided_data_are_the_same_values_with_gaps():
@@ -45,14 +45,14 @@ def test_all_tensors_have_gaps_but_those_that_kernels_read_as_if_they_had_none(o
 
 @pytest.mark.parametrize("one", [GRADIENTS, SOFTMAX, BAG, SGD], ids=lambda one: one.op)
 def test_what_has_no_gaps_is_a_copy_all_the_same(one):
-    made = gapped(one.call, one.tensors)
+    made = strided_copies(one.call, one.tensors)
     assert all(torch.equal(a, b) for a, b in zip(made, one.tensors, strict=True))
     assert not {x.data_ptr() for x in made} & {x.data_ptr() for x in one.tensors}
 
 
 @pytest.mark.parametrize("one", [GRADIENTS, SOFTMAX, BAG, SGD], ids=lambda one: one.op)
 def test_a_kernel_that_reads_without_strides_leaves_its_results_comparable(one):
-    assert not any(slack.isinf().any() for slack in tell(one).slack)
+    assert not any(slack.isinf().any() for slack in run_oracle(one).slack)
 
 
 def test_the_gradients_of_layer_norm_are_judged():
@@ -70,6 +70,6 @@ def test_a_softmax_that_is_written_somewhere_is_judged():
     ("S(0), S(0)", ""), ("S(1), S(1)", ""), ("P(max), P(max)", "the parts make"), ("P(sum), R", "the parts make"),
 ])  # fmt: skip
 def test_a_fused_optimizer_is_judged_on_pieces_without_gaps_as_real_ranks_have_them(inputs, reason):
-    one = Probe(SGD, tell(SGD), 3, seed=0)
+    one = Probe(SGD, run_oracle(SGD), 3, seed=0)
     found = one.judge(Claim(Rule(SGD.op, placements(inputs), ()), "test"))
     assert reason in found.reason if reason else found is None

@@ -5,7 +5,18 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 
-from strategies.model.rule import Call, Claim, Leaf, Rule, Sample, call_of, out_leaves, overload, results, written
+from strategies.model.rule import (
+    Call,
+    Claim,
+    Leaf,
+    Rule,
+    Sample,
+    call_of,
+    flat_results,
+    out_leaves,
+    overload,
+    written_leaves,
+)
 from tests.strategies.cases import numbers, sample
 
 aten = torch.ops.aten
@@ -87,12 +98,12 @@ def test_an_unknown_overload_is_an_attribute_error():
 
 def test_results_are_flat_and_what_is_no_tensor_keeps_its_place():
     x, y = numbers(2), numbers(3)
-    first, second, none, number = results((x, [y, None], 5))
+    first, second, none, number = flat_results((x, [y, None], 5))
     assert (first is x, second is y, none, number) == (True, True, None, 5)
 
 
 def test_an_op_that_gives_nothing_has_no_results():
-    assert results(None) == []
+    assert flat_results(None) == []
 
 
 @pytest.mark.parametrize(("one", "leaves"), [
@@ -104,7 +115,7 @@ def test_an_op_that_gives_nothing_has_no_results():
      (2, 3)),
 ], ids=lambda given: getattr(given, "op", None))  # fmt: skip
 def test_arguments_that_an_op_writes_to_and_does_not_return_are_known(one, leaves):
-    assert written(one.call) == leaves
+    assert written_leaves(one.call) == leaves
 
 
 def test_a_sample_travels_as_a_pickle():

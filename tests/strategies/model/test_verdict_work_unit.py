@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from strategies.model.verdict import CLASSES, Unit, class_of, digest, planned, read_unit, share
+from strategies.model.verdict import DTYPE_CLASSES, WorkUnit, digest, dtype_class, plan_units, read_unit, share
 from tests.strategies.cases import numbers, sample
 
 ROOT = Path(__file__).parents[3]
@@ -16,18 +16,18 @@ OPS = [f"aten.op{n}.default" for n in range(60)]
 TRIALS = [("alone", (2,)), ("alone", (3,)), ("pairs", (2,)), ("meshes", (2, 2))]
 
 
-@pytest.mark.parametrize("unit", planned(["aten.add.Tensor"], TRIALS), ids=str)
+@pytest.mark.parametrize("unit", plan_units(["aten.add.Tensor"], TRIALS), ids=str)
 def test_a_unit_is_its_text(unit):
     assert read_unit(str(unit)) == unit
     assert str(unit).split(" ")[0] == "aten.add.Tensor"
 
 
 def test_a_plan_is_every_overload_class_and_trial_once_in_order():
-    plan = planned([*OPS, *OPS[:3]], TRIALS)
-    assert len(set(plan)) == len(plan) == len(OPS) * len(CLASSES) * len(TRIALS)
+    plan = plan_units([*OPS, *OPS[:3]], TRIALS)
+    assert len(set(plan)) == len(plan) == len(OPS) * len(DTYPE_CLASSES) * len(TRIALS)
     assert list(plan) == sorted(plan)
-    assert plan == planned(reversed(OPS), list(reversed(TRIALS)))
-    assert Unit(OPS[0], "meshes", "bool", (2, 2)) in plan
+    assert plan == plan_units(reversed(OPS), list(reversed(TRIALS)))
+    assert WorkUnit(OPS[0], "meshes", "bool", (2, 2)) in plan
 
 
 @pytest.mark.parametrize(("tensors", "expected"), [
@@ -38,12 +38,12 @@ def test_a_plan_is_every_overload_class_and_trial_once_in_order():
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_a_sample_is_of_one_class(tensors, expected):
     one = sample("cat.default", [torch.zeros(2, dtype=dtype) for dtype in tensors])
-    assert class_of(one) == expected
-    assert expected in CLASSES
+    assert dtype_class(one) == expected
+    assert expected in DTYPE_CLASSES
 
 
 def test_a_sample_of_any_dtype_that_is_tried_has_its_class():
-    assert [class_of(sample("neg.default", numbers(2, dtype=d))) for d in (torch.float64, torch.int64, torch.bool)] == [
+    assert [dtype_class(sample("neg.default", numbers(2, dtype=d))) for d in (torch.float64, torch.int64, torch.bool)] == [
         "real", "integer", "bool",
     ]  # fmt: skip
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localtensor.layout.spec import KINDS
+from localtensor.layout.spec import PARTIAL_KINDS
 from strategies.inputs.variants.all_variants import adverse
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Verdict
-from strategies.ops.semantics.local_call import made_instead
-from strategies.ops.semantics.rulebook import Book, Entry, Line
-from strategies.ops.validation.claims import ask_about, own_claims
-from strategies.validation.probe import try_claims
+from strategies.ops.semantics.local_call import replacement_call
+from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleRegistry
+from strategies.ops.validation.claims import own_claims, query_of_sample
+from strategies.validation.probe import check_claims
 from tests.strategies.cases import judged
 
-SHORTHANDS = {"P(*)": KINDS, "P(+)": ("sum", "avg")}
+SHORTHANDS = {"P(*)": PARTIAL_KINDS, "P(+)": ("sum", "avg")}
 """One text for several lines: all kinds of parts, or those that add up."""
 
 
@@ -28,26 +28,26 @@ def spelled_out(texts: Iterable[str]) -> set[str]:
     return found
 
 
-def lines_of(rules: Iterable[Entry], one: Sample) -> set[Line]:
+def lines_of(rules: Iterable[OpRule], one: Sample) -> set[PlacementRule]:
     """The lines that the rule among these has for the call."""
-    entry = Book.of(*rules).get(one.op)
+    entry = RuleRegistry.of(*rules).get(one.op)
     assert entry is not None, f"{one.op} has no rule"
-    return set(entry.lines(made_instead(entry, ask_about(one, tell(one).raw), one.call)[0]))
+    return set(entry.lines(replacement_call(entry, query_of_sample(one, run_oracle(one).raw), one.call)[0]))
 
 
-def assert_lines(rules: Sequence[Entry], one: Sample, *texts: str) -> None:
+def assert_lines(rules: Sequence[OpRule], one: Sample, *texts: str) -> None:
     """The rule has just these lines, and each holds on two, three and four ranks, where it can be had."""
     assert {str(line) for line in lines_of(rules, one)} == spelled_out(texts)
-    entry, truth = Book.of(*rules).get(one.op), tell(one)
+    entry, truth = RuleRegistry.of(*rules).get(one.op), run_oracle(one)
     assert entry is not None
     others = adverse(one, truth, 0, seed=0, budget=2)
     for ranks in (2, 3, 4):
-        found = try_claims(one, truth, ranks, own_claims(entry, one, ranks, truth.raw), seed=0, variants=others)
+        found = check_claims(one, truth, ranks, own_claims(entry, one, ranks, truth.raw), seed=0, variants=others)
         wrong = [f"{i.rule} on {ranks}: {i.evidence.reason}" for i in found if i.verdict is not Verdict.SOUND]
         assert not wrong
 
 
-def assert_tempting(rules: Sequence[Entry], one: Sample, text: str, because: str, ranks: int = 2) -> None:
+def assert_tempting(rules: Sequence[OpRule], one: Sample, text: str, because: str, ranks: int = 2) -> None:
     """A line that looks right is not among the rule's, for a call on which it is wrong, and the reason says this."""
     assert text not in {str(line).partition(", filled")[0] for line in lines_of(rules, one)}
     found = judged(one, text, ranks=ranks)

@@ -3,7 +3,7 @@
 import pytest
 
 from strategies.ops.all_rules import FOREACH_RULES, MODULES, OUR_RULES, TwoRules, collected
-from strategies.ops.semantics.rulebook import Entry, rules
+from strategies.ops.semantics.rulebook import OpRule, rules
 
 
 def nothing(query):
@@ -26,5 +26,5 @@ def test_two_entries_for_one_overload_are_an_error_that_names_both():
 
 def test_a_book_keeps_the_order_of_its_entries():
     ops = ["aten.sin.default", "aten.cos.default"]
-    made = [Entry(op, nothing, "some", "because") for op in ops]
+    made = [OpRule(op, nothing, "some", "because") for op in ops]
     assert [entry.op for entry in collected(made)] == ops

@@ -7,13 +7,13 @@ import torch
 
 from strategies.base.worker_pool import WorkerPool
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.validation.claims import calls
-from strategies.ops.validation.run import Terms, trials
+from strategies.ops.validation.claims import calls_of_overloads
+from strategies.ops.validation.run import ValidationEffort, validate_rules
 
 PARTS = 2
 """So that workers can share it.  Each captures the calls of all once, which is a quarter of the cost: so no more of them."""
 MOST = 2
-TERMS = Terms(ranks=(3,), budget=1)
+TERMS = ValidationEffort(ranks=(3,), budget=1)
 """Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
 LEAST = 0.9
 """Share of the overloads that have to be tested even with so few calls."""
@@ -24,7 +24,9 @@ def captured():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with WorkerPool(1) as crew:
-        yield calls(crew, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",))
+        yield calls_of_overloads(
+            crew, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",)
+        )
     torch.set_num_threads(before)
 
 
@@ -33,7 +35,7 @@ def captured():
 def test_no_rule_of_our_own_is_wrong(part, captured):
     entries = list(OUR_RULES)[part::PARTS]
     with WorkerPool(1) as crew:
-        heard = trials(crew, entries, captured.of, captured.without, TERMS)
+        heard = validate_rules(crew, entries, captured.of, captured.without, TERMS)
     assert [sentence for one in heard for sentence in one.wrong] == []
     assert [one.op for one in heard] == [entry.op for entry in entries]
     untested = Counter(one.op for one in heard if not one.tested)

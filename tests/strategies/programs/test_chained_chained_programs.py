@@ -7,10 +7,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, overload
-from strategies.programs.chained import programs, suspects
-from strategies.programs.run.real_run import play_all
+from strategies.programs.chained import follow_up_programs, wrong_programs
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample
@@ -27,7 +27,7 @@ def claimed(one, *lines):
 
 
 def tried(one, *lines, mesh=(2,), **options):
-    return programs(one, claimed(one, *lines), mesh, **options)
+    return follow_up_programs(one, claimed(one, *lines), mesh, **options)
 
 
 def test_each_claim_gets_a_follower_and_those_that_move_nothing_come_last():
@@ -63,7 +63,7 @@ def test_placements_of_dtensors_own_are_left_out():
         pass
 
     one = sample("neg.default", X)
-    assert programs(one, [Claim(Rule(one.op, (Odd(),), (R,)), "test")], (2,)) == []
+    assert follow_up_programs(one, [Claim(Rule(one.op, (Odd(),), (R,)), "test")], (2,)) == []
 
 
 def test_results_with_a_placement_of_dtensors_own_are_gathered_twice_and_added_up():
@@ -71,15 +71,15 @@ def test_results_with_a_placement_of_dtensors_own_are_gathered_twice_and_added_u
         pass
 
     one = sample("neg.default", X)
-    found = programs(one, [Claim(Rule(one.op, (S0,), (Odd(),)), "test")], (2,), most=3)
+    found = follow_up_programs(one, [Claim(Rule(one.op, (S0,), (Odd(),)), "test")], (2,), most=3)
     assert [p.then for p in found] == ["full twice", "sum", "times -1"]
 
 
 def test_no_more_than_the_budget_and_always_the_same():
     one = sample("add.Tensor", X, X)
-    every = claims(one, 2, tell(one).raw)
-    assert len(programs(one, every, (2,), most=7)) == 7
-    assert programs(one, every, (2,)) == programs(one, list(every), (2,))
+    every = claims(one, 2, run_oracle(one).raw)
+    assert len(follow_up_programs(one, every, (2,), most=7)) == 7
+    assert follow_up_programs(one, every, (2,)) == follow_up_programs(one, list(every), (2,))
 
 
 def test_every_follower_has_its_turn_among_samples():
@@ -95,7 +95,7 @@ def test_every_follower_has_its_turn_among_samples():
 ], ids=str)  # fmt: skip
 def test_right_rules_of_torch_give_no_suspects(one, line):
     found = tried(one, line)
-    assert found and suspects(found) == []
+    assert found and wrong_programs(found) == []
 
 
 def test_what_goes_wrong_on_a_fresh_tensor_too_is_the_followers_own():
@@ -104,28 +104,28 @@ def test_what_goes_wrong_on_a_fresh_tensor_too_is_the_followers_own():
         for table in ("op_single_dim_strategy_funcs", "op_to_schema_info_for_single_dim_strategy"):
             getattr(dtensor.propagator(), table).pop(minus, None)
         register_sharding(minus)(lambda x, y: [([Partial("max")], [Partial("max"), None])])
-        ((program, found),) = suspects([on(sample("amax.default", X, [0]), "S(0)", then="times -1")])
+        ((program, found),) = wrong_programs([on(sample("amax.default", X, [0]), "S(0)", then="times -1")])
         assert str(program) == "aten.alias.default on (2,): P(max), then times -1"
         (x,) = program.sample.tensors
         assert torch.equal(x, X.amax(0)) and program.sample.origin == "the result of aten.amax.default"
-        assert play_all([program])[0].wrong == found.wrong != ""
+        assert run_simulated_programs([program])[0].wrong == found.wrong != ""
 
 
 def test_an_op_that_is_wrong_alone_is_no_suspect():
     one = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
-    assert suspects([on(one, "S(1)", then="sum")]) == []
+    assert wrong_programs([on(one, "S(1)", then="sum")]) == []
 
 
 @before_2_14
 def test_norms_that_are_added_up_as_if_they_were_sums_are_a_finding_about_the_pair():
     """torch 2.13 adds the norms of shards up, and takes the norm of those sums."""
     one = sample("linalg_vector_norm.default", X, 2, [1])
-    ((program, found),) = suspects([on(one, "S(1)", then="sum")])
+    ((program, found),) = wrong_programs([on(one, "S(1)", then="sum")])
     assert "where the op gives" in found.wrong and program.sample is one
 
 
 def test_a_gradient_that_goes_wrong_is_a_finding_about_the_pair():
     index = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     one = sample("scatter_add.default", numbers(8, 4), 1, index, numbers(4, 4, seed=1))
-    ((program, _),) = suspects([on(one, "R, R, R", then="grad S(0)")])
+    ((program, _),) = wrong_programs([on(one, "R, R, R", then="grad S(0)")])
     assert (program.sample.op, program.then) == (one.op, "grad S(0)")

@@ -6,14 +6,14 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.rule import Program, overload
-from strategies.model.verdict import CLASSES, Verdict
+from strategies.model.verdict import DTYPE_CLASSES, Verdict
 from strategies.programs import chained
 from strategies.programs import mesh_programs as redistributions
-from strategies.programs.chained import MOVES, on_meshes, with_followers
+from strategies.programs.chained import REDISTRIBUTIONS_PER_MESH, validate_on_meshes, validate_with_follow_ups
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooMany
-from strategies.validation.finding import Task
-from strategies.validation.overload import CHARGES
+from strategies.validation.claim_sources import TooManyTraces
+from strategies.validation.finding import OverloadTask
+from strategies.validation.overload import KEPT_CANDIDATES
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.users import undone
@@ -35,7 +35,7 @@ def silent(number):
 
 
 def docket(*samples, trial="pairs", mesh=(2,), **more):
-    return Task(samples[0].op, samples, (mesh,), 0, trial, **more)
+    return OverloadTask(samples[0].op, samples, (mesh,), 0, trial, **more)
 
 
 def only(found):
@@ -58,10 +58,10 @@ def keeps_maxima_times_anything():
 @pytest.mark.usefixtures("registries")
 def test_a_wrong_rule_is_found_through_what_follows_another_op():
     one = sample("amax.default", X, [0])
-    right = only(with_followers(docket(one), silent))
+    right = only(validate_with_follow_ups(docket(one), silent))
     keeps_maxima_times_anything()
     many = [sample("amax.default", numbers(4 + n, 6), [0]) for n in range(12)]  # followers take turns over samples
-    wrong = only(with_followers(docket(*many), silent))
+    wrong = only(validate_with_follow_ups(docket(*many), silent))
     assert right.suspects == {}
     assert "aten.alias.default on (2,): P(max), then times -1" in wrong.suspects
     assert {program.then for program in programs_of(wrong)} <= {"times -1", "times 2"}
@@ -72,22 +72,24 @@ def programs_of(hearing):
 
 
 def test_right_rules_with_what_follows_them_are_not_suspected():
-    hearing = only(with_followers(docket(sample("neg.default", X), sample("neg.default", numbers(5, 3))), silent))
+    hearing = only(
+        validate_with_follow_ups(docket(sample("neg.default", X), sample("neg.default", numbers(5, 3))), silent)
+    )
     assert (hearing.suspects, hearing.crashed, hearing.skipped) == ({}, [], {})
     assert hearing.samples == 2 and hearing.tried > 10
 
 
 def test_of_an_empty_result_nothing_is_tried():
     """DTensor looks for a view of an empty tensor for ever (torch 2.13)."""
-    hearing = only(with_followers(docket(sample("neg.default", numbers(0, 3))), silent))
+    hearing = only(validate_with_follow_ups(docket(sample("neg.default", numbers(0, 3))), silent))
     assert (hearing.samples, hearing.tried, hearing.skipped, hearing.crashed) == (1, 0, {}, [])
 
 
 def test_calls_before_are_those_of_the_same_docket(monkeypatch):
     asked = []
-    monkeypatch.setattr(chained, "programs", lambda *_, before, **__: asked.append(before) or [])
+    monkeypatch.setattr(chained, "follow_up_programs", lambda *_, before, **__: asked.append(before) or [])
     samples = (sample("neg.default", X), sample("neg.default", numbers(3)))
-    with_followers(docket(*samples), silent)
+    validate_with_follow_ups(docket(*samples), silent)
     assert [[id(one) for one in before] for before in asked] == [[id(one) for one in samples]] * 2
 
 
@@ -95,14 +97,16 @@ def test_calls_before_are_those_of_the_same_docket(monkeypatch):
 
 
 def test_a_rule_that_is_wrong_on_two_axes_only_is_found():
-    hearing = only(on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
+    hearing = only(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
     assert BOTH_CUT & {p.inputs[0] for p in programs_of(hearing) if p.sample.op == BOTH.op}
     assert (hearing.samples, hearing.crashed) == (1, [])
 
 
 def test_a_right_rule_is_not_suspected_on_two_axes():
     """What a flattened submesh does to redistributions (torch 2.13) is told as that, and not of the op."""
-    hearing = only(on_meshes(docket(sample("neg.default", numbers(6, 6)), trial="meshes", mesh=(2, 2)), silent))
+    hearing = only(
+        validate_on_meshes(docket(sample("neg.default", numbers(6, 6)), trial="meshes", mesh=(2, 2)), silent)
+    )
     assert hearing.tried > 3
     assert all(p.flattened and p.sample.op == "aten.clone.default" for p in programs_of(hearing))
 
@@ -112,7 +116,7 @@ def test_claims_that_are_wrong_on_one_axis_are_not_put_on_several(monkeypatch):
     monkeypatch.setattr(
         chained.mesh_validation, "try_meshes", lambda one, by_size, *_, **__: given.append(by_size) or []
     )
-    on_meshes(docket(sample("cumprod.default", X, -1), trial="meshes", mesh=(2, 3)), silent)
+    validate_on_meshes(docket(sample("cumprod.default", X, -1), trial="meshes", mesh=(2, 3)), silent)
     right = ["aten.cumprod.default: R -> R", "aten.cumprod.default: S(0) -> S(0)"]
     assert {n: sorted(str(c.rule) for c in kept) for n, kept in given[0].items()} == {2: right, 3: right}
 
@@ -127,9 +131,9 @@ def test_redistributions_are_drawn_once_a_mesh_with_the_op_that_does_nothing(mon
     monkeypatch.setattr(redistributions, "draw_redistributions", draw)
     monkeypatch.setattr(chained.mesh_validation, "try_meshes", lambda *_, **__: [])
     same = sample("clone.default", X)
-    hearing = only(on_meshes(docket(same, same, trial="meshes", mesh=(2, 2)), silent))
-    assert (drawn, hearing.tried, hearing.samples) == ([((2, 2), 0, MOVES)], 1, 2)
-    on_meshes(docket(sample("neg.default", X), trial="meshes", mesh=(2, 2)), silent)
+    hearing = only(validate_on_meshes(docket(same, same, trial="meshes", mesh=(2, 2)), silent))
+    assert (drawn, hearing.tried, hearing.samples) == ([((2, 2), 0, REDISTRIBUTIONS_PER_MESH)], 1, 2)
+    validate_on_meshes(docket(sample("neg.default", X), trial="meshes", mesh=(2, 2)), silent)
     assert len(drawn) == 1
 
 
@@ -137,7 +141,7 @@ def test_redistributions_are_drawn_once_a_mesh_with_the_op_that_does_nothing(mon
 
 
 @pytest.mark.parametrize(("trial", "hear", "mesh"), [
-    ("pairs", with_followers, (2,)), ("meshes", on_meshes, (2, 2)),
+    ("pairs", validate_with_follow_ups, (2,)), ("meshes", validate_on_meshes, (2, 2)),
 ], ids=["pairs", "meshes"])  # fmt: skip
 def test_a_crash_and_a_refusal_of_one_sample_cost_that_sample(trial, hear, mesh):
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)), planted("fussy", numbers(3).abs() + 9))
@@ -147,13 +151,13 @@ def test_a_crash_and_a_refusal_of_one_sample_cost_that_sample(trial, hear, mesh)
     assert hearing.samples == 1 and hearing.tried > 0
 
 
-@pytest.mark.parametrize("error", [TooMany(9), AttributeError(), NotImplementedError("no\nmore")], ids=repr)
+@pytest.mark.parametrize("error", [TooManyTraces(9), AttributeError(), NotImplementedError("no\nmore")], ids=repr)
 def test_what_dtensor_or_the_op_cannot_do_is_counted_in_one_line(error, monkeypatch):
     def raises(*_, **__):
         raise error
 
     monkeypatch.setattr(chained, "claims", raises)
-    hearing = only(with_followers(docket(sample("neg.default", X)), silent))
+    hearing = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
     said = str(error).partition("\n")[0] or "-"
     assert (hearing.skipped, hearing.samples, hearing.crashed) == ({f"{type(error).__name__}: {said}": 1}, 0, [])
 
@@ -162,8 +166,8 @@ def test_what_dtensor_or_the_op_cannot_do_is_counted_in_one_line(error, monkeypa
 
 
 def test_a_suspect_carries_its_program_and_what_was_seen():
-    hearing = only(on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
-    assert all(0 < len(kept) <= CHARGES for kept in hearing.suspects.values())
+    hearing = only(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
+    assert all(0 < len(kept) <= KEPT_CANDIDATES for kept in hearing.suspects.values())
     (suspect, *_) = [s for kept in hearing.suspects.values() for s in kept if s.program.inputs[0] in BOTH_CUT]
     instance, last = suspect.instance, suspect.program.inputs[0][-1]
     assert suspect.name in hearing.suspects
@@ -175,19 +179,19 @@ def test_a_suspect_carries_its_program_and_what_was_seen():
 def test_every_unit_has_a_hearing_and_each_step_is_noted():
     noted = []
     one = docket(sample("neg.default", X), sample("neg.default", torch.tensor([1, 2, 3])))
-    found = with_followers(one, noted.append)
-    assert [h.unit.dtypes for h in found] == sorted(CLASSES)
+    found = validate_with_follow_ups(one, noted.append)
+    assert [h.unit.dtypes for h in found] == sorted(DTYPE_CLASSES)
     assert {h.unit.dtypes for h in found if h.samples} == {"real", "integer"}
     assert set(noted) == {0, 1}
 
 
 def test_what_killed_a_worker_is_left_out():
     one = docket(sample("neg.default", X), sample("neg.default", numbers(5)), skip=frozenset([0]))
-    assert only(with_followers(one, silent)).samples == 1
+    assert only(validate_with_follow_ups(one, silent)).samples == 1
 
 
 def test_the_same_seed_gives_the_same():
-    first, again = (repr(on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent)) for _ in range(2))
+    first, again = (repr(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent)) for _ in range(2))
     assert first == again
 
 
@@ -195,6 +199,6 @@ def test_a_type_error_of_ours_is_a_crash_and_no_refusal(monkeypatch):
     def slips(*_, **__):
         raise TypeError("ours")
 
-    monkeypatch.setattr(chained, "programs", slips)
-    hearing = only(with_followers(docket(sample("neg.default", X)), silent))
+    monkeypatch.setattr(chained, "follow_up_programs", slips)
+    hearing = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
     assert ([c.error for c in hearing.crashed], hearing.skipped) == (["TypeError: ours"], {})

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.layout.shards import has_meaning
+from localtensor.layout.shards import has_one_meaning
 from strategies.model.rule import Program, read_layout
-from strategies.programs.mesh_programs import MOST_ASKED, blame, projected, smaller_programs
+from strategies.programs.mesh_programs import MAX_RUNS, on_some_axes, smaller_programs, smallest_wrong_program
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import described
 
@@ -32,8 +32,8 @@ def blamed(start, is_wrong):
         asked.append(one)
         return Answer("wrong" if is_wrong(one) else "")
 
-    found = blame(start, confirm)
-    assert len(asked) <= MOST_ASKED
+    found = smallest_wrong_program(start, confirm)
+    assert len(asked) <= MAX_RUNS
     return described(found).partition(": ")[2], found, len(asked)
 
 
@@ -91,12 +91,13 @@ def test_smaller_programs_have_a_meaning_and_something_that_is_not_replicated():
     assert smaller
     for one in smaller:
         assert all(
-            has_meaning(layout, x.shape, x.dtype, one.mesh) for layout, x in zip(one.inputs, ADD.tensors, strict=True)
+            has_one_meaning(layout, x.shape, x.dtype, one.mesh)
+            for layout, x in zip(one.inputs, ADD.tensors, strict=True)
         )
         assert one.seed == start.seed and one.draw == start.draw
 
 
 def test_strided_shards_follow_the_axes_that_are_left():
     start = replace(program("(SS(0,3), S(0), R)", mesh=(2, 3, 2)), inputs=(read_layout("(SS(0,3), S(0), P(sum))"),) * 2)
-    assert projected(start, (0, 1), (2, 2)).inputs[0] == read_layout("(SS(0,2), S(0))")
-    assert projected(start, (0, 2), (2, 2)).inputs[0] == (Shard(0), Partial())
+    assert on_some_axes(start, (0, 1), (2, 2)).inputs[0] == read_layout("(SS(0,2), S(0))")
+    assert on_some_axes(start, (0, 2), (2, 2)).inputs[0] == (Shard(0), Partial())

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
-from localtensor.layout.shards import has_meaning
-from localtensor.layout.spec import StridedShard, cuts
-from strategies.model.oracle import tell
+from localtensor.layout.shards import has_one_meaning
+from localtensor.layout.spec import StridedShard, shard_cut
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim
 from strategies.programs.mesh_programs import draw_programs
 from strategies.validation.claim_sources import claims
@@ -22,7 +22,7 @@ from tests.strategies.programs_of import described
 
 ADD = sample("add.Tensor", numbers(7, 6), numbers(7, 6, seed=1))
 MM = sample("mm.default", numbers(7, 6), numbers(6, 5, seed=1))
-CLAIMED = {id(one): {size: claims(one, size, tell(one).raw) for size in (2, 3)} for one in (ADD, MM)}
+CLAIMED = {id(one): {size: claims(one, size, run_oracle(one).raw) for size in (2, 3)} for one in (ADD, MM)}
 MESHES = [(2, 2), (2, 3), (2, 2, 2)]
 
 
@@ -53,12 +53,12 @@ def test_placements_that_nobody_claims_are_drawn(mesh):
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_dim_that_two_axes_cut_unevenly_is_drawn(mesh):
-    assert any(layout.count(p) > 1 and cuts(p) == (0, 1) for layout in layouts(mesh=mesh) for p in layout)
+    assert any(layout.count(p) > 1 and shard_cut(p) == (0, 1) for layout in layouts(mesh=mesh) for p in layout)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_another_order_of_cuts_is_drawn(mesh):
-    assert any((cuts(p) or (0, 0))[1] > 1 for layout in layouts(mesh=mesh) for p in layout)
+    assert any((shard_cut(p) or (0, 0))[1] > 1 for layout in layouts(mesh=mesh) for p in layout)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -70,7 +70,7 @@ def test_two_partials_on_one_tensor_are_drawn_of_one_kind_and_of_sum_and_avg(mes
 
 def test_they_come_often_even_where_no_rule_has_a_partial():
     one = sample("_softmax.default", numbers(7, 6), 1, False)
-    rows = {size: claims(one, size, tell(one).raw) for size in (2, 3)}
+    rows = {size: claims(one, size, run_oracle(one).raw) for size in (2, 3)}
     found = [p for mesh in MESHES for seed in (0, 1) for p in draw_programs(one, rows, mesh, seed=seed, budget=40)]
     twice = [p for p in found if sum(isinstance(q, Partial) for q in p.inputs[0]) > 1]
     assert len(twice) / len(found) > 0.23
@@ -93,7 +93,8 @@ def test_a_flattened_submesh_is_there_in_some(mesh):
 def test_all_that_is_drawn_has_a_meaning_and_does_something(mesh):
     for program in programs(mesh=mesh, budget=100):
         assert all(
-            has_meaning(layout, x.shape, x.dtype, mesh) for layout, x in zip(program.inputs, ADD.tensors, strict=True)
+            has_one_meaning(layout, x.shape, x.dtype, mesh)
+            for layout, x in zip(program.inputs, ADD.tensors, strict=True)
         )
         assert any(p != Replicate() for layout in program.inputs for p in layout)
 

@@ -9,18 +9,18 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Program, Sample, read_layout
 from strategies.programs.mesh_programs import COPY
 from strategies.programs.mesh_validation import (
     MESHES,
-    affordable,
+    cause_of,
+    programs_in_time,
     redistributions,
-    suspects,
-    to_blame,
+    smallest_wrong_programs,
     try_meshes,
 )  # fmt: skip
-from strategies.programs.run.real_run import play_all
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, sample
@@ -51,35 +51,35 @@ RIGHT = [
 
 
 def claimed(one: Sample):
-    raw = tell(one).raw
+    raw = run_oracle(one).raw
     return {size: claims(one, size, raw) for size in (2, 3)}
 
 
 def test_the_planted_rule_is_right_on_every_one_axis():
     alone = [Program(CORNERS, (size,), ((Shard(dim),),)) for size in (2, 3, 4) for dim in (0, 1)]
-    heard = play_all(alone)
+    heard = run_simulated_programs(alone)
     assert [found.wrong for found in heard] == [""] * 6
-    assert all(found.heard[0].placements[0].startswith("S(") for found in heard)
+    assert all(found.rank_results[0].placements[0].startswith("S(") for found in heard)
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
 def test_a_rule_that_is_right_on_one_axis_and_wrong_on_two_is_found(mesh):
     found = try_meshes(CORNERS, claimed(CORNERS), [mesh], seed=0)
-    told = [p for p, confirmation in suspects(found) if confirmation.wrong and p.sample.op == CORNERS.op]
+    told = [p for p, confirmation in smallest_wrong_programs(found) if confirmation.wrong and p.sample.op == CORNERS.op]
     assert {p.mesh for p in told} == {(2, 2)}
     assert {p.inputs[0] for p in told} & {read_layout("(S(0), S(1))"), read_layout("(S(1), S(0))")}
 
 
 def test_on_three_axes_the_same_fault_is_told_of_two():
     program = Program(CORNERS, (2, 2, 2), (read_layout("(S(0), R, S(1))"),), flattened=True)
-    ((found, confirmation),) = suspects([(program, *play_all([program]))])
+    ((found, confirmation),) = smallest_wrong_programs([(program, *run_simulated_programs([program]))])
     assert described(found) == "planted.corners.default on (2,2), seed 0 draw 0: (S(0), S(1))"
     assert confirmation.wrong
 
 
 def test_a_fault_that_one_axis_of_as_many_ranks_shows_is_that_axis():
     program = Program(MEANS, (2, 2), (read_layout("(S(0), S(0))"),))
-    ((found, _),) = suspects([(program, *play_all([program]))])
+    ((found, _),) = smallest_wrong_programs([(program, *run_simulated_programs([program]))])
     assert described(found) == "planted.column_means.default on (4,), seed 0 draw 0: (S(0))"
 
 
@@ -88,7 +88,7 @@ def test_a_right_rule_is_never_called_wrong(one, budget):
     """What is wrong is the redistribution over a flattened submesh (torch 2.13), and told as that."""
     found = [pair for seed in (0, 1) for pair in try_meshes(one, claimed(one), seed=seed, budget=budget)]
     assert len(found) >= (2 * 3 * budget * 0.7 if budget else 14)
-    assert {(p.sample.op, p.flattened) for p, _ in suspects(found)} <= {(COPY, True)}
+    assert {(p.sample.op, p.flattened) for p, _ in smallest_wrong_programs(found)} <= {(COPY, True)}
     assert sum("right" in confirmation.note for _, confirmation in found) > len(found) * 0.6
 
 
@@ -106,28 +106,28 @@ def test_the_budget_is_kept_on_each_mesh():
 
 def test_fewer_programs_are_affordable_where_dtensor_weighs_more_combinations():
     rows = claimed(RIGHT[0][0])
-    counts = [affordable(rows, mesh) for mesh in MESHES]
+    counts = [programs_in_time(rows, mesh) for mesh in MESHES]
     assert counts[0] >= 3 and counts[2] < counts[0]
-    assert affordable({}, (2, 2)) > counts[0] and affordable(rows, (2, 2, 2, 2, 2)) == 1
+    assert programs_in_time({}, (2, 2)) > counts[0] and programs_in_time(rows, (2, 2, 2, 2, 2)) == 1
 
 
 def test_what_is_wrong_without_the_op_is_the_redistributions():
     one = sample("relu.default", numbers(7, 6))
     flat = Program(one, (2, 3), (read_layout("(S(0), S(0))"),), flattened=True, seed=3)
-    said = Confirmation("wrong", heard=())
+    said = Confirmation("wrong", rank_results=())
 
     def gathers_wrong(program):
         both = program.inputs[0] == read_layout("(S(0), S(0))")
         return Confirmation("wrong" if both and program.flattened and program.mesh == (2, 3) else "")
 
-    found = to_blame(flat, said, gathers_wrong)
+    found = cause_of(flat, said, gathers_wrong)
     assert (found.sample.op, found.mesh, found.inputs, found.seed) == (COPY, (2, 3), flat.inputs, 3)
 
 
 def test_results_are_moved_as_they_came_out_before_inputs_as_they_came_in():
     one = sample("sum.dim_IntList", numbers(7, 6), [1])
     program = Program(one, (2, 2), (read_layout("(S(0), S(1))"),))
-    (confirmation,) = play_all([program])
+    (confirmation,) = run_simulated_programs([program])
     moved = list(redistributions(program, confirmation))
     assert [(m.inputs[0], m.sample.tensors[0].shape) for m in moved] == [
         (read_layout("(S(0), P(sum))"), (7,)), (read_layout("(S(0), S(1))"), (7, 6)),
@@ -138,17 +138,20 @@ def test_results_are_moved_as_they_came_out_before_inputs_as_they_came_in():
 def test_a_result_with_a_placement_of_dtensors_own_is_not_moved():
     table = sample("embedding.default", numbers(9, 6), torch.arange(10).reshape(2, 5) % 9)
     program = Program(table, (2,), (read_layout("S(0)"), read_layout("R")))
-    (confirmation,) = play_all([program])
-    assert confirmation.heard[0].placements == ("P(mask)",)
+    (confirmation,) = run_simulated_programs([program])
+    assert confirmation.rank_results[0].placements == ("P(mask)",)
     assert [m.sample.tensors[0].shape for m in redistributions(program, confirmation)] == [(9, 6), (2, 5)]
 
 
 def test_one_fault_is_told_once():
     one = sample("relu.default", numbers(7, 6))
     program = Program(one, (2, 2), (read_layout("(S(0), R)"),))
-    assert suspects([(program, Confirmation("")), (replace(program, draw=1), Confirmation("", "refused"))]) == []
+    assert (
+        smallest_wrong_programs([(program, Confirmation("")), (replace(program, draw=1), Confirmation("", "refused"))])
+        == []
+    )
     wrong = [(replace(program, draw=draw), Confirmation("wrong")) for draw in range(3)]
-    assert [(p.draw, c.wrong) for p, c in suspects(wrong)] == [(0, "wrong")]
+    assert [(p.draw, c.wrong) for p, c in smallest_wrong_programs(wrong)] == [(0, "wrong")]
 
 
 def test_a_redistribution_without_an_op_only_gathers_a_tensor():
@@ -156,4 +159,4 @@ def test_a_redistribution_without_an_op_only_gathers_a_tensor():
     program = Program(RIGHT[0][0], (2, 2), layouts, then="sum", seed=4, draw=2)
     _, moved = redistributions(program, Confirmation(""))
     assert described(moved) == "aten.clone.default on (2,2), seed 4 draw 2: (S(1), R)"
-    assert torch.equal(tell(moved.sample).raw, RIGHT[0][0].tensors[1])
+    assert torch.equal(run_oracle(moved.sample).raw, RIGHT[0][0].tensors[1])

@@ -8,7 +8,7 @@ from localtensor.concurrency import LIMIT, SingleFlightCache, clear_all
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
-from strategies.propagation.cache import answers, call_parts, key_of
+from strategies.propagation.cache import answers, key_of, key_parts
 
 SUM = "aten.sum.dim_IntList"
 
@@ -75,14 +75,14 @@ def test_a_placement_that_no_text_can_hold_is_told_apart_all_the_same():
 
 
 def test_a_tensor_that_is_not_there_and_an_op_that_torch_has_not_are_shown_as_well():
-    parts = call_parts(key_of("nobodys.own.op", [spec("S(0)"), spec("R")], (Leaf(0), 1.5, -0.0, 1j), {}))
+    parts = key_parts(key_of("nobodys.own.op", [spec("S(0)"), spec("R")], (Leaf(0), 1.5, -0.0, 1j), {}))
     assert [repr(parts[f"args[{i}]"]) for i in range(4)] == ["tensor 0", "1.5", "-0.0", "complex(0.0, 1.0)"]
     assert repr(parts["placements"]) == "(S(0)), (R)"
 
 
 @pytest.mark.parametrize("op", ["aten.add", "aten.add.Tensor.out", "aten.add.Nobodys"])
 def test_a_name_of_no_overload_is_shown_with_numbered_arguments(op):
-    assert repr(call_parts(key_of(op, [], (2,), {}))["args[0]"]) == "2"
+    assert repr(key_parts(key_of(op, [], (2,), {}))["args[0]"]) == "2"
 
 
 def test_all_caches_are_cleared_at_a_time(cache):

@@ -15,9 +15,9 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
-from strategies.model.call_signature import NoKey, spec_token
+from strategies.model.call_signature import NoKey, spec_key
 from strategies.model.rule import Leaf
-from strategies.propagation.cache import Key, Keys, Specs, key_of
+from strategies.propagation.cache import CallKey, CallKeyFactory, SpecInterner, key_of
 
 OP = "aten.sum.dim_IntList"
 
@@ -148,7 +148,7 @@ def test_a_placement_is_told_apart_from_every_other(placement):
 
 def test_a_shard_order_is_part_of_a_key():
     mesh, orders = Mesh.of(2, 2, 2), [(), ((0, (1, 0, 2)),), ((0, (2, 1, 0)),)]
-    texts = [spec_token(Spec(mesh, (Shard(0),) * 3, (8, 4), torch.float32, order)) for order in orders]
+    texts = [spec_key(Spec(mesh, (Shard(0),) * 3, (8, 4), torch.float32, order)) for order in orders]
     assert texts[:2] == [
         "f32[8,4] @ 2,2,2: S(0), S(0), S(0)",
         "f32[8,4] @ 2,2,2: S(0), S(0), S(0) by ((0, (1, 0, 2)),)",
@@ -198,14 +198,14 @@ def test_a_generator_is_known_by_identity():
 
 
 def test_a_maker_of_keys_makes_the_same_keys_as_the_function():
-    keys, some = Keys(("own",)), [spec("S(0)"), spec("R")]
+    keys, some = CallKeyFactory(("own",)), [spec("S(0)"), spec("R")]
     for args, kwargs in [((Leaf(0), [1], True), {}), ((Leaf(0), Leaf(1)), {"b": 1, "a": 2.0})]:
         made = [keys.of(OP, some, args, kwargs) for _ in range(2)]
         assert made[0] == made[1] == key_of(OP, some, args, kwargs, ("own",))
 
 
 def test_a_maker_knows_so_many_specs_and_no_more():
-    keys = Keys(limit=3)
+    keys = CallKeyFactory(limit=3)
     some = [spec("S(0)", shape=(i, 2)) for i in range(10)]
     made = [keys.of(OP, [one], (), {}) for one in some * 2]
     assert made[:10] == made[10:] and len(set(made)) == 10
@@ -213,7 +213,7 @@ def test_a_maker_knows_so_many_specs_and_no_more():
 
 
 def test_a_spec_that_is_gone_is_not_mistaken_for_a_new_one_at_its_place():
-    keys = Keys(limit=2)
+    keys = CallKeyFactory(limit=2)
     for i in range(200):
         here = spec("S(0)", shape=(i, 2))
         assert keys.of(OP, [here], (), {}).specs == (f"f32[{i},2] @ 2: S(0)",)
@@ -227,7 +227,7 @@ def lies(*placements, shape=(8, 4), dtype=torch.float32, mesh=MESH):
 
 
 def test_equal_specs_on_one_mesh_have_one_object():
-    specs = Specs()
+    specs = SpecInterner()
     first = specs.of(lies("S(0)", "P(sum)"))
     assert specs.of(first) is first is specs.of(lies("S(0)", "P(sum)")) is specs.of(lies("S(0)", "P(sum)"))
     assert first == lies("S(0)", "P(sum)")
@@ -256,7 +256,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_specs_that_differ_in_anything_have_objects_of_their_own(turn):
-    specs = Specs()
+    specs = SpecInterner()
     given = [lies("S(0)", "R"), *OTHERS.values()][::turn]
     found = [specs.of(one) for one in given]
     assert found == given and len(set(map(id, found))) == len(given)
@@ -269,11 +269,11 @@ def test_a_spec_of_symbolic_sizes_comes_back_as_it_is():
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     given = lies("R", "R", shape=(ShapeEnv().create_unbacked_symint(), 2))
-    assert Specs().of(given) is given
+    assert SpecInterner().of(given) is given
 
 
 def test_so_many_specs_are_known_as_first_and_no_more():
-    specs = Specs(limit=3)
+    specs = SpecInterner(limit=3)
     for i in range(20):
         one = lies("S(0)", "R", shape=(i, 2))
         assert specs.of(one) == one and specs.of(one) is specs.of(lies("S(0)", "R", shape=(i, 2)))
@@ -289,7 +289,7 @@ def test_keys_hold_no_mesh():
     key = of_spec("S(0)", mesh=mesh)
     del mesh
     gc.collect()
-    assert known() is None and isinstance(key, Key)
+    assert known() is None and isinstance(key, CallKey)
 
 
 SCALARS = st.one_of(

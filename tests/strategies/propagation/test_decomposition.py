@@ -14,8 +14,8 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec
 from strategies.model.rule import LEAVES, Leaf
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.local_call import NoRule, pieces_by_rank
-from strategies.ops.semantics.rulebook import Line, Meta, ask_of, rules
+from strategies.ops.semantics.local_call import MissingRuleError, local_calls_by_rank
+from strategies.ops.semantics.rulebook import Meta, PlacementRule, query_of, rules
 from strategies.propagation import decomposition as decomposed
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.propagator import Propagator
@@ -57,7 +57,7 @@ for schema, function in MADE_OF.items():
     LIB.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
 
 DIV = rules("pointwise", "by one number", ["aten.div.Scalar", "aten.div.Tensor"], lambda ask: [
-    *(Line((Shard(d),), (Shard(d),)) for d in range(ask.tensors[0].ndim)), Line((Partial(),), (Partial(),)),
+    *(PlacementRule((Shard(d),), (Shard(d),)) for d in range(ask.tensors[0].ndim)), PlacementRule((Partial(),), (Partial(),)),
 ] if len(ask.tensors) == 1 else together(ask))  # fmt: skip
 OWN = [OUR_RULES.get(op) for op in ("aten.squeeze.default", "aten.native_group_norm.default")]
 ALL = BOOK | type(BOOK).of(*DIV, *OWN)
@@ -65,7 +65,7 @@ ALL = BOOK | type(BOOK).of(*DIV, *OWN)
 
 def lines_of(op, *shapes, ranks=2):
     metas = [spec_of(Mesh.of(2), "R", shape) for shape in shapes]
-    ask = ask_of(op, tuple(Leaf(i) for i in range(len(shapes))), {}, [_meta(m) for m in metas])
+    ask = query_of(op, tuple(Leaf(i) for i in range(len(shapes))), {}, [_meta(m) for m in metas])
     offer = decomposition(ALL, ask)
     return offer if isinstance(offer, str) else [str(line) for line in offer(ask, ranks)]
 
@@ -99,7 +99,7 @@ def test_the_lines_that_come_of_it(op, shapes, want):
 ])  # fmt: skip
 def test_why_there_are_none(op, shapes, why):
     if not shapes:
-        ask = ask_of(op, (Leaf(0), 1), {}, [_meta(spec_of(Mesh.of(2), "R", (4,)))])
+        ask = query_of(op, (Leaf(0), 1), {}, [_meta(spec_of(Mesh.of(2), "R", (4,)))])
         assert decomposition(ALL, ask) == why
     else:
         assert lines_of(op, *shapes) == why
@@ -118,7 +118,7 @@ def test_every_combination_is_right_on_the_pieces(op, sizes, shape):
     assert source == "the rules of its decomposition"
     count = 0
     for beginning in every_combination(problem):
-        made, whose = pieces_by_rank(problem.whole, beginning.lines, sizes, problem.own)
+        made, whose = local_calls_by_rank(problem.whole, beginning.lines, sizes, problem.own)
         rows = [*zip(beginning.inputs, problem.whole.ask.tensors, strict=True)]
         outs = [*zip(beginning.outputs, problem.whole.ask.outputs, strict=True)]
         inputs, outputs = ([Spec(mesh, row, m.shape, m.dtype) for row, m in both] for both in (rows, outs))
@@ -134,7 +134,7 @@ def test_a_propagator_goes_by_it_and_says_so():
     found = Propagator(ALL).propagate("made_of.two.default", specs)
     assert [spec.placements for spec in found.outputs] == [(Shard(0),), (Partial(),)]
     assert "by the rules of its decomposition" in str(found)
-    with pytest.raises(NoRule, match=r"decomposition: it writes to a tensor by aten\.add_\.Tensor"):
+    with pytest.raises(MissingRuleError, match=r"decomposition: it writes to a tensor by aten\.add_\.Tensor"):
         Propagator(ALL).propagate("made_of.writes.default", specs)
     kept = Propagator(ALL, replicate_all=True).propagate("made_of.writes.default", specs)
     assert kept.inputs[0].placements == (Replicate(),)
@@ -181,9 +181,9 @@ def test_an_inner_call_must_be_the_one_that_each_rank_would_make(op, shape, rank
 def test_the_rule_of_an_inner_op_is_asked_about_the_call_that_is_made_in_its_place():
     def of_dims(ask):
         if ask.op == "aten.squeeze.dims":
-            yield Line((Shard(0),), (Shard(0),))
+            yield PlacementRule((Shard(0),), (Shard(0),))
 
     inner = replace(OUR_RULES.get("aten.squeeze.default"), lines=of_dims)
     book = ALL | type(BOOK).of(inner)
-    ask = ask_of("made_of.squeezed.default", (Leaf(0),), {}, [Meta((4, 1, 3), torch.float32)])
+    ask = query_of("made_of.squeezed.default", (Leaf(0),), {}, [Meta((4, 1, 3), torch.float32)])
     assert [str(line) for line in decomposition(book, ask)(ask, 2)] == ["R -> R", "S(0) -> S(0)"]

@@ -13,8 +13,8 @@ from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
-from strategies.ops.semantics.local_call import pieces_by_rank
-from strategies.ops.semantics.rulebook import Book, Line, rules
+from strategies.ops.semantics.local_call import local_calls_by_rank
+from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
 from strategies.propagation.mesh_expansion import expand
 from tests.strategies.little_book import (
     BOOK,
@@ -59,7 +59,7 @@ def check_all(op, shapes, args, mesh, seed, book=BOOK):
     count = 0
     for beginning in every_combination(problem):
         inputs, outputs = specs_of(beginning, problem, mesh)
-        made, whose = pieces_by_rank(problem.whole, beginning.lines, mesh.sizes, problem.own)
+        made, whose = local_calls_by_rank(problem.whole, beginning.lines, mesh.sizes, problem.own)
         assert_right(problem.whole.call, [made[i].call for i in whose], tensors, inputs, outputs, seed)
         count += 1
     return count
@@ -118,7 +118,7 @@ def test_a_line_that_each_axis_alone_may_have_is_left_out_where_the_piece_may_no
         assert (((inputs[axis],),), ((output[axis],),)) in alone
     assert ((inputs,), (output,)) not in grids(problem)
     chosen = [lines[(i,), (o,)] for i, o in zip(inputs, output, strict=True)]
-    made, whose = pieces_by_rank(problem.whole, chosen, sizes, problem.own)
+    made, whose = local_calls_by_rank(problem.whole, chosen, sizes, problem.own)
     specs = Spec(mesh, inputs, shape, torch.float64), problem.whole.ask.outputs[0].shape
     with pytest.raises((AssertionError, RuntimeError, IndexError)):  # and it would be wrong
         assert_right(
@@ -172,7 +172,7 @@ def test_the_order_of_a_rules_lines_does_not_change_the_choice():
     def backwards(ask):
         return list(BOOK.get("aten.mm.default").lines(ask))[::-1]
 
-    other = Book.of(*rules("matmul", "rows by columns", ["aten.mm.default"], backwards))
+    other = RuleRegistry.of(*rules("matmul", "rows by columns", ["aten.mm.default"], backwards))
     for left, right in itertools.product(["S(0) R", "P(sum) S(1)", "R R"], repeat=2):
         specs = [spec_of(mesh, left, (4, 4)), spec_of(mesh, right, (4, 4))]
         ours, theirs = (expand(problem_of("aten.mm.default", specs, None, book)).best for book in (BOOK, other))
@@ -205,9 +205,9 @@ def test_a_line_is_asked_for_again_for_every_piece():
 
     def two_rows(ask):
         if ask.tensors[0].shape[0] >= 2:
-            yield Line((Shard(0),), (Shard(0),))
+            yield PlacementRule((Shard(0),), (Shard(0),))
 
-    book = Book.of(*rules("copy", "not with one row", ["aten.clone.default"], two_rows))
+    book = RuleRegistry.of(*rules("copy", "not with one row", ["aten.clone.default"], two_rows))
     offered = grids(problem_of("aten.clone.default", [whole(Mesh.of(2, 2), (3,))], None, book))
     cut, kept = Shard(0), Replicate()
     assert offered == {
@@ -221,7 +221,7 @@ def test_pieces_of_many_ranks_are_few():
     mesh = Mesh.of(256, 4)
     problem = problem_of("aten.clone.default", [spec_of(mesh, "S(0) S(0)", (1000,))])
     best = expand(problem).best
-    made, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
+    made, whose = local_calls_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
     assert len(whose) == 1024
     assert len(made) == 2  # one row, or none
     assert best.inputs == ((Shard(0), Shard(0)),)

@@ -11,19 +11,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor.concurrency.sync import THREADS, Threads
+from localtensor.concurrency.sync import THREAD_SYNC, ThreadSync
 from strategies.model.rule import Call, Leaf
-from strategies.ops.semantics.local_call import BadCall, NoMetadata
+from strategies.ops.semantics.local_call import InvalidCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta
 from strategies.propagation import meta_run
-from strategies.propagation.meta_run import calm, lock_of, outputs_of
+from strategies.propagation.meta_run import fake_mode_lock, no_caller_modes, output_metas
 
 F32 = torch.float32
 X = Meta((4, 3), F32)
 
 
 def outputs(op, args, *metas, **kwargs):
-    return outputs_of(Call(op, args, tuple(kwargs.items())), metas, threading.Lock())
+    return output_metas(Call(op, args, tuple(kwargs.items())), metas, threading.Lock())
 
 
 @pytest.mark.parametrize(("op", "args", "metas", "want"), [
@@ -63,7 +63,8 @@ def test_shapes_that_depend_on_values_are_refused_in_a_sentence(op, metas):
 
 def test_what_the_op_itself_refuses_is_refused_with_its_own_words():
     with pytest.raises(
-        BadCall, match=r"args: \(f32\[4,3\], f32\[4,3\]\): the op refuses them on meta tensors: .*same reduction dim"
+        InvalidCall,
+        match=r"args: \(f32\[4,3\], f32\[4,3\]\): the op refuses them on meta tensors: .*same reduction dim",
     ):
         outputs("aten.mm.default", (Leaf(0), Leaf(0)), X)
 
@@ -91,13 +92,13 @@ def test_a_mode_over_functions_does_not_see_it_either(op):
     metas = Meta((4, 4), torch.float32), Meta((4, 4), torch.float32)
     with Doubles():
         assert torch.ones(2).dtype is torch.float64
-        assert outputs_of(Call(op, (Leaf(0), Leaf(1))), metas, threading.Lock()) == metas[:1]
+        assert output_metas(Call(op, (Leaf(0), Leaf(1))), metas, threading.Lock()) == metas[:1]
 
 
 def test_within_calm_nothing_of_the_callers_state_is_on_and_after_it_all_is():
     x = torch.ones(2, 2)
     with torch.inference_mode(), torch.autocast("cpu"):
-        with calm():
+        with no_caller_modes():
             made = torch.mm(x, x)
             on = torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         assert torch.is_autocast_enabled("cpu") and torch.is_inference_mode_enabled()
@@ -107,7 +108,7 @@ def test_within_calm_nothing_of_the_callers_state_is_on_and_after_it_all_is():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forked_while_another_thread_is_in_fake_mode_is_not_locked_out():
-    lock = lock_of(THREADS)
+    lock = fake_mode_lock(THREAD_SYNC)
     with ThreadPoolExecutor(1) as other:
         other.submit(lock.acquire).result()
         child = os.fork()
@@ -119,8 +120,8 @@ def test_a_child_forked_while_another_thread_is_in_fake_mode_is_not_locked_out()
 
 
 def test_all_who_have_the_same_services_have_the_same_lock():
-    sync = Threads()
-    assert lock_of(sync) is lock_of(sync) is not lock_of(Threads())
+    sync = ThreadSync()
+    assert fake_mode_lock(sync) is fake_mode_lock(sync) is not fake_mode_lock(ThreadSync())
 
 
 def test_eight_threads_at_once_get_what_one_gets():
@@ -130,7 +131,7 @@ def test_eight_threads_at_once_get_what_one_gets():
     def ask(_):
         ready.wait(60)
         calls = [Call("aten.histogram.bin_ct", (Leaf(0), bins)) for bins in range(1, 9)]
-        return [outputs_of(call, [X], lock) for call in calls]
+        return [output_metas(call, [X], lock) for call in calls]
 
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(ask, range(8)))
@@ -148,9 +149,9 @@ def test_fake_mode_is_entered_with_the_lock_and_meta_tensors_need_none():
             pass
 
     lock = Lock()
-    outputs_of(Call("aten.neg.default", (Leaf(0),)), [X], lock)
+    output_metas(Call("aten.neg.default", (Leaf(0),)), [X], lock)
     assert lock.taken == 0
-    outputs_of(Call("aten.histogram.bin_ct", (Leaf(0),)), [X], lock)
+    output_metas(Call("aten.histogram.bin_ct", (Leaf(0),)), [X], lock)
     assert lock.taken == 1
 
 

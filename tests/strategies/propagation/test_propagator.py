@@ -10,15 +10,15 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.concurrency import clear_all
-from localtensor.concurrency.sync import Threads
+from localtensor.concurrency.sync import ThreadSync
 from localtensor.errors import BadMesh
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, StridedShard, parse
 from strategies.model.rule import LEAVES, Call, Leaf
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.local_call import BadCall, NoMetadata, NoRule, WouldMoveWritten
-from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.propagator import KEPT_OF, Propagator, _lasting
+from strategies.ops.semantics.local_call import InvalidCall, MissingRuleError, NoMetadata, WouldMoveWritten
+from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
+from strategies.propagation.propagator import STORE_ONE_OF, Propagator, _lasting
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
 
 MESH = Mesh.of(dp=2, tp=3)
@@ -81,8 +81,8 @@ def test_an_overload_is_as_good_as_its_name(ours):
 
 
 def test_a_call_without_a_tensor_needs_a_mesh():
-    book = Book.of(*rules("factory", "the same on every rank", ["aten.ones.default"],
-                          lambda ask: [Line((), (Shard(0),))], shapes=["size"]))  # fmt: skip
+    book = RuleRegistry.of(*rules("factory", "the same on every rank", ["aten.ones.default"],
+                          lambda ask: [PlacementRule((), (Shard(0),))], shapes=["size"]))  # fmt: skip
     propagator = Propagator(book)
     found = propagator.propagate("aten.ones.default", [], ([5, 2],), mesh=MESH)
     assert found.outputs == (Spec(MESH, (Shard(0), Shard(0)), (5, 2), torch.float32),)
@@ -93,7 +93,7 @@ def test_a_call_without_a_tensor_needs_a_mesh():
     assert propagator.explain_miss("aten.ones.default", [], shape, mesh=Mesh.of(8)).endswith(
         "settings=('mesh', (8,)) vs ('mesh', (2, 3))"
     )
-    with pytest.raises(BadCall, match="the call has no tensor that determines its mesh"):
+    with pytest.raises(InvalidCall, match="the call has no tensor that determines its mesh"):
         propagator.propagate("aten.ones.default", [], ([5, 2],))
 
 
@@ -155,14 +155,14 @@ def test_one_and_true_and_a_float_are_three_questions():
         asked.append((ask["other"], type(ask["other"])))
         return []
 
-    propagator = Propagator(Book.of(*rules("f", "r", ["aten.mul.Scalar"], rule)))
+    propagator = Propagator(RuleRegistry.of(*rules("f", "r", ["aten.mul.Scalar"], rule)))
     for value in (1, True, 1.0):
         propagator.propagate("aten.mul.Scalar", [whole(Mesh.of(2), (4,))], (Leaf(0), value))
     assert asked == [(1, int), (True, bool), (1.0, float)]
 
 
 def test_the_default_dtype_is_part_of_the_question(ours):
-    propagator = Propagator(Book.of(), replicate_all=True, decompose=None)
+    propagator = Propagator(RuleRegistry.of(), replicate_all=True, decompose=None)
     specs = [whole(Mesh.of(2), (4,), torch.int64)] * 2
     before = torch.get_default_dtype()
     try:
@@ -183,7 +183,7 @@ def test_each_question_is_computed_once_whatever_the_number_of_threads():
             asked.append(ask.tensors)
         return multiplied(ask)
 
-    propagator = Propagator(Book.of(*rules("matmul", "rows by columns", [MM], counted)))
+    propagator = Propagator(RuleRegistry.of(*rules("matmul", "rows by columns", [MM], counted)))
     kinds = [mm(left, right, Mesh.of(2)) for left in ("R", "S(0)", "S(1)") for right in ("R", "S(0)", "S(1)")]
     ready = threading.Barrier(8)
 
@@ -205,7 +205,7 @@ def test_a_failure_is_not_remembered():
             raise RuntimeError("not yet")
         return []
 
-    propagator = Propagator(Book.of(*rules("f", "r", [MM], rule)))
+    propagator = Propagator(RuleRegistry.of(*rules("f", "r", [MM], rule)))
     with pytest.raises(Exception, match="not yet"):
         propagator.propagate(MM, mm())
     fail.clear()
@@ -213,7 +213,7 @@ def test_a_failure_is_not_remembered():
 
 
 def test_steps_are_taken_off_the_hit_path_only():
-    class Counted(Threads):
+    class Counted(ThreadSync):
         def __init__(self):
             self.seen = []
 
@@ -234,7 +234,7 @@ def test_an_argument_that_no_key_can_hold_is_answered_all_the_same():
     class Odd(float):
         pass
 
-    propagator = Propagator(Book.of(), replicate_all=True, decompose=None)
+    propagator = Propagator(RuleRegistry.of(), replicate_all=True, decompose=None)
     found = [propagator.propagate("aten.mul.Scalar", [whole(Mesh.of(2), (4,))], (Leaf(0), Odd(2))) for _ in range(2)]
     assert found[0] == found[1] and found[0] is not found[1]
 
@@ -248,7 +248,7 @@ def test_clearing_forgets(ours):
 
 def test_what_becomes_of_the_book_later_changes_nothing():
     entries = dict(BOOK.entries)
-    propagator = Propagator(Book(entries))
+    propagator = Propagator(RuleRegistry(entries))
     entries.clear()
     assert propagator.propagate(MM, mm()).redistributes == ()
 
@@ -277,23 +277,23 @@ class Unheard(Placement):
 def test_a_call_that_cannot_be_is_refused(ours, op, specs, args, problem):
     ours.propagate(MM, mm())
     for _ in range(2):
-        with pytest.raises(BadCall) as raised:
+        with pytest.raises(InvalidCall) as raised:
             ours.propagate(op, specs, args)
         assert problem in str(raised.value)
         assert str(raised.value).startswith(f"propagate {op}: ") and str(raised.value).endswith(".")
 
 
 def test_an_op_without_a_rule_is_refused_with_what_was_tried():
-    with pytest.raises(NoRule) as raised:
+    with pytest.raises(MissingRuleError) as raised:
         Propagator(BOOK, decompose=None).propagate("aten.cumsum.default", [whole(MESH, (4,))], (Leaf(0), 0))
     assert str(raised.value) == (
         "propagate aten.cumsum.default: op: f64[4] @ dp:R, tp:R: there is no rule for it; tried: rule: none among 9; "
         "decomposition: not tried; all replicated: not allowed. "
         "Add an entry to the book, or allow Propagator(replicate_all=True)."
     )
-    with pytest.raises(NoRule, match="decomposition: it has none; all replicated: not allowed"):
+    with pytest.raises(MissingRuleError, match="decomposition: it has none; all replicated: not allowed"):
         Propagator(BOOK).propagate("aten.kthvalue.default", [whole(MESH, (4,))], (Leaf(0), 1))
-    with pytest.raises(NoRule, match=r"decomposition: no rule for aten\.as_strided\.default"):
+    with pytest.raises(MissingRuleError, match=r"decomposition: no rule for aten\.as_strided\.default"):
         Propagator(BOOK).propagate("aten.linalg_diagonal.default", [whole(MESH, (4, 4))], (Leaf(0),))
 
 
@@ -323,7 +323,7 @@ def test_a_shard_order_is_moved_as_the_strided_shards_under_which_it_lies_alike(
 
 def test_a_shard_order_that_no_strided_shards_make_is_refused(ours):
     uneven = Spec(Mesh.of(3, 2), (Shard(0), Shard(0)), (7, 4), torch.float64, ((0, (1, 0)),))
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(InvalidCall) as refused:
         ours.propagate(MM, [uneven, spec_of(uneven.mesh, "R R", (4, 7))])
     assert str(refused.value).startswith(
         "propagate aten.mm.default: specs[0]: f64[7,4] @ a:S(0)[1], b:S(0)[0]: its axes do not cut from left to right, "
@@ -352,8 +352,8 @@ def test_a_tensor_that_is_written_to_is_never_moved(ours, op, args, shapes):
 
 
 def test_out_is_not_moved_either():
-    book = Book.of(*rules("pointwise", "each element goes by itself", ["aten.neg.out"],
-                          lambda ask: [Line((Shard(0), Shard(0)), (Shard(0),))]))  # fmt: skip
+    book = RuleRegistry.of(*rules("pointwise", "each element goes by itself", ["aten.neg.out"],
+                          lambda ask: [PlacementRule((Shard(0), Shard(0)), (Shard(0),))]))  # fmt: skip
     propagator, mesh = Propagator(book), Mesh.of(2)
     given = {"out": Leaf(1)}
     specs = [spec_of(mesh, "S(0)", (4,)), spec_of(mesh, "R", (4,))]
@@ -372,7 +372,7 @@ def asked_by(op, argument):
         asked.append(ask[argument])
         return []
 
-    return asked, Propagator(Book.of(*rules("f", "r", [op], rule)))
+    return asked, Propagator(RuleRegistry.of(*rules("f", "r", [op], rule)))
 
 
 def test_what_is_in_a_list_counts_with_its_type():
@@ -408,7 +408,7 @@ def test_a_call_that_is_asked_again_with_the_same_objects_makes_no_key(ours, mon
     specs = mm()
     first = ours.propagate(MM, specs)
     assert ours.propagate(MM, mm()) is first
-    monkeypatch.setattr("strategies.propagation.cache.Keys.of", None)
+    monkeypatch.setattr("strategies.propagation.cache.CallKeyFactory.of", None)
     assert ours.propagate(MM, specs) is first
     assert ours.propagate(MM, list(specs), LEAVES[:2]) is first
     with pytest.raises(TypeError):
@@ -419,7 +419,7 @@ def test_arguments_that_are_new_each_time_are_not_kept_by_identity(ours):
     spec, long = whole(Mesh.of(2), (4, 4)), whole(Mesh.of(2), (1000,))
     for turn in range(40):
         ours.propagate("aten.sum.dim_IntList", [spec], (Leaf(0), [1]))
-        Propagator(Book.of(), replicate_all=True).propagate("aten.mul.Scalar", [spec], (LEAVES[0], 1000 + turn))
+        Propagator(RuleRegistry.of(), replicate_all=True).propagate("aten.mul.Scalar", [spec], (LEAVES[0], 1000 + turn))
         ours.propagate("aten.view.default", [spec], (LEAVES[0], [int("16")]))
         ours.propagate("aten.view.default", [long], (LEAVES[0], [int("1000")]))
     assert len(ours._same) == 1  # the first view
@@ -436,18 +436,18 @@ def test_only_what_is_one_object_is_known_by_identity(value, lasts):
 
 def test_specs_that_equal_known_ones_make_no_key_and_fill_no_table(ours, monkeypatch):
     first = ours.propagate(MM, mm())
-    monkeypatch.setattr("strategies.propagation.cache.Keys.of", None)
-    for _ in range(4 * KEPT_OF):
+    monkeypatch.setattr("strategies.propagation.cache.CallKeyFactory.of", None)
+    for _ in range(4 * STORE_ONE_OF):
         assert ours.propagate(MM, mm()) is first
     assert len(ours._same) <= 1 + 4
-    assert ours.stats().hits == 4 * KEPT_OF
+    assert ours.stats().hits == 4 * STORE_ONE_OF
 
 
 def test_specs_that_are_kept_are_known_by_their_own_identity_before_long(ours, monkeypatch):
     ours.propagate(MM, mm())
     kept = mm()
-    found = [ours.propagate(MM, kept) for _ in range(KEPT_OF + 1)]
-    monkeypatch.setattr("strategies.propagation.cache.Specs.of", None)
+    found = [ours.propagate(MM, kept) for _ in range(STORE_ONE_OF + 1)]
+    monkeypatch.setattr("strategies.propagation.cache.SpecInterner.of", None)
     assert ours.propagate(MM, kept) is found[0] is found[-1]
     with pytest.raises(TypeError):
         ours.propagate(MM, mm())
@@ -519,10 +519,10 @@ def test_no_identity_is_used_twice():
 
 def test_the_ambient_mode_of_the_caller_changes_nothing_but_the_default_dtype(ours):
     specs = [whole(Mesh.of(2), (4,), torch.int64)] * 2
-    propagator = Propagator(Book.of(), replicate_all=True, decompose=None)
+    propagator = Propagator(RuleRegistry.of(), replicate_all=True, decompose=None)
     before = propagator.propagate("aten.div.Tensor", specs)
     with torch.no_grad(), torch.inference_mode(), torch.autocast("cpu"):
-        again = Propagator(Book.of(), replicate_all=True, decompose=None).propagate("aten.div.Tensor", specs)
+        again = Propagator(RuleRegistry.of(), replicate_all=True, decompose=None).propagate("aten.div.Tensor", specs)
         assert propagator.propagate("aten.div.Tensor", specs) is before
     assert again.outputs == before.outputs
 

@@ -7,12 +7,12 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.rule import Program
-from strategies.model.verdict import Crash, Unit, Verdict, planned
+from strategies.model.verdict import Crash, Verdict, WorkUnit, plan_units
 from strategies.sweep import aggregate
 from strategies.sweep.report import text_and_json
 from strategies.validation import finding
 from strategies.validation import finding as findings
-from strategies.validation.finding import Candidate, Settled, TaskResult, of_instance
+from strategies.validation.finding import Candidate, RuleOutcome, TaskResult, finding_of_instance
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
@@ -25,7 +25,7 @@ RULE = "aten.cumprod.default: S(1) -> S(1)"
 
 
 def unit(op=OPS[0], trial="alone", dtypes="real", mesh=(2,)):
-    return Unit(op, trial, dtypes, mesh)
+    return WorkUnit(op, trial, dtypes, mesh)
 
 
 def line(at=None, **what):
@@ -33,8 +33,8 @@ def line(at=None, **what):
 
 
 def settled(verdict=Verdict.UNSOUND, name=RULE, **more):
-    finding = replace(of_instance(instance(), "reason"), verdict=verdict, **more) if verdict else None
-    return findings.settled_line(Settled(name, finding))
+    finding = replace(finding_of_instance(instance(), "reason"), verdict=verdict, **more) if verdict else None
+    return findings.outcome_line(RuleOutcome(name, finding))
 
 
 def suspicion(columns=6):
@@ -57,8 +57,8 @@ def test_the_head_is_that_of_the_first_line():
 
 
 def test_the_plan_is_every_unit_of_every_overload():
-    assert aggregate.plan(BEGIN) == planned(OPS, [("alone", (2,)), ("meshes", (2, 2))])
-    assert len(aggregate.plan(BEGIN)) == 16
+    assert aggregate.planned_units(BEGIN) == plan_units(OPS, [("alone", (2,)), ("meshes", (2, 2))])
+    assert len(aggregate.planned_units(BEGIN)) == 16
 
 
 def test_the_first_line_of_a_run_is_what_its_journal_holds():
@@ -69,7 +69,7 @@ def test_the_first_line_of_a_run_is_what_its_journal_holds():
 
 @pytest.mark.parametrize("done", [0, 1, 15, 16])
 def test_units_that_are_not_done_are_counted(done):
-    units = aggregate.plan(BEGIN)[:done]
+    units = aggregate.planned_units(BEGIN)[:done]
     assert told(*map(line, units)).unfinished == 16 - done
 
 
@@ -146,7 +146,7 @@ def test_a_finding_of_a_program_is_counted_once_by_its_title():
 
 @pytest.mark.parametrize("same_as", ["", RULE])
 def test_a_program_that_was_cleared_or_is_anothers_is_not_sound_for_that(same_as):
-    cleared = findings.settled_line(Settled(str(PROGRAM), None, same_as=same_as))
+    cleared = findings.outcome_line(RuleOutcome(str(PROGRAM), None, same_as=same_as))
     found = told(program_line("meshes"), line(sound={"fine"}, tried=1), cleared, ignored=[])
     assert (found.counts.sound, found.findings, found.untestable, found.exit_code) == (1, (), (), 0)
 
@@ -165,7 +165,7 @@ def test_the_samples_of_an_overload_are_counted_once_for_all_meshes():
 
 def test_crashes_are_those_of_the_capture_the_trial_and_the_confirmation():
     captured = {"kind": "captured", "crashed": [["a", "its samples", "E", "T"]], "refused": {"torch refuses": 2}}
-    confirmed = findings.settled_line(Settled(RULE, None, Crash("c", "x", "E")))
+    confirmed = findings.outcome_line(RuleOutcome(RULE, None, Crash("c", "x", "E")))
     found = told(captured, line(crashed=[Crash("b", "x", "E")], skipped=Counter({"too many": 4})), confirmed)
     assert [(c.op, c.trace) for c in found.crashed] == [("a", "T"), ("b", ""), ("c", "")]
     assert found.counts.crashed == 3
@@ -190,7 +190,7 @@ def test_the_report_is_the_same_whatever_the_order_of_the_lines():
     lines = [
         line(suspects=suspicion(), samples=2, untestable={"odd": "one"}, crashed=[Crash("b", "x", "E")]),
         line(unit(OPS[1]), sound={"fine"}, untestable={"odd": "two"}, crashed=[Crash("a", "x", "E")]),
-        settled(), findings.settled_line(Settled("z", None, Crash("z", "", ""))), findings.settled_line(Settled("y", None, Crash("y", "", ""))),
+        settled(), findings.outcome_line(RuleOutcome("z", None, Crash("z", "", ""))), findings.outcome_line(RuleOutcome("y", None, Crash("y", "", ""))),
     ]  # fmt: skip
     wanted = text_and_json.as_json(told(*lines))
     for order in itertools.permutations(lines):

@@ -7,9 +7,9 @@ from strategies.model.rule import Program
 from strategies.model.verdict import Verdict
 from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import aggregate as confirmation
-from strategies.sweep.aggregate import Session, unconfirmed
+from strategies.sweep.aggregate import RealConfirmation, leave_unconfirmed
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, Settled
+from strategies.validation.finding import Candidate, RuleOutcome
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
@@ -37,7 +37,7 @@ class Judge:
 
 def settled(todo, *answers, doubted=None):
     court = Judge(*answers)
-    found = list(Session(court, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
+    found = list(RealConfirmation(court, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
     assert court.answers == []
     return found, court.asked
 
@@ -69,7 +69,7 @@ def test_a_suspect_that_no_case_shows_is_suspect_still_and_says_why():
 
 def test_what_the_probe_could_not_judge_is_cleared_by_a_run_that_is_right():
     (found, _) = settled({"a": [suspect(), suspect(3)]}, RIGHT, RIGHT, doubted=set())
-    assert found == [Settled("a", None)]
+    assert found == [RuleOutcome("a", None)]
 
 
 def test_few_ranks_come_first_over_all_rules_and_a_rule_is_told_as_soon_as_it_is_known():
@@ -109,7 +109,7 @@ def test_the_script_of_a_program_does_the_same_on_the_same_mesh():
 
 
 def test_a_program_that_cannot_be_written_down_has_a_picture_only(monkeypatch):
-    monkeypatch.setattr(confirmation, "writable", lambda program: False)
+    monkeypatch.setattr(confirmation, "is_writable_program", lambda program: False)
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2,), ((Shard(1),),), "sum")
     ((only,), _) = settled({"p": [Candidate(instance(one), program)]}, WRONG)
@@ -143,15 +143,15 @@ def test_a_program_is_run_as_a_program():
 
 
 def test_a_script_is_written_only_where_it_would_show_the_same(monkeypatch):
-    monkeypatch.setattr(confirmation, "usable", lambda case: False)
+    monkeypatch.setattr(confirmation, "is_writable_case", lambda case: False)
     ((only,), _) = settled({"a": [suspect()]}, WRONG)
     assert only.finding.script == "" != only.finding.picture
 
 
 def test_without_a_court_all_are_suspect():
-    found = list(unconfirmed({"b": [suspect(), suspect(3)], "a": [suspect(3)]}))
+    found = list(leave_unconfirmed({"b": [suspect(), suspect(3)], "a": [suspect(3)]}))
     assert [(s.name, s.finding.verdict, s.finding.ranks) for s in found] == [
         ("b", Verdict.SUSPECT, 2), ("a", Verdict.SUSPECT, 3),
     ]  # fmt: skip
     assert found[0].finding.reason == "wrong (not confirmed: --confirm none was asked for)"
-    assert [finding.read_settled(finding.settled_line(s)) for s in found] == found
+    assert [finding.read_outcome(finding.outcome_line(s)) for s in found] == found

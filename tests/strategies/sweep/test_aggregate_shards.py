@@ -5,9 +5,9 @@ import pytest
 from strategies.base import journal
 from strategies.base.journal import BadJournal
 from strategies.model.settings import Settings
-from strategies.model.verdict import planned, share
+from strategies.model.verdict import plan_units, share
 from strategies.sweep import aggregate
-from strategies.sweep.aggregate import Gap, merged, plan
+from strategies.sweep.aggregate import IncompleteRun, merged_run, planned_units
 from tests.strategies.sweep.test_aggregate import RULE, line, settled, suspicion, unit
 
 OPS = [f"aten.op{n}.default" for n in range(12)]
@@ -20,7 +20,7 @@ def begun(shard, ops=OPS, **more):
 
 
 def lines_of(number, ops=OPS):
-    units = planned([op for op in ops if share(op, SHARDS) == number - 1], [("alone", (2,))])
+    units = plan_units([op for op in ops if share(op, SHARDS) == number - 1], [("alone", (2,))])
     return [line(one, tried=1, sound={one.op}) for one in units]
 
 
@@ -36,7 +36,7 @@ def shards(tmp_path):
 
 def refused(kind, paths):
     with pytest.raises(BadJournal) as error:
-        merged(paths)
+        merged_run(paths)
     assert type(error.value) is kind
     said = str(error.value)
     assert said.startswith("localtensor merge: JOURNAL: ") and "\n" not in said
@@ -44,61 +44,61 @@ def refused(kind, paths):
 
 
 def test_all_shards_together_are_the_whole(shards):
-    begin, lines, cut = merged(shards)
-    assert {one["unit"] for one in lines} == set(map(str, plan(begin)))
-    assert (len(lines), begin["shard"], cut) == (len(plan(begin)), None, [])
+    begin, lines, cut = merged_run(shards)
+    assert {one["unit"] for one in lines} == set(map(str, planned_units(begin)))
+    assert (len(lines), begin["shard"], cut) == (len(planned_units(begin)), None, [])
 
 
 def test_the_order_of_the_journals_does_not_matter(shards):
-    (one, first, _), (other, again, _) = merged(shards), merged(shards[::-1])
+    (one, first, _), (other, again, _) = merged_run(shards), merged_run(shards[::-1])
     assert one == other
     assert sorted(map(json.dumps, first)) == sorted(map(json.dumps, again))
 
 
 def test_what_was_merged_is_a_journal_of_the_whole_run(shards, tmp_path):
-    begin, lines, _ = merged(shards)
+    begin, lines, _ = merged_run(shards)
     aggregate.write(tmp_path / "all.jsonl", begin, lines)
-    assert merged([tmp_path / "all.jsonl"]) == (begin, lines, [])
+    assert merged_run([tmp_path / "all.jsonl"]) == (begin, lines, [])
 
 
 @pytest.mark.parametrize("lacking", [1, 2, 3])
 def test_a_shard_that_is_missing_is_named(lacking, shards):
     left = [path for n, path in enumerate(shards, 1) if n != lacking]
-    said = refused(Gap, left)
+    said = refused(IncompleteRun, left)
     many = len(lines_of(lacking))
     assert f"{many} of 48 units are in none of the journals ({lines_of(lacking)[0]['unit']}, say; " in said
     assert f"shard {lacking}/3 is not among them). Run the other shards, or go on with those by --resume." in said
 
 
 def test_all_shards_that_are_missing_are_named(shards):
-    assert "; shard 1/3, 3/3 is not among them)" in refused(Gap, shards[1:2])
+    assert "; shard 1/3, 3/3 is not among them)" in refused(IncompleteRun, shards[1:2])
 
 
 def test_a_unit_that_is_missing_is_named(shards, tmp_path):
     *rest, last = lines_of(2)
     written(shards[1], begun((2, SHARDS)), rest)
-    assert f": 1 of 48 units are in none of the journals ({last['unit']}, say). " in refused(Gap, shards)
+    assert f": 1 of 48 units are in none of the journals ({last['unit']}, say). " in refused(IncompleteRun, shards)
 
 
 def test_a_shard_that_ran_nothing_is_a_gap(shards):
     written(shards[2], begun((3, SHARDS)), [])
-    assert f": {len(lines_of(3))} of 48 units are in none of the journals" in refused(Gap, shards)
+    assert f": {len(lines_of(3))} of 48 units are in none of the journals" in refused(IncompleteRun, shards)
 
 
 def test_a_shard_to_which_nothing_fell_is_no_gap(tmp_path):
     ops = [op for op in OPS if share(op, SHARDS) != 0]
     paths = [written(tmp_path / f"{n}", begun((n, SHARDS), ops), lines_of(n, ops)) for n in (1, 2, 3)]
-    assert len(merged(paths)[1]) == 4 * len(ops)
+    assert len(merged_run(paths)[1]) == 4 * len(ops)
 
 
 def test_the_same_journal_twice_is_refused(shards):
-    said = refused(Gap, [*shards, shards[1]])
+    said = refused(IncompleteRun, [*shards, shards[1]])
     assert f"{shards[1]}: {lines_of(2)[0]['unit']} is in {shards[1]} as well. Name each journal once." in said
 
 
 def test_a_unit_twice_in_one_journal_is_refused(shards):
     written(shards[0], begun((1, SHARDS)), [*lines_of(1), lines_of(1)[0]])
-    assert "is in" in refused(Gap, shards)
+    assert "is in" in refused(IncompleteRun, shards)
 
 
 @pytest.mark.parametrize(("more", "said"), [
@@ -128,16 +128,16 @@ def test_a_file_that_is_no_journal_is_refused(shards, tmp_path):
 
 def test_a_line_that_was_cut_is_told_and_its_unit_is_missing(shards):
     shards[0].write_bytes(shards[0].read_bytes()[:-5])
-    assert "1 of 48 units are in none of the journals" in refused(Gap, shards)
+    assert "1 of 48 units are in none of the journals" in refused(IncompleteRun, shards)
     with shards[0].open("ab") as end:
         end.write(b"\n")  # now it is a line that is none, at the end
-    assert f"({lines_of(1)[-1]['unit']}, say)" in refused(Gap, shards)
+    assert f"({lines_of(1)[-1]['unit']}, say)" in refused(IncompleteRun, shards)
 
 
 def test_a_cut_line_that_is_no_unit_is_told(shards):
     with shards[0].open("ab") as end:
         end.write(b'{"kind":"set')
-    assert merged(shards)[2] == [f"{shards[0]}: its last line was cut after 12 bytes; that unit is tried again"]
+    assert merged_run(shards)[2] == [f"{shards[0]}: its last line was cut after 12 bytes; that unit is tried again"]
 
 
 # Confirmation.
@@ -146,15 +146,19 @@ def test_a_cut_line_that_is_no_unit_is_told(shards):
 @pytest.mark.parametrize("kept", ["suspects", "whole"])
 def test_a_suspect_that_nobody_settled_is_a_gap(kept, tmp_path):
     op = unit().op
-    units = [line(one, **{kept: suspicion()}) for one in planned([op], [("alone", (2,))])]  # each unit suspects it
+    units = [line(one, **{kept: suspicion()}) for one in plan_units([op], [("alone", (2,))])]  # each unit suspects it
     path = written(tmp_path / "x", begun(None, [op]), units)
-    assert f"1 suspected rules were not confirmed yet ({RULE}, say). Go on with it by --resume." in refused(Gap, [path])
+    assert f"1 suspected rules were not confirmed yet ({RULE}, say). Go on with it by --resume." in refused(
+        IncompleteRun, [path]
+    )
     written(path, begun(None, [op]), [*units, settled()])
-    assert len(merged([path])[1]) == 5
+    assert len(merged_run([path])[1]) == 5
 
 
 def test_what_only_a_real_run_can_judge_is_not_settled_where_there_is_none(tmp_path):
     op = unit().op
-    units = [line(one, **({"whole": suspicion()} if one == unit() else {})) for one in planned([op], [("alone", (2,))])]
+    units = [
+        line(one, **({"whole": suspicion()} if one == unit() else {})) for one in plan_units([op], [("alone", (2,))])
+    ]
     path = written(tmp_path / "x", begun(None, [op], confirm="none"), units)
-    assert len(merged([path])[1]) == 4
+    assert len(merged_run([path])[1]) == 4

@@ -5,15 +5,23 @@ import json
 
 from rich.console import Console
 
-from strategies.sweep.coverage import UNDECIDED, UNTRIED, Coverage, OverloadCoverage, as_json, rendered, table
-from strategies.torch_api.population import Member
+from strategies.sweep.coverage import (
+    UNDECIDED,
+    UNTRIED,
+    OverloadCoverage,
+    SweepCoverage,
+    as_json,
+    coverage_table,
+    render,
+)
+from strategies.torch_api.population import RegisteredOverload
 
 MEMBERS = [
-    Member("aten.add.Tensor", "single-dim strategy"),
-    Member("aten.add.out", "single-dim strategy"),
-    Member("aten.neg.default", "single-dim strategy"),
-    Member("aten.sub.out", "single-dim strategy"),
-    Member("aten.zzz.default", "single-dim strategy", "no kernel for CPU"),
+    RegisteredOverload("aten.add.Tensor", "single-dim strategy"),
+    RegisteredOverload("aten.add.out", "single-dim strategy"),
+    RegisteredOverload("aten.neg.default", "single-dim strategy"),
+    RegisteredOverload("aten.sub.out", "single-dim strategy"),
+    RegisteredOverload("aten.zzz.default", "single-dim strategy", "no kernel for CPU"),
 ]
 TRIED = {
     "aten.add.Tensor": OverloadCoverage(3, frozenset({"sound", "unsound"})),
@@ -23,11 +31,13 @@ TRIED = {
 }
 
 
-def made() -> Coverage:
-    return table([m for m in MEMBERS if m.op != "aten.zzz.default"] + [UNABLE], TRIED, torch="2.13.0")
+def made() -> SweepCoverage:
+    return coverage_table([m for m in MEMBERS if m.op != "aten.zzz.default"] + [UNABLE], TRIED, torch="2.13.0")
 
 
-UNABLE = Member("aten._scaled_dot_product_flash_attention.default", "single-dim strategy", "no kernel for CPU")
+UNABLE = RegisteredOverload(
+    "aten._scaled_dot_product_flash_attention.default", "single-dim strategy", "no kernel for CPU"
+)
 
 
 def test_each_member_is_counted_in_its_family():
@@ -62,14 +72,14 @@ def test_overloads_beside_the_registered_ones_are_counted_apart():
 
 
 def test_a_reason_that_many_share_comes_first():
-    members = [Member(f"aten.{name}.default", "") for name in ("abs", "cos", "sin")]
+    members = [RegisteredOverload(f"aten.{name}.default", "") for name in ("abs", "cos", "sin")]
     tried = {m.op: OverloadCoverage(reasons=("rare" if "abs" in m.op else "usual",)) for m in members}
-    assert [r.text for r in table(members, tried, torch="2.13.0").unexercised] == ["usual", "rare"]
+    assert [r.text for r in coverage_table(members, tried, torch="2.13.0").unexercised] == ["usual", "rare"]
 
 
 def test_what_was_tried_in_vain_has_a_reason_too():
-    told = table(
-        [Member("aten.abs.default", "")],
+    told = coverage_table(
+        [RegisteredOverload("aten.abs.default", "")],
         {"aten.abs.default": OverloadCoverage(1, frozenset({"suspect"}))},
         torch="2.13.0",
     )
@@ -77,7 +87,7 @@ def test_what_was_tried_in_vain_has_a_reason_too():
 
 
 def test_no_members_is_all_of_them():
-    assert table([], {}, torch="2.13.0").share == 1.0
+    assert coverage_table([], {}, torch="2.13.0").share == 1.0
 
 
 def test_json_says_the_same_each_time():
@@ -88,9 +98,9 @@ def test_json_says_the_same_each_time():
     assert body["unexercised"][0] == {"text": "it refuses all calls", "ops": ["aten.neg.default"]}
 
 
-def text(coverage: Coverage) -> str:
+def text(coverage: SweepCoverage) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(rendered(coverage))
+    console.print(render(coverage))
     return console.export_text()
 
 
@@ -104,10 +114,10 @@ def test_a_person_sees_the_table_and_every_reason():
 
 
 def test_all_but_one_of_many_is_not_all():
-    members = [Member(op, "") for op in ("aten.abs.default", "aten.cos.default")] * 1000
+    members = [RegisteredOverload(op, "") for op in ("aten.abs.default", "aten.cos.default")] * 1000
     tried = {
         "aten.abs.default": OverloadCoverage(1, frozenset({"sound"})),
         "aten.cos.default": OverloadCoverage(1, frozenset({"sound"})),
     }
-    told = table([*members, Member("aten.sin.default", "")], tried, torch="2.13.0")
+    told = coverage_table([*members, RegisteredOverload("aten.sin.default", "")], tried, torch="2.13.0")
     assert "99.9 % exercised" in text(told)

@@ -9,10 +9,10 @@ from multiprocessing import get_context
 import pytest
 
 from localtensor._util import pickling
-from strategies.base.worker_pool import Done, Failed, Lost
+from strategies.base.worker_pool import TaskDone, TaskFailed, TaskLost
 from strategies.model.settings import BadSetting
 from strategies.sweep import executors
-from strategies.sweep.executors import BATCH, TRIES, Borrowed, factory
+from strategies.sweep.executors import BATCH, TRIES, ExecutorPool, executor_factory
 from tests.strategies import users
 from tests.strategies.base.test_worker_pool import alive, pid_of, work
 
@@ -26,7 +26,7 @@ def processes():
 
 
 def answers(made, tasks, *, what=work, limit=60.0, tick=None):
-    with Borrowed(made) as hands:
+    with ExecutorPool(made) as hands:
         return list(hands.run(what, tasks, limit=limit, tick=tick))
 
 
@@ -38,13 +38,13 @@ def test_an_executor_gives_what_workers_of_our_own_give(made, monkeypatch):
     monkeypatch.setattr(executors, "BATCH", 2)
     ticks = []
     one, dead, failed = answers(made, [1, "die", "raise"], tick=ticks.append)
-    assert (one, dead) == (Done(2), Lost("the process died with SIGKILL", 7))
-    assert isinstance(failed, Failed) and failed.error == "ValueError: no good"
+    assert (one, dead) == (TaskDone(2), TaskLost("the process died with SIGKILL", 7))
+    assert isinstance(failed, TaskFailed) and failed.error == "ValueError: no good"
     assert ticks == [2, 1]
 
 
 def test_a_task_runs_in_a_child_of_the_executors_worker_and_nobody_is_left_behind():
-    with Borrowed(threads) as hands:
+    with ExecutorPool(threads) as hands:
         pids = [a.value for a in hands.run(pid_of, [0] * 2, limit=60.0)]
     assert os.getpid() not in pids and not alive(pids)
     assert [t.name for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor")] == []
@@ -81,7 +81,7 @@ class Odd(Executor):
 @pytest.fixture
 def odd(monkeypatch):
     """`odd(errors)`: a factory of executors of which the n-th batch fails with the n-th error; None is none."""
-    monkeypatch.setattr(executors, "serve", served)
+    monkeypatch.setattr(executors, "run_in_subprocess", served)
     Odd.made = Odd.left = 0
 
     def made(errors):
@@ -93,7 +93,7 @@ def odd(monkeypatch):
 
 def served(sent):
     do, tasks, _, _ = pickling.loads(sent)
-    return pickling.dumps([Done(do(task, lambda number: None)) for task in tasks])
+    return pickling.dumps([TaskDone(do(task, lambda number: None)) for task in tasks])
 
 
 def doubled(task, note):
@@ -101,7 +101,7 @@ def doubled(task, note):
 
 
 TASKS = list(range(3 * BATCH))
-DOUBLED = [Done(2 * n) for n in TASKS]
+DOUBLED = [TaskDone(2 * n) for n in TASKS]
 
 
 def test_batches_come_back_in_order(odd):
@@ -125,12 +125,12 @@ def test_an_executor_that_breaks_while_it_is_given_work_is_replaced(odd):
 
 def test_a_worker_that_always_dies_costs_its_batch_and_says_so(odd):
     found = answers(odd([BrokenProcessPool("gone")] * 99), TASKS[:5], what=doubled)
-    assert found == [Lost(f"its worker was lost {TRIES} times: BrokenProcessPool: gone", -1)] * 5
+    assert found == [TaskLost(f"its worker was lost {TRIES} times: BrokenProcessPool: gone", -1)] * 5
 
 
 def test_answers_that_do_not_come_in_time_are_said(odd):
     found = answers(odd([Late()] * 99), TASKS[:1], what=doubled)
-    assert found == [Lost(f"its worker was lost {TRIES} times: no answer in time", -1)]
+    assert found == [TaskLost(f"its worker was lost {TRIES} times: no answer in time", -1)]
 
 
 def test_no_tasks_need_no_executor(odd):
@@ -140,7 +140,7 @@ def test_no_tasks_need_no_executor(odd):
 
 def test_a_batch_that_works_is_not_done_again(odd, monkeypatch):
     seen = []
-    monkeypatch.setattr(executors, "serve", lambda sent: seen.append(sent) or served(sent))
+    monkeypatch.setattr(executors, "run_in_subprocess", lambda sent: seen.append(sent) or served(sent))
     assert answers(odd([None, BrokenProcessPool("gone"), None]), TASKS, what=doubled) == DOUBLED
     assert len(seen) == len(set(seen)) == 3
 
@@ -150,7 +150,7 @@ def test_an_executor_is_left_whatever_happens(error, odd):
     def raises(count):
         raise error
 
-    with pytest.raises(error), Borrowed(odd([])) as hands:
+    with pytest.raises(error), ExecutorPool(odd([])) as hands:
         next(hands.run(doubled, TASKS, limit=1.0, tick=raises))
     assert (Odd.made, Odd.left) == (1, 1)
 
@@ -183,7 +183,7 @@ def test_a_users_own_factory_is_found_in_the_folder(here):
     (here / "my_engine.py").write_text(
         "from concurrent.futures import ThreadPoolExecutor\ndef made():\n    return ThreadPoolExecutor(1)\n"
     )
-    with factory("my_engine:made", str(here))() as executor:
+    with executor_factory("my_engine:made", str(here))() as executor:
         assert executor.submit(int).result() == 0
     assert sys.path[0] == str(here)
 
@@ -203,7 +203,7 @@ def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, h
     (here / "my_broken.py").write_text("1 / 0\n")
     (here / "my_exit.py").write_text("raise SystemExit(5)\n")
     with pytest.raises(BadSetting) as refused:
-        factory(name, str(here))
+        executor_factory(name, str(here))
     shown = name.partition(":")[0] if "import" in problem or "module" in problem else name
     want = f"localtensor validate: --executor: {shown}: {problem}. {remedy}".replace("{folder}", str(here))
     assert str(refused.value) == want
@@ -217,5 +217,5 @@ def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, h
 def test_a_function_that_gives_no_executor_is_refused_in_one_sentence(body, problem, remedy, here):
     (here / "my_engine.py").write_text(f"def made():\n    {body}\n")
     with pytest.raises(BadSetting) as refused:
-        factory("my_engine:made", str(here))()
+        executor_factory("my_engine:made", str(here))()
     assert str(refused.value) == f"localtensor validate: --executor: my_engine:made: {problem}. {remedy}"

@@ -7,10 +7,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from strategies.base.worker_pool import Done, Failed, Lost
+from strategies.base.worker_pool import TaskDone, TaskFailed, TaskLost
 from strategies.model.settings import BadSetting
 from strategies.sweep import executors
-from strategies.sweep.executors import Borrowed, factory
+from strategies.sweep.executors import ExecutorPool, executor_factory
 from tests.strategies.base.test_worker_pool import work
 
 
@@ -57,7 +57,7 @@ def clients(monkeypatch):
 def test_without_dask_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(BadSetting) as refused:
-        factory("dask", "")
+        executor_factory("dask", "")
     assert str(refused.value) == (
         "localtensor validate: --executor: dask: dask.distributed is not installed. "
         "Install it: pip install 'localtensor[dask]'."
@@ -66,7 +66,7 @@ def test_without_dask_it_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize(("name", "address"), [("dask", ""), ("dask:tcp://10.0.0.1:8786", "tcp://10.0.0.1:8786")])
 def test_a_cluster_of_this_machine_or_that_of_an_address(name, address, clients):
-    made = factory(name, "")
+    made = executor_factory(name, "")
     assert clients == []  # only when there is work
     with made() as executor:
         assert executor.submit(max, 2, 3).result() == 3
@@ -75,12 +75,12 @@ def test_a_cluster_of_this_machine_or_that_of_an_address(name, address, clients)
 
 
 def test_the_client_ends_with_its_executor(clients):
-    executors.made("")().shutdown()
+    executors.dask_factory("")().shutdown()
     assert clients[0].told == ["shutdown wait=True", "close"]
 
 
 def test_work_that_nobody_waits_for_is_cancelled(clients):
-    executors.made("")().shutdown(wait=False, cancel_futures=True)
+    executors.dask_factory("")().shutdown(wait=False, cancel_futures=True)
     assert clients[0].told == ["cancel ['pending'] force=True", "shutdown wait=False", "close"]
 
 
@@ -88,8 +88,8 @@ def test_work_that_nobody_waits_for_is_cancelled(clients):
 def test_a_real_cluster_gives_what_workers_of_our_own_give(monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr(executors, "BATCH", 2)
-    with Borrowed(factory("dask", "")) as hands:
+    with ExecutorPool(executor_factory("dask", "")) as hands:
         one, dead, failed, more = hands.run(work, [1, "die", "raise", 4], limit=60.0)
-    assert (one, dead, more) == (Done(2), Lost("the process died with SIGKILL", 7), Done(8))
-    assert isinstance(failed, Failed) and failed.error == "ValueError: no good"
+    assert (one, dead, more) == (TaskDone(2), TaskLost("the process died with SIGKILL", 7), TaskDone(8))
+    assert isinstance(failed, TaskFailed) and failed.error == "ValueError: no good"
     assert multiprocessing.active_children() == []

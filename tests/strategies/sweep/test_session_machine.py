@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from strategies.base import worker_pool
-from strategies.base.journal import BadJournal, DiskFull, of_kind, read
+from strategies.base.journal import BadJournal, DiskFull, lines_of_kind, load_journal
 from strategies.inputs import gathering
 from strategies.model.settings import Settings
 from strategies.model.verdict import share
 from strategies.sweep import aggregate, session
-from strategies.sweep.aggregate import merged
+from strategies.sweep.aggregate import merged_run
 from strategies.sweep.report import text_and_json
 from strategies.sweep.session import validate
 from tests.strategies import users
@@ -70,7 +70,7 @@ def lines(path):
 def copied(whole, path, rows, extra=b""):
     """The first rows of the whole journal, some bytes of the next, and all samples."""
     path.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:rows]) + extra)
-    gathering.path_of(path).write_bytes(gathering.path_of(whole).read_bytes())
+    gathering.samples_path(path).write_bytes(gathering.samples_path(whole).read_bytes())
 
 
 # The same again.
@@ -87,9 +87,9 @@ def test_without_a_journal_the_report_is_the_same(go, whole, tmp_path):
 
 
 def test_the_report_can_be_had_from_the_journal_alone(whole):
-    done = read(whole[0])
+    done = load_journal(whole[0])
     assert plain(aggregate.report(done.begin, done.lines)) == plain(whole[1])
-    assert whole[1].unfinished == 0 and len(list(of_kind(done.lines, "unit"))) == 16
+    assert whole[1].unfinished == 0 and len(list(lines_of_kind(done.lines, "unit"))) == 16
 
 
 # Going on.
@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_end(go, whole, tmp_path
 @pytest.mark.parametrize("spoiled", [None, b"", b"{}\n"], ids=["gone", "empty", "no samples"])
 def test_without_the_samples_it_captures_them_again(spoiled, go, whole, tmp_path):
     copied(whole[0], tmp_path / "j", 6)
-    kept = gathering.path_of(tmp_path / "j")
+    kept = gathering.samples_path(tmp_path / "j")
     kept.unlink() if spoiled is None else kept.write_bytes(spoiled)
     assert plain(go(resume=True)) == plain(whole[1])
     assert lines(tmp_path / "j") == lines(whole[0])
@@ -157,7 +157,7 @@ def test_the_whole_tool_killed_in_the_middle_loses_nothing_that_was_written(go, 
         capture_output=True, start_new_session=True,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (len(read(tmp_path / "j").lines), read(tmp_path / "j").cut != "") == (7, True)
+    assert (len(load_journal(tmp_path / "j").lines), load_journal(tmp_path / "j").cut != "") == (7, True)
     assert plain(go(resume=True)) == plain(whole[1])  # at once: whoever outlives it does not hold the journal
     assert lines(tmp_path / "j") == lines(whole[0])
 
@@ -210,9 +210,9 @@ def test_a_disk_without_room_for_the_samples_is_said(go, tmp_path, monkeypatch):
 def test_shards_together_are_the_whole(go, whole, tmp_path):
     paths = [tmp_path / f"{n}" for n in (1, 2, 3)]
     parts = [go(journal=path, shard=(n, 3)) for n, path in enumerate(paths, 1)]
-    begin, found, _ = merged(paths)
+    begin, found, _ = merged_run(paths)
     assert plain(aggregate.report(begin, found)) == plain(whole[1])
-    ops = read(paths[0]).begin["ops"]
+    ops = load_journal(paths[0]).begin["ops"]
     left = [sum(share(op, 3) != n for op in ops) for n in range(3)]
     assert [part.unfinished for part in parts] == [4 * n for n in left]
     assert [part.exit_code == 3 for part in parts] == [n == len(ops) for n in left]
@@ -238,7 +238,7 @@ def test_a_step_that_fails_costs_that_step_only(body, error, go, folder, monkeyp
     if "no answer" in error:
         monkeypatch.setattr(session, "SECONDS", 0.5)
     if "it used" in error:
-        monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(os.getpid()) + (256 << 20))
+        monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.private_memory(os.getpid()) + (256 << 20))
     report = go(name)
     (crash,) = report.crashed
     assert (crash.op, crash.error) == (f"{name}.odd.default", error.format(worker_pool.MEMORY >> 20))

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from strategies.base.journal import open_journal
-from strategies.base.worker_pool import LATE, Done, Failed, Lost, WorkerPool
+from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, WorkerPool
 from strategies.model.rule import overload
-from strategies.model.verdict import Unit
+from strategies.model.verdict import WorkUnit
 from strategies.sweep import session
-from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
+from strategies.sweep.session import RETRIES, SECONDS, validate_task, validate_tasks
 from strategies.torch_api import user_modules
-from strategies.validation.finding import Task, TaskResult
-from strategies.validation.overload import alone
+from strategies.validation.finding import OverloadTask, TaskResult
+from strategies.validation.overload import validate_overload
 from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
@@ -31,12 +31,12 @@ def sleepy(x):
 plant("sleepy(Tensor x) -> Tensor", sleepy, "S")
 
 SAMPLES = tuple(sample("neg.default", numbers(n + 1)) for n in range(3))
-ONE = Task("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
+ONE = OverloadTask("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
 TWO = replace(ONE, op="aten.abs.default", meshes=((2,),))
 
 
 def heard(docket):
-    return Done([TaskResult(unit, samples=1) for unit in docket.units()])
+    return TaskDone([TaskResult(unit, samples=1) for unit in docket.units()])
 
 
 class Scripted:
@@ -46,7 +46,7 @@ class Scripted:
         self.answer, self.asked = answer, []
 
     def run(self, work, tasks, *, limit, tick=None):
-        assert (work, limit) == (hear, SECONDS)
+        assert (work, limit) == (validate_task, SECONDS)
         self.asked.append(list(tasks))
         for task in tasks:
             if tick:
@@ -58,7 +58,7 @@ def swept(dockets, answer):
     """The lines, what was asked, and the ticks."""
     hands, ticks = Scripted(answer), []
     with open_journal(None, resume=False) as journal:
-        hear_all(hands, dockets, journal, "this run", ticks.append)
+        validate_tasks(hands, dockets, journal, "this run", ticks.append)
     return journal.lines, hands.asked, len(ticks)
 
 
@@ -79,7 +79,7 @@ def test_every_unit_has_a_line_and_each_docket_a_tick():
 
 
 def test_only_the_units_that_are_wanted_have_a_line():
-    only = frozenset([Unit(ONE.op, "alone", "real", (3,))])
+    only = frozenset([WorkUnit(ONE.op, "alone", "real", (3,))])
     lines, _, _ = swept([replace(ONE, only=only)], heard)
     assert [line["unit"] for line in lines] == ["aten.neg.default alone real 3"]
 
@@ -89,7 +89,7 @@ def dies_at(*steps, why="the process died with SIGSEGV"):
 
     def answer(docket):
         left = [step for step in steps if step not in docket.skip]
-        return Lost(why, left[0]) if docket.op == ONE.op and left else heard(docket)
+        return TaskLost(why, left[0]) if docket.op == ONE.op and left else heard(docket)
 
     return answer
 
@@ -126,7 +126,7 @@ def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
 
 def test_of_a_sample_that_hung_nothing_is_tried_again():
     step = ONE.step(1, 0)
-    lines, asked, _ = swept([ONE], dies_at(step, why=f"{LATE} 30 s"))
+    lines, asked, _ = swept([ONE], dies_at(step, why=f"{TIMED_OUT} 30 s"))
     assert [docket.skip for (docket,) in asked] == [frozenset(), {step, ONE.truth_step(1)}]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
@@ -146,12 +146,12 @@ class Watched:
 def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
     monkeypatch.setattr(session, "SECONDS", 0.5)
     samples = (planted("sleepy", numbers(6, 5)), planted("sleepy", numbers(8, 7)))
-    docket = Task(samples[0].op, samples, ((3,), (2,), (4,)), 0)
+    docket = OverloadTask(samples[0].op, samples, ((3,), (2,), (4,)), 0)
     with WorkerPool(1) as crew, open_journal(None, resume=False) as journal:
         hands = Watched(crew)
-        hear_all(hands, [docket], journal, "this run", lambda count: None)
+        validate_tasks(hands, [docket], journal, "this run", lambda count: None)
         only = replace(docket, samples=samples[1:])
-        hear_all(hands, [only], journal, "the other alone", lambda count: None)
+        validate_tasks(hands, [only], journal, "the other alone", lambda count: None)
     assert [one.skip for (one,) in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth_step(0)}, frozenset()]
     tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
              for run in ("this run", "the other alone")}  # fmt: skip
@@ -166,20 +166,20 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
 
 
 def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():
-    lines, asked, _ = swept([ONE, TWO], lambda d: Failed("KeyError: 'x'", "Traceback") if d is ONE else heard(d))
+    lines, asked, _ = swept([ONE, TWO], lambda d: TaskFailed("KeyError: 'x'", "Traceback") if d is ONE else heard(d))
     assert len(lines) == len(ONE.units()) + len(TWO.units()) and len(asked) == 1
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash) == (str(ONE.units()[0]), ("aten.neg.default", "the whole overload", "KeyError: 'x'"))
 
 
 def test_a_worker_that_was_killed_before_it_noted_anything_costs_nothing():
-    answers = [Lost("the process died with SIGKILL", -1), heard(ONE)]
+    answers = [TaskLost("the process died with SIGKILL", -1), heard(ONE)]
     lines, asked, _ = swept([ONE], lambda d: answers.pop(0))
     assert (len(lines), asked, crashes(lines)) == (len(ONE.units()), [[ONE], [ONE]], {})
 
 
 def test_a_docket_that_kills_twice_before_it_noted_anything_is_given_up():
-    lines, asked, _ = swept([ONE, TWO], lambda d: Lost("it used more than 2048 MiB", -1) if d is ONE else heard(d))
+    lines, asked, _ = swept([ONE, TWO], lambda d: TaskLost("it used more than 2048 MiB", -1) if d is ONE else heard(d))
     assert (len(lines), asked) == (len(ONE.units()) + len(TWO.units()), [[ONE, TWO], [ONE]])
     ((_, (crash,)),) = crashes(lines).items()
     assert crash == ("aten.neg.default", "before its first sample", "it used more than 2048 MiB")
@@ -204,14 +204,14 @@ def test_the_lines_are_the_same_every_time():
 
 
 def test_a_docket_that_was_not_begun_in_time_has_no_line():
-    lines, asked, ticks = swept([ONE, TWO], lambda docket: Done([]) if docket is TWO else heard(docket))
+    lines, asked, ticks = swept([ONE, TWO], lambda docket: TaskDone([]) if docket is TWO else heard(docket))
     assert {line["unit"].split()[0] for line in lines} == {ONE.op}
     assert (len(asked), ticks) == (1, 2)
 
 
 def test_a_docket_that_was_begun_is_finished_however_late():
     late = replace(ONE, until=1.0)
-    lines, asked, _ = swept([late], lambda docket: heard(docket) if docket.skip else Lost("it died", 0))
+    lines, asked, _ = swept([late], lambda docket: heard(docket) if docket.skip else TaskLost("it died", 0))
     assert [docket.until for docket in asked[1]] == [0.0]
     assert len(lines) == len(ONE.units()) and len(crashes(lines)) == 1
 
@@ -225,10 +225,10 @@ def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
         found = TaskResult(docket.units()[0])
         if docket is TWO:
             getattr(found, held)["a rule"] = []
-        return Done([found])
+        return TaskDone([found])
 
     with open_journal(None, resume=False) as journal:
-        hear_all(Scripted(answer), [ONE, TWO, ONE], journal, "run", lambda _: None, lambda: told.append("!"))
+        validate_tasks(Scripted(answer), [ONE, TWO, ONE], journal, "run", lambda _: None, lambda: told.append("!"))
     assert told == [ONE.op, TWO.op, "!", ONE.op]
 
 
@@ -243,23 +243,25 @@ def silent(number):
 
 @if_cumprod_is_wrong
 def test_an_op_alone_is_heard_as_the_trial_hears_it():
-    docket = Task(CUMPROD.op, (CUMPROD,), ((2,),), 0)
-    assert repr(hear(docket, silent)) == repr(alone(docket, silent))
-    assert [list(h.suspects) for h in hear(docket, silent) if h.suspects] == [["aten.cumprod.default: S(1) -> S(1)"]]
+    docket = OverloadTask(CUMPROD.op, (CUMPROD,), ((2,),), 0)
+    assert repr(validate_task(docket, silent)) == repr(validate_overload(docket, silent))
+    assert [list(h.suspects) for h in validate_task(docket, silent) if h.suspects] == [
+        ["aten.cumprod.default: S(1) -> S(1)"]
+    ]
 
 
 @pytest.mark.parametrize(("until", "count"), [(1.0, 0), (0.0, 4), (4e9, 4)])
 def test_a_docket_whose_time_is_up_is_not_begun(until, count):
-    assert len(hear(Task(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
+    assert len(validate_task(OverloadTask(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
 
 
 def test_the_users_module_is_imported_first(tmp_path):
     name = users.write(tmp_path, "heard_rules", users.RIGHT_AND_WRONG)
     assert name not in sys.modules
-    docket = Task(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
+    docket = OverloadTask(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
     try:
         with users.undone():
-            assert [h.unit for h in hear(docket, silent)] == list(docket.units())
+            assert [h.unit for h in validate_task(docket, silent)] == list(docket.units())
             assert overload(f"{name}.running.default")
     finally:
-        user_modules.at_home.cache_clear()
+        user_modules.import_rules.cache_clear()

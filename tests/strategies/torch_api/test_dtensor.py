@@ -17,7 +17,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 import strategies
 from localtensor.layout.spec import shorts
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
@@ -46,7 +46,7 @@ def module(name):
 def outcome(one, *given):
     """What the propagator answers, through the room's own question."""
     room = importlib.import_module("strategies.torch_api.dtensor")
-    ask = room.Question(one, 2, tell(one).raw)
+    ask = room.Question(one, 2, run_oracle(one).raw)
     return ask.prop.propagate_op_sharding_non_cached(ask.schema(given))
 
 
@@ -241,7 +241,7 @@ def test_handlers_rewritten_arguments_and_random_ops_are_known(dtensor, op, own,
 
 @pytest.fixture
 def ask(dtensor):
-    return lambda one, ranks=2: dtensor.Question(one, ranks, tell(one).raw)
+    return lambda one, ranks=2: dtensor.Question(one, ranks, run_oracle(one).raw)
 
 
 def single_dim(question):

@@ -7,13 +7,13 @@ from torch.distributed.tensor._op_schema import TupleStrategy
 from torch.distributed.tensor._ops import single_dim_strategy
 
 from localtensor.layout.spec import shorts
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
 from strategies.torch_api import foreach
-from strategies.torch_api.dtensor import Question
+from strategies.torch_api.dtensor import PropagatorQuery
 from strategies.validation.claim_sources import claims
-from strategies.validation.probe import try_claims
+from strategies.validation.probe import check_claims
 from tests.strategies.cases import numbers, sample
 from tests.torch_here import before_2_14
 
@@ -26,8 +26,8 @@ since_2_12 = pytest.mark.skipif(
 
 
 def verdicts(one, ranks=2):
-    found = claims(one, ranks, tell(one).raw)
-    instances = try_claims(one, tell(one), ranks, found, seed=0)
+    found = claims(one, ranks, run_oracle(one).raw)
+    instances = check_claims(one, run_oracle(one), ranks, found, seed=0)
     return {str(c.rule).partition(": ")[2]: i.verdict for c, i in zip(found, instances, strict=True)}
 
 
@@ -43,7 +43,7 @@ def test_the_scalar_op_of_a_foreach_op_is_asked_of_dtensor():
 @before_2_14
 def test_an_op_strategy_gives_a_strategy_for_each_element():
     one = sample("_foreach_norm.Scalar", TWO, 2)
-    ask = Question(one, 2, tell(one).raw)
+    ask = PropagatorQuery(one, 2, run_oracle(one).raw)
     schema = ask.prop._wrap_with_op_strategy(ask.schema([Replicate(), Replicate()]))
     found = ask.prop.op_strategy_funcs[ask.op](schema)
     assert isinstance(found, TupleStrategy)
@@ -60,7 +60,7 @@ def test_an_op_strategy_gives_a_strategy_for_each_element():
     ],
 )
 def test_only_ops_of_those_names_with_a_list_are_taken_apart(one, is_one):
-    assert foreach.on_lists(one) is is_one
+    assert foreach.is_foreach(one) is is_one
 
 
 # The rules.
@@ -83,7 +83,7 @@ def test_a_list_that_is_written_to_keeps_its_placements():
 
 def test_what_an_op_writes_to_a_list_is_judged():
     one = sample("_foreach_add_.List", TWO, OTHERS)
-    truth = tell(one)
+    truth = run_oracle(one)
     assert [o.shape for o in truth.outputs] == [x.shape for x in TWO]
     assert truth.outputs[0].equal(TWO[0] + OTHERS[0])
 
@@ -121,20 +121,22 @@ def test_results_come_list_by_list():
 @since_2_12
 def test_rows_fit_the_tensors():
     one = sample("_foreach_mm.default", [numbers(4, 6), numbers(5, 3)], [numbers(6, 4), numbers(3, 3)])
-    for inputs, outputs in foreach.rows(Question(one, 2, tell(one).raw), []):
+    for inputs, outputs in foreach.foreach_rows(PropagatorQuery(one, 2, run_oracle(one).raw), []):
         assert (len(inputs), len(outputs)) == (4, 2), shorts(inputs)
-    assert (Shard(1), Shard(1), Shard(0), Shard(0)) in {i for i, _ in foreach.rows(Question(one, 2, tell(one).raw), [])}
+    assert (Shard(1), Shard(1), Shard(0), Shard(0)) in {
+        i for i, _ in foreach.foreach_rows(PropagatorQuery(one, 2, run_oracle(one).raw), [])
+    }
 
 
 def test_lists_of_unequal_length_are_refused():
     one = sample("_foreach_neg.default", TWO)
     object.__setattr__(one.call, "args", (*one.call.args, [one.call.args[0][0]]))
     with pytest.raises(ValueError, match="lists of 1 and 2 tensors"):
-        foreach.rows(Question(one, 2, tell(sample("_foreach_neg.default", TWO)).raw), [])
+        foreach.foreach_rows(PropagatorQuery(one, 2, run_oracle(sample("_foreach_neg.default", TWO)).raw), [])
 
 
 @since_2_12
 def test_no_more_than_so_many_rows_are_judged(monkeypatch):
-    monkeypatch.setattr(foreach, "MOST_ROWS", 5)
+    monkeypatch.setattr(foreach, "MAX_ROWS", 5)
     one = sample("_foreach_add.List", TWO, OTHERS)
-    assert len(foreach.rows(Question(one, 2, tell(one).raw), [])) == 5
+    assert len(foreach.foreach_rows(PropagatorQuery(one, 2, run_oracle(one).raw), [])) == 5

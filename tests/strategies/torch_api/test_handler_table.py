@@ -15,7 +15,7 @@ DISPATCHER = DTensor._op_dispatcher
 
 def test_every_part_of_torch_that_is_used_is_there():
     assert type(DISPATCHER) is OpDispatcher
-    assert type(vars(DISPATCHER)[handler_table.NAME]) is dict
+    assert type(vars(DISPATCHER)[handler_table.HANDLERS_ATTRIBUTE]) is dict
     assert isinstance(torch.autograd.set_multithreading_enabled(True), torch.autograd.set_multithreading_enabled)
 
 
@@ -25,7 +25,7 @@ def test_the_attribute_is_torchs_own_dict_again():
         assert DISPATCHER._custom_op_handlers is not mine and SCAN in DISPATCHER._custom_op_handlers
         assert handler_table.torch_handlers() is mine and SCAN not in mine
     assert DISPATCHER._custom_op_handlers is mine
-    assert not hasattr(OpDispatcher, handler_table.NAME)
+    assert not hasattr(OpDispatcher, handler_table.HANDLERS_ATTRIBUTE)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, _redistribute, deb
 
 import localtensor as lt
 from localtensor.processes.pool import Pool
-from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of
+from strategies.torch_api.mesh_and_caches import averages_as_sums, clear_dtensor_caches, world_mesh
 
 
 @pytest.mark.parametrize(("owner", "name"), [
@@ -24,7 +24,7 @@ def test_torch_has_the_part(owner, name):
 
 def test_a_mesh_of_all_ranks_and_the_flattened_one_beside_it():
     def body():
-        flat, plain = mesh_of("cpu", (2, 3), True), mesh_of("cpu", (2, 3), False)
+        flat, plain = world_mesh("cpu", (2, 3), True), world_mesh("cpu", (2, 3), False)
         names = []
         for mesh in (flat, plain):
             try:
@@ -38,10 +38,10 @@ def test_a_mesh_of_all_ranks_and_the_flattened_one_beside_it():
 
 def test_what_dtensor_remembers_is_forgotten():
     with lt.LocalTensorMode(2):
-        mesh = mesh_of("cpu", (2,), False)
+        mesh = world_mesh("cpu", (2,), False)
         DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False).full_tensor()
         assert _redistribute._gen_transform_infos.cache_info().currsize
-        forget()
+        clear_dtensor_caches()
         assert not _redistribute._gen_transform_infos.cache_info().currsize
 
 
@@ -54,11 +54,11 @@ def test_what_dtensor_remembers_of_rules_is_forgotten(known, monkeypatch):
     seen = torch._C._get_DTensor_sharding_propagator_cache_stats
 
     def body():
-        x = DTensor.from_local(torch.ones(2), mesh_of("cpu", (2,), False), [Shard(0)], run_check=False)
+        x = DTensor.from_local(torch.ones(2), world_mesh("cpu", (2,), False), [Shard(0)], run_check=False)
         x.neg()
         x.neg()
         before = seen()
-        forget()
+        clear_dtensor_caches()
         return before, seen()
 
     assert [(before[0] > 0, after) for before, after in lt.run(body, ranks=2, leftovers="ignore")] == [
@@ -68,9 +68,9 @@ def test_what_dtensor_remembers_of_rules_is_forgotten(known, monkeypatch):
 
 def test_nccl_keeps_its_own_average():
     own = functional.all_reduce
-    with averages("nccl"):
+    with averages_as_sums("nccl"):
         assert functional.all_reduce is own
-    with averages("simulated"):
+    with averages_as_sums("simulated"):
         assert functional.all_reduce is not own
     assert functional.all_reduce is own
 
@@ -82,15 +82,15 @@ def test_an_average_of_complex_numbers_is_exact():
     def body():
         return functional.all_reduce(total if dist.get_rank() == 0 else 0 * total, "avg", dist.group.WORLD)
 
-    with averages("simulated"):
+    with averages_as_sums("simulated"):
         found = lt.run(body, ranks=7, leftovers="ignore")
     assert [x.tolist() for x in found] == [[7 + 2j, 0]] * 7
 
 
 def averaged(pairs):
     """On each rank: averages of an int and of a float on every rank, and of shards."""
-    mesh = mesh_of("cpu", (2, 2), False)
-    with averages(dist.get_backend()):
+    mesh = world_mesh("cpu", (2, 2), False)
+    with averages_as_sums(dist.get_backend()):
         found = []
         for x in pairs:
             spread = DTensor.from_local(x * (dist.get_rank() + 1), mesh, [Partial("avg")] * 2, run_check=False)

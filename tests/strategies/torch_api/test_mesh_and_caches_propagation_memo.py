@@ -12,7 +12,13 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
 import localtensor as lt
-from strategies.torch_api.mesh_and_caches import NotKept, forget, mesh_of, question, remembering
+from strategies.torch_api.mesh_and_caches import (
+    NotCacheable,
+    cached_propagation,
+    clear_dtensor_caches,
+    propagation_key,
+    world_mesh,
+)
 
 PROPAGATOR = DTensor._op_dispatcher.sharding_propagator
 
@@ -42,21 +48,21 @@ def spread(mesh, x, placement):
 
 
 def test_the_same_question_is_answered_once_though_torch_forgets(asked):
-    with remembering(), lt.LocalTensorMode(2):
-        mesh = mesh_of("cpu", (2,), False)
+    with cached_propagation(), lt.LocalTensorMode(2):
+        mesh = world_mesh("cpu", (2,), False)
         for _ in range(3):
-            forget()
+            clear_dtensor_caches()
             assert (spread(mesh, torch.ones(3), Shard(0)) * 2).to_local().shape == (3,)
     assert len(asked) == 1
 
 
 def test_questions_that_differ_are_told_apart(asked):
-    with remembering() as known, lt.LocalTensorMode(2):
-        mesh, x = mesh_of("cpu", (2,), False), torch.ones(3)
+    with cached_propagation() as known, lt.LocalTensorMode(2):
+        mesh, x = world_mesh("cpu", (2,), False), torch.ones(3)
         for given, by in [(x, 2), (x, 2.0), (x, True), (x, -0.0), (x, 0.0), (x.double(), 2), (torch.ones(4), 2)]:
-            forget()
+            clear_dtensor_caches()
             spread(mesh, given, Shard(0)) * by
-        forget()
+        clear_dtensor_caches()
         spread(mesh, x, Replicate()) * 2
     assert len(asked) == len(known) == 8
 
@@ -68,13 +74,13 @@ def test_what_a_result_looks_like_is_traced_once_for_all_placements(monkeypatch)
         type(PROPAGATOR), "_propagate_tensor_meta_non_cached",
         lambda self, schema: traced.append(schema) or own(self, schema),
     )  # fmt: skip
-    with remembering(), lt.LocalTensorMode(2):
-        mesh = mesh_of("cpu", (2,), False)
+    with cached_propagation(), lt.LocalTensorMode(2):
+        mesh = world_mesh("cpu", (2,), False)
         shapes = [(spread(mesh, torch.ones(2, 3), p) * 2).shape for p in (Shard(0), Shard(1), Replicate())]
     assert shapes == [(4, 3), (2, 6), (2, 3)] and len(traced) == 3  # the whole tensors differ
     traced.clear()
-    with remembering(), lt.LocalTensorMode(2):
-        mesh = mesh_of("cpu", (2,), False)
+    with cached_propagation(), lt.LocalTensorMode(2):
+        mesh = world_mesh("cpu", (2,), False)
         for piece, placement in [
             (torch.ones(2, 4), Shard(0)),
             (torch.ones(4, 2), Shard(1)),
@@ -86,7 +92,7 @@ def test_what_a_result_looks_like_is_traced_once_for_all_placements(monkeypatch)
 
 def test_afterwards_torch_asks_as_before():
     before = PROPAGATOR.propagate_op_sharding
-    with contextlib.suppress(KeyError), remembering():
+    with contextlib.suppress(KeyError), cached_propagation():
         assert PROPAGATOR.propagate_op_sharding is not before
         raise KeyError
     assert PROPAGATOR.propagate_op_sharding is before
@@ -94,8 +100,8 @@ def test_afterwards_torch_asks_as_before():
 
 
 def test_what_is_no_plain_value_is_not_kept():
-    with pytest.raises(NotKept):
-        question(OpSchema(torch.ops.aten.mul.Tensor, (object(),), {}))
+    with pytest.raises(NotCacheable):
+        propagation_key(OpSchema(torch.ops.aten.mul.Tensor, (object(),), {}))
 
 
 def product(mesh):
@@ -106,8 +112,8 @@ def product(mesh):
 
 
 def test_what_is_found_out_under_autocast_is_no_answer_outside_of_it():
-    with remembering(), lt.LocalTensorMode(2):
-        asked = product(mesh_of("cpu", (2,), False))
+    with cached_propagation(), lt.LocalTensorMode(2):
+        asked = product(world_mesh("cpu", (2,), False))
 
         def dtype():
             return PROPAGATOR.propagate_op_sharding_non_cached(asked).output_spec.tensor_meta.dtype
@@ -124,10 +130,10 @@ def test_what_is_found_out_under_autocast_is_no_answer_outside_of_it():
 ])  # fmt: skip
 def test_what_is_set_around_a_call_is_part_of_the_question(setting):
     asked = OpSchema(torch.ops.aten.mul.Tensor, (2,), {})
-    before = question(asked)
+    before = propagation_key(asked)
     with setting():
-        assert question(asked) != before
-    assert question(asked) == before
+        assert propagation_key(asked) != before
+    assert propagation_key(asked) == before
 
 
 def test_a_mesh_lives_as_long_as_it_is_part_of_a_question():
@@ -135,10 +141,10 @@ def test_a_mesh_lives_as_long_as_it_is_part_of_a_question():
         """Whose identity another could have after it."""
 
     with lt.LocalTensorMode(2):
-        spec = product(mesh_of("cpu", (2,), False)).args_schema[0]
+        spec = product(world_mesh("cpu", (2,), False)).args_schema[0]
     mesh = Mesh()
     kept = weakref.ref(mesh)
-    asked = question(
+    asked = propagation_key(
         OpSchema(torch.ops.aten.neg.default, (type(spec)(mesh, (Replicate(),), tensor_meta=spec.tensor_meta),), {})
     )
     del mesh

@@ -4,23 +4,23 @@ import pytest
 
 from strategies.model.rule import overload
 from strategies.torch_api import dtensor
-from strategies.torch_api.population import FAMILIES, Member, everything, family
+from strategies.torch_api.population import FAMILIES, RegisteredOverload, all_registered_overloads, family
 
 
 def test_every_registered_overload_is_a_member_once():
-    names = [m.op for m in everything()]
+    names = [m.op for m in all_registered_overloads()]
     assert names == sorted(set(names))
-    assert set(names) == {str(op) for op in dtensor.registered()}
+    assert set(names) == {str(op) for op in dtensor.registered_overloads()}
 
 
 def test_members_know_who_answers_for_them():
-    members = {m.op: m for m in everything()}
-    assert members["aten.add.Tensor"].source == dtensor.source_of(overload("aten.add.Tensor"))
+    members = {m.op: m for m in all_registered_overloads()}
+    assert members["aten.add.Tensor"].source == dtensor.registry_of(overload("aten.add.Tensor"))
     assert all(m.source for m in members.values())
 
 
 def test_what_has_no_kernel_says_so():
-    cannot = [m for m in everything() if m.cannot]
+    cannot = [m for m in all_registered_overloads() if m.cannot]
     assert cannot
     assert all("no kernel" in m.cannot for m in cannot)
     assert len(cannot) < 20
@@ -42,9 +42,11 @@ def test_what_has_no_kernel_says_so():
     ],
 )
 def test_families(op, kind):
-    assert family(op) == kind == Member(op, "").family
+    assert family(op) == kind == RegisteredOverload(op, "").family
 
 
 def test_every_member_has_a_known_family():
-    torchs = [m for m in everything() if m.op.startswith(("aten.", "prims."))]  # other tests register ops of their own
+    torchs = [
+        m for m in all_registered_overloads() if m.op.startswith(("aten.", "prims."))
+    ]  # other tests register ops of their own
     assert {m.family for m in torchs} == set(FAMILIES)

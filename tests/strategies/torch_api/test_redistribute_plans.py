@@ -11,7 +11,13 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 import strategies
 from localtensor.errors import TorchChanged
 from localtensor.layout.mesh import Mesh
-from strategies.torch_api.redistribute_plans import Refusal, can_flatten, mesh_seen, spec_seen, transforms
+from strategies.torch_api.redistribute_plans import (
+    PlannerRefusal,
+    can_flatten,
+    dtensor_spec_of,
+    planned_transforms,
+    planning_mesh,
+)
 from tests.tools.plans.plan_pairs import spec
 
 ROOM = Path(strategies.__file__).parent / "torch_api/redistribute_plans.py"
@@ -26,7 +32,7 @@ def redistribute():
 
 
 def mesh():
-    return mesh_seen(Mesh.of(2, 2))
+    return planning_mesh(Mesh.of(2, 2))
 
 
 def collapsed(layout):
@@ -74,18 +80,18 @@ def test_every_part_that_the_table_names_is_named_here_and_the_other_way_round()
 
 
 def test_the_steps_come_as_dtensor_gives_them():
-    found = transforms(spec("S(0) S(0)"), spec("R S(0)"), graph=False)
+    found = planned_transforms(spec("S(0) S(0)"), spec("R S(0)"), graph=False)
     assert [str(one) for one in found] == ["1: S(0) -> R", "0: S(0) -> R", "1: R -> S(0)"]
-    assert transforms(spec("S(0) R"), spec("S(0) R"), graph=False) == ()
+    assert planned_transforms(spec("S(0) R"), spec("S(0) R"), graph=False) == ()
 
 
 @pytest.mark.skipif(not can_flatten(), reason="this torch merges no steps")
 def test_a_flattened_submesh_joins_steps_and_only_where_there_is_one():
     src, dst = spec("S(0) S(0)"), spec("R R")
-    assert [one.axes for one in transforms(src, dst, graph=False, flattened=[(0, 1)])] == [(0, 1)]
-    assert [one.axes for one in transforms(src, dst, graph=False)] == [(1,), (0,)]
+    assert [one.axes for one in planned_transforms(src, dst, graph=False, flattened=[(0, 1)])] == [(0, 1)]
+    assert [one.axes for one in planned_transforms(src, dst, graph=False)] == [(1,), (0,)]
     of_three = [spec(text, (2, 2, 2)) for text in ("S(0) S(0) S(0)", "R R R")]
-    assert [one.axes for one in transforms(*of_three, graph=False, flattened=[(1, 2)])] == [(2,), (1,), (0,)]
+    assert [one.axes for one in planned_transforms(*of_three, graph=False, flattened=[(1, 2)])] == [(2,), (1,), (0,)]
 
 
 @pytest.mark.parametrize(("src", "dst", "what"), [
@@ -93,25 +99,25 @@ def test_a_flattened_submesh_joins_steps_and_only_where_there_is_one():
     ("R R", "P(sum) P(max)", "ixed"),
 ])  # fmt: skip
 def test_what_dtensor_refuses_is_a_refusal_with_its_words(src, dst, what):
-    with pytest.raises(Refusal, match=what):
-        transforms(spec(src), spec(dst), graph=False)
+    with pytest.raises(PlannerRefusal, match=what):
+        planned_transforms(spec(src), spec(dst), graph=False)
 
 
 def test_a_step_that_dtensor_cannot_take_is_refused_before_it_is_taken():
     if hasattr(Shard, "_to_partial_tensor"):
-        assert transforms(spec("S(0) R"), spec("P(sum) R"), graph=False)
+        assert planned_transforms(spec("S(0) R"), spec("P(sum) R"), graph=False)
     else:
-        with pytest.raises(Refusal, match=r"from S\(0\) to P\(sum\) not supported|redistribute from"):
-            transforms(spec("S(0) R"), spec("P(sum) R"), graph=False)
+        with pytest.raises(PlannerRefusal, match=r"from S\(0\) to P\(sum\) not supported|redistribute from"):
+            planned_transforms(spec("S(0) R"), spec("P(sum) R"), graph=False)
     lonely = [spec(text, (1, 2)) for text in ("S(0) R", "P(max) R")]
-    assert [str(one) for one in transforms(*lonely, graph=False)] == ["0: S(0) -> P(max)"]
+    assert [str(one) for one in planned_transforms(*lonely, graph=False)] == ["0: S(0) -> P(max)"]
 
 
 def test_a_plan_does_not_depend_on_what_was_asked_before():
     asked = spec("S(1) S(0)"), spec("S(0) S(0)")
-    before = transforms(*asked, graph=True)
-    transforms(spec("S(0) R"), spec("SS(0,2) S(0)"), graph=True)
-    assert transforms(*asked, graph=True) == before
+    before = planned_transforms(*asked, graph=True)
+    planned_transforms(spec("S(0) R"), spec("SS(0,2) S(0)"), graph=True)
+    assert planned_transforms(*asked, graph=True) == before
 
 
 @pytest.mark.parametrize("other", [lambda src, dst: (), lambda src, dst, graph, mesh: (), None])
@@ -123,13 +129,13 @@ def test_a_torch_whose_planner_is_asked_in_another_way_is_named_and_has_refused_
     with pytest.raises(
         TorchChanged, match=r"tensor\._redistribute: its planner has another signature .*Use torch 2\.13"
     ):
-        transforms(spec("S(0) R"), spec("R R"), graph=False)
+        planned_transforms(spec("S(0) R"), spec("R R"), graph=False)
 
 
 def test_a_type_error_from_within_dtensor_is_its_refusal(monkeypatch):
     monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", torchs_own_fault)
-    with pytest.raises(Refusal, match=r"^TypeError: object of type 'int' has no len\(\)$"):
-        transforms(spec("S(0) R"), spec("R R"), graph=False)
+    with pytest.raises(PlannerRefusal, match=r"^TypeError: object of type 'int' has no len\(\)$"):
+        planned_transforms(spec("S(0) R"), spec("R R"), graph=False)
 
 
 def torchs_own_fault(src, dst, graph):
@@ -137,8 +143,8 @@ def torchs_own_fault(src, dst, graph):
 
 
 def test_a_shard_order_and_strided_shards_reach_torch_as_it_writes_them():
-    turned = spec_seen(spec("S(0) S(0)", order=((0, (1, 0)),)), mesh())
+    turned = dtensor_spec_of(spec("S(0) S(0)", order=((0, (1, 0)),)), mesh())
     assert re.sub(r"\s", "", str(turned.shard_order[0].mesh_dims)) == "(1,0)"
-    strided = spec_seen(spec("SS(0,2) S(0)"), mesh())
+    strided = dtensor_spec_of(spec("SS(0,2) S(0)"), mesh())
     assert strided.use_strided_shard_as_shard_order is True
     assert (turned.tensor_meta.shape, turned.tensor_meta.stride) == (torch.Size([8, 8]), (8, 1))

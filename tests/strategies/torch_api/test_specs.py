@@ -13,9 +13,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
-from localtensor.layout.shards import has_meaning
+from localtensor.layout.shards import has_one_meaning
 from localtensor.layout.spec import Spec, StridedShard, parse
-from strategies.torch_api.specs import NoSuchSpec, decoded, device_mesh, mesh_of, of_torch, spec_of, to_torch
+from strategies.torch_api.specs import NoSuchSpec, device_mesh, mesh_of, of_torch, spec_of, to_torch, with_decoded_order
 
 MESH = Mesh.of(dp=3, tp=2)
 
@@ -94,11 +94,13 @@ def test_the_order_is_the_one_that_torch_decodes():
         spec, theirs = Spec(mesh, placements, (24,), torch.float32), decode(placements, device_mesh(mesh))
         if theirs is None:
             with pytest.raises(NoSuchSpec, match="the split factors of dim 0 encode no order of its axes"):
-                decoded(spec)
+                with_decoded_order(spec)
         else:
             tried += 1
-            assert decoded(spec).cut_by(0) == theirs[0].mesh_dims
-            assert lies_alike(decoded(spec), spec) == has_meaning(placements, (24,), torch.float32, sizes)
+            assert with_decoded_order(spec).cut_by(0) == theirs[0].mesh_dims
+            assert lies_alike(with_decoded_order(spec), spec) == has_one_meaning(
+                placements, (24,), torch.float32, sizes
+            )
     assert tried == 15  # one axis alone, two, and all three, in every order
 
 

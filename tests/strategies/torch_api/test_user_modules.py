@@ -7,27 +7,27 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from strategies.torch_api import dtensor
-from strategies.torch_api.user_modules import BadRules, Registered, load
+from strategies.torch_api.user_modules import BadRules, RegisteredRules, load_rules
 from tests.strategies import users
 
 
 @pytest.fixture(autouse=True)
 def restored():
-    before = dtensor.strategies_now()
+    before = dtensor.registered_functions()
     with users.undone():
         yield
-    assert dtensor.strategies_now() == before
+    assert dtensor.registered_functions() == before
 
 
 def refused(module: str, folder: Path) -> str:
     with pytest.raises(BadRules) as error:
-        load(module, str(folder))
+        load_rules(module, str(folder))
     return str(error.value)
 
 
 def test_what_a_module_registers_comes_back_by_name(tmp_path):
     users.write(tmp_path, "rules_two", 'op("b", lambda x: x * 2, (R, R))\nop("a", lambda x: x * 3, (R, R))')
-    assert load("rules_two", str(tmp_path)) == Registered(
+    assert load_rules("rules_two", str(tmp_path)) == RegisteredRules(
         "rules_two", ("rules_two.a.default", "rules_two.b.default"), ()
     )
 
@@ -73,7 +73,7 @@ def test_what_is_no_exception_of_the_usual_kind_does_not_end_the_tool_either(tmp
 def test_an_interruption_on_import_is_the_users(tmp_path):
     (tmp_path / "rules_stopped.py").write_text("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
-        load("rules_stopped", str(tmp_path))
+        load_rules("rules_stopped", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["", " ", ".rules", "rules.", "my/rules.py", "my rules", "rules:all", "my\\\\rules"])
@@ -145,20 +145,20 @@ def a_torch_op(table: str) -> str:
 
 def test_a_registration_that_torch_never_asks_is_ignored(tmp_path):
     users.write(tmp_path, "rules_ignored", IGNORED + '\nop("a", lambda x: x * 2, (R, R))')
-    found = load("rules_ignored", str(tmp_path))
+    found = load_rules("rules_ignored", str(tmp_path))
     assert (found.ops, found.ignored) == (("rules_ignored.a.default",), ("aten.add.Tensor",))
 
 
 def test_a_single_dim_strategy_of_the_module_is_asked(tmp_path):
     op = a_torch_op("op")
     users.write(tmp_path, "rules_single", SINGLE_DIM.format(op=op))
-    found = load("rules_single", str(tmp_path))
+    found = load_rules("rules_single", str(tmp_path))
     assert (found.ops, found.ignored) == ((f"aten.{op}",), ())
 
 
 def test_both_forms_in_one_module_are_one_op_that_is_asked(tmp_path):
     users.write(tmp_path, "rules_both", IGNORED + SINGLE_DIM.format(op="add.Tensor"))
-    found = load("rules_both", str(tmp_path))
+    found = load_rules("rules_both", str(tmp_path))
     assert (found.ops, found.ignored) == (("aten.add.Tensor",), ())
 
 
@@ -169,15 +169,15 @@ def test_both_forms_in_one_module_are_one_op_that_is_asked(tmp_path):
 def test_a_module_that_is_imported_already_is_judged_the_same(body, tmp_path, monkeypatch):
     users.write(tmp_path, "rules_again", body)
     monkeypatch.syspath_prepend(str(tmp_path))
-    first = load("rules_again", str(tmp_path))
+    first = load_rules("rules_again", str(tmp_path))
     assert first.ops or first.ignored
     assert importlib.import_module("rules_again") is sys.modules["rules_again"]
-    assert load("rules_again", str(tmp_path)) == first
+    assert load_rules("rules_again", str(tmp_path)) == first
 
 
 def test_the_folder_is_searched_first(tmp_path):
     name = users.write(tmp_path, "rules_here", 'op("a", lambda x: x * 2, (R, R))')
-    load(name, str(tmp_path))
+    load_rules(name, str(tmp_path))
     assert sys.path[0] == str(tmp_path)
     assert Path(sys.modules[name].__file__) == tmp_path / "rules_here.py"
 
@@ -185,18 +185,18 @@ def test_the_folder_is_searched_first(tmp_path):
 def test_what_a_test_registers_is_gone_afterwards(tmp_path):
     name = users.write(tmp_path, "rules_gone", 'op("a", lambda x: x * 2, (R, R))')
     with users.undone():
-        load(name, str(tmp_path))
-        assert torch.ops.rules_gone.a.default in dtensor.registered()
-    assert torch.ops.rules_gone.a.default not in dtensor.registered()
+        load_rules(name, str(tmp_path))
+        assert torch.ops.rules_gone.a.default in dtensor.registered_overloads()
+    assert torch.ops.rules_gone.a.default not in dtensor.registered_overloads()
 
 
 def test_a_second_question_is_answered_as_the_first_though_the_functions_are_written_elsewhere(tmp_path):
     users.write(tmp_path, "rules_elsewhere", 'op("a", lambda x: x * 2, (R, R))')
     (tmp_path / "rules_gathered.py").write_text("import rules_elsewhere\n")
-    first = load("rules_gathered", str(tmp_path))
-    assert first.ops == ("rules_elsewhere.a.default",) and load("rules_gathered", str(tmp_path)) == first
+    first = load_rules("rules_gathered", str(tmp_path))
+    assert first.ops == ("rules_elsewhere.a.default",) and load_rules("rules_gathered", str(tmp_path)) == first
 
 
 def test_some_of_what_is_registered_can_be_chosen():
-    every = Registered("m", ("a", "b", "c"), ("d", "e"))
-    assert every.only({"c", "d", "x", "a"}) == Registered("m", ("a", "c"), ("d",))
+    every = RegisteredRules("m", ("a", "b", "c"), ("d", "e"))
+    assert every.only({"c", "d", "x", "a"}) == RegisteredRules("m", ("a", "c"), ("d",))

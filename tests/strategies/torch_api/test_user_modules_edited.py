@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from strategies.base.journal import BadJournal, read
+from strategies.base.journal import BadJournal, load_journal
 from strategies.model.settings import Settings
 from strategies.sweep.session import validate
 from strategies.torch_api import user_modules
@@ -31,8 +31,8 @@ def go(tmp_path):
 def test_a_text_is_known_by_its_digest(tmp_path):
     def digest(body):
         with users.undone():
-            user_modules.load(users.write(tmp_path, "told", body), str(tmp_path))
-            return user_modules.text_of("told")
+            user_modules.load_rules(users.write(tmp_path, "told", body), str(tmp_path))
+            return user_modules.module_digest("told")
 
     first, other, again = digest(WRONG), digest(MENDED), digest(WRONG)
     assert first == again != other and re.fullmatch("[0-9a-f]{16}", first)
@@ -40,13 +40,13 @@ def test_a_text_is_known_by_its_digest(tmp_path):
 
 def test_a_module_without_a_text_has_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "told_by_nobody", type(sys)("told_by_nobody"))
-    assert user_modules.text_of("told_by_nobody") == user_modules.text_of("sys") == ""
+    assert user_modules.module_digest("told_by_nobody") == user_modules.module_digest("sys") == ""
 
 
 def test_to_go_on_after_the_module_was_edited_is_refused_in_one_sentence(go, tmp_path):
     assert go(WRONG, resume=False).counts.suspect == 1
     kept = (tmp_path / "j").read_bytes()
-    before = read(tmp_path / "j").begin["rules_text"]
+    before = load_journal(tmp_path / "j").begin["rules_text"]
     with pytest.raises(BadJournal) as refused:
         go(MENDED, resume=True)
     assert re.fullmatch(

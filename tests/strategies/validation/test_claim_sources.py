@@ -3,13 +3,13 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from localtensor.layout.spec import short, shorts
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
-from strategies.torch_api.dtensor import Question
+from strategies.torch_api.dtensor import PropagatorQuery
 from strategies.validation import claim_sources
-from strategies.validation.claim_sources import MOST_TUPLES, TooMany, claims, options, tuples
-from strategies.validation.probe import try_claims
+from strategies.validation.claim_sources import MOST_TUPLES, TooManyTraces, claims, input_tuples, placement_options
+from strategies.validation.probe import check_claims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.torch_here import before_2_14
@@ -18,7 +18,7 @@ X = numbers(4, 6)
 
 
 def claimed(one, ranks=2):
-    return claims(one, ranks, tell(one).raw)
+    return claims(one, ranks, run_oracle(one).raw)
 
 
 def lines(found):
@@ -28,7 +28,7 @@ def lines(found):
 def verdicts(one, ranks=2):
     """Each claim of DTensor's about this call, and what the probe says of it."""
     found = claimed(one, ranks)
-    instances = try_claims(one, tell(one), ranks, found, seed=0)
+    instances = check_claims(one, run_oracle(one), ranks, found, seed=0)
     return dict(zip(lines(found), (i.verdict for i in instances), strict=True))
 
 
@@ -121,7 +121,7 @@ def test_without_following_them_the_same_claims_would_be_called_wrong():
     one = sample("expand.default", numbers(4, 1), [4, 3])
     (sharded,) = [claim for claim in claimed(one) if short(claim.rule.inputs[0]) == "S(0)"]
     assert len(sharded.local) == 2
-    (instance,) = try_claims(one, tell(one), 2, [type(sharded)(sharded.rule, "test")], seed=0)
+    (instance,) = check_claims(one, run_oracle(one), 2, [type(sharded)(sharded.rule, "test")], seed=0)
     assert instance.verdict is Verdict.UNSOUND
 
 
@@ -141,9 +141,9 @@ def test_what_dtensor_would_redistribute_first_is_not_claimed():
 
 
 def test_what_dtensor_would_redistribute_on_some_rank_is_not_claimed(monkeypatch):
-    one, asked = sample("expand.default", numbers(5, 1), [5, 3]), Question.propagate
+    one, asked = sample("expand.default", numbers(5, 1), [5, 3]), PropagatorQuery.propagate
     assert "S(0) -> S(0)" in lines(claimed(one))
-    monkeypatch.setattr(Question, "propagate", lambda ask, row, rank=0: None if rank else asked(ask, row))
+    monkeypatch.setattr(PropagatorQuery, "propagate", lambda ask, row, rank=0: None if rank else asked(ask, row))
     assert "S(0) -> S(0)" not in lines(claimed(one))
 
 
@@ -266,10 +266,12 @@ def test_results_that_are_masked_off_have_no_placement():
 def test_one_trace_serves_all_mesh_sizes(monkeypatch):
     one = sample("absolute.default", X)
     traced = []
-    ask = Question.strategy_rows
-    monkeypatch.setattr(Question, "strategy_rows", lambda self, seeds: traced.append(self.ranks) or ask(self, seeds))
-    alone = Question(one, 1, tell(one).raw)
-    found = [lines(claims(one, ranks, tell(one).raw, alone)) for ranks in (2, 3, 5)]
+    ask = PropagatorQuery.strategy_rows
+    monkeypatch.setattr(
+        PropagatorQuery, "strategy_rows", lambda self, seeds: traced.append(self.ranks) or ask(self, seeds)
+    )
+    alone = PropagatorQuery(one, 1, run_oracle(one).raw)
+    found = [lines(claims(one, ranks, run_oracle(one).raw, alone)) for ranks in (2, 3, 5)]
     assert traced == [1]
     assert found == [["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"]] * 2 + [["R -> R", "S(1) -> S(1)"]]
 
@@ -277,16 +279,16 @@ def test_one_trace_serves_all_mesh_sizes(monkeypatch):
 @pytest.mark.parametrize("asked", [True, False])
 def test_partial_inputs_of_a_decomposition_are_traced_where_that_is_wanted(asked):
     one = sample("chunk.default", X, 2)
-    alone = Question(one, 1, tell(one).raw)
+    alone = PropagatorQuery(one, 1, run_oracle(one).raw)
     alone.partials = asked
-    found = lines(claims(one, 2, tell(one).raw, alone))
+    found = lines(claims(one, 2, run_oracle(one).raw, alone))
     assert "S(1) -> S(1), S(1)" in found
     assert ("P(sum) -> P(sum), P(sum)" in found) is asked
 
 
 def test_a_decomposition_that_would_take_too_many_traces_says_so(monkeypatch):
     monkeypatch.setattr(claim_sources, "MOST_TRACES", 2)
-    with pytest.raises(TooMany, match=r"^DTensor traces 3 placement tuples through this decomposition$"):
+    with pytest.raises(TooManyTraces, match=r"^DTensor traces 3 placement tuples through this decomposition$"):
         claimed(sample("absolute.default", X))
 
 
@@ -294,23 +296,23 @@ def test_a_decomposition_that_would_take_too_many_traces_says_so(monkeypatch):
 
 
 def test_a_tensor_may_be_replicated_sharded_or_partial():
-    assert shorts(options(numbers(4, 1, 6), 2)) == "R, S(0), S(2), P(sum), P(avg), P(min), P(max)"
-    assert shorts(options(torch.tensor(1.0), 2)) == "R, P(sum), P(avg), P(min), P(max)"
+    assert shorts(placement_options(numbers(4, 1, 6), 2)) == "R, S(0), S(2), P(sum), P(avg), P(min), P(max)"
+    assert shorts(placement_options(torch.tensor(1.0), 2)) == "R, P(sum), P(avg), P(min), P(max)"
 
 
 @pytest.mark.parametrize(("dtype", "kinds"), [
     (torch.bool, "R"), (torch.complex64, "R, P(sum), P(avg)"), (torch.int64, "R, P(sum), P(avg), P(min), P(max)"),
 ], ids=str)  # fmt: skip
 def test_only_partials_that_mean_something_for_the_dtype_are_tried(dtype, kinds):
-    assert shorts(options(torch.zeros((), dtype=dtype), 2)) == kinds
+    assert shorts(placement_options(torch.zeros((), dtype=dtype), 2)) == kinds
 
 
 def test_partial_booleans_are_asked_about_where_they_are_claimed():
-    assert shorts(options(torch.tensor(True), 2, ("sum", "avg", "min"))) == "R, P(sum), P(min)"
+    assert shorts(placement_options(torch.tensor(True), 2, ("sum", "avg", "min"))) == "R, P(sum), P(min)"
 
 
 def test_all_tuples_are_tried_those_with_most_replicas_first():
-    rows, every = tuples(sample("mul.Tensor", numbers(2), numbers(2)), 2)
+    rows, every = input_tuples(sample("mul.Tensor", numbers(2), numbers(2)), 2)
     found = [shorts(row) for row in rows]
     assert len(found) == len(set(found)) == every == 36
     counts = [row.split(", ").count("R") for row in found]
@@ -320,7 +322,7 @@ def test_all_tuples_are_tried_those_with_most_replicas_first():
 
 def test_the_number_of_tuples_has_a_bound():
     many = sample("cat.default", [numbers(2, 2) for _ in range(8)])
-    found, every = tuples(many, 2)
+    found, every = input_tuples(many, 2)
     assert (len(found), every) == (MOST_TUPLES, 7**8)
     assert found[0] == (Replicate(),) * 8
     assert len(set(found)) == MOST_TUPLES

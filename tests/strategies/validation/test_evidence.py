@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial import numbers
-from strategies.validation.evidence import Backing, varied, weigh
+from strategies.inputs.variants.adversarial import number_tensors
+from strategies.validation.evidence import RuleEvidence, gather_evidence, has_distinct_elements
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import rule, sample
 from tests.strategies.planted_ops import planted
@@ -11,7 +11,7 @@ X = drawn(4, 6)
 
 
 def weighed(one, text, ranks=(2, 3), seed=0):
-    (backing,) = weigh([one], [rule(one, text)], ranks, numbers([one]), seed).values()
+    (backing,) = gather_evidence([one], [rule(one, text)], ranks, number_tensors([one]), seed).values()
     return backing
 
 
@@ -28,12 +28,12 @@ def test_two_and_three_ranks_are_always_asked_and_others_too():
 @pytest.mark.parametrize(
     ("backing", "enough"),
     [
-        (Backing(("a", "b", "c"), 2, True, (2, 3)), True),
-        (Backing(("a", "b"), 2, True, (2, 3)), False),
-        (Backing(("a", "b", "c"), 1, True, (2, 3)), False),
-        (Backing(("a", "b", "c"), 2, False, (2, 3)), False),
-        (Backing(("a", "b", "c"), 2, True, (2,)), False),
-        (Backing(("a", "b", "c"), 2, True, (2, 3), "it fails"), False),
+        (RuleEvidence(("a", "b", "c"), 2, True, (2, 3)), True),
+        (RuleEvidence(("a", "b"), 2, True, (2, 3)), False),
+        (RuleEvidence(("a", "b", "c"), 1, True, (2, 3)), False),
+        (RuleEvidence(("a", "b", "c"), 2, False, (2, 3)), False),
+        (RuleEvidence(("a", "b", "c"), 2, True, (2,)), False),
+        (RuleEvidence(("a", "b", "c"), 2, True, (2, 3), "it fails"), False),
     ],
 )
 def test_a_rule_needs_three_samples_two_shapes_one_uneven_and_two_mesh_sizes(backing, enough):
@@ -79,7 +79,7 @@ def test_results_that_are_all_alike_bear_nothing_out():
 
 def test_one_number_counts_by_its_value():
     assert weighed(sample("sum.default", X), "P(avg) -> P(avg)").enough
-    assert varied(X) and not varied(X[0, 0]) and not varied(X * 0)
+    assert has_distinct_elements(X) and not has_distinct_elements(X[0, 0]) and not has_distinct_elements(X * 0)
 
 
 def test_another_seed_makes_other_calls_and_the_same_verdict():

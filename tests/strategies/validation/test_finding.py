@@ -7,42 +7,44 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.rule import Program
 from strategies.model.verdict import Crash, Verdict
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, Settled, of_instance, of_suspect
+from strategies.validation.finding import Candidate, RuleOutcome, finding_of_candidate, finding_of_instance
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
 CRASH = Crash("aten.a.default", "a(f64[2])", "ValueError: no", "Traceback ...")
-FOUND = of_instance(instance(), "the reason")
+FOUND = finding_of_instance(instance(), "the reason")
 ALL = replace(
     FOUND, confirmed_on="gloo", picture="a\nb", script="# {name} {}", title="a title", mesh=(2, 3), got="[nan]",
 )  # fmt: skip
 
 
 def there_and_back(settled):
-    return finding.read_settled(json.loads(json.dumps(finding.settled_line(settled))))
+    return finding.read_outcome(json.loads(json.dumps(finding.outcome_line(settled))))
 
 
 @pytest.mark.parametrize("settled", [
-    Settled("a: S(0) -> S(0)", None), Settled("a", None, CRASH), Settled("a", FOUND), Settled("a", ALL, CRASH),
+    RuleOutcome("a: S(0) -> S(0)", None), RuleOutcome("a", None, CRASH), RuleOutcome("a", FOUND), RuleOutcome("a", ALL, CRASH),
 ], ids=["cleared", "cleared by a crash", "found", "all there is"])  # fmt: skip
 def test_what_was_settled_comes_back(settled):
     assert there_and_back(settled) == settled
 
 
 def test_a_line_says_what_it_is():
-    assert finding.settled_line(Settled("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
-    told = finding.settled_line(Settled("a", ALL))
+    assert finding.outcome_line(RuleOutcome("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
+    told = finding.outcome_line(RuleOutcome("a", ALL))
     assert (told["kind"], told["rule"], told["verdict"]) == ("settled", "a", "unsound")
 
 
 def test_a_finding_tells_its_sample_and_where_its_values_come_from():
     assert (FOUND.sample, FOUND.origin, FOUND.elements, FOUND.ranks) == (("f64[4,6]", "-1"), "test", 24, 2)
     assert (FOUND.verdict, FOUND.reason, FOUND.title, FOUND.mesh) == (Verdict.UNSOUND, "the reason", "", ())
-    assert of_instance(instance(variant="specials"), "x").origin.startswith("test (specials: NaN and infinities")
+    assert finding_of_instance(instance(variant="specials"), "x").origin.startswith(
+        "test (specials: NaN and infinities"
+    )
 
 
 def test_the_finding_of_a_suspect_has_its_evidence():
-    found = of_suspect(Candidate(instance()), Verdict.SUSPECT, "why")
+    found = finding_of_candidate(Candidate(instance()), Verdict.SUSPECT, "why")
     assert (found.verdict, found.reason, found.got, found.want) == (Verdict.SUSPECT, "why", "[1]", "[2]")
     assert (found.title, found.mesh, found.name) == ("", (), "aten.cumprod.default: S(1) -> S(1)")
 
@@ -50,5 +52,5 @@ def test_the_finding_of_a_suspect_has_its_evidence():
 def test_the_finding_of_a_program_is_called_after_it():
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2, 2), ((Shard(1), Replicate()),), "sum")
-    found = of_suspect(Candidate(instance(one, ranks=4), program), Verdict.UNSOUND, "why")
+    found = finding_of_candidate(Candidate(instance(one, ranks=4), program), Verdict.UNSOUND, "why")
     assert (found.title, found.name, found.mesh) == (str(program), str(program), (2, 2))

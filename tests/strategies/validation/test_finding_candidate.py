@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.codec import NotData
+from strategies.model.codec import NotEncodable
 from strategies.model.rule import Program
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, Task, case_of
-from strategies.validation.overload import alone
+from strategies.validation.finding import Candidate, OverloadTask, case_of
+from strategies.validation.overload import validate_overload
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -25,7 +25,7 @@ def instance(one=ONE, line="S(1) -> S(1)", *, ranks=2, variant="", draw=0, reaso
 
 
 def there_and_back(suspect):
-    return finding.read_candidate(json.loads(json.dumps(finding.as_data(suspect))))
+    return finding.read_candidate(json.loads(json.dumps(finding.candidate_data(suspect))))
 
 
 def same(one, other):
@@ -38,7 +38,7 @@ def same(one, other):
 
 def found_by(*samples, seed=0):
     """All that the trial suspects of these samples."""
-    heard = alone(Task(samples[0].op, samples, ((2,), (3,)), seed), lambda number: None)
+    heard = validate_overload(OverloadTask(samples[0].op, samples, ((2,), (3,)), seed), lambda number: None)
     return [s for h in heard for kept in (h.suspects, h.whole) for found in kept.values() for s in found]
 
 
@@ -61,8 +61,8 @@ def test_a_program_comes_back_with_its_sample():
 
 def test_a_suspect_whose_call_is_no_data_says_so():
     one = sample("bernoulli.p", X, 0.5, generator=torch.Generator())
-    with pytest.raises(NotData):
-        finding.as_data(Candidate(instance(one)))
+    with pytest.raises(NotEncodable):
+        finding.candidate_data(Candidate(instance(one)))
 
 
 def test_ordinary_values_weigh_less_then_few_ranks_then_few_elements():

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.model.verdict import Crash, Unit
+from strategies.model.verdict import Crash, WorkUnit
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, Task, TaskResult, describe, keep, merged
-from strategies.validation.overload import alone
+from strategies.validation.finding import Candidate, OverloadTask, TaskResult, describe, keep_smallest, merge_candidates
+from strategies.validation.overload import validate_overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
 X = numbers(4, 6)
-UNIT = Unit("aten.cumprod.default", "alone", "real", (2,))
+UNIT = WorkUnit("aten.cumprod.default", "alone", "real", (2,))
 MESHES = ((2,), (3,), (2, 2))
 
 
@@ -29,13 +29,13 @@ def there_and_back(hearing, seconds=0.5):
 
 
 def test_every_step_and_every_truth_has_a_number_of_its_own():
-    docket = Task("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
+    docket = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
     steps = [docket.step(s, m) for s in range(4) for m in range(3)] + [docket.truth_step(s) for s in range(4)]
     assert steps == list(range(16))
 
 
 def test_a_number_tells_the_sample_and_the_mesh():
-    docket = Task("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
+    docket = OverloadTask("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
     assert [docket.at(docket.step(s, m)) for s in range(4) for m in range(3)] == [
         (s, m) for s in range(4) for m in MESHES
     ]
@@ -43,7 +43,7 @@ def test_a_number_tells_the_sample_and_the_mesh():
 
 
 def test_the_units_of_a_docket_are_in_order_and_only_those_wanted():
-    docket = Task("aten.neg.default", (), MESHES, 0)
+    docket = OverloadTask("aten.neg.default", (), MESHES, 0)
     assert len(docket.units()) == 12 and list(docket.units()) == sorted(docket.units())
     wanted = frozenset(docket.units()[3:5])
     assert set(replace(docket, only=wanted).units()) == wanted
@@ -83,7 +83,9 @@ def test_a_hearing_comes_back_from_its_line():
 
 def test_what_the_trial_really_finds_comes_back():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4, dtype=torch.int64), 0))
-    for hearing in alone(Task("aten.cumprod.default", samples, ((2,),), 0, search=True), lambda number: None):
+    for hearing in validate_overload(
+        OverloadTask("aten.cumprod.default", samples, ((2,),), 0, search=True), lambda number: None
+    ):
         again = there_and_back(hearing)
         assert repr(replace_samples(again)) == repr(replace_samples(hearing))
 
@@ -121,18 +123,18 @@ def test_a_suspicion_that_is_no_data_is_counted_and_never_silently_lost():
 def test_the_smallest_are_kept(order):
     kept = []
     for columns in order:
-        keep(kept, suspect(columns), 3)
+        keep_smallest(kept, suspect(columns), 3)
     assert [s.instance.sample.size for s in kept] == [2, 4, 6]
 
 
 def test_the_earlier_of_equals_is_kept():
     kept, equals = [], [suspect(2, reason=str(n)) for n in range(5)]
     for one in equals:
-        keep(kept, one, 3)
+        keep_smallest(kept, one, 3)
     assert kept == equals[:3]
 
 
 def test_the_suspects_of_all_hearings_by_rule():
-    found = merged([{"b": [suspect(3)]}, {"a": [suspect(2)]}, {"b": [suspect(1), suspect(2)]}], 2)
+    found = merge_candidates([{"b": [suspect(3)]}, {"a": [suspect(2)]}, {"b": [suspect(1), suspect(2)]}], 2)
     assert {name: [s.instance.sample.size for s in kept] for name, kept in found.items()} == {"a": [4], "b": [2, 4]}
     assert list(found) == ["a", "b"]

@@ -3,13 +3,19 @@
 import pytest
 import torch
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.verdict import Verdict
 from strategies.torch_api import dtensor
 from strategies.validation import claim_sources
 from strategies.validation.claim_sources import claims
 from strategies.validation.discovery.discover import discover
-from strategies.validation.missing_rules import missing, reason, search, survey, whole
+from strategies.validation.missing_rules import (
+    missing_instances,
+    missing_reason,
+    search_placements,
+    survey_kinds,
+    with_replicated_extremes,
+)
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.missing_list import rows
 from tests.strategies.planted_ops import planted
@@ -18,17 +24,17 @@ X = numbers(4, 6)
 
 
 def searched(*samples, ranks=(2, 3)):
-    """What a trial hands to `missing`: each sample with what was seen on each mesh size."""
+    """What a trial hands to `missing_instances`: each sample with what was seen on each mesh size."""
     found = []
     for one in samples:
-        truth = tell(one)
-        alone = dtensor.Question(one, 1, truth.raw)
-        found.append((one, {n: search(one, truth, n, claims(one, n, truth.raw, alone), 0) for n in ranks}))
+        truth = run_oracle(one)
+        alone = dtensor.PropagatorQuery(one, 1, truth.raw)
+        found.append((one, {n: search_placements(one, truth, n, claims(one, n, truth.raw, alone), 0) for n in ranks}))
     return found
 
 
 def lacking(*samples, ranks=(2, 3)):
-    return sorted(str(i.rule).partition(": ")[2] for i in missing(searched(*samples, ranks=ranks)))
+    return sorted(str(i.rule).partition(": ")[2] for i in missing_instances(searched(*samples, ranks=ranks)))
 
 
 def tried(one):
@@ -39,7 +45,7 @@ def test_a_search_finds_the_rules_that_nobody_claims():
     assert lacking(planted("forgotten", X)) == [
         "P(avg) -> P(avg)", "P(max) -> P(max)", "P(min) -> P(min)", "P(sum) -> P(sum)", "S(0) -> S(0)", "S(1) -> S(1)",
     ]  # fmt: skip
-    first = missing(searched(planted("forgotten", X)))[0]
+    first = missing_instances(searched(planted("forgotten", X)))[0]
     assert (first.verdict, first.ranks, first.sample.op) == (Verdict.MISSING, 2, "planted.forgotten.default")
     assert first.evidence.reason == "holds on 6 independent samples of 2 shapes on 2 and 3 ranks, and is not registered"
 
@@ -62,7 +68,7 @@ def test_a_condition_is_part_of_what_is_said():
     plus, minus = sample("add.Tensor", X, X, alpha=2.0), sample("add.Tensor", X, X, alpha=-2.0)
     assert lacking(plus) == ["R, P(max) -> P(max)", "R, P(min) -> P(min)"]
     assert lacking(minus) == ["R, P(max) -> P(min)", "R, P(min) -> P(max)"]
-    (first, *_) = missing(searched(plus))
+    (first, *_) = missing_instances(searched(plus))
     assert "where alpha > 0" in first.evidence.reason
 
 
@@ -74,7 +80,7 @@ def test_arguments_of_another_kind_do_not_speak_against_a_missing_rule():
 
 
 def test_a_survey_says_what_holds_what_does_not_and_what_it_cannot_tell():
-    (one,) = survey(searched(sample("add.Tensor", X, X)))
+    (one,) = survey_kinds(searched(sample("add.Tensor", X, X)))
     said = {text: one.says(rule(one.samples[0], text)) for text in (
         "R, P(max) -> P(max)", "P(sum), P(sum) -> P(sum)", "R, P(sum) -> P(sum)", "P(product), R -> R",
     )}  # fmt: skip
@@ -86,14 +92,14 @@ def test_nothing_more_is_asked_of_inputs_that_a_claim_serves():
     found, another = searched(one), rule(one, "S(0) -> P(sum)")
     for seen in found[0][1].values():
         seen.holds[str(another)] = another
-    (made,) = survey(found)
+    (made,) = survey_kinds(found)
     assert made.backing == {} and made.says(another)
 
 
 def test_what_every_rank_holds_is_any_average_or_extreme_of_it():
     one = sample("where.self", X > 0, X, X)
-    assert str(whole(rule(one, "R, R, P(avg) -> P(avg)"))).endswith("R, R, P(avg) -> R")
-    assert str(whole(rule(one, "R, R, P(sum) -> P(sum)"))).endswith("-> P(sum)")
+    assert str(with_replicated_extremes(rule(one, "R, R, P(avg) -> P(avg)"))).endswith("R, R, P(avg) -> R")
+    assert str(with_replicated_extremes(rule(one, "R, R, P(sum) -> P(sum)"))).endswith("-> P(sum)")
 
 
 @pytest.mark.parametrize("one", [
@@ -123,9 +129,9 @@ def test_an_op_that_writes_to_what_it_does_not_return_is_not_searched():
 
 
 def test_a_reason_counts_and_names_the_condition():
-    (one,) = survey(searched(sample("add.Tensor", X, X)))
+    (one,) = survey_kinds(searched(sample("add.Tensor", X, X)))
     backing = next(b for b in one.backing.values() if b.enough)
-    assert reason(backing, one.kind).endswith("on 2 and 3 ranks, where alpha > 0, and is not registered")
+    assert missing_reason(backing, one.kind).endswith("on 2 and 3 ranks, where alpha > 0, and is not registered")
 
 
 LISTED = [row for row in rows() if not row.where]

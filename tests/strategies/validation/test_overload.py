@@ -6,11 +6,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from strategies.model.rule import Claim, overload
-from strategies.model.verdict import Unit, Verdict, read_unit
+from strategies.model.verdict import Verdict, WorkUnit, read_unit
 from strategies.validation import claim_sources
 from strategies.validation import overload as trial
-from strategies.validation.finding import Task, TaskResult, case_of, merged
-from strategies.validation.overload import CHARGES, PARTIALS, WHOLE, alone
+from strategies.validation.finding import OverloadTask, TaskResult, case_of, merge_candidates
+from strategies.validation.overload import END_TO_END_SAMPLES, KEPT_CANDIDATES, PARTIALS, validate_overload
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -23,7 +23,7 @@ def silent(number):
 
 
 def by_unit(*samples, ranks=(2,), seed=0, **docket):
-    return alone(Task(samples[0].op, samples, tuple((n,) for n in ranks), seed, **docket), silent)
+    return validate_overload(OverloadTask(samples[0].op, samples, tuple((n,) for n in ranks), seed, **docket), silent)
 
 
 def heard(*samples, **docket):
@@ -32,7 +32,7 @@ def heard(*samples, **docket):
     return TaskResult(
         found[0].unit, sum(h.samples for h in found), sum(h.tried for h in found), sum(h.combinations for h in found),
         {n for h in found for n in h.sound}, {n for h in found for n in h.by_metadata},
-        merged([h.suspects for h in found], CHARGES), merged([h.whole for h in found], WHOLE),
+        merge_candidates([h.suspects for h in found], KEPT_CANDIDATES), merge_candidates([h.whole for h in found], END_TO_END_SAMPLES),
         [i for h in found for i in h.missing], {k: v for h in found for k, v in h.untestable.items()},
         sum((h.skipped for h in found), Counter()), [c for h in found for c in h.crashed],
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_the_smallest_cases_are_kept_those_of_few_ranks_first():
     (charges,) = [c for line, c in hearing.suspects.items() if line.endswith("S(1) -> S(1)")]
     kept = [(charge.instance.ranks, charge.instance.sample.size) for charge in charges]
     assert kept == [(2, 12), (2, 24), (2, 48)]
-    assert len(kept) == CHARGES
+    assert len(kept) == KEPT_CANDIDATES
 
 
 @pytest.mark.usefixtures("no_forms")
@@ -121,13 +121,15 @@ def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
 
 @pytest.mark.usefixtures("as_given")
 def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
-    columns = range(WHOLE + 6, 4, -1)  # each smaller than the one before, so that the last would be liked best
+    columns = range(
+        END_TO_END_SAMPLES + 6, 4, -1
+    )  # each smaller than the one before, so that the last would be liked best
     hearing = heard(*(sample("argmax.default", numbers(4, n), 0) for n in columns), ranks=(2, 3))
     assert hearing.suspects == {}
     assert "S(1) -> S(0)" in lines(hearing.whole)
     for charges in hearing.whole.values():
         sizes = [charge.instance.sample.size for charge in charges]
-        assert len(sizes) == WHOLE and min(sizes) == 4 * columns[WHOLE - 1]
+        assert len(sizes) == END_TO_END_SAMPLES and min(sizes) == 4 * columns[END_TO_END_SAMPLES - 1]
 
 
 @pytest.mark.usefixtures("as_given")
@@ -240,8 +242,10 @@ def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
 def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
     noted = []
     samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
-    docket = Task(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)]))
-    alone(docket, noted.append)
+    docket = OverloadTask(
+        samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)])
+    )
+    validate_overload(docket, noted.append)
     assert set(noted) == {docket.truth_step(0), 0, 1, docket.truth_step(2), 4, 5}
     assert [noted.index(n) for n in (docket.truth_step(0), 0, 1)] == [0, 1, 2]
 
@@ -253,8 +257,8 @@ def docket_step(sample, mesh):
 @pytest.mark.usefixtures("as_given")
 def test_a_truth_that_killed_a_worker_is_told_no_more():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
-    docket = Task(samples[0].op, samples, ((2,),), 0)
-    found = alone(replace(docket, skip=frozenset([docket.truth_step(0)])), silent)
+    docket = OverloadTask(samples[0].op, samples, ((2,),), 0)
+    found = validate_overload(replace(docket, skip=frozenset([docket.truth_step(0)])), silent)
     assert [(h.samples, h.crashed) for h in found if h.unit.dtypes == "real"] == [(1, [])]
 
 
@@ -278,7 +282,7 @@ def test_each_class_of_dtypes_and_each_mesh_is_a_unit_and_has_its_own():
 @pytest.mark.usefixtures("as_given")
 def test_only_the_units_that_are_wanted_are_tried():
     samples = (sample("neg.default", X), sample("neg.default", numbers(4, dtype=torch.complex64)))
-    wanted = Unit("aten.neg.default", "alone", "complex", (3,))
+    wanted = WorkUnit("aten.neg.default", "alone", "complex", (3,))
     (only,) = by_unit(*samples, ranks=(2, 3), only=frozenset([wanted]))
     every = {h.unit: h for h in by_unit(*samples, ranks=(2, 3))}
     assert only == every[wanted]
@@ -286,8 +290,8 @@ def test_only_the_units_that_are_wanted_are_tried():
 
 
 def test_an_overload_without_samples_has_its_units_all_the_same():
-    docket = Task("aten.neg.default", (), ((2,),), 0)
-    assert [h.unit for h in alone(docket, silent)] == list(docket.units())
+    docket = OverloadTask("aten.neg.default", (), ((2,),), 0)
+    assert [h.unit for h in validate_overload(docket, silent)] == list(docket.units())
     assert read_unit("aten.neg.default alone real 2") in docket.units()
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, variations
-from strategies.model.oracle import same_results, tell
-from strategies.model.verdict import Unit
+from strategies.model.oracle import run_oracle, same_results
+from strategies.model.verdict import WorkUnit
 from strategies.validation import claim_sources, overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
@@ -26,7 +26,7 @@ def tried(monkeypatch):
         asked.append((one, tuple(variants)))
         return []
 
-    monkeypatch.setattr(overload, "try_claims", noted)
+    monkeypatch.setattr(overload, "check_claims", noted)
     return asked
 
 
@@ -46,15 +46,20 @@ def test_only_a_spelling_that_gives_the_same_is_tried(tried):
     heard(one)
     respelled = [other for other, _ in tried if other.origin == "test, dims respelled"]
     assert [other.call.args[1] for other in respelled] == [-1]
-    assert same_results(tell(one), tell(respelled[0]))
+    assert same_results(run_oracle(one), run_oracle(respelled[0]))
 
 
 def test_each_form_counts_as_a_sample_with_all_its_claims():
     one = sample("cumprod.default", X, 1)
-    forms = [form for form, *_ in variations(one, tell(one), 0, seed=0, traced=False)]
+    forms = [form for form, *_ in variations(one, run_oracle(one), 0, seed=0, traced=False)]
     hearing = heard(one)
     assert (hearing.samples, hearing.crashed, hearing.skipped) == (len(forms), [], {})
-    assert hearing.tried == sum(len(claim_sources.claims(form, 2, tell(form).raw)) for form in forms) > len(forms) > 1
+    assert (
+        hearing.tried
+        == sum(len(claim_sources.claims(form, 2, run_oracle(form).raw)) for form in forms)
+        > len(forms)
+        > 1
+    )
 
 
 def test_an_operand_of_another_length_is_tried_where_the_op_takes_that(tried):
@@ -77,10 +82,10 @@ def test_a_users_own_samples_are_tried_in_forms_of_the_same_call_only(tried):
     own = replace(given, origin="samples() of mine")
     heard(own)
     calls = [other.arguments() for other, _ in tried]
-    assert len(calls) > 1 and all(same_results(tell(own), tell(other)) for other, _ in tried)
+    assert len(calls) > 1 and all(same_results(run_oracle(own), run_oracle(other)) for other, _ in tried)
     tried.clear()
     heard(given)
-    assert not all(same_results(tell(given), tell(other)) for other, _ in tried)
+    assert not all(same_results(run_oracle(given), run_oracle(other)) for other, _ in tried)
 
 
 def test_forms_take_turns_over_the_samples_of_one_class(tried):
@@ -102,7 +107,7 @@ def test_turns_are_those_of_one_class_so_that_a_class_alone_tries_the_same(tried
     every = shown(tried)
     for dtypes in ("real", "complex"):
         tried.clear()
-        by_unit(*mixed, only=frozenset([Unit("aten.cumprod.default", "alone", dtypes, (2,))]))
+        by_unit(*mixed, only=frozenset([WorkUnit("aten.cumprod.default", "alone", dtypes, (2,))]))
         assert shown(tried) == [line for line in every if ("c64" in line[0]) == (dtypes == "complex")]
     assert len(every) > 2 * len(mixed) and any(variants for *_, variants in every)
 
@@ -127,8 +132,8 @@ def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the
 
 def test_other_values_take_turns_over_the_samples(tried):
     heard(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(6)))
-    assert all(len(variants) <= overload.VALUES_OF_A_SAMPLE for _, variants in tried)
-    assert all(len(variants) <= overload.VALUES_OF_A_FORM for one, variants in tried if one.origin != "test")
+    assert all(len(variants) <= overload.VALUES_PER_SAMPLE for _, variants in tried)
+    assert all(len(variants) <= overload.VALUES_PER_FORM for one, variants in tried if one.origin != "test")
     assert any(variants for one, variants in tried if one.origin != "test")
     names = [name for _, variants in tried for name in variants]
     assert {"specials", "holes", "ascending", "ties", "zeros", "negative"} <= set(names)

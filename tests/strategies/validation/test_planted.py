@@ -16,8 +16,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import localtensor as lt
 from strategies.model.rule import Sample, call_of, overload
-from strategies.validation.finding import Task
-from strategies.validation.overload import alone
+from strategies.validation.finding import OverloadTask
+from strategies.validation.overload import validate_overload
 from tests.tools.bench import cached, planted, sizes
 from tests.tools.bench.by_hand import shares, together, wrong, wrong_elsewhere
 from tests.tools.bench.claims import Base, Row, row
@@ -47,7 +47,7 @@ def heard(op):
     target = overload(op)
     made = (call_of(target, args, kwargs) for args, kwargs in planted.samples(target))
     samples = tuple(Sample(call, tuple(tensors), "samples() #0") for call, tensors in made)
-    hearings = alone(Task(op, samples, ((2,), (3,), (4,)), 0), lambda number: None)
+    hearings = validate_overload(OverloadTask(op, samples, ((2,), (3,), (4,)), 0), lambda number: None)
     assert not any(h.crashed or h.skipped for h in hearings)
     rules = [{name.removeprefix(f"{op}: ") for h in hearings for name in kept(h)} for kept in (SUSPECTS, SOUND)]
     return rules[0], rules[1] - rules[0]

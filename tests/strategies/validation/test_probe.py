@@ -5,12 +5,12 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.layout.shards import assemble_axis
-from localtensor.layout.spec import KINDS, parse, short
-from strategies.inputs.variants.all_variants import truth_of
-from strategies.model.oracle import tell
+from localtensor.layout.spec import PARTIAL_KINDS, parse, short
+from strategies.inputs.variants.all_variants import oracle_with_values
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Call, Claim, Leaf, overload
 from strategies.model.verdict import Verdict
-from strategies.validation.probe import DRAWS, Probe, rounding, try_claims
+from strategies.validation.probe import DRAWS, Probe, check_claims, folding_error
 from tests.strategies.cases import assert_sound, assert_wrong, judged, numbers, probe, rule, sample
 from tests.strategies.planted_ops import CALLS, planted
 
@@ -252,8 +252,8 @@ def test_the_same_seed_gives_the_same_evidence_and_another_seed_another():
 def test_evidence_does_not_depend_on_what_was_asked_before():
     one = sample("mul.Tensor", X, X)
     claims = [Claim(rule(one, text), "test") for text in ("P(sum), P(sum) -> P(sum)", "P(max), R -> P(max)")]
-    forth = try_claims(one, tell(one), 2, claims, seed=1)
-    back = try_claims(one, tell(one), 2, claims[::-1], seed=1)
+    forth = check_claims(one, run_oracle(one), 2, claims, seed=1)
+    back = check_claims(one, run_oracle(one), 2, claims[::-1], seed=1)
     assert [i.evidence for i in forth] == [i.evidence for i in back[::-1]]
 
 
@@ -307,16 +307,18 @@ def test_integer_sums_are_exact():
 
 def test_parts_much_larger_than_their_sum_are_given_room_for_rounding():
     held = [torch.tensor([1e12], dtype=torch.float64), torch.tensor([-1e12 + 1], dtype=torch.float64)]
-    assert 1e-4 < rounding(held) < 1.0
-    assert rounding([torch.tensor([10**12])]) == 0.0
-    assert rounding([torch.empty(0), torch.tensor([math.nan])]) == 0.0
+    assert 1e-4 < folding_error(held) < 1.0
+    assert folding_error([torch.tensor([10**12])]) == 0.0
+    assert folding_error([torch.empty(0), torch.tensor([math.nan])]) == 0.0
     assert_sound(sample("neg.default", numbers(4, 6).float() * 1e-6), "P(sum) -> P(sum)")
 
 
 def test_what_splitting_loses_in_few_digits_is_not_held_against_a_cast_to_more():
     held = [torch.tensor([3e3], dtype=torch.float64), torch.tensor([-3e3 + 1], dtype=torch.float64)]
     single, half = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
-    assert rounding(held) < 3e3 * single < rounding(held, single) < 0.1 < 0.25 * 3e3 <= rounding(held, half)
+    assert (
+        folding_error(held) < 3e3 * single < folding_error(held, single) < 0.1 < 0.25 * 3e3 <= folding_error(held, half)
+    )
     for source in (torch.float32, torch.complex64):
         one = sample("_to_copy.default", X.to(source), dtype=torch.float64)
         for kind in ("sum", "avg"):
@@ -418,9 +420,9 @@ def test_what_holds_in_one_draw_only_does_not_hold():
     sample("amax.default", X, [0]), sample("cumsum.default", X, 0), sample("sum.default", X),
 ], ids=lambda one: one.op)  # fmt: skip
 def test_a_search_and_a_trial_agree(one, inputs):
-    case, given, ndim = probe(one), [parse(inputs)], tell(one).outputs[0].ndim
+    case, given, ndim = probe(one), [parse(inputs)], run_oracle(one).outputs[0].ndim
     found = [short(p) for p in case.placements(given, 0, case.draws(given))]
-    every = ["R", *(f"S({d})" for d in range(ndim)), *(f"P({k})" for k in KINDS if k != "product")]
+    every = ["R", *(f"S({d})" for d in range(ndim)), *(f"P({k})" for k in PARTIAL_KINDS if k != "product")]
     holds = [p for p in every if case.judge(Claim(rule(one, f"{inputs} -> {p}"), "test")) is None]
     assert found == (["R"] if "R" in holds else holds)
 
@@ -446,7 +448,7 @@ def test_a_claim_that_only_the_sources_own_dispatch_can_judge_is_suspect():
 def test_an_instance_says_what_was_tried():
     one = sample("relu.default", X)
     claim = Claim(rule(one, "S(0) -> S(0)"), "op strategy")
-    (found,) = try_claims(one, tell(one), 3, [claim], seed=0)
+    (found,) = check_claims(one, run_oracle(one), 3, [claim], seed=0)
     assert (found.rule, found.ranks, found.sample, found.source) == (claim.rule, 3, one, "op strategy")
 
 
@@ -469,9 +471,9 @@ def test_tensors_in_a_list_have_placements_of_their_own():
 
 
 def with_variants(one, text, *names, ranks=2):
-    truth = tell(one)
-    told = {name: truth_of(one, truth, name, 3) for name in names}
-    (found,) = try_claims(one, truth, ranks, [Claim(rule(one, text), "test")], seed=3, variants=told)
+    truth = run_oracle(one)
+    told = {name: oracle_with_values(one, truth, name, 3) for name in names}
+    (found,) = check_claims(one, truth, ranks, [Claim(rule(one, text), "test")], seed=3, variants=told)
     return found
 
 
@@ -479,7 +481,7 @@ def test_the_evidence_names_the_values_that_repeat_it():
     one = sample("any.dim", X + 9, 1)
     found = with_variants(one, "P(sum) -> P(sum)", "ascending", "zeros")
     assert (found.verdict, found.evidence.variant, found.evidence.draw) == (Verdict.UNSOUND, "zeros", 0)
-    again = Probe(one, truth_of(one, tell(one), "zeros", 3), 2, seed=3, variant="zeros")
+    again = Probe(one, oracle_with_values(one, run_oracle(one), "zeros", 3), 2, seed=3, variant="zeros")
     assert again.judge(Claim(found.rule, "test")) == found.evidence
     assert [x.sum().item() for x in again.case(found.rule, 0).truth.inputs] == [0.0]
 
@@ -501,11 +503,11 @@ def test_what_makes_a_number_of_not_a_number_is_found_from_either_side(op, kind)
 def test_far_parts_are_parts_of_the_same_values_and_far():
     one = sample("neg.default", X)
     near, far = (
-        Probe(one, tell(one), 3, seed=0, variant=name).held(0, Partial("sum"), 0) for name in ("", "cancelling")
+        Probe(one, run_oracle(one), 3, seed=0, variant=name).held(0, Partial("sum"), 0) for name in ("", "cancelling")
     )
     assert torch.allclose(sum(far), X) and torch.allclose(sum(near), X)
     assert max(x.abs().max() for x in far) > 100 * max(x.abs().max() for x in near)
-    assert len(Probe(one, tell(one), 3, seed=0, variant="cancelling").draws([Partial("sum")])) == 1
+    assert len(Probe(one, run_oracle(one), 3, seed=0, variant="cancelling").draws([Partial("sum")])) == 1
 
 
 @pytest.mark.parametrize("op", ["div.Tensor", "mul.Tensor", "lerp.Scalar"])
@@ -526,7 +528,10 @@ def test_a_result_that_is_singular_for_the_samples_own_values_is_not_compared_ei
 def test_an_op_that_refuses_the_parts_of_other_values_says_nothing():
     small = planted("fussy", torch.full((4,), 1e-3, dtype=torch.float64))
     assert (
-        max(x.max() for x in Probe(small, tell(small), 2, seed=3, variant="cancelling").held(0, Partial("sum"), 0)) > 1
+        max(
+            x.max() for x in Probe(small, run_oracle(small), 2, seed=3, variant="cancelling").held(0, Partial("sum"), 0)
+        )
+        > 1
     )
     assert with_variants(small, "P(sum) -> P(sum)", "cancelling").verdict is Verdict.SOUND
 
@@ -545,5 +550,5 @@ def test_a_shard_of_a_dim_that_a_tensor_has_not_cannot_be_tested():
 
 def test_a_probe_may_be_given_other_values_than_the_samples():
     one = sample("relu.default", X)
-    other = tell(one, [torch.full_like(X, math.nan)])
+    other = run_oracle(one, [torch.full_like(X, math.nan)])
     assert Probe(one, other, 2, seed=0, variant="nan").held(0, Shard(0), 0)[0].isnan().all()

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from strategies.base.atomic_files import write_whole
-from strategies.base.journal import read
+from strategies.base.journal import load_journal
 from strategies.model.settings import Settings
 from strategies.model.verdict import Finding, Report, Verdict
 from strategies.sweep import aggregate
-from strategies.sweep.report.text_and_json import call_text, silent
+from strategies.sweep.report.text_and_json import call_text, is_silent
 from strategies.sweep.session import validate
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ def totals(report: Report) -> str:
     """What the sweep came to, in two sentences."""
     found, c = wrong(report), report.counts
     programs = [f for f in found if f.title]
-    quiet = [f for f in found if silent(f)]
+    quiet = [f for f in found if is_silent(f)]
     today = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
     ops = len({f.rule.op for f in found})
     return (
@@ -50,7 +50,11 @@ def short_table(found: Iterable[Finding]) -> str:
     best: dict[str, Finding] = {}
     for f in found:
         family = re.sub(r"^(aten|prims)\._?(foreach_)?|_$", "", ".".join(f.rule.op.split(".")[:2]))
-        if silent(f) and not f.rule.op.endswith("out") and (family not in best or _weight(f) < _weight(best[family])):
+        if (
+            is_silent(f)
+            and not f.rule.op.endswith("out")
+            and (family not in best or _weight(f) < _weight(best[family]))
+        ):
             best[family] = f
     lines = ["| what | smallest case | what happens |", "|---|---|---|"]
     shown = sorted(sorted(best.values(), key=_weight)[:SHOWN], key=lambda f: f.name)
@@ -92,7 +96,7 @@ def whole(report: Report) -> str:
     """The page with every finding."""
     found = wrong(report)
     alone, programs = [f for f in found if not f.title], [f for f in found if f.title]
-    quiet, loud = [f for f in alone if silent(f)], [f for f in alone if not silent(f)]
+    quiet, loud = [f for f in alone if is_silent(f)], [f for f in alone if not is_silent(f)]
     parts = [
         "# What the sweep finds in torch\n", totals(report),
         "By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2`; `--repro DIR` writes a script for each.\n",
@@ -117,7 +121,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write README.md and docs/findings.md")
     asked = parser.parse_args()
     if asked.journal:
-        kept = read(asked.journal)
+        kept = load_journal(asked.journal)
         report = aggregate.report(kept.begin, kept.lines)
     else:
         report = validate(Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))))

@@ -19,7 +19,7 @@ import torch
 from strategies.base import worker_pool
 from strategies.model.rule import Rule
 from strategies.validation.discovery.discover import Discovery, discover
-from strategies.validation.discovery.rule_inference import names_of
+from strategies.validation.discovery.rule_inference import values_by_name
 from strategies.validation.missing_rules import Survey
 from tests.strategies.cases import placements
 from tests.strategies.missing_list import Row, rows
@@ -100,7 +100,7 @@ def _meant(row: Row, survey: Survey) -> bool:
     if len(survey.kind.dims) != len(row.rule.split(" -> ")[0].split(", ")):
         return False
     with contextlib.suppress(TypeError, IndexError):
-        return not row.where or bool(eval(row.where, names_of(survey)))
+        return not row.where or bool(eval(row.where, values_by_name(survey)))
     return False
 
 
@@ -113,8 +113,8 @@ def work(op: str, note: Callable[[int], None]) -> Discovery:
 
 
 def found_for(ops: Sequence[str], many: int) -> list[Discovery]:
-    answers = worker_pool.run(work, list(ops), workers=many, limit=600.0)
-    return [answer.value for answer in answers if isinstance(answer, worker_pool.Done)]
+    answers = worker_pool.run_tasks(work, list(ops), workers=many, limit=600.0)
+    return [answer.value for answer in answers if isinstance(answer, worker_pool.TaskDone)]
 
 
 def main() -> int:

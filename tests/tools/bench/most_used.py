@@ -56,7 +56,9 @@ def reached() -> Counter[str]:
     found: Counter[str] = Counter()
     for info in opinfo_samples.database():
         if torch.float32 in info.supported_dtypes("cpu"):
-            met, _ = opinfo_samples.capture(info, torch.float32, "even", device="cpu", seed=0, wanted=dtensor.source_of)
+            met, _ = opinfo_samples.capture_calls(
+                info, torch.float32, "even", device="cpu", seed=0, wanted=dtensor.registry_of
+            )
             found.update({sample.op for sample in met if shardable(sample_op(sample.op))})
     return found
 

@@ -29,7 +29,7 @@ from torch.distributed.tensor import _redistribute
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec
-from strategies.planner.search.api import KNOWN, plan, searched
+from strategies.planner.search.api import PLAN_CACHE, plan, plan_uncached
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import TorchPrice
 from tests.tools.plans import graph_based
@@ -152,24 +152,24 @@ def beside(src: Spec, dst: Spec, turns: int) -> Pair:
     was, now = (graph_based.their_spec(spec, mesh) for spec in (src, dst))
     plan(src, dst)
     calls = (
-        lambda: searched(src, dst), lambda: graph_based.search(was, now), lambda: ready(src, dst),
+        lambda: plan_uncached(src, dst), lambda: graph_based.search(was, now), lambda: ready(src, dst),
         lambda: graph_based.search(was, now, afresh=False), lambda: graph_based.search(was, now, graph=False),
     )  # fmt: skip
     times = best(calls, turns)
     [cached] = best([lambda: [plan(src, dst) for _ in range(1000)]], 3)
     price = TorchPrice.of(src.mesh, graph_based.devices_in_a_host())
-    mine = sum(price.microseconds(step.move) for step in searched(src, dst, price).steps)
+    mine = sum(price.microseconds(step.move) for step in plan_uncached(src, dst, price).steps)
     theirs, greedy = (
         graph_based.microseconds(graph_based.along(was, graph_based.search(was, now, graph=graph, afresh=False)))
         for graph in (True, False)
     )
-    states = searched(src, dst).states, states_of(was, now)
+    states = plan_uncached(src, dst).states, states_of(was, now)
     return Pair(src, *times, cached / 1000, *states, mine, theirs, greedy)
 
 
 def ready(src: Spec, dst: Spec) -> Plan:
-    """As `searched`, but with the table that a search for this tensor left."""
-    return searched(src, dst, make=KNOWN.table)
+    """As `plan_uncached`, but with the table that a search for this tensor left."""
+    return plan_uncached(src, dst, make=PLAN_CACHE.table)
 
 
 def states_of(was: Any, now: Any) -> int:

@@ -35,7 +35,7 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import LEAVES, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import Book
+from strategies.ops.semantics.rulebook import RuleRegistry
 from strategies.propagation.propagator import Propagator
 
 MICROSECONDS, TIMES, THREADS = 3.0, 2.0, 8
@@ -162,7 +162,7 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(tuple(shape), device="meta").stride()
 
 
-def compare(book: Book = OUR_RULES) -> Found:
+def compare(book: RuleRegistry = OUR_RULES) -> Found:
     """All of it; about half a minute."""
     mesh = Mesh.of(*SIZES)
     device_mesh = DeviceMesh("cpu", torch.arange(4).reshape(SIZES), _init_backend=False, _rank=0)
@@ -223,7 +223,7 @@ def _together(ours: Propagator, threads: int, calls: int) -> float:
     return (time.process_time() - start) / calls * 1e6
 
 
-def computed(book: Book, mesh: DeviceMesh) -> tuple[int, int]:
+def computed(book: RuleRegistry, mesh: DeviceMesh) -> tuple[int, int]:
     """How many times a propagation was computed for the keys, where every thread asks for all: ours and theirs."""
     ours = Propagator(book)
     counted: list[int] = []
@@ -250,7 +250,7 @@ def computed(book: Book, mesh: DeviceMesh) -> tuple[int, int]:
     return ours.stats().misses, len(counted)
 
 
-def cold(book: Book, mesh: DeviceMesh, runs: int = 5) -> tuple[float, float]:
+def cold(book: RuleRegistry, mesh: DeviceMesh, runs: int = 5) -> tuple[float, float]:
     """Microseconds to compute one anew, on average over the calls, in the best of some runs: ours and theirs."""
     compute = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding_non_cached
     ours = Propagator(book)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from localtensor.concurrency.explorer import explore
-from localtensor.concurrency.results import Explored, Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.results import ExplorationResult, Program
+from localtensor.concurrency.sync import ScheduledSync
 from strategies.propagation.races import explore as races
 from tests.tools.races.culprits import CULPRITS
 
@@ -44,7 +44,7 @@ class Races:
         return asdict(self)
 
 
-def steps(sync: Scheduled) -> Program:
+def steps(sync: ScheduledSync) -> Program:
     def thread() -> None:
         for _ in range(STEPS):
             sync.step("step")
@@ -52,7 +52,7 @@ def steps(sync: Scheduled) -> Program:
     return Program([thread] * THREADS)
 
 
-def locks(sync: Scheduled) -> Program:
+def locks(sync: ScheduledSync) -> Program:
     """Each thread takes and frees a lock three times: six yield points, and most of them in the others' way."""
     lock = sync.lock()
 
@@ -64,7 +64,7 @@ def locks(sync: Scheduled) -> Program:
     return Program([thread] * THREADS)
 
 
-def _timed(work: Callable[[], Explored]) -> tuple[float, int]:
+def _timed(work: Callable[[], ExplorationResult]) -> tuple[float, int]:
     start = time.perf_counter()
     done = work()
     if done.failure:

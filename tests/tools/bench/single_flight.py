@@ -17,9 +17,9 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from localtensor.concurrency.single_flight import SingleFlightCache
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
-from localtensor.threads.state.propagation_settings import ambient
+from localtensor.threads.state.propagation_settings import ambient_settings
 from strategies.model.rule import Leaf
-from strategies.propagation.cache import Keys
+from strategies.propagation.cache import CallKeyFactory
 
 CALLS = 1000
 
@@ -61,12 +61,12 @@ def with_threads(function, argument, threads, calls=400_000, runs=5):
 
 def main():
     spec = Spec(Mesh.of(dp=2, tp=4), (parse("S(0)"), parse("R")), (8, 4), torch.float32)
-    keys = Keys()
+    keys = CallKeyFactory()
     calls = [(Leaf(0), Leaf(1)), (Leaf(0), [1], True)]
     for op, specs, args in zip(("aten.mm.default", "aten.sum.dim_IntList"), ([spec] * 2, [spec]), calls, strict=True):
         made = nanoseconds(lambda _, op=op, specs=specs, args=args: keys.of(op, specs, args, {}), None)
         print(f"a key of {op:<24} {made:6.0f} ns")
-    print(f"ambient settings                  {nanoseconds(lambda _: ambient(), None):6.0f} ns")
+    print(f"ambient settings                  {nanoseconds(lambda _: ambient_settings(), None):6.0f} ns")
     key = keys.of("aten.mm.default", [spec, spec], calls[0], {})
     peers = {
         "SingleFlightCache": SingleFlightCache(str, name="bench").get,

@@ -65,7 +65,7 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _sweep(console: Console, asked: argparse.Namespace, device: str, backend: str) -> journal.Read:
+def _sweep(console: Console, asked: argparse.Namespace, device: str, backend: str) -> journal.JournalLines:
     """One sweep, as a user runs it; its journal.  Raises RuntimeError if the tool failed."""
     path = asked.out / f"{device}.jsonl"
     words = [str(Path(sys.executable).parent / "localtensor"), "validate", *(asked.ops or ["--all"])]
@@ -77,10 +77,10 @@ def _sweep(console: Console, asked: argparse.Namespace, device: str, backend: st
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{' '.join(words)} ended with code {done.returncode}")
     console.print(f"{device}: {time.perf_counter() - start:.0f} s; {done.stdout.strip().splitlines()[-1]}")
-    return journal.read(path)
+    return journal.load_journal(path)
 
 
-def _compare(console: Console, runs: dict[str, journal.Read], out: Path) -> None:
+def _compare(console: Console, runs: dict[str, journal.JournalLines], out: Path) -> None:
     found = differing(runs["cpu"].lines, runs["cuda"].lines)
     table = Table(title=f"judged otherwise on CUDA than on the CPU ({len(found)})", title_justify="left")
     for column in ("rule", "cpu", "cuda"):
@@ -94,9 +94,11 @@ def _compare(console: Console, runs: dict[str, journal.Read], out: Path) -> None
     (out / "differs.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
-def _agreement(console: Console, out: Path, run: journal.Read, backend: str) -> None:
+def _agreement(console: Console, out: Path, run: journal.JournalLines, backend: str) -> None:
     asked = {name: value for name, value in run.begin.items() if name not in _NOT_ASKED}
-    kept = gathering.read(gathering.path_of(out / "cuda.jsonl"), digest([sorted(asked.items())]), set(run.begin["ops"]))
+    kept = gathering.read_samples(
+        gathering.samples_path(out / "cuda.jsonl"), digest([sorted(asked.items())]), set(run.begin["ops"])
+    )
     samples = {op: found for op, (found, _) in (kept or {}).items()}
     seen = agreement(samples, device="cuda", backend=backend, most=200)
     console.print(f"simulation against {backend}: {len(seen.apart)} of {seen.cases} cases apart ({seen.share:.1f} %)")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.model.oracle import REFUSALS, tell
+from strategies.model.oracle import REJECTIONS, run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
-from strategies.programs.run.real_run import RealRuns
+from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.validation import claim_sources, finding
-from strategies.validation.probe import try_claims
+from strategies.validation.probe import check_claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def agreement(
     A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
     """
     apart, cases = [], 0
-    with RealRuns(backend, device) as court:
+    with ProgramRealRuns(backend, device) as court:
         for instance in _spread(samples, ranks, seed, most):
             cases += 1
             seen = court.confirm(finding.case_of(instance, seed))
@@ -50,11 +50,11 @@ def _spread(samples: Mapping[str, Sequence[Sample]], ranks: int, seed: int, most
     for op in sorted(samples)[::step][:most]:
         for sample in samples[op][:1]:
             try:
-                truth = tell(sample, seed=seed)
+                truth = run_oracle(sample, seed=seed)
                 claimed = claim_sources.claims(sample, ranks, truth.raw)
-            except (*REFUSALS, AttributeError):
+            except (*REJECTIONS, AttributeError):
                 continue
-            judged = [i for i in try_claims(sample, truth, ranks, claimed, seed=seed) if _says(i)]
+            judged = [i for i in check_claims(sample, truth, ranks, claimed, seed=seed) if _says(i)]
             yield from judged[-1:]
 
 

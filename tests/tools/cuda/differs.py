@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies.base.journal import Line, of_kind
+from strategies.base.journal import Line, lines_of_kind
 from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
 
@@ -32,14 +32,14 @@ class Differs:
 def words(lines: Sequence[Line]) -> dict[str, Word]:
     """The verdict on each rule of a journal; what was settled counts more than what one unit said."""
     found: dict[str, Word] = {}
-    for line in of_kind(lines, "unit"):
+    for line in lines_of_kind(lines, "unit"):
         hearing = dockets.read_task(line)
         for name, why in hearing.untestable.items():
             found.setdefault(name, Word("untestable", why))
         for name in hearing.sound:
             found[name] = Word("sound")
-    for line in of_kind(lines, "settled"):
-        settled = findings.read_settled(line)
+    for line in lines_of_kind(lines, "settled"):
+        settled = findings.read_outcome(line)
         finding = settled.finding
         found[settled.name] = Word(finding.verdict.value, finding.reason) if finding else Word("sound", "cleared")
     return found
@@ -55,4 +55,4 @@ def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> list[Differs]:
 
 def crashes(lines: Sequence[Line]) -> dict[str, str]:
     """What crashed, by overload: a device on which an op dies has no verdict on its rules."""
-    return {crash.op: crash.error for line in of_kind(lines, "unit") for crash in dockets.read_task(line).crashed}
+    return {crash.op: crash.error for line in lines_of_kind(lines, "unit") for crash in dockets.read_task(line).crashed}

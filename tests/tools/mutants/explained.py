@@ -19,7 +19,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "a shortcut for contiguous stacks; sparse ones have no rows that could be picked",
     (
         "localtensor/concurrency/sync.py",
-        "SETUP = -1  # the number of the caller that makes the program and checks it",
+        "SETUP_THREAD = -1  # the number of the caller that makes the program and checks it",
     ): "any number below 0",
     (
         "localtensor/collectives/reference.py",
@@ -50,8 +50,8 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "if placements is None or len(placements) != len(mesh):",
     ): "lengths: Python has one object for each small number",
     (
-        "strategies/propagation/explicit/context.py",
-        "if known is not None and known[0] is table and (type(table) is View or known[1] == table):",
+        "strategies/torch_api/handler_table.py",
+        "if known is not None and known[0] is table and (type(table) is HandlerTableView or known[1] == table):",
     ): "where it does not hold the same view is made anew",
     (
         "strategies/propagation/explicit/redistribution_text.py",
@@ -87,7 +87,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "a journal has both or neither",
     (
         "strategies/programs/shrink/values.py",
-        "if x.numel() > SINGLY or _level(x) <= _ONES:",
+        "if x.numel() > MAX_ELEMENTS_SINGLY or _level(x) <= _ONES:",
     ): "no number has fewer digits than zero: of zeros nothing simpler would be made",
     (
         "strategies/inputs/variants/all_variants.py",
@@ -107,7 +107,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "first steps come cheapest first, so none of those left can begin a cheaper plan: it saves their searches",
     (
         "strategies/planner/search/plan_cache.py",
-        "LIMIT, TABLES = 4096, 64",
+        "MOST_PLANS, MOST_TABLES = 4096, 64",
     ): "any numbers: what is forgotten is made again",
     (
         "strategies/sweep/report/text_and_json.py",

@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from localtensor.lockstep.dispatch.op_table import table
+from localtensor.lockstep.dispatch.op_table import list_ops
 from tests.tools.overloads.capture import captured
 from tests.tools.overloads.judge import Record, sweep
 
@@ -22,7 +22,7 @@ Exit code 1 if a result is wrong on any rank.
 
 def report(records: dict[str, Record], seconds: float) -> str:
     """The table."""
-    ways = dict(table())
+    ways = dict(list_ops())
     by_way = Counter(way.value for way in ways.values())
     done = list(records.values())
     refused = [name for name, one in records.items() if one.calls == one.refused]

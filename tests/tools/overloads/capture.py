@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util.opinfo import drawn
+from localtensor._util.opinfo import drawn_samples
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
 MOST_SAMPLES = 24  # of an OpInfo and dtype that are run
@@ -90,7 +90,7 @@ def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int 
     grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     recorder = Recorder(f"{info.formatted_name} {dtype}", seen, most, each)
     kept = []
-    with drawn(info, "cpu", dtype, requires_grad=grad) as samples, contextlib.suppress(*REFUSED):
+    with drawn_samples(info, "cpu", dtype, requires_grad=grad) as samples, contextlib.suppress(*REFUSED):
         kept.extend(itertools.islice(samples, 4 * MOST_SAMPLES))
     for sample in kept[:: max(1, len(kept) // MOST_SAMPLES)]:
         with contextlib.suppress(*REFUSED):

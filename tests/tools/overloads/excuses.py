@@ -1,6 +1,6 @@
 """What the sweep lets pass, with the reason; everything else has to be what the op alone does."""
 
-from localtensor.testing.lockstep_reference import Difference
+from localtensor.testing.lockstep_reference import LockstepDifference
 
 # Results that nobody has written yet.
 UNWRITTEN = ("aten::empty", "aten::new_empty")
@@ -25,7 +25,7 @@ OTHER_KERNEL = ("aten::gelu.out",)
 UNLIKE_ITSELF = ("aten::binary_cross_entropy.out",)
 
 
-def excused(name: str, plan: str, found: Difference) -> bool:
+def excused(name: str, plan: str, found: LockstepDifference) -> bool:
     """Whether this difference is none of ours."""
     if name.startswith(UNWRITTEN):
         return found.what == "value"

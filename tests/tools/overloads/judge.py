@@ -11,9 +11,15 @@ from torch import Tensor
 
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.dispatch import execute
-from localtensor.lockstep.dispatch.op_table import facts
+from localtensor.lockstep.dispatch.op_table import op_traits
 from localtensor.lockstep.mode import LocalTensorMode
-from localtensor.testing.lockstep_reference import against, envelope, plain, rank_by_rank, within
+from localtensor.testing.lockstep_reference import (
+    differences_from_reference,
+    envelope,
+    rank_by_rank,
+    rank_copy,
+    within_envelope,
+)
 from tests.tools.overloads.capture import REFUSED, Call, leaves
 from tests.tools.overloads.excuses import excused
 from tests.tools.overloads.plans import HOW, PLANS, RANKS, filled, fits, operands, outs_of, placed, tensors_of
@@ -86,15 +92,15 @@ def _judged(mode, plan, calls, how, record):
     if any(alone.error is not None for alone in twin.values()):
         raise Refused
     with mode.disable():
-        before = {rank: (plain(args, rank, blocks := {}), plain(kwargs, rank, blocks)) for rank in twin}
+        before = {rank: (rank_copy(args, rank, blocks := {}), rank_copy(kwargs, rank, blocks)) for rank in twin}
     told = f"{plan}, {how}: {call.origin}: {shown(call)[:200]}"
     record.calls += 1
     try:
         with watched() as done:
             result = call.op(*args, **kwargs)
         record.ways.update(done or {"once": 1})
-        found = against(twin, result, args, kwargs)
-        if facts(call.op).views and not found:
+        found = differences_from_reference(twin, result, args, kwargs)
+        if op_traits(call.op).views and not found:
             found = _through_views(twin, result, args, kwargs)
     except (RanksDiverge, NotInLockstep) as error:
         if not no_control_flow(twin):
@@ -127,7 +133,7 @@ def _through_views(twin, result, args, kwargs):
             x.fill_(number % 2)
             for view in views:
                 view.fill_(number % 2)
-    return against(twin, result, args, kwargs)
+    return differences_from_reference(twin, result, args, kwargs)
 
 
 def _near_or_wrong(op, before, found, record, told):
@@ -138,7 +144,7 @@ def _near_or_wrong(op, before, found, record, told):
             return
         if difference.rank not in rooms:
             rooms[difference.rank] = envelope(op, *before[difference.rank])
-        if not within(difference, rooms[difference.rank]):
+        if not within_envelope(difference, rooms[difference.rank]):
             record.wrong.append(f"{told}: {difference}; envelope {rooms[difference.rank]:.3g}")
             return
     record.near += 1

@@ -17,8 +17,8 @@ from localtensor.errors import OtherRows
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import ordered
 from localtensor.layout.spec import Spec
-from strategies.planner.search.api import NoPlan, searched
-from strategies.planner.steps.legal_steps import targets
+from strategies.planner.search.api import NoPlan, plan_uncached
+from strategies.planner.steps.legal_steps import usable_placements
 from strategies.planner.steps.plan import Move, Price
 from strategies.planner.steps.prices import Sent, Time, TorchPrice
 from tests.tools.plans.oracle import Oracle, without_lone
@@ -66,10 +66,10 @@ def pairs_that_differ(
         costs: dict[object, dict[Spec, tuple[int, int]]] = {}
         for dst in specs:
             try:
-                found = searched(src, dst, price, flattened=names)
+                found = plan_uncached(src, dst, price, flattened=names)
             except NoPlan:
                 continue
-            offered = targets(plain(src), plain(dst))
+            offered = usable_placements(plain(src), plain(dst))
             if offered not in costs:
                 oracle = oracles.setdefault(offered, Oracle(offered, flattened))
                 costs[offered] = oracle.costs(without_lone(plain(src)), price)

@@ -14,9 +14,9 @@ from torch.distributed.tensor import Partial
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec
 from strategies.planner.steps.alpha_beta import REPLICATE
-from strategies.planner.steps.legal_steps import Placement, changes
+from strategies.planner.steps.legal_steps import Placement, legal_changes
 from strategies.planner.steps.plan import Move, Price
-from strategies.planner.steps.prices import step_of
+from strategies.planner.steps.prices import priced_step
 
 Cost = tuple[int, int]
 """A price and a number of steps."""
@@ -32,8 +32,8 @@ class Oracle:
     def steps(self, spec: Spec) -> list[tuple[Spec, Move, int]]:
         """The specs after each legal step, the move, and the memory that it needs."""
         if spec not in self._steps:
-            made = [(change, step_of(change.kind, change.axes, spec, change.now))
-                    for change in changes(spec, self.offered, self.flattened)]  # fmt: skip
+            made = [(change, priced_step(change.kind, change.axes, spec, change.now))
+                    for change in legal_changes(spec, self.offered, self.flattened)]  # fmt: skip
             self._steps[spec] = [(change.now, step.move, step.memory) for change, step in made]
         return self._steps[spec]
 

@@ -10,7 +10,7 @@ import torch
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
-from strategies.planner.steps.alpha_beta import commute
+from strategies.planner.steps.alpha_beta import partials_commute
 
 PLAIN = ("R", "S(0)", "S(1)", "P(sum)")
 
@@ -23,7 +23,7 @@ def every_spec(
     fits = [p for p in known if getattr(p, "dim", 0) < len(shape) or not hasattr(p, "dim")]
     found = []
     for placements in itertools.product(fits, repeat=len(sizes)):
-        if all(commute(one, other, dtype) for one, other in itertools.combinations(placements, 2)):
+        if all(partials_commute(one, other, dtype) for one, other in itertools.combinations(placements, 2)):
             found += orders_of(Spec(mesh, placements, shape, dtype))
     return found
 

@@ -24,15 +24,15 @@ from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.reductions import agreed
+from localtensor.layout.reductions import is_unambiguous
 from localtensor.layout.spec import Spec, StridedShard
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.execute.process_groups import Axes, Groups, axes_of, groups_along, redistribute_local
 from strategies.planner.search.api import plan
-from strategies.planner.steps.alpha_beta import commute
-from strategies.planner.steps.legal_steps import changes
+from strategies.planner.steps.alpha_beta import partials_commute
+from strategies.planner.steps.legal_steps import legal_changes
 from strategies.planner.steps.plan import Plan
-from strategies.planner.steps.prices import step_of
+from strategies.planner.steps.prices import priced_step
 from tests.strategies.planner.execute.random_specs import Drawn, drawn
 from tests.strategies.planner.execute.random_values import held_of, same, wrong
 
@@ -143,8 +143,8 @@ def every_step(
             axes for count in range(2, len(sizes) + 1) for axes in itertools.combinations(range(len(sizes)), count)
         ]
         for spec in _specs(mesh, shape, dtype, offered):
-            for change in changes(spec, offered, flattened):
-                step = step_of(change.kind, change.axes, spec, change.now)
+            for change in legal_changes(spec, offered, flattened):
+                step = priced_step(change.kind, change.axes, spec, change.now)
                 one = Drawn(0, next(number), spec, change.now)
                 yield Trial(one, Plan(spec, change.now, (step,), 0, "", "", 0))
 
@@ -152,12 +152,17 @@ def every_step(
 def _offered(shape: tuple[int, ...], dtype: torch.dtype) -> list[Placement]:
     cut = [Shard(dim) for dim in range(len(shape))]
     strided = [StridedShard(dim, split_factor=2) for dim in range(min(1, len(shape)))]
-    return [Replicate(), *cut, *strided, *(Partial(kind) for kind in ("sum", "max", "avg") if agreed(kind, dtype))]
+    return [
+        Replicate(),
+        *cut,
+        *strided,
+        *(Partial(kind) for kind in ("sum", "max", "avg") if is_unambiguous(kind, dtype)),
+    ]
 
 
 def _specs(mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, offered: Sequence[Placement]) -> Iterator[Spec]:
     for placements in itertools.product(offered, repeat=len(mesh.sizes)):
-        if all(commute(one, other, dtype) for one, other in itertools.combinations(placements, 2)):
+        if all(partials_commute(one, other, dtype) for one, other in itertools.combinations(placements, 2)):
             plain = Spec(mesh, placements, shape, dtype)
             stacks = [(dim, plain.cut_by(dim)) for dim in range(len(shape)) if len(plain.cut_by(dim)) > 1]
             orders = [[(dim, order) for order in itertools.permutations(axes)] for dim, axes in stacks]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from localtensor.concurrency.explorer import Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.sync import ScheduledSync
 from tests.tools.races.culprits_values import Counted, Culprit, Flight, Reentered, Tiny
 
 
-def two_ask(sync: Scheduled, kind: type[Tiny]) -> Program:
+def two_ask(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache, counted, got = kind(sync), Counted(sync), []
 
     def ask() -> None:
@@ -56,7 +56,7 @@ class OpensTooEarly(Tiny):
         flight.value, flight.done = value, True
 
 
-def a_failure_and_a_second_try(sync: Scheduled, kind: type[Tiny]) -> Program:
+def a_failure_and_a_second_try(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache, told, tries = kind(sync), [], []
 
     def fails() -> Any:
@@ -102,7 +102,7 @@ class SwallowsFailure(Tiny):
         flight.gate.open()
 
 
-def asks_for_itself(sync: Scheduled, kind: type[Tiny]) -> Program:
+def asks_for_itself(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache, told = kind(sync), []
 
     def again() -> Any:
@@ -130,7 +130,7 @@ class WaitsForItself(Tiny):
         pass
 
 
-def more_keys_than_room(sync: Scheduled, kind: type[Tiny]) -> Program:
+def more_keys_than_room(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache, busy = kind(sync, limit=1), set()
 
     def ask(key: str) -> None:
@@ -154,7 +154,7 @@ class EvictsFlights(Tiny):
             del self.table[next(iter(self.table))]
 
 
-def a_waiter_is_interrupted(sync: Scheduled, kind: type[Tiny]) -> Program:
+def a_waiter_is_interrupted(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache, counted = kind(sync), Counted(sync)
 
     def ask() -> None:
@@ -179,7 +179,7 @@ class LeaksWaiters(Tiny):
         return flight.result()
 
 
-def the_owner_is_interrupted(sync: Scheduled, kind: type[Tiny]) -> Program:
+def the_owner_is_interrupted(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache, slow = kind(sync), sync.gate("slow")
 
     def compute() -> str:
@@ -203,7 +203,7 @@ class CatchesExceptionsOnly(Tiny):
             super().fail(key, flight, error)
 
 
-def two_need_each_other(sync: Scheduled, kind: type[Tiny]) -> Program:
+def two_need_each_other(sync: ScheduledSync, kind: type[Tiny]) -> Program:
     cache = kind(sync)
 
     def ask(key: str, other: str) -> None:
@@ -218,7 +218,7 @@ def two_need_each_other(sync: Scheduled, kind: type[Tiny]) -> Program:
 class SeesCycles(Tiny):
     """Refuses a wait that would close a ring of threads, each of which waits for the next."""
 
-    def __init__(self, sync: Scheduled, limit: int = 99) -> None:
+    def __init__(self, sync: ScheduledSync, limit: int = 99) -> None:
         super().__init__(sync, limit)
         self.waits: dict[int, Flight] = {}
 

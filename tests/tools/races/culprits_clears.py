@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from localtensor.concurrency.explorer import Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.sync import ScheduledSync
 from tests.tools.races.culprits_values import Culprit, Tiny
 
 
-def a_clear_meets_a_computation(sync: Scheduled, kind: type[Any]) -> Program:
+def a_clear_meets_a_computation(sync: ScheduledSync, kind: type[Any]) -> Program:
     cache, world = kind(sync), {"rule": "old"}
 
     def compute() -> str:
@@ -53,7 +53,7 @@ class KeepsFlights(Tiny):
 class ClearWaits:
     """The clear takes the lock and waits for the computation, which needs the lock to end."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.lock, self.sync = sync.lock("lock"), sync
         self.value: str | None = None
         self.idle = sync.gate("idle")
@@ -79,7 +79,7 @@ class ClearWaits:
 class Numbered:
     """Each clear makes a new number; a result is kept if the number is still the one it began with."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.lock, self.number = sync.lock("lock"), 0
         self.value: str | None = None
 
@@ -109,7 +109,7 @@ class Wraps(Numbered):
         return 1 - self.number
 
 
-def two_clears_in_one_computation(sync: Scheduled, kind: type[Any]) -> Program:
+def two_clears_in_one_computation(sync: ScheduledSync, kind: type[Any]) -> Program:
     cache, world = kind(sync), {"rule": "old"}
 
     def compute() -> str:
@@ -129,7 +129,7 @@ def two_clears_in_one_computation(sync: Scheduled, kind: type[Any]) -> Program:
     return Program([lambda: cache.get("k", compute), change], check)
 
 
-def a_clear_of_all(sync: Scheduled, kind: type[Any]) -> Program:
+def a_clear_of_all(sync: ScheduledSync, kind: type[Any]) -> Program:
     every = kind(sync)
     for name in ("a", "b"):
         every.register(name)
@@ -139,7 +139,7 @@ def a_clear_of_all(sync: Scheduled, kind: type[Any]) -> Program:
 class Registry:
     """All caches, for one `clear_all`."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.lock = sync, sync.lock("lock")
         self.caches: dict[str, int] = {}
 

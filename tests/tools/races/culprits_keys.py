@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from localtensor.concurrency.explorer import Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.sync import ScheduledSync
 from tests.tools.races.culprits_values import Culprit, Tiny
 
 
 class Keyed:
     """The answer to (op, scalar) on a rank under a mode; `key` says of what it is remembered."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.cache, self.mode = sync, Tiny(sync), "grad"
 
     def key(self, op: str, scalar: int, rank: int) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ class WithTypes(Keyed):
 
 
 def of_two(first: tuple[int, int], second: tuple[int, int]) -> Any:
-    def program(sync: Scheduled, kind: type[Keyed]) -> Program:
+    def program(sync: ScheduledSync, kind: type[Keyed]) -> Program:
         keyed = kind(sync)
 
         def ask(scalar: int, rank: int) -> None:
@@ -76,7 +76,7 @@ class ReadsModeLate(Keyed):
         return answer
 
 
-def a_mode_changes(sync: Scheduled, kind: type[Keyed]) -> Program:
+def a_mode_changes(sync: ScheduledSync, kind: type[Keyed]) -> Program:
     keyed = kind(sync)
 
     def change() -> None:

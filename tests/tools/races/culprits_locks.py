@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from localtensor.concurrency.explorer import Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.sync import ScheduledSync
 from tests.tools.races.culprits_values import Culprit
 
 
 class Pair:
     """Two numbers that are equal whenever somebody may look."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.lock = sync, sync.lock("lock")
         self.one = self.two = 0
 
@@ -32,7 +32,7 @@ class Torn(Pair):
         self.two = value
 
 
-def a_reader_beside_a_writer(sync: Scheduled, kind: type[Pair]) -> Program:
+def a_reader_beside_a_writer(sync: ScheduledSync, kind: type[Pair]) -> Program:
     pair = kind(sync)
 
     def read() -> None:
@@ -43,7 +43,7 @@ def a_reader_beside_a_writer(sync: Scheduled, kind: type[Pair]) -> Program:
 
 
 class Counter:
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.lock, self.hits = sync, sync.lock("lock"), 0
 
     def add(self) -> None:
@@ -61,7 +61,7 @@ class Loses(Counter):
         self.bump()
 
 
-def three_count(sync: Scheduled, kind: type[Counter]) -> Program:
+def three_count(sync: ScheduledSync, kind: type[Counter]) -> Program:
     counter = kind(sync)
 
     def check() -> None:
@@ -73,7 +73,7 @@ def three_count(sync: Scheduled, kind: type[Counter]) -> Program:
 class Post:
     """One who waits for news, and one who has them."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.lock, self.news = sync, sync.lock("lock"), False
         self.gate = sync.gate("news")
 
@@ -102,13 +102,13 @@ class LosesWakeUp(Post):
             self.gate.open()
 
 
-def one_waits_one_tells(sync: Scheduled, kind: type[Post]) -> Program:
+def one_waits_one_tells(sync: ScheduledSync, kind: type[Post]) -> Program:
     post = kind(sync)
     return Program([post.wait, post.tell])
 
 
 class Accounts:
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.locks = [sync.lock("first lock"), sync.lock("second lock")]
         self.sums = [5, 5]
 
@@ -127,7 +127,7 @@ class WrongOrder(Accounts):
         return [source, target]
 
 
-def there_and_back(sync: Scheduled, kind: type[Accounts]) -> Program:
+def there_and_back(sync: ScheduledSync, kind: type[Accounts]) -> Program:
     accounts = kind(sync)
 
     def check() -> None:
@@ -139,7 +139,7 @@ def there_and_back(sync: Scheduled, kind: type[Accounts]) -> Program:
 class Lazy:
     """Made by the first who asks; the look before the lock is for speed."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.lock = sync, sync.lock("lock")
         self.made: dict[str, int] | None = None
 
@@ -167,7 +167,7 @@ class PublishesHalf(Lazy):
         self.made["n"] = 1
 
 
-def two_want_it(sync: Scheduled, kind: type[Lazy]) -> Program:
+def two_want_it(sync: ScheduledSync, kind: type[Lazy]) -> Program:
     lazy = kind(sync)
 
     def want() -> None:

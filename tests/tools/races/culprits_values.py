@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localtensor.concurrency.explorer import Program
-from localtensor.concurrency.sync import Scheduled
+from localtensor.concurrency.sync import ScheduledSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Culprit:
 
     name: str
     says: str
-    program: Callable[[Scheduled, Any], Program]
+    program: Callable[[ScheduledSync, Any], Program]
     wrong: Any
     right: Any
 
-    def of(self, kind: Any) -> Callable[[Scheduled], Program]:
+    def of(self, kind: Any) -> Callable[[ScheduledSync], Program]:
         return lambda sync: self.program(sync, kind)
 
 
@@ -32,7 +32,7 @@ class Reentered(Exception):
 
 
 class Flight:
-    def __init__(self, sync: Scheduled, key: object) -> None:
+    def __init__(self, sync: ScheduledSync, key: object) -> None:
         self.gate = sync.gate(f"gate of {key}")
         self.owner = sync.me()
         self.value: Any = None
@@ -48,7 +48,7 @@ class Flight:
 class Tiny:
     """One thread computes a key, the others wait; a failure goes to all of them and is not kept; re-entry raises."""
 
-    def __init__(self, sync: Scheduled, limit: int = 99) -> None:
+    def __init__(self, sync: ScheduledSync, limit: int = 99) -> None:
         self.sync, self.limit = sync, limit
         self.lock = sync.lock("lock")
         self.table: dict[Any, Flight] = {}
@@ -116,7 +116,7 @@ class Tiny:
 class Counted:
     """A computation that counts how often it ran, and may be interrupted by others in the middle."""
 
-    def __init__(self, sync: Scheduled) -> None:
+    def __init__(self, sync: ScheduledSync) -> None:
         self.sync, self.made = sync, []
 
     def __call__(self, key: Any = "k") -> Callable[[], Any]:

@@ -12,7 +12,7 @@ from localtensor.concurrency.single_flight import SingleFlightCache
 from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, BucketTable, Circular
 from strategies.propagation.races import cache_programs, linearizability
 from strategies.propagation.races import explore as races
-from strategies.propagation.races.cache_programs import World
+from strategies.propagation.races.cache_programs import CacheUnderTest
 from tests.localtensor.single_flight_threads import LONG, Held, Running, Watched
 
 CI = 20_000
@@ -170,7 +170,7 @@ class DropsWhatIsComputed(SingleFlightCache):
 def of(program, broken):
     """The program, over a broken cache."""
 
-    class Broken(World):
+    class Broken(CacheUnderTest):
         def make(self, sync, limit):
             return broken(name="broken", limit=limit, sync=sync)
 

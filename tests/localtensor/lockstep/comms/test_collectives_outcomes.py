@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from localtensor.collectives.c10d_table import SERVED, Brought
+from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments
 from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.comms.stacked_collectives import family_of_lists
-from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.lockstep.values.partition import every_rank_alone, everyone
 from tests.localtensor.both_ways import numbers, same
@@ -21,17 +21,17 @@ def brought(kind):
     many = {"all_gather": 2, "gather": 2, "all_to_all": 2, "all_gather_coalesced": 4}
     writes = [x] * many.get(kind, 2 if "coalesced" in kind else 1)
     rooted = kind in ("reduce", "broadcast", "gather", "scatter")
-    return Brought(reads, writes, op="max" if "reduce" in kind else None, root=1 if rooted else None)
+    return CallArguments(reads, writes, op="max" if "reduce" in kind else None, root=1 if rooted else None)
 
 
-QUICK = [served for served in SERVED.values() if served.kind in c10d_kernels._KERNELS]
+QUICK = [served for served in COLLECTIVE_OPS.values() if served.kind in c10d_kernels._KERNELS]
 
 
 @pytest.mark.parametrize("served", QUICK, ids=lambda served: served.kind)
 def test_both_ways_give_the_same(served):
     with LocalTensorMode(4) as mode:
         given = brought(served.kind)
-        with plainly():
+        with plain_dispatch():
             quick = c10d_kernels._KERNELS[served.kind](mode, given, PAIRS)
             slow = c10d_kernels.run_rank_by_rank(mode, served, given, PAIRS)
     assert quick is not None and len(quick) == len(slow) > 0
@@ -43,7 +43,10 @@ def test_both_ways_give_the_same(served):
 
 
 def test_every_kind_but_barriers_has_a_quick_way():
-    assert {served.kind for served in SERVED.values()} - set(c10d_kernels._KERNELS) == {"barrier", "monitored_barrier"}
+    assert {served.kind for served in COLLECTIVE_OPS.values()} - set(c10d_kernels._KERNELS) == {
+        "barrier",
+        "monitored_barrier",
+    }
 
 
 def test_joined_rows_and_moved_dims():

@@ -7,8 +7,8 @@ import torch
 
 from localtensor.lockstep.dispatch import batching_dims
 from localtensor.lockstep.dispatch.batching import BATCHING_RULES
-from localtensor.lockstep.dispatch.op_table import Execution, execution_of, facts, overload, table
-from localtensor.testing.lockstep_reference import Difference
+from localtensor.lockstep.dispatch.op_table import Execution, execution_of, list_ops, op_traits, overload
+from localtensor.testing.lockstep_reference import LockstepDifference
 from tests.tools.overloads.__main__ import report
 from tests.tools.overloads.capture import captured, tells
 from tests.tools.overloads.excuses import MISREAD, OTHER_KERNEL, excused
@@ -135,9 +135,9 @@ def test_what_models_are_made_of_in_every_plan(calls, name):
 
 
 def test_each_takes_the_way_that_the_table_says(records):
-    ways, seen = dict(table()), 0
+    ways, seen = dict(list_ops()), 0
     for name, record in records.items():
-        known = facts(overload(name))
+        known = op_traits(overload(name))
         taken = {way for way, times in record.ways.items() if times}
         allowed = {
             Execution.RANKS: {"rows"},
@@ -186,7 +186,7 @@ def test_a_wrong_stride_and_a_lost_write_are_caught(calls, monkeypatch):
 
 
 def test_excuses_are_for_what_they_say():
-    value, stride = (Difference(0, "result", what, None, None) for what in ("value", "stride"))
+    value, stride = (LockstepDifference(0, "result", what, None, None) for what in ("value", "stride"))
     assert excused("aten::empty_like", "alone", value) and not excused("aten::empty_like", "alone", stride)
     for name in MISREAD + OTHER_KERNEL:
         assert excused(name, "strided", value) and not excused(name, "alone", value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.dispatch.execute import PerRow, copy_lazy_flags, dense_rows, same
+from localtensor.lockstep.dispatch.execute import PerRow, copy_lazy_flags, dense_rows, equal_or_nan
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int
@@ -154,4 +154,4 @@ def test_tidy_makes_each_row_dense():
     ("one", "other", "wanted"), [(1, 1, True), (math.nan, math.nan, True), (1, 2, False), (math.nan, 1.0, False)]
 )
 def test_same_numbers(one, other, wanted):
-    assert same(one, other) is wanted and isinstance(PerRow([one]), list)
+    assert equal_or_nan(one, other) is wanted and isinstance(PerRow([one]), list)

@@ -10,7 +10,14 @@ import torch
 
 from localtensor.lockstep.dispatch import execute, op_table
 from localtensor.lockstep.dispatch.decompositions import functional_overload
-from localtensor.lockstep.dispatch.op_table import WRONG_BATCHING_RULES, Execution, execution_of, facts, overload, table
+from localtensor.lockstep.dispatch.op_table import (
+    WRONG_BATCHING_RULES,
+    Execution,
+    execution_of,
+    list_ops,
+    op_traits,
+    overload,
+)
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.partition import everyone
 from localtensor.testing.lockstep_reference import check_op
@@ -34,7 +41,7 @@ def numbers(*shape, rows=RANKS):
 
 
 def test_every_overload_has_a_way():
-    found = dict(table())
+    found = dict(list_ops())
     assert len(found) > 3000 and set(found.values()) == set(Execution)
     assert all(overload(name).name() == name for name in list(found)[::50])
     if torch.__version__.startswith("2.13."):
@@ -54,10 +61,10 @@ def test_known_ways(op, way):
 
 LATE = """
 import torch
-from localtensor.lockstep.dispatch.op_table import table
-before = dict(table())
+from localtensor.lockstep.dispatch.op_table import list_ops
+before = dict(list_ops())
 torch.vmap(torch.sin)(torch.ones(2))
-print(sorted(name for name, way in table() if way is not before[name]))
+print(sorted(name for name, way in list_ops() if way is not before[name]))
 """
 
 
@@ -85,17 +92,19 @@ def test_what_is_no_overload_is_none():
     (aten._foreach_add_.Scalar, ((0, "self"),), (), False),
 ])  # fmt: skip
 def test_facts(op, writes, returns, views):
-    known = facts(op)
+    known = op_traits(op)
     assert (known.writes, known.returns, known.views) == (writes, returns, views)
-    assert facts(op) is known
+    assert op_traits(op) is known
 
 
 def test_batch_norm_writes_only_in_training(mode):
     outside = torch.zeros(3), torch.ones(3)  # belong to all ranks
     x = numbers(5, 3)
-    assert facts(aten.native_batch_norm.default).if_training == (5, "training")
-    assert facts(aten._native_batch_norm_legit.default).if_training == (5, "training")
-    assert facts(aten.add_.Tensor).if_training is facts(aten._batch_norm_with_update.default).if_training is None
+    assert op_traits(aten.native_batch_norm.default).if_training == (5, "training")
+    assert op_traits(aten._native_batch_norm_legit.default).if_training == (5, "training")
+    assert (
+        op_traits(aten.add_.Tensor).if_training is op_traits(aten._batch_norm_with_update.default).if_training is None
+    )
     check_op(aten.native_batch_norm.default, x, None, None, *outside, False, 0.1, 1e-5)
     assert outside[0].tolist() == [0, 0, 0]
     means = torch.zeros(3)  # a LocalTensor, the same on all ranks
@@ -109,7 +118,7 @@ def test_batch_norm_writes_only_in_training(mode):
 ])  # fmt: skip
 def test_the_op_behind_out(op, functional):
     assert functional_overload(op) is functional
-    assert (facts(op).rewrite is not None) == (functional is not None)
+    assert (op_traits(op).rewrite is not None) == (functional is not None)
 
 
 # -- how often an op is executed
@@ -158,7 +167,7 @@ def test_a_plain_tensor_is_done_once(mode, counted):
 
 
 def test_the_value_does_not_matter_to_what_is_like_another(mode):
-    assert facts(aten.zeros_like.default).value_free and not facts(aten.clone.default).value_free
+    assert op_traits(aten.zeros_like.default).value_free and not op_traits(aten.clone.default).value_free
     assert torch.zeros_like(numbers(3))._partition.uniform
 
 

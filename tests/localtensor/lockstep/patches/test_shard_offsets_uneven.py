@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from localtensor.layout.shards import bounds
+from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches.shard_offsets import gather_uneven
 
 
 def shard(whole, dim, rank, ranks):
-    start, length = bounds(whole.shape[dim], ranks)[rank]
+    start, length = chunk_bounds(whole.shape[dim], ranks)[rank]
     return whole.narrow(dim, start, length)
 
 

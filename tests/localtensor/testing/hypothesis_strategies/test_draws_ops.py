@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from torch.testing._internal.common_methods_invocations import op_db
 
 from localtensor.testing import draws
-from localtensor.testing.hypothesis_strategies.op_calls import MOST_NUMEL, OpCall, count, database, full_names, knows
+from localtensor.testing.hypothesis_strategies.op_calls import (
+    MOST_NUMEL,
+    OpCall,
+    full_names,
+    opinfo_database,
+    sample_count,
+    supports_dtype,
+)
 
 
 def test_torch_has_the_parts_that_the_room_names():
@@ -22,7 +29,7 @@ def test_torch_has_the_parts_that_the_room_names():
     assert drawn.set_seed in (True, False)
     sample = next(drawn)
     assert isinstance(sample.input, torch.Tensor) and isinstance(sample.args, tuple) and isinstance(sample.kwargs, dict)
-    assert len(database()) == len(op_db)
+    assert len(opinfo_database()) == len(op_db)
 
 
 def test_the_doors_open_without_the_database_and_the_strategy_too():
@@ -75,14 +82,14 @@ def test_a_name_is_all_variants_of_it():
 
 def test_ops_that_do_not_know_the_dtype_do_not_come():
     assert full_names(["add", "nn.functional.relu"], (torch.bool,)) == ("add",)
-    assert knows("add", torch.bool) and not knows("linalg.qr", torch.int64)
+    assert supports_dtype("add", torch.bool) and not supports_dtype("linalg.qr", torch.int64)
 
 
 def test_samples_are_small_and_a_number_past_the_last_begins_again():
-    many = count("grid_sampler_3d", torch.float32, 0)
+    many = sample_count("grid_sampler_3d", torch.float32, 0)
     assert all(x.numel() <= MOST_NUMEL for n in range(many) for x in OpCall("grid_sampler_3d", torch.float32, n).args
                if isinstance(x, torch.Tensor))  # fmt: skip
-    many = count("add", torch.float32, 0)
+    many = sample_count("add", torch.float32, 0)
     assert OpCall("add", torch.float32, many).says == OpCall("add", torch.float32, 0).says
 
 

@@ -8,7 +8,7 @@ from localtensor.errors import BadPlacement, LocalTensorError
 from localtensor.layout import shards
 from localtensor.layout.spec import StridedShard
 from localtensor.testing import draws
-from localtensor.testing.hypothesis_strategies.layouts import cut
+from localtensor.testing.hypothesis_strategies.layouts import cut_pieces
 
 COMPARED = [dtype for dtype in draws.DTYPES if not dtype.is_complex]
 
@@ -88,8 +88,8 @@ def test_odd_seeds_have_the_second_form_of_partial_values():
 def test_another_seed_splits_another_way_and_the_same_the_same():
     x = draws.Sharded.of("f32[5] @ a=2:P(sum)", "ones", 0).spec
     whole = torch.ones(5)
-    assert_same(torch.stack(cut(whole, x, 0)), torch.stack(cut(whole, x, 0)))
-    assert not torch.equal(torch.stack(cut(whole, x, 0)), torch.stack(cut(whole, x, 2)))
+    assert_same(torch.stack(cut_pieces(whole, x, 0)), torch.stack(cut_pieces(whole, x, 0)))
+    assert not torch.equal(torch.stack(cut_pieces(whole, x, 0)), torch.stack(cut_pieces(whole, x, 2)))
 
 
 def test_its_print_makes_it_again():

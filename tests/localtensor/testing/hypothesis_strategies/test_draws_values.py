@@ -5,7 +5,15 @@ import itertools
 import pytest
 import torch
 
-from localtensor.testing.hypothesis_strategies.values import DTYPES, PATTERNS, USUAL, BadDraw, Drawn, bound, unit
+from localtensor.testing.hypothesis_strategies.values import (
+    DTYPES,
+    PATTERNS,
+    USUAL,
+    BadDraw,
+    Drawn,
+    exact_bound,
+    exact_unit,
+)
 
 EXACT = [pattern for pattern in USUAL if pattern != "extremes"]
 FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
@@ -28,7 +36,7 @@ def test_each_number_of_an_exact_pattern_is_a_multiple_of_the_unit_within_the_bo
     for seed in range(20):
         x = Drawn((6, 5), dtype, pattern, seed).tensor()
         x = torch.view_as_real(x) if dtype.is_complex else x.double()
-        assert (x.abs() <= bound(dtype)).all() and (x.double() / unit(dtype) % 1 == 0).all()
+        assert (x.abs() <= exact_bound(dtype)).all() and (x.double() / exact_unit(dtype) % 1 == 0).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

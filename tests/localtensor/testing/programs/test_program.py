@@ -15,7 +15,7 @@ from localtensor.errors import RankRaised
 from localtensor.testing import assert_same
 from localtensor.testing.programs.model import COLLECTIVES, KINDS, MESSAGES, Event, Step
 from localtensor.testing.programs.program import RankProgram
-from localtensor.testing.programs.reference import Illegal
+from localtensor.testing.programs.reference import IllegalProgram
 from localtensor.testing.programs.strategy import LOCAL, NoProgram, rank_programs
 
 few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -105,7 +105,7 @@ def test_what_it_expects_is_worked_out_by_hand():
 
 def test_a_wrong_program_has_no_expectation():
     alone = PROGRAM.changed(1, [])
-    with pytest.raises(Illegal):
+    with pytest.raises(IllegalProgram):
         alone.expected()
 
 

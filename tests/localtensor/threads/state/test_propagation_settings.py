@@ -10,7 +10,7 @@ from torch.distributed.tensor import _redistribute
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.threads.state import propagation_settings
-from localtensor.threads.state.propagation_settings import PRIVATE, SETTINGS, ambient
+from localtensor.threads.state.propagation_settings import PRIVATE, SETTINGS, ambient_settings
 from strategies.model.rule import Leaf
 from strategies.propagation.cache import key_of
 
@@ -47,7 +47,7 @@ CHANGES = [
 
 
 def named():
-    return dict(zip([setting.name for setting in SETTINGS], ambient(), strict=True))
+    return dict(zip([setting.name for setting in SETTINGS], ambient_settings(), strict=True))
 
 
 def key():
@@ -66,22 +66,22 @@ def test_each_setting_splits_the_key(name, change):
 def test_every_setting_is_tried_and_has_a_reason():
     assert {name for name, _ in CHANGES} == {setting.name for setting in SETTINGS}
     assert all(setting.why and setting.changes for setting in SETTINGS)
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == len(ambient())
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS) == len(ambient_settings())
 
 
 def test_torchs_own_switches_for_the_planner_are_those_that_are_read():
-    before = ambient()
+    before = ambient_settings()
     with _redistribute.use_min_cost_redistribution_plan():
-        assert ambient() != before
+        assert ambient_settings() != before
     with _redistribute.disable_redistribute_transform_optimization():
-        assert ambient() != before
+        assert ambient_settings() != before
 
 
 def test_autocast_tells_dtypes_apart():
     found = []
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype=dtype):
-            found.append(ambient())
+            found.append(ambient_settings())
     assert found[0] != found[1]
 
 
@@ -123,7 +123,7 @@ def test_values_can_be_hashed_whatever_is_on():
     with contextlib.ExitStack() as stack:
         for _, change in CHANGES:
             stack.enter_context(change())
-        assert hash(ambient()) == hash(ambient())
+        assert hash(ambient_settings()) == hash(ambient_settings())
 
 
 def test_every_private_part_is_there():

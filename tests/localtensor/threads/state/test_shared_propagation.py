@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor.concurrency.single_flight import Same
+from localtensor.concurrency.single_flight import IdentityKey
 from localtensor.threads.state import shared_propagation
 
 
@@ -276,8 +276,8 @@ def test_two_rules_are_one_only_if_they_are_the_same_object_which_lives_as_long_
         __hash__ = None
 
     first = Rule()
-    name, kept = Same(first), weakref.ref(first)
-    assert name == Same(first) and name != Same(Rule()) and name != first
+    name, kept = IdentityKey(first), weakref.ref(first)
+    assert name == IdentityKey(first) and name != IdentityKey(Rule()) and name != first
     del first
     gc.collect()
     assert kept() is not None

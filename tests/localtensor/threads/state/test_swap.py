@@ -281,16 +281,16 @@ def test_precisions_of_mixed_switches_do_not_stop_a_hand_over(ranks):
 
 def test_a_hand_over_inside_modes_changes_nothing_they_see(ranks):
     class Listens(TorchDispatchMode):
-        heard = 0
+        rank_results = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.heard += 1
+            self.rank_results += 1
             return func(*args, **(kwargs or {}))
 
     with Listens() as mode, torch.device("meta"), torch.inference_mode():
         switch(*ranks)
         switch(ranks[1], ranks[0])
-        assert mode.heard == 0
+        assert mode.rank_results == 0
 
 
 LATE = """

@@ -8,14 +8,14 @@ from localtensor.errors import LocalTensorError
 from strategies.base.journal import open_journal
 from strategies.base.options import BadOption
 from strategies.cli.commands import coverage
-from strategies.cli.commands.coverage import of_lines, run
+from strategies.cli.commands.coverage import coverage_of_lines, run
 from strategies.cli.options import CoverageOptions
-from strategies.model.verdict import Crash, Unit
+from strategies.model.verdict import Crash, WorkUnit
 from strategies.torch_api import population
-from strategies.torch_api.population import Member
+from strategies.torch_api.population import RegisteredOverload
 from strategies.validation import finding
 from strategies.validation import finding as findings
-from strategies.validation.finding import Settled, TaskResult, of_instance
+from strategies.validation.finding import RuleOutcome, TaskResult, finding_of_instance
 from tests.strategies.validation.test_finding_candidate import instance
 
 CUMPROD, NEG, MM = "aten.cumprod.default", "aten.neg.default", "aten.mm.default"
@@ -27,12 +27,12 @@ BEGIN = {
 
 
 def line(op=CUMPROD, trial="alone", mesh=(2,), **what):
-    return {**finding.task_line(TaskResult(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
+    return {**finding.task_line(TaskResult(WorkUnit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
 
 
 def settled(name=RULE, *, cleared=False):
-    finding = None if cleared else of_instance(instance(), "it is wrong")
-    return {**findings.settled_line(Settled(name, finding)), "run": "r"}
+    finding = None if cleared else finding_of_instance(instance(), "it is wrong")
+    return {**findings.outcome_line(RuleOutcome(name, finding)), "run": "r"}
 
 
 LINES = [
@@ -42,8 +42,8 @@ LINES = [
 
 @pytest.fixture
 def members(monkeypatch):
-    kinds = [Member(op, "single-dim strategy") for op in (CUMPROD, MM, NEG)]
-    monkeypatch.setattr(population, "everything", lambda device: kinds if device == "cpu" else [])
+    kinds = [RegisteredOverload(op, "single-dim strategy") for op in (CUMPROD, MM, NEG)]
+    monkeypatch.setattr(population, "all_registered_overloads", lambda device: kinds if device == "cpu" else [])
 
 
 def written(path, *lines, **begin):
@@ -68,7 +68,7 @@ def ran(capsys, journal, json_file=None):
 
 
 def test_samples_add_up_over_meshes_and_verdicts_are_those_met():
-    found = of_lines(LINES)
+    found = coverage_of_lines(LINES)
     assert sorted(found) == [CUMPROD, NEG]
     assert (found[CUMPROD].samples, found[CUMPROD].verdicts) == (5, {"sound", "unsound"})
     assert (found[NEG].samples, found[NEG].verdicts, found[NEG].reasons) == (0, frozenset(), ())
@@ -77,17 +77,22 @@ def test_samples_add_up_over_meshes_and_verdicts_are_those_met():
 def test_reasons_are_those_of_rules_samples_crashes_and_findings_each_once():
     told = line(untestable={"a": "no such dim", "b": "no such dim"}, skipped={"it refuses": 2},
                 crashed=[Crash(CUMPROD, "x", "died")])  # fmt: skip
-    assert of_lines([told, told, settled()])[CUMPROD].reasons == ("no such dim", "it refuses", "died", "it is wrong")
+    assert coverage_of_lines([told, told, settled()])[CUMPROD].reasons == (
+        "no such dim",
+        "it refuses",
+        "died",
+        "it is wrong",
+    )
 
 
 def test_what_a_real_run_cleared_is_sound():
-    assert of_lines([line(samples=1), settled(cleared=True)])[CUMPROD].verdicts == {"sound"}
+    assert coverage_of_lines([line(samples=1), settled(cleared=True)])[CUMPROD].verdicts == {"sound"}
 
 
 def test_programs_say_nothing_of_a_rule():
     lines = [line(samples=1), line(trial="meshes", mesh=(2, 2), samples=7, sound={"x"}),
              line(NEG, trial="pairs", samples=7), settled(f"{CUMPROD} on (2, 2): (S(1), R)")]  # fmt: skip
-    found = of_lines(lines)
+    found = coverage_of_lines(lines)
     assert (sorted(found), found[CUMPROD].samples, found[CUMPROD].verdicts) == ([CUMPROD], 1, frozenset())
 
 
@@ -162,7 +167,7 @@ def test_without_a_journal_everything_is_tried_now(monkeypatch, capsys):
             journal.add(one)
         return ()
 
-    monkeypatch.setattr(coverage, "put_on_trial", put_on_trial)
+    monkeypatch.setattr(coverage, "run_validation", put_on_trial)
     code, out, _ = ran(capsys, None)
     assert (code, asked) == (0, [(True, (2, 3), 0, 1, None)]) and out
 
@@ -171,6 +176,6 @@ def test_a_failure_of_our_own_is_no_verdict(monkeypatch, capsys):
     def put_on_trial(*_):
         raise LocalTensorError("no room")
 
-    monkeypatch.setattr(coverage, "put_on_trial", put_on_trial)
+    monkeypatch.setattr(coverage, "run_validation", put_on_trial)
     code, _, errors = ran(capsys, None)
     assert (code, errors) == (3, "localtensor itself failed: no room\n")

@@ -12,27 +12,27 @@ from strategies.cli.commands import gate
 from strategies.cli.commands.gate import run
 from strategies.gate import baseline
 from strategies.gate import plan as gate_work
-from strategies.gate.baseline import Entry, Key
-from strategies.gate.decision import Coverage
+from strategies.gate.baseline import BaselineEntry, FindingKey
+from strategies.gate.decision import RunCoverage
 from strategies.gate.options import GateOptions
-from strategies.gate.plan import Work
+from strategies.gate.plan import GateFindings
 from strategies.model.rule import Rule
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 from tests.strategies import users
 
 OP = "my.scale.default"
-KEY = Key(OP, "S(0) -> S(0)", "real", "1 axis")
+KEY = FindingKey(OP, "S(0) -> S(0)", "real", "1 axis")
 FOUND = Finding(
     Rule(OP, (Shard(0),), (Shard(0),)), 2, Verdict.UNSOUND, "1 at [0] where the op gives 2", ("f64[2]",), "#1", "gloo",
     kinds=(("real", "1 axis"),),
 )  # fmt: skip
 REPORT = Report("2.13.0", 0, (2,), "gloo", Counts(instances=9, overloads=1))
-ALL = Coverage(frozenset({OP}), frozenset({OP}), frozenset({(OP, "real", "1 axis", "alone")}))
-CLEAN = Work(REPORT, ALL, Path("/"))
+ALL = RunCoverage(frozenset({OP}), frozenset({OP}), frozenset({(OP, "real", "1 axis", "alone")}))
+CLEAN = GateFindings(REPORT, ALL, Path("/"))
 WRONG = replace(CLEAN, report=replace(REPORT, findings=(FOUND,)))
 DEAD = replace(CLEAN, report=replace(REPORT, crashed=(Crash(OP, "scale(f64[2])", "the process died with SIGSEGV"),)),
-               tried=Coverage(frozenset({OP})))  # fmt: skip
+               tried=RunCoverage(frozenset({OP})))  # fmt: skip
 FILE = Path("localtensor-baseline.json")
 
 
@@ -54,8 +54,8 @@ def gated(monkeypatch, capsys):
                 raise found
             return replace(found, top=Path.cwd())
 
-        monkeypatch.setattr(gate_work, "work", answer)
-        monkeypatch.setattr(gate_work, "chosen", lambda *_: None)
+        monkeypatch.setattr(gate_work, "run_plan", answer)
+        monkeypatch.setattr(gate_work, "make_plan", lambda *_: None)
         return run(GateOptions(rules="my_rules", quiet=True, **options)), *capsys.readouterr()
 
     return go
@@ -79,17 +79,17 @@ def test_0_nothing_wrong(gated):
 
 
 def test_0_what_is_wrong_is_accepted(gated):
-    accept(Entry(KEY, "known"))
+    accept(BaselineEntry(KEY, "known"))
     code, out, _ = gated(WRONG)
     assert code == 0 and "1 accepted" in out
 
 
 def test_0_nothing_had_to_be_judged(gated):
     note = "no rule changed since HEAD: nothing had to be judged (3 overloads unchanged)"
-    idle = Work(replace(REPORT, counts=Counts()), Coverage(), Path("/"), notes=(note,), idle=True)
-    accept(Entry(KEY, "known"))
+    idle = GateFindings(replace(REPORT, counts=Counts()), RunCoverage(), Path("/"), notes=(note,), idle=True)
+    accept(BaselineEntry(KEY, "known"))
     code, out, _ = gated(idle)
-    assert code == 0 and f"note {note}\n" in out and held() == (Entry(KEY, "known"),)
+    assert code == 0 and f"note {note}\n" in out and held() == (BaselineEntry(KEY, "known"),)
 
 
 def test_1_what_nobody_has_accepted(gated):
@@ -99,9 +99,9 @@ def test_1_what_nobody_has_accepted(gated):
 
 
 def test_1_what_is_gone_and_still_accepted(gated):
-    accept(Entry(KEY, "known"))
+    accept(BaselineEntry(KEY, "known"))
     code, out, _ = gated(CLEAN)
-    assert code == 1 and f"gone, run --update {KEY}: known" in out and held() == (Entry(KEY, "known"),)
+    assert code == 1 and f"gone, run --update {KEY}: known" in out and held() == (BaselineEntry(KEY, "known"),)
 
 
 def test_2_a_baseline_that_is_none(gated):
@@ -128,7 +128,7 @@ def test_3_a_crash(gated):
 
 
 def test_3_nothing_tested(gated):
-    code, out, _ = gated(replace(CLEAN, report=replace(REPORT, counts=Counts()), tried=Coverage()))
+    code, out, _ = gated(replace(CLEAN, report=replace(REPORT, counts=Counts()), tried=RunCoverage()))
     assert code == 3 and "trouble nothing was tested" in out
 
 
@@ -150,7 +150,7 @@ def test_3_a_file_that_cannot_be_written_after_all(gated, monkeypatch):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("ours")])
 def test_what_is_no_refusal_goes_on_to_the_caller_and_the_baseline_stays(error, gated):
-    accept(Entry(KEY, "known"))
+    accept(BaselineEntry(KEY, "known"))
     before = FILE.read_bytes()
     with pytest.raises(type(error)):
         gated(error, update=True, accept="why")
@@ -162,25 +162,25 @@ def test_what_is_no_refusal_goes_on_to_the_caller_and_the_baseline_stays(error, 
 
 def test_to_accept_writes_what_is_new_and_passes(gated):
     code, out, _ = gated(WRONG, accept=" torch#7 ", expires="2999-01-01")
-    assert (code, held()) == (0, (Entry(KEY, "torch#7", dt.date(2999, 1, 1)),))
+    assert (code, held()) == (0, (BaselineEntry(KEY, "torch#7", dt.date(2999, 1, 1)),))
     assert "done localtensor-baseline.json: 1 written, 0 removed" in out and "is not there" not in out
 
 
 def test_to_accept_a_crash_ends_the_trouble(gated):
     assert gated(DEAD, accept="torch#8")[0] == 0
-    assert held() == (Entry(Key(OP, "crashed", "any", "any"), "torch#8"),)
+    assert held() == (BaselineEntry(FindingKey(OP, "crashed", "any", "any"), "torch#8"),)
     assert gated(DEAD)[0] == 0
 
 
 def test_to_accept_does_not_remove_what_is_gone(gated):
-    other = Entry(replace(KEY, rule="S(1) -> S(1)"), "known")
+    other = BaselineEntry(replace(KEY, rule="S(1) -> S(1)"), "known")
     accept(other)
     assert gated(WRONG, accept="why")[0] == 1
-    assert set(held()) == {other, Entry(KEY, "why")}
+    assert set(held()) == {other, BaselineEntry(KEY, "why")}
 
 
 def test_an_update_removes_what_is_gone_and_passes(gated):
-    accept(Entry(KEY, "known"))
+    accept(BaselineEntry(KEY, "known"))
     code, out, _ = gated(CLEAN, update=True)
     assert (code, held()) == (0, ()) and "done localtensor-baseline.json: 0 written, 1 removed" in out
 
@@ -198,22 +198,22 @@ def test_an_update_without_a_baseline_makes_none(gated):
 
 
 def test_both_in_one_run(gated):
-    accept(Entry(replace(KEY, rule="S(1) -> S(1)"), "known"))
+    accept(BaselineEntry(replace(KEY, rule="S(1) -> S(1)"), "known"))
     assert gated(WRONG, update=True, accept="why")[0] == 0
-    assert held() == (Entry(KEY, "why"),)
+    assert held() == (BaselineEntry(KEY, "why"),)
 
 
 def test_a_baseline_that_changes_meanwhile_is_not_overwritten(gated, monkeypatch):
     accept()
-    text = baseline.as_text(baseline.Baseline(FILE, entries=(Entry(KEY, "theirs"),)), "2.13.0")
-    beside = Work.beside
-    monkeypatch.setattr(Work, "beside", lambda *given: FILE.write_text(text) and beside(*given))
+    text = baseline.as_text(baseline.Baseline(FILE, entries=(BaselineEntry(KEY, "theirs"),)), "2.13.0")
+    beside = GateFindings.beside
+    monkeypatch.setattr(GateFindings, "beside", lambda *given: FILE.write_text(text) and beside(*given))
     code, _, errors = gated(WRONG, accept="ours")
-    assert code == 2 and "it changed while the gate ran" in errors and held() == (Entry(KEY, "theirs"),)
+    assert code == 2 and "it changed while the gate ran" in errors and held() == (BaselineEntry(KEY, "theirs"),)
 
 
 def test_entries_of_overloads_that_are_not_among_those_judged_are_told(gated):
-    accept(*(Entry(replace(KEY, op=f"my.{name}.default"), "known") for name in "abc"))
+    accept(*(BaselineEntry(replace(KEY, op=f"my.{name}.default"), "known") for name in "abc"))
     code, out, _ = gated(replace(CLEAN, looked_at=frozenset({OP, "my.b.default"})))
     assert code == 0
     assert "has entries of overloads that are not among those judged here: my.a.default and 1 more" in out

@@ -10,10 +10,10 @@ from strategies.cli import commands
 from strategies.cli.app import app
 from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import exit_code, run
-from strategies.cli.options import ValidateOptions, plan_sizes
-from strategies.planner.audit.compare import RIGHT, Outcome
-from strategies.planner.audit.report import AuditResult, Cause, as_json, as_text, rows, wasted
-from strategies.planner.audit.verdict import Verdict
+from strategies.cli.options import ValidateOptions, parse_mesh
+from strategies.planner.audit.compare import CORRECT, Outcome
+from strategies.planner.audit.report import AuditResult, Cause, audit_json, audit_text, count_outcomes, total_waste
+from strategies.planner.audit.verdict import PairVerdict
 from tests.tools.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 
@@ -60,9 +60,9 @@ def test_what_does_not_go_together_is_refused_by_its_name(line, named, capfd):
 
 
 def test_a_mesh_is_sizes_with_commas_between():
-    assert (plan_sizes("2"), plan_sizes("2,3"), plan_sizes("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
+    assert (parse_mesh("2"), parse_mesh("2,3"), parse_mesh("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
     with pytest.raises(BadOption, match="a mesh is a size"):
-        plan_sizes("\N{SUPERSCRIPT TWO}")
+        parse_mesh("\N{SUPERSCRIPT TWO}")
 
 
 def test_a_mesh_that_is_named_twice_is_tried_once(capsys):
@@ -71,8 +71,8 @@ def test_a_mesh_that_is_named_twice_is_tried_once(capsys):
 
 
 def test_exit_codes():
-    verdict = Verdict(PAIR, "greedy", RIGHT, None)
-    tried = AuditResult("2.13.0", 0, rows([verdict]), (), ())
+    verdict = PairVerdict(PAIR, "greedy", CORRECT, None)
+    tried = AuditResult("2.13.0", 0, count_outcomes([verdict]), (), ())
     assert exit_code(NOTHING) == 3
     assert exit_code(tried) == 0
     assert exit_code(AuditResult("2.13.0", 0, tried.rows, (CAUSE,), ())) == 1
@@ -81,17 +81,17 @@ def test_exit_codes():
 
 
 def test_a_report_names_the_finding_its_planners_and_its_smallest_pair():
-    verdicts = [Verdict(PAIR, "greedy", REFUSED, None)]
+    verdicts = [PairVerdict(PAIR, "greedy", REFUSED, None)]
     suspected = Cause("x", PAIR, ("greedy", "graph"), Outcome("wrong", "rank 0 holds"), 1, PAIR, note="right: ")
-    tried = AuditResult("2.13.0", 7, rows(verdicts), (CAUSE, suspected), wasted(verdicts), whole=False)
-    text = as_text(tried)
+    tried = AuditResult("2.13.0", 7, count_outcomes(verdicts), (CAUSE, suspected), total_waste(verdicts), whole=False)
+    text = audit_text(tried)
     assert "DTensor's own redistribution, torch 2.13.0: 1 on (2,); seed 7" in text
     assert "S(0) -> P(sum)  (greedy; met 3 times; a user cannot ask for it)" in text
     assert "f64[1] @ a:S(0) -> a:P(sum) on (2,): RuntimeError: not supported" in text
     assert text.index("On simulated ranks only") > text.index("Refused, though there is a plan")
     assert "real processes: right" in text
     assert "Stopped before all was tried." in text
-    told = json.loads(as_json(tried, 1))
+    told = json.loads(audit_json(tried, 1))
     assert (told["exit"], told["pairs"], told["rows"][0]["refused"]) == (1, 1, 1)
     assert told["findings"][0]["src"] == {"placements": ["S(0)"], "order": []}
     assert [one["confirmed"] for one in told["findings"]] == [True, False]
@@ -127,10 +127,10 @@ def test_unconfirmed_findings_are_no_findings(few, capsys):
 
 def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
     def judge(pairs, mode, seed):
-        yield Verdict(PAIR, mode, REFUSED, None)
+        yield PairVerdict(PAIR, mode, REFUSED, None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans_audit, "judge", judge)
+    monkeypatch.setattr(plans_audit, "pair_verdicts", judge)
     assert run(asked(mesh=("2",), samples=5, quiet=True)) == 130
     text = capsys.readouterr().out
     assert "Stopped before all was tried." in text
@@ -161,7 +161,7 @@ def test_a_place_that_takes_no_file_is_refused_before_the_work(option, name, sai
 
 def test_a_size_beyond_all_numbers_of_the_machine_is_refused():
     with pytest.raises(BadOption, match="these are more than 64 ranks"):
-        plan_sizes("99999999999999999999999")
+        parse_mesh("99999999999999999999999")
 
 
 def test_a_seed_that_generators_do_not_take_is_refused():
@@ -170,7 +170,7 @@ def test_a_seed_that_generators_do_not_take_is_refused():
 
 
 def test_a_full_standard_output_is_infrastructure_and_the_files_are_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(commands, "wrote", lambda text: "cannot write to standard output: full.")
+    monkeypatch.setattr(commands, "write_stdout", lambda text: "cannot write to standard output: full.")
     options = asked(mesh=("2",), samples=1, confirm="none", json=tmp_path / "r.json", quiet=True)
     assert run(options) == 3
     assert capsys.readouterr().err == "localtensor: cannot write to standard output: full.\n"

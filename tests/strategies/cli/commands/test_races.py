@@ -10,13 +10,13 @@ import pytest
 
 from localtensor.concurrency.results import Failure
 from strategies.base.options import BadOption
-from strategies.base.signals import CLEAN, NOTHING, WRONG
+from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG
 from strategies.cli import commands
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore as races
-from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
+from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding
 
 FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (1, "takes lock")))
 
@@ -42,7 +42,7 @@ def test_a_folder_for_a_file_is_refused(tmp_path):
 
 def test_nothing_found_is_told_and_written(tmp_path, capsys):
     file = tmp_path / "races.json"
-    assert run(RacesOptions("once", schedules=26, json=file)) == CLEAN
+    assert run(RacesOptions("once", schedules=26, json=file)) == EXIT_CLEAN
     out = capsys.readouterr().out
     assert "no findings in 26 tried" in out and "Repeat:" not in out
     report = json.loads(file.read_text())
@@ -52,7 +52,7 @@ def test_nothing_found_is_told_and_written(tmp_path, capsys):
 
 def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
-    assert run(RacesOptions("once", repro=tmp_path / "scripts")) == WRONG
+    assert run(RacesOptions("once", repro=tmp_path / "scripts")) == EXIT_WRONG
     out = capsys.readouterr().out
     assert "1. asks: deadlock, once" in out and "thread 1: takes lock" in out and "Replay: bounded:1:1" in out
     script = tmp_path / "scripts" / "races_asks.py"
@@ -71,20 +71,20 @@ def test_a_script_names_the_program_that_failed_and_what_was_traced(target, name
 
 
 def test_parts_without_a_finding_have_no_script(tmp_path):
-    found = Finding("a", "crash", 1, "", "text")
+    found = RaceFinding("a", "crash", 1, "", "text")
     parts = [ProgramSummary("a", "?", 3, 0.0, (found,)), ProgramSummary("b", "?", 3, 0.0)]
     assert races_command._scripts(tmp_path, parts) == [(tmp_path / "races_a.py", "text")]
 
 
 def test_seconds_that_are_over_leave_parts_that_were_not_run(capsys):
-    assert run(RacesOptions("dtensor", seconds=0.5)) == NOTHING
+    assert run(RacesOptions("dtensor", seconds=0.5)) == EXIT_NOTHING
     assert "not run: too little was left of --seconds 0.5" in capsys.readouterr().out
 
 
 def test_what_cannot_be_written_is_infrastructure(tmp_path, capsys):
     options = RacesOptions("once", schedules=13, json=tmp_path / "file" / "races.json")
     (tmp_path / "file").write_text("")  # meanwhile
-    assert run(options) == NOTHING
+    assert run(options) == EXIT_NOTHING
     assert "the report above is whole" in capsys.readouterr().err
 
 
@@ -99,15 +99,15 @@ def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, sett
 
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
     monkeypatch.setattr(commands, "write_whole", full)
-    assert run(RacesOptions("once", **settings)) == NOTHING
+    assert run(RacesOptions("once", **settings)) == EXIT_NOTHING
     assert f"localtensor: {named}: No space left on device; the report above is whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("parts", "code"), [
-    ([], NOTHING),
-    ([ProgramSummary("a", "?", 3, 0.0)], CLEAN),
-    ([ProgramSummary("a", "?", 3, 0.0), ProgramSummary("b", "?", 0, 0.0, trouble="over")], NOTHING),
-    ([ProgramSummary("a", "?", 3, 0.0, (Finding("a", "crash", 1, "", ""),)), ProgramSummary("b", "?", 0, 0.0, trouble="over")], WRONG),
+    ([], EXIT_NOTHING),
+    ([ProgramSummary("a", "?", 3, 0.0)], EXIT_CLEAN),
+    ([ProgramSummary("a", "?", 3, 0.0), ProgramSummary("b", "?", 0, 0.0, trouble="over")], EXIT_NOTHING),
+    ([ProgramSummary("a", "?", 3, 0.0, (RaceFinding("a", "crash", 1, "", ""),)), ProgramSummary("b", "?", 0, 0.0, trouble="over")], EXIT_WRONG),
 ])  # fmt: skip
 def test_exit_codes(parts, code):
     assert exit_code(parts) == code
@@ -116,8 +116,8 @@ def test_exit_codes(parts, code):
 def test_free_running_threads_are_told_what_was_asked(monkeypatch):
     ran = []
     monkeypatch.setattr(
-        races_command, "run_script", lambda *asked: ran.append(asked) or ProgramSummary(asked[0], asked[1], 1, 0.0)
+        races_command, "run_race_script", lambda *asked: ran.append(asked) or ProgramSummary(asked[0], asked[1], 1, 0.0)
     )
-    assert run(RacesOptions("dtensor", schedules=5, threads=3, seed=9, quiet=True)) == CLEAN
+    assert run(RacesOptions("dtensor", schedules=5, threads=3, seed=9, quiet=True)) == EXIT_CLEAN
     assert all("THREADS, ROUNDS, SEED, SECONDS = 3, 5, 9, 60\n" in text for _, _, text, _ in ran)
     assert len(ran) == 7

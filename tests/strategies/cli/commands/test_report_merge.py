@@ -5,7 +5,7 @@ import pytest
 
 from strategies.cli.commands.report import merge_journals
 from strategies.cli.options import MergeOptions
-from strategies.sweep.aggregate import merged, report
+from strategies.sweep.aggregate import merged_run, report
 from strategies.sweep.report import text_and_json
 from tests.strategies.sweep.report.test_text_and_json import check_schema
 from tests.strategies.sweep.test_aggregate import line, settled, unit
@@ -86,7 +86,7 @@ def test_3_a_place_where_nothing_can_be_written(shards, capsys, tmp_path, monkey
 def test_one_journal_of_the_whole_gives_the_same_report(shards, capsys, tmp_path):
     code, told, _ = ran(capsys, shards, tmp_path / "all.jsonl")
     assert ran(capsys, [tmp_path / "all.jsonl"]) == (code, told, "")
-    (begin, lines, _), (other, again, _) = merged(shards), merged([tmp_path / "all.jsonl"])
+    (begin, lines, _), (other, again, _) = merged_run(shards), merged_run([tmp_path / "all.jsonl"])
     assert text_and_json.as_json(report(begin, lines)) == text_and_json.as_json(report(other, again))
 
 

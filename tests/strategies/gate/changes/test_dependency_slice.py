@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.gate.changes.select import select
+from strategies.gate.changes.select import select_changed
 from tests.strategies import edit_styles, edits
 from tests.strategies.edits import PACKAGE
 from tests.strategies.gate.changes.test_select import NO, RULES, TABLES, UTIL, check_choices
@@ -176,5 +176,5 @@ def test_who_binds_the_names_of_another_module_anew_changes_all_rules(tmp_path, 
     }
     changes = {"{p}/patches.py": f"from {{p}} import util\n\nX = 1\n{patch}\n"}
     with edits.two_versions(tmp_path, files, changes) as name:
-        found = select("HEAD", tmp_path, f"{name}.rules", [f"{name}.scale.default", f"{name}.shift.default"])
+        found = select_changed("HEAD", tmp_path, f"{name}.rules", [f"{name}.scale.default", f"{name}.shift.default"])
     assert [choice.op.split(".")[1] for choice in found.choices] == ["scale", "shift"]

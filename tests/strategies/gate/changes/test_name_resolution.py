@@ -1,6 +1,6 @@
 """What a name in a module means, through imports."""
 
-from strategies.gate.changes.name_resolution import Names
+from strategies.gate.changes.name_resolution import NameResolver
 from strategies.gate.changes.project import Version
 
 FILES = {
@@ -20,7 +20,7 @@ FILES = {
 
 def meanings(path, *chain):
     version = Version(FILES, [""], {})
-    return Names(version).mean(version.module(path), chain)
+    return NameResolver(version).mean(version.module(path), chain)
 
 
 def meant(*chain):

@@ -2,15 +2,15 @@
 
 import pytest
 
-from strategies.gate.changes.name_resolution import Names
-from strategies.gate.changes.normal_form import Former
+from strategies.gate.changes.name_resolution import NameResolver
+from strategies.gate.changes.normal_form import Normalizer
 from strategies.gate.changes.project import Version
 
 
 def form(text):
     version = Version({"a.py": text.encode()}, [""], {})
     module = version.module("a.py")
-    made = Former(Names(version), module).of(module.units[0])
+    made = Normalizer(NameResolver(version), module).of(module.units[0])
     return made.head, made.body
 
 

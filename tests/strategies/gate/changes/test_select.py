@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.gate.changes.select import select
+from strategies.gate.changes.select import select_changed
 from tests.strategies import edit_styles, edits, users
 from tests.strategies.edits import PACKAGE
 
@@ -19,7 +19,7 @@ DIMS = "the constant DIMS that it reads changed"
 def check_choices(folder, files, changes, scale, shift):
     """The reason for each of the two overloads; `p` stands for the package."""
     with edits.two_versions(folder, files, changes) as name:
-        found = select("HEAD", folder, f"{name}.rules", [f"{name}.scale.default", f"{name}.shift.default"])
+        found = select_changed("HEAD", folder, f"{name}.rules", [f"{name}.scale.default", f"{name}.shift.default"])
     reasons = {choice.op.split(".")[1]: choice.reason.replace(name, "p") for choice in found.choices}
     assert (reasons.get("scale", NO), reasons.get("shift", NO)) == (scale, shift)
     assert [op.split(".")[1] for op in found.unchanged] == [op for op in ("scale", "shift") if op not in reasons]
@@ -167,8 +167,8 @@ def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp
     with users.undone():
         edits.user_modules.load(f"{name}.rules", str(tmp_path))
         ops = [f"{name}.scale.default", f"{name}.shift.default"]
-        assert select("HEAD", tmp_path, f"{name}.rules", ops).choices == ()
+        assert select_changed("HEAD", tmp_path, f"{name}.rules", ops).choices == ()
         (tmp_path / name / "sub/wide.py").write_text("WIDE = 2\n")
-        found = select("HEAD", tmp_path, f"{name}.rules", ops)
+        found = select_changed("HEAD", tmp_path, f"{name}.rules", ops)
     assert [choice.op for choice in found.choices] == ops
     assert all(f"{name}/sub" in choice.reason for choice in found.choices)

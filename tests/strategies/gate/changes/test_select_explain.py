@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
-from strategies.gate.changes.module_model import Unit
-from strategies.gate.changes.select import reason
+from strategies.gate.changes.module_model import Statement
+from strategies.gate.changes.select import change_reason
 
 TEXT = """def rule(x): return rows(x)
 made = partial(rule)
@@ -16,7 +16,7 @@ def op(x): return x
 def helper(x): return x
 def further(x): return x"""
 UNITS = {
-    name: Unit("a.py", number, node, frozenset([name]))
+    name: Statement("a.py", number, node, frozenset([name]))
     for number, (name, node) in enumerate(
         zip(("rule", "made", "register", "op", "helper", "further"), ast.parse(TEXT).body, strict=True)
     )
@@ -44,7 +44,7 @@ def sliced(changed=(), order=tuple(SAID), without=()):
 
 
 def told(changed, order=tuple(SAID), without=()):
-    return reason(sliced(changed, order), sliced(without=without), FUNCTIONS, MAKERS)
+    return change_reason(sliced(changed, order), sliced(without=without), FUNCTIONS, MAKERS)
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -65,10 +65,10 @@ def test_what_changed_comes_before_what_is_new():
 
 def test_what_is_gone_is_told_and_a_registration_in_its_own_words():
     then, now = sliced(), sliced(without=["helper"])
-    assert reason(now, then, FUNCTIONS, MAKERS) == "`helper` in a.py, on which its rule depended, is gone"
-    assert reason(sliced(without=["register"]), then, FUNCTIONS, MAKERS) == "its registration changed"
+    assert change_reason(now, then, FUNCTIONS, MAKERS) == "`helper` in a.py, on which its rule depended, is gone"
+    assert change_reason(sliced(without=["register"]), then, FUNCTIONS, MAKERS) == "its registration changed"
 
 
 def test_nothing_but_another_order_is_told_as_that():
     turned = sliced(order=tuple(reversed(SAID)))
-    assert reason(turned, sliced(), FUNCTIONS, MAKERS) == "what it depends on stands in another order"
+    assert change_reason(turned, sliced(), FUNCTIONS, MAKERS) == "what it depends on stands in another order"

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from strategies.gate.changes.version_view import OUTSIDE, digests
+from strategies.gate.changes.version_view import OUTSIDE, rule_digests
 from strategies.torch_api import user_modules
 from tests.strategies import edit_styles, edits, users
 from tests.strategies.edits import PACKAGE
@@ -21,13 +21,13 @@ def loaded(folder, files, changes, name):
     texts = {path: text for path, text in edits.edited(files, changes).items() if text is not None}
     edits.write(folder, name, texts)
     with users.undone():
-        user_modules.load(f"{name}.rules", str(folder))
+        user_modules.load_rules(f"{name}.rules", str(folder))
         yield f"{name}.rules"
 
 
 def told(folder, files, changes, name):
     with loaded(folder, files, changes, name) as module:
-        ask = digests(module)
+        ask = rule_digests(module)
         return [ask(f"{name}.{op}.default") for op in OPS]
 
 
@@ -102,7 +102,7 @@ def test_there_is_none_for_an_op_that_comes_from_where_it_may_change_unseen(tmp_
     rules = PACKAGE["{p}/rules.py"].replace("import torch\n", "import far_ops\nimport torch\n", 1) + rule
     (tmp_path / "near").mkdir()
     with loaded(tmp_path / "near", {**PACKAGE, "{p}/rules.py": rules}, {}, "near_rules") as module:
-        ask = digests(module)
+        ask = rule_digests(module)
         assert ask("far_ops.far.default") is None and ask("near_rules.scale.default") is not None
 
 
@@ -113,4 +113,4 @@ def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):
 
 
 def test_the_rules_of_torch_itself_are_known_by_its_version():
-    assert digests(None)("aten.mul.Tensor") == OUTSIDE
+    assert rule_digests(None)("aten.mul.Tensor") == OUTSIDE

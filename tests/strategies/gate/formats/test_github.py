@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.base.progress import printable
-from strategies.gate.formats.github import annotations, escaped
+from strategies.base.progress import xml_safe
+from strategies.gate.formats.github import annotations, command_escaped
 from tests.strategies.gate_cases import CLEAN, FULL, HOSTILE, finding, hostile, huge, new
 
 
@@ -65,8 +65,8 @@ def test_hostile_text_stays_within_its_own_command():
     told = [read(line) for line in lines]
     assert len(told) == 3
     assert told[0][1]["file"] == "a b,c:d%\n.py"
-    assert told[2][2] == printable(HOSTILE)
+    assert told[2][2] == xml_safe(HOSTILE)
 
 
 def test_a_percent_sign_is_escaped_first():
-    assert escaped("%0A\n") == "%250A%0A"
+    assert command_escaped("%0A\n") == "%250A%0A"

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from markdown_it import MarkdownIt
 
-from strategies.gate.formats.github import MOST, plain, summary
+from strategies.gate.formats.github import MOST, markdown_escaped, summary
 from tests.strategies.gate_cases import CLEAN, EVERY, FULL, HOSTILE, finding, hostile, huge, new
 
 
@@ -45,7 +45,7 @@ def test_no_text_breaks_out_of_its_cell_or_its_line():
 
 def test_plain_text_shows_as_itself():
     odd = "a|b `c` *d* _e_ [f](g) <h> &amp; \\i # j ~k~ $l$ ![m]"
-    shown = html.unescape(MarkdownIt("commonmark").enable("table").render(f"{plain(odd)}")).strip()
+    shown = html.unescape(MarkdownIt("commonmark").enable("table").render(f"{markdown_escaped(odd)}")).strip()
     assert shown == f"<p>{odd}</p>"
 
 

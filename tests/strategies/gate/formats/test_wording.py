@@ -1,21 +1,23 @@
 from dataclasses import replace
 
-from strategies.base.progress import printable
-from strategies.gate.formats.wording import accepted, fingerprint, happens, stale, where
+from strategies.base.progress import xml_safe
+from strategies.gate.formats.wording import accepted_keys, fingerprint, kinds_text, stale_remedy, what_happens
 from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
 
 
 def test_what_happens_names_ranks_call_reason_and_witness():
-    assert happens(new(finding())) == (
+    assert what_happens(new(finding())) == (
         "on 2 ranks, cumprod(f64[2], -1): 1 at [0] where the op gives 2; seen on real gloo processes"
     )
-    assert happens(new(finding(confirmed_on=None))).endswith("where the op gives 2")
+    assert what_happens(new(finding(confirmed_on=None))).endswith("where the op gives 2")
 
 
 def test_a_registration_that_is_never_asked_speaks_of_no_ranks():
     (judged,) = unasked().findings
-    assert happens(judged) == "torch asks this op's single-dim strategy first, so that the registration is never used"
-    assert where(judged.keys) == "any dtypes on any mesh"
+    assert (
+        what_happens(judged) == "torch asks this op's single-dim strategy first, so that the registration is never used"
+    )
+    assert kinds_text(judged.keys) == "any dtypes on any mesh"
 
 
 def test_a_fingerprint_tells_every_part_of_a_key_apart_and_knows_nothing_else():
@@ -30,23 +32,23 @@ def test_a_fingerprint_tells_every_part_of_a_key_apart_and_knows_nothing_else():
 
 
 def test_accepted_keys_come_once_and_in_order():
-    assert [(k.dtypes, why) for k, why in accepted(FULL)] == [
+    assert [(k.dtypes, why) for k, why in accepted_keys(FULL)] == [
         ("bool", "reported upstream, 100 % known"),
         ("real", "for good"),
     ]
 
 
 def test_a_stale_entry_says_what_to_do():
-    assert stale(GONE) == (
+    assert stale_remedy(GONE) == (
         "aten.sort.default: S(0) -> S(0) (real, 1 axis) no longer shows: remove it from the baseline "
         "(localtensor gate --update)"
     )
 
 
 def test_what_xml_cannot_hold_is_marked_and_the_rest_stays():
-    assert printable("a\x00b\x1b\ud800\ufffe\tü\n") == "a\ufffdb\ufffd\ufffd\ufffd\tü\n"
+    assert xml_safe("a\x00b\x1b\ud800\ufffe\tü\n") == "a\ufffdb\ufffd\ufffd\ufffd\tü\n"
 
 
 def test_classes_and_meshes_are_listed():
     found = finding()
-    assert where((key(found), key(found, "bool", "2 axes"))) == "real on 1 axis, bool on 2 axes"
+    assert kinds_text((key(found), key(found, "bool", "2 axes"))) == "real on 1 axis, bool on 2 axes"

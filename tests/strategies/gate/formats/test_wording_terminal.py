@@ -4,15 +4,15 @@ from dataclasses import replace
 from rich.console import Console
 from torch.distributed.tensor import Shard
 
-from strategies.base.progress import counted
-from strategies.gate.baseline import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
+from strategies.base.progress import with_count
+from strategies.gate.baseline import BaselineEntry, ChosenOverload, FindingKey, GateResult, ReviewedFinding, SourceLine
 from strategies.gate.decision import ignored_finding
-from strategies.gate.formats.wording import MOST, show, verdict
+from strategies.gate.formats.wording import MOST, show, verdict_line
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Finding, Report, Verdict
 
 OP = "my.scale.default"
-KEY = Key(OP, "S(0) -> S(0)", "real", "1 axis")
+KEY = FindingKey(OP, "S(0) -> S(0)", "real", "1 axis")
 FOUND = Finding(
     Rule(OP, (Shard(0),), (Shard(0),)), 2, Verdict.UNSOUND, "1 at [0] where the op gives [bold]2", ("f64[2]",), "#1",
     "gloo", picture="argument 0, S(0)\n  rank 0  [1] of shape (1,)",
@@ -47,23 +47,23 @@ def test_text_of_a_finding_is_no_markup():
 
 
 def test_what_is_accepted_is_counted_and_not_shown():
-    text = shown(replace(CLEAN, findings=(replace(NEW, new=(), accepted=(Entry(KEY, "known"),)),)))
+    text = shown(replace(CLEAN, findings=(replace(NEW, new=(), accepted=(BaselineEntry(KEY, "known"),)),)))
     assert text.startswith("gate passed: 0 new, 1 accepted, 0 gone; ")
 
 
 def test_an_ignored_registration_is_told_without_ranks():
-    key = Key(OP, "ignored", "any", "any")
+    key = FindingKey(OP, "ignored", "any", "any")
     text = shown(replace(CLEAN, findings=(ReviewedFinding(ignored_finding(OP), (key,), (key,)),)))
     assert f"{OP}: ignored" in text and "never used" in text and "ranks" not in text
 
 
 def test_each_kind_of_news_has_its_line_in_one_order():
-    entry = Entry(KEY, "known")
+    entry = BaselineEntry(KEY, "known")
     suspect = replace(FOUND, verdict=Verdict.SUSPECT, reason="maybe")
-    crash = Entry(Key(OP, "crashed", "any", "any"), "torch#1")
+    crash = BaselineEntry(FindingKey(OP, "crashed", "any", "any"), "torch#1")
     text = shown(GateResult(
         replace(REPORT, findings=(suspect,)), gone=(entry,), expired=(entry,), untried=((OP, "no time"),),
-        choices=(Choice(OP, "its rule function f changed"),), trouble=("it died",), unseen=(crash,),
+        choices=(ChosenOverload(OP, "its rule function f changed"),), trouble=("it died",), unseen=(crash,),
         notes=("good to know",),
     ), done=("b.json: 1 written, 0 removed",))  # fmt: skip
     assert text.splitlines()[:-1] == [
@@ -84,7 +84,7 @@ def test_a_long_list_is_cut_and_says_so():
 
 
 def test_the_verdict_names_what_equal_runs_gave_and_what_was_not_tried():
-    said = verdict(replace(CLEAN, remembered=(OP,), untried=((OP, ""),), trouble=("x",))).plain
+    said = verdict_line(replace(CLEAN, remembered=(OP,), untried=((OP, ""),), trouble=("x",))).plain
     assert said == (
         "gate in trouble: 0 new, 0 accepted, 0 gone, 1 not tried, 1 in trouble; 9 rule instances of 1 overload, "
         "1 of these from cache; torch 2.13.0, 1.2 s"
@@ -99,4 +99,4 @@ def test_colours_are_for_terminals_alone():
 
 
 def test_things_are_counted_in_words():
-    assert [counted(n, "overload") for n in (0, 1, 2)] == ["0 overloads", "1 overload", "2 overloads"]
+    assert [with_count(n, "overload") for n in (0, 1, 2)] == ["0 overloads", "1 overload", "2 overloads"]

@@ -3,16 +3,16 @@ import torch
 
 from strategies.inputs.variants.adversarial import (
     adversaries,
-    apart,
     both_signs,
-    fresh,
-    grown,
+    grown_by_position,
+    grown_to_odd,
     keeps_sizes,
-    numbers,
-    placed,
+    number_tensors,
+    redrawn,
     ties,
+    with_outlier,
 )
-from strategies.model.call_signature import kind_of
+from strategies.model.call_signature import call_kind
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import sample
 
@@ -24,17 +24,17 @@ def generator(seed=0):
 
 
 def made(one, seed=0, known=()):
-    return list(adversaries(one, numbers([one, *known]), seed))
+    return list(adversaries(one, number_tensors([one, *known]), seed))
 
 
 def test_equal_sizes_grow_together_and_nothing_shrinks():
-    one = grown(sample("mm.default", drawn(4, 8), drawn(8, 4)))
+    one = grown_to_odd(sample("mm.default", drawn(4, 8), drawn(8, 4)))
     assert [tuple(t.shape) for t in one.tensors] == [(5, 9), (9, 5)]
-    assert [tuple(t.shape) for t in grown(sample("neg.default", drawn(1, 2, 99))).tensors] == [(1, 5, 99)]
+    assert [tuple(t.shape) for t in grown_to_odd(sample("neg.default", drawn(1, 2, 99))).tensors] == [(1, 5, 99)]
 
 
 def test_places_grow_apart_and_a_size_of_one_becomes_what_stands_beside_it():
-    one = placed(sample("add.Tensor", X, drawn(1, 4)))
+    one = grown_by_position(sample("add.Tensor", X, drawn(1, 4)))
     assert [tuple(t.shape) for t in one.tensors] == [(5, 7), (5, 7)]
 
 
@@ -50,7 +50,7 @@ def test_an_op_that_trusts_its_caller_keeps_its_sizes():
 
 def test_a_call_and_its_adversaries_are_of_one_kind():
     one = sample("add.Tensor", X, X, alpha=-0.5)
-    assert {kind_of(a.sample) for a in made(one)} == {kind_of(one)}
+    assert {call_kind(a.sample) for a in made(one)} == {call_kind(one)}
     assert {dict(a.sample.call.kwargs)["alpha"] for a in made(one)} == {-0.5, -1.5, -2.0}
 
 
@@ -83,7 +83,7 @@ def test_one_seed_gives_the_same_calls_and_another_gives_others():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64, torch.bool, torch.uint8])
-@pytest.mark.parametrize("values", [fresh, both_signs, ties, apart])
+@pytest.mark.parametrize("values", [redrawn, both_signs, ties, with_outlier])
 def test_values_keep_dtype_and_shape(values, dtype):
     x = torch.ones(3, 5).to(dtype)
     got = values(x, generator())
@@ -93,5 +93,5 @@ def test_values_keep_dtype_and_shape(values, dtype):
 
 
 def test_one_element_stands_apart():
-    x = apart(X, generator()).abs().flatten().sort().values
+    x = with_outlier(X, generator()).abs().flatten().sort().values
     assert float(x[-1]) > 10 * float(x[-2])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from strategies.inputs.variants.adversarial import VALUES
-from strategies.inputs.variants.call_edits import generator
+from strategies.inputs.variants.call_edits import values_generator
 from tests.strategies.cases import numbers, sample
 
 KIND = {kind.name: kind for kind in VALUES}
@@ -13,7 +13,7 @@ INDEX = torch.tensor([3, 1, 2, 0])
 
 
 def made(name, one, seed=3):
-    return KIND[name].make(one, generator(name, seed))
+    return KIND[name].make(one, values_generator(name, seed))
 
 
 def test_specials_are_a_nan_and_both_infinities():

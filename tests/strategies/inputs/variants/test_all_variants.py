@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localtensor.layout.tolerance import UNSTABLE
+from localtensor.layout.tolerance import MAX_JUMP_SHARE
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, variations
-from strategies.inputs.variants.call_edits import Form
-from strategies.inputs.variants.dims_and_layout import respelled
-from strategies.inputs.variants.sizes import shortened
-from strategies.model.oracle import same_results, tell
+from strategies.inputs.variants.call_edits import InputForm
+from strategies.inputs.variants.dims_and_layout import with_dims_respelled
+from strategies.inputs.variants.sizes import with_shortened_operand
+from strategies.model.oracle import run_oracle, same_results
 from tests.strategies.cases import numbers, sample
 
 # Dims spelled the other way.
@@ -22,12 +22,12 @@ from tests.strategies.cases import numbers, sample
     (sample("transpose.int", numbers(2, 3), 0, 1), [(-2, -1), (-3, -2)]),
 ], ids=lambda given: given.op if hasattr(given, "op") else None)  # fmt: skip
 def test_dims_are_respelled_in_both_countings(one, want):
-    assert [other.call.args[1:] for other in respelled(one)] == want
-    assert {other.origin for other in respelled(one)} == {"test, dims respelled"}
+    assert [other.call.args[1:] for other in with_dims_respelled(one)] == want
+    assert {other.origin for other in with_dims_respelled(one)} == {"test, dims respelled"}
 
 
 def test_dims_among_the_keywords_are_respelled():
-    assert respelled(sample("aminmax.default", numbers(2, 3), dim=1))[0].call.kwargs == (("dim", -1),)
+    assert with_dims_respelled(sample("aminmax.default", numbers(2, 3), dim=1))[0].call.kwargs == (("dim", -1),)
 
 
 @pytest.mark.parametrize("one", [
@@ -38,7 +38,7 @@ def test_dims_among_the_keywords_are_respelled():
     sample("zeros.default", [2, 3]),
 ], ids=lambda one: one.op)  # fmt: skip
 def test_calls_without_dims_and_ops_that_trust_their_caller_stay_as_they_are(one):
-    assert respelled(one) == []
+    assert with_dims_respelled(one) == []
 
 
 @pytest.mark.parametrize(("one", "which"), [
@@ -49,11 +49,11 @@ def test_calls_without_dims_and_ops_that_trust_their_caller_stay_as_they_are(one
 def test_one_of_the_two_is_the_same_call(one, which):
     def gives_the_same(other):
         try:
-            return same_results(tell(one), tell(other))
+            return same_results(run_oracle(one), run_oracle(other))
         except (IndexError, RuntimeError):
             return False
 
-    assert [gives_the_same(other) for other in respelled(one)] == [i == which for i in range(2)]
+    assert [gives_the_same(other) for other in with_dims_respelled(one)] == [i == which for i in range(2)]
 
 
 # Operands shortened.
@@ -61,7 +61,7 @@ def test_one_of_the_two_is_the_same_call(one, which):
 
 def test_each_operand_after_the_first_is_shortened_along_each_dim():
     one = sample("gather.default", numbers(4, 6), 0, torch.zeros(4, 6, dtype=torch.int64))
-    found = shortened(one)
+    found = with_shortened_operand(one)
     assert [other.arguments() for other in found] == [["f64[4,6]", "0", "i64[3,6]"], ["f64[4,6]", "0", "i64[4,4]"]]
     assert {other.origin for other in found} == {"test, operand 1 shortened"}
     assert all(other.tensors[0] is one.tensors[0] for other in found)
@@ -79,14 +79,14 @@ def test_each_operand_after_the_first_is_shortened_along_each_dim():
     sample("_softmax_backward_data.default", numbers(4, 6), numbers(4, 6), 1, torch.float64),
 ], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
 def test_short_or_unequal_operands_and_ops_that_trust_their_caller_stay_as_they_are(one):
-    assert shortened(one) == []
+    assert with_shortened_operand(one) == []
 
 
 # Which forms are tried on which sample.
 
 
 def told(one, number=0, **options):
-    return list(variations(one, tell(one), number, seed=0, **({"traced": False} | options)))
+    return list(variations(one, run_oracle(one), number, seed=0, **({"traced": False} | options)))
 
 
 def test_the_sample_itself_comes_first():
@@ -110,7 +110,7 @@ def test_no_two_calls_are_the_same_to_a_rule():
 def test_two_forms_that_make_one_call_have_it_tried_once():
     one = sample("cumsum.default", numbers(3, 3), 1)
     first, second = (
-        Form(name, "", lambda s: [sample("cumsum.default", s.tensors[0], 0)]) for name in ("first", "second")
+        InputForm(name, "", lambda s: [sample("cumsum.default", s.tensors[0], 0)]) for name in ("first", "second")
     )
     assert [name for *_, name in told(one, forms=(first, second))] == ["", "first"]
 
@@ -148,19 +148,19 @@ def test_the_same_number_and_turns_give_the_same_forms():
 
 def test_a_form_that_promises_the_same_must_give_it():
     one = sample("cumsum.default", numbers(3, 3), 1)
-    lies = Form("lies", "", lambda s: [sample("cumsum.default", s.tensors[0], 0)], same=True)
-    other = Form("other", "", lambda s: [sample("cumsum.default", s.tensors[0], 0)])
+    lies = InputForm("lies", "", lambda s: [sample("cumsum.default", s.tensors[0], 0)], same=True)
+    other = InputForm("other", "", lambda s: [sample("cumsum.default", s.tensors[0], 0)])
     assert [name for *_, name in told(one, forms=(lies,))] == [""]
     assert [name for *_, name in told(one, forms=(other,))] == ["", "other"]
 
 
 def test_calls_that_the_op_refuses_or_that_say_nothing_are_left_out():
     one = sample("mm.default", numbers(4, 4), numbers(4, 4))
-    refused = Form("refused", "", lambda s: [sample("mm.default", numbers(4, 4), numbers(3, 4))])
+    refused = InputForm("refused", "", lambda s: [sample("mm.default", numbers(4, 4), numbers(3, 4))])
     floors = sample("floor.default", torch.arange(4.0))
-    steps = Form("steps", "", lambda s: [sample("floor.default", torch.arange(1.0, 9.0))])
+    steps = InputForm("steps", "", lambda s: [sample("floor.default", torch.arange(1.0, 9.0))])
     assert [name for *_, name in told(one, forms=(refused,))] == [""]
-    assert tell(sample("floor.default", torch.arange(1.0, 9.0))).unstable > UNSTABLE
+    assert run_oracle(sample("floor.default", torch.arange(1.0, 9.0))).unstable > MAX_JUMP_SHARE
     assert [name for *_, name in told(floors, forms=(steps,))] == [""]
 
 

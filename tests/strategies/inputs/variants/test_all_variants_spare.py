@@ -5,7 +5,7 @@ import torch
 
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import FORMS
-from strategies.model.arguments import values
+from strategies.model.arguments import argument_values
 from strategies.model.rule import Sample
 from strategies.model.verdict import Verdict
 from tests.strategies.adverse_ops import WrongRule, argument, tried
@@ -43,7 +43,7 @@ def dims(one: Sample) -> set[int]:
 
 def linear(one: Sample, kinds: tuple[str, ...]) -> list[str]:
     """What a sum keeps if it is not cast to integers."""
-    return [f"{p} -> {p}" for p in kinds if values(one).get("dtype") in (None, one.tensors[0].dtype)]
+    return [f"{p} -> {p}" for p in kinds if argument_values(one).get("dtype") in (None, one.tensors[0].dtype)]
 
 
 def along(*kinds: str) -> WrongRule:

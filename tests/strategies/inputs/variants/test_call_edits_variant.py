@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.call_edits import Values, generator
+from strategies.inputs.variants.call_edits import Values, values_generator
 
 
 @pytest.mark.parametrize(("partial", "with_parts", "without"), [
@@ -13,7 +13,7 @@ def test_values_say_of_which_rules_they_are_asked(partial, with_parts, without):
 
 
 def test_random_numbers_depend_on_the_name_and_the_seed_alone():
-    first, again, other, later = (torch.rand(3, generator=generator(*key)) for key in
+    first, again, other, later = (torch.rand(3, generator=values_generator(*key)) for key in
                                   (("ties", 1), ("ties", 1), ("zeros", 1), ("ties", 2)))  # fmt: skip
     assert torch.equal(first, again)
     assert not torch.equal(first, other) and not torch.equal(first, later)

@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.inputs.variants.dims_and_layout import keepdim, no_dims, other_dims
+from strategies.inputs.variants.dims_and_layout import other_dims, with_keepdim_negated, with_no_dims
 from tests.strategies.cases import numbers, sample
 
 X = numbers(2, 3, 4)
@@ -20,17 +20,17 @@ def test_every_other_dim_has_its_turn(one, want):
 
 
 def test_no_dims_are_none_an_empty_list_and_all():
-    assert [other.call.args[1:] for other in no_dims(sample("sum.dim_IntList", X, [0], True))] == [
+    assert [other.call.args[1:] for other in with_no_dims(sample("sum.dim_IntList", X, [0], True))] == [
         (None, True), ([], True), ([0, 1, 2], True),
     ]  # fmt: skip
-    assert [other.call.args[1:] for other in no_dims(sample("amax.default", X, [0]))] == [(), ([0, 1, 2],)]
-    assert [other.call.args[1:] for other in no_dims(sample("argmax.default", X, 0))] == [()]
-    assert list(no_dims(sample("cumsum.default", X, 0))) == []
+    assert [other.call.args[1:] for other in with_no_dims(sample("amax.default", X, [0]))] == [(), ([0, 1, 2],)]
+    assert [other.call.args[1:] for other in with_no_dims(sample("argmax.default", X, 0))] == [()]
+    assert list(with_no_dims(sample("cumsum.default", X, 0))) == []
 
 
 def test_dims_are_kept_and_dropped():
-    (kept,) = keepdim(sample("sum.dim_IntList", X, [0]))
+    (kept,) = with_keepdim_negated(sample("sum.dim_IntList", X, [0]))
     assert kept.call.args[1:] == ([0], True)
-    (dropped,) = keepdim(kept)
+    (dropped,) = with_keepdim_negated(kept)
     assert dropped.call.args[1:] == ([0],)
-    assert list(keepdim(sample("cumsum.default", X, 0))) == []
+    assert list(with_keepdim_negated(sample("cumsum.default", X, 0))) == []

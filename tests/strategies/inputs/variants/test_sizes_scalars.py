@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from strategies.inputs.variants.sizes import (
-    ignored,
-    left_out,
-    one_output,
     other_dtypes,
     other_flags,
     other_reductions,
     other_scalars,
-    weighted,
+    with_ignored_class,
+    with_one_result,
+    with_weights,
+    without_optional_tensors,
 )
 from tests.strategies.cases import numbers, sample
 
@@ -72,29 +72,29 @@ def test_a_loss_has_the_two_other_reductions():
 
 def test_the_class_of_the_first_and_of_the_last_target_is_ignored():
     one = sample("nll_loss_forward.default", X, TARGET, None, 1, -100)
-    assert said(ignored(one)) == ["ignore_index=1", "ignore_index=2"]
-    assert said(ignored(sample("relu.default", X))) == []
+    assert said(with_ignored_class(one)) == ["ignore_index=1", "ignore_index=2"]
+    assert said(with_ignored_class(sample("relu.default", X))) == []
 
 
 def test_weights_differ_and_come_in_every_shape_that_might_be_meant():
     one = sample("nll_loss_forward.default", X, TARGET, None, 1, -100)
-    made = list(weighted(one))
+    made = list(with_weights(one))
     assert said(made) == ["weights of shape (3,)", "weights of shape (4, 3)"]
     assert made[0].tensors[2].tolist() == [0.25, 0.5, 0.75]
-    assert said(weighted(sample("nll_loss_forward.default", X, TARGET, X[0], 1, -100))) == []
-    assert said(weighted(sample("relu.default", X))) == []
+    assert said(with_weights(sample("nll_loss_forward.default", X, TARGET, X[0], 1, -100))) == []
+    assert said(with_weights(sample("relu.default", X))) == []
 
 
 def test_tensors_that_may_be_left_out_are():
-    made = list(left_out(sample("clamp.Tensor", X, X, X + 1)))
+    made = list(without_optional_tensors(sample("clamp.Tensor", X, X, X + 1)))
     assert said(made) == ["min=None", "max=None"]
     assert [len(other.tensors) for other in made] == [2, 2]
-    assert said(left_out(sample("native_layer_norm.default", X, [3], X[0], X[1], 1e-5))) == []
+    assert said(without_optional_tensors(sample("native_layer_norm.default", X, [3], X[0], X[1], 1e-5))) == []
 
 
 def test_each_result_is_asked_for_alone():
     args = (X, X, [3], X[:, :1], X[:, :1], X[0], X[0])
     one = sample("native_layer_norm_backward.default", *args, [True, True, True])
-    assert said(one_output(one)) == [f"only result {i} asked for" for i in range(3)]
+    assert said(with_one_result(one)) == [f"only result {i} asked for" for i in range(3)]
     alone = sample("native_layer_norm_backward.default", *args, [False, True, False])
-    assert said(one_output(alone)) == ["only result 0 asked for", "only result 2 asked for"]
+    assert said(with_one_result(alone)) == ["only result 0 asked for", "only result 2 asked for"]

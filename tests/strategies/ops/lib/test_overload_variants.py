@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from strategies.model.oracle import tell
-from strategies.ops.lib.overload_variants import foreach_ops, named, on_lists, variants, with_variants
+from strategies.model.oracle import run_oracle
+from strategies.ops.lib.overload_variants import foreach_ops, on_lists, overloads_of, with_variants, writing_variants
 from strategies.ops.pointwise.linear import RULES as LINEAR
 from strategies.ops.pointwise.monotone import RULES as MONOTONE
 from strategies.ops.pointwise.unary_binary import RULES as POINTWISE
 from strategies.ops.semantics.rulebook import rules
-from strategies.ops.validation.claims import ask_about
+from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
 
@@ -34,7 +34,7 @@ MODULES = {
 
 @pytest.mark.parametrize("op", MODULES)
 def test_the_overloads_that_write_what_an_op_computes_are_found_by_their_schemas(op):
-    assert set(variants(f"aten.{op}")) == MODULES[op]
+    assert set(writing_variants(f"aten.{op}")) == MODULES[op]
 
 
 def test_an_overload_with_an_entry_of_its_own_keeps_it():
@@ -46,7 +46,7 @@ def test_an_overload_with_an_entry_of_its_own_keeps_it():
 
 
 def test_a_derived_rule_is_where_the_function_is_that_it_is_derived_from():
-    found = with_variants(rules("plain", "because", named("neg add.Tensor"), lines_of))
+    found = with_variants(rules("plain", "because", overloads_of("neg add.Tensor"), lines_of))
     (where,) = {entry.where for entry in (*found, *on_lists(found))}
     assert "held.py" in where and len(found) == 6
 
@@ -77,7 +77,7 @@ def test_a_rule_that_does_not_look_at_dtypes_gives_no_parts_to_an_out_of_another
     def parts(query):
         yield query.line({0: Partial("sum"), 1: Partial("sum")}, [Partial("sum")])
 
-    derived = with_variants(rules("plain", "because", named("add.Tensor"), parts))
+    derived = with_variants(rules("plain", "because", overloads_of("add.Tensor"), parts))
     texts = {dtype: set(map(str, lines_of(derived, sample("add.out", WHOLE, WHOLE, out=torch.zeros(4, dtype=dtype)))))
              for dtype in (torch.int64, torch.float64)}  # fmt: skip
     assert texts == {torch.int64: {"P(sum), P(sum), P(sum) -> P(sum)"}, torch.float64: set()}
@@ -121,7 +121,7 @@ def test_a_long_list_has_no_lines_for_each_element_alone():
 def test_the_calls_that_a_list_op_is_can_be_asked_one_by_one():
     one = sample("_foreach_addcmul.ScalarList", [X, Y], [X, X], [Y, Y], [2.0, 3.0])
     (entry,) = (entry for entry in LISTS if entry.op == one.op)
-    elements = entry.lines.elements(ask_about(one, tell(one).raw))
+    elements = entry.lines.elements(query_of_sample(one, run_oracle(one).raw))
     assert [e.leaves for e in elements] == [(0, 2, 4), (1, 3, 5)]
     assert [(e.ask.op, e.ask["value"]) for e in elements] == [
         ("aten.addcmul.default", 2.0),

@@ -6,8 +6,8 @@ import torch
 from localtensor.layout.shards import assemble_axis, split_axis
 from strategies.model.rule import Leaf
 from strategies.ops.linalg.matmul import RULES, scaled
-from strategies.ops.semantics.rulebook import Ask, Book, Meta
-from strategies.ops.validation.claims import ask_about, judge
+from strategies.ops.semantics.rulebook import Meta, RuleQuery, RuleRegistry
+from strategies.ops.validation.claims import query_of_sample, validate_rule
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
 
@@ -84,13 +84,13 @@ def test_addmv_of_no_columns_has_no_line_where_its_shape_is_that_of_what_is_adde
 
 @pytest.mark.parametrize("op", ["aten.mm.default", "aten.addmm.default", "aten.addmv_.default", "aten.dot.out"])
 def test_no_line_of_a_product_is_wrong_before_the_judge(op):
-    book = Book.of(*RULES)
+    book = RuleRegistry.of(*RULES)
     given = [one for one, _ in LINES if one.op == op] or [
         sample("addmv_.default", W, A, V)
         if "addmv" in op
         else sample("dot.out", V, V, out=torch.zeros((), dtype=V.dtype))
     ]
-    found = judge(book.get(op), given=given, seed=5)
+    found = validate_rule(book.get(op), given=given, seed=5)
     assert found.wrong == ()
     assert len(found.sound) >= 3
 
@@ -114,7 +114,7 @@ EIGHTS = [
 @pytest.mark.parametrize(("scales", "texts"), EIGHTS, ids=["one scale", "a scale for each", "a bias"])
 def test_a_scaled_product_has_just_these_lines_and_their_pieces_make_it(scales, texts):
     one = sample("_scaled_mm.default", LEFT, RIGHT.t(), *scales, out_dtype=torch.float32)
-    lines = list(scaled(ask_about(one, one.call(one.tensors))))
+    lines = list(scaled(query_of_sample(one, one.call(one.tensors))))
     assert {str(line) for line in lines} == set(texts)
     for line in lines:
         held = [split_axis(x, p, 2) for x, p in zip(one.tensors, line.inputs, strict=True)]
@@ -125,5 +125,5 @@ def test_a_scaled_product_has_just_these_lines_and_their_pieces_make_it(scales, 
 def test_a_scaled_product_with_a_scale_for_each_block_has_no_lines():
     tensors = tuple(Meta(shape, torch.float32) for shape in ((256, 256), (256, 256), (256, 2), (2, 2)))
     arguments = {name: Leaf(i) for i, name in enumerate(("self", "mat2", "scale_a", "scale_b"))}
-    query = Ask("aten._scaled_mm.default", arguments, tensors, (Meta((256, 256), torch.bfloat16),))
+    query = RuleQuery("aten._scaled_mm.default", arguments, tensors, (Meta((256, 256), torch.bfloat16),))
     assert list(scaled(query)) == []

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.linalg import matrix_ops
-from strategies.ops.validation.claims import judge, own_claims
+from strategies.ops.validation.claims import own_claims, validate_rule
 
 ENTRY = {entry.op: entry for room in (matrix_ops, matrix_ops, matrix_ops) for entry in room.RULES}
 
@@ -46,7 +46,7 @@ CALLS = [
 
 @pytest.mark.parametrize("sample", CALLS, ids=lambda sample: f"{sample.op} {sample.arguments()}")
 def test_every_line_is_right(sample):
-    found = judge(ENTRY[sample.op], ranks=(2, 3), given=[sample])
+    found = validate_rule(ENTRY[sample.op], ranks=(2, 3), given=[sample])
     assert not found.wrong and found.sound
 
 

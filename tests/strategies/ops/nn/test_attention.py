@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.oracle import Truth
+from strategies.model.oracle import OracleResult
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import Verdict
 from strategies.ops.nn.attention import RULES
-from strategies.ops.semantics.rulebook import Meta, ask_of
+from strategies.ops.semantics.rulebook import Meta, query_of
 from strategies.ops.validation.claims import own_claims
-from strategies.validation.probe import try_claims
+from strategies.validation.probe import check_claims
 
 ENTRY = {entry.op: entry for entry in RULES}
 CPU = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -41,14 +41,14 @@ def judged(sample, ranks):
     last dim has gaps as if it had none (torch 2.13), so that `judge` would have no truth to go by."""
     raw = sample.call(sample.tensors)
     near = torch.tensor(1e-9, dtype=torch.float64)
-    truth = Truth(sample.tensors, tuple(raw), (near,) * len(raw), raw)
+    truth = OracleResult(sample.tensors, tuple(raw), (near,) * len(raw), raw)
     claimed = own_claims(ENTRY[sample.op], sample, ranks, raw)
-    return {str(one.rule): one.verdict for one in try_claims(sample, truth, ranks, claimed, seed=0)}
+    return {str(one.rule): one.verdict for one in check_claims(sample, truth, ranks, claimed, seed=0)}
 
 
 def lines_on_meta(op, args, tensors):
     """The lines of a kernel that this machine does not have, asked with shapes alone."""
-    return list(ENTRY[op].lines(ask_of(op, args, {}, [Meta(shape, torch.float16) for shape in tensors])))
+    return list(ENTRY[op].lines(query_of(op, args, {}, [Meta(shape, torch.float16) for shape in tensors])))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

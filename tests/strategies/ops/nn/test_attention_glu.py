@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.nn.attention import RULES
-from strategies.ops.validation.claims import judge, own_claims
+from strategies.ops.validation.claims import own_claims, validate_rule
 
 ENTRY = {entry.op: entry for entry in RULES}
 
@@ -26,7 +26,7 @@ CALLS = [
 
 @pytest.mark.parametrize("sample", CALLS, ids=lambda sample: str(sample.arguments()))
 def test_every_line_is_right(sample):
-    found = judge(ENTRY[sample.op], ranks=(2, 3), given=[sample])
+    found = validate_rule(ENTRY[sample.op], ranks=(2, 3), given=[sample])
     assert not found.wrong and found.sound
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.distributed.tensor import Shard
 
 from strategies.ops.nn.normalization import RULES
-from strategies.ops.semantics.local_call import own_of, with_arguments
-from strategies.ops.semantics.rulebook import Book, Meta, ask_of
-from strategies.ops.validation.claims import ask_about
+from strategies.ops.semantics.local_call import own_arguments, with_arguments
+from strategies.ops.semantics.rulebook import Meta, RuleRegistry, query_of
+from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
 
@@ -127,8 +127,8 @@ def test_group_norm_is_cut_by_rows_and_each_rank_is_told_how_many_it_has(rows, m
 
 def on_rows(one, rows):
     """Each line that cuts rows, and what the ranks' own calls make when it is put together."""
-    entry, whole = Book.of(*RULES).get(one.op), tuple(one.call(one.tensors))
-    query, found = ask_about(one, whole), []
+    entry, whole = RuleRegistry.of(*RULES).get(one.op), tuple(one.call(one.tensors))
+    query, found = query_of_sample(one, whole), []
     for line in entry.lines(query):
         if line.inputs[0] != Shard(0):
             continue
@@ -137,7 +137,7 @@ def on_rows(one, rows):
         ]
         made = []
         for tensors in zip(*pieces, strict=True):
-            own = own_of(entry, ask_about(replace(one, tensors=tensors), whole), reshaped=True)
+            own = own_arguments(entry, query_of_sample(replace(one, tensors=tensors), whole), reshaped=True)
             made.append(with_arguments(one.call, own)(tensors))
         parts = zip(line.outputs, zip(*made, strict=True), strict=True)
         found.append((str(line), [p and (torch.cat(x) if p == Shard(0) else sum(x)) for p, x in parts]))
@@ -149,8 +149,8 @@ def test_group_norm_that_is_told_another_number_of_rows_is_not_cut():
     one = sample("native_group_norm.default", x, W, B, 2, 12, 5, 3, 1e-5)
     metas = [Meta(tuple(t.shape), t.dtype) for t in one.tensors]
     outputs = [torch.empty(4, 6, 5), torch.empty(2, 3), torch.empty(2, 3)]
-    asked = ask_of(one.op, one.call.args, dict(one.call.kwargs), metas, outputs)
-    assert list(Book.of(*RULES).get(one.op).lines(asked)) == []
+    asked = query_of(one.op, one.call.args, dict(one.call.kwargs), metas, outputs)
+    assert list(RuleRegistry.of(*RULES).get(one.op).lines(asked)) == []
 
 
 def test_the_gradients_of_group_norm_are_linear_in_that_of_the_result():

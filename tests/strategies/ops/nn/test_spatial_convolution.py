@@ -6,8 +6,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.nn.spatial import RULES
-from strategies.ops.semantics.rulebook import ask_of
-from strategies.ops.validation.claims import judge
+from strategies.ops.semantics.rulebook import query_of
+from strategies.ops.validation.claims import validate_rule
 
 ENTRY = {entry.op: entry for entry in RULES}
 FORWARD, BACKWARD = ENTRY["aten.convolution.default"], ENTRY["aten.convolution_backward.default"]
@@ -31,14 +31,14 @@ def backward(*, transposed=False, groups=1, mask=(True, True, True)):
 
 def lines(entry, sample):
     metas = [type("M", (), {"shape": tuple(x.shape), "dtype": x.dtype, "ndim": x.ndim}) for x in sample.tensors]
-    return list(entry.lines(ask_of(sample.op, sample.call.args, {}, metas, sample.call(sample.tensors))))
+    return list(entry.lines(query_of(sample.op, sample.call.args, {}, metas, sample.call(sample.tensors))))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_forward_is_right_by_every_line(bias, transposed, groups):
-    found = judge(FORWARD, ranks=(2, 3), given=[forward(bias=bias, transposed=transposed, groups=groups)])
+    found = validate_rule(FORWARD, ranks=(2, 3), given=[forward(bias=bias, transposed=transposed, groups=groups)])
     assert not found.wrong and len(found.sound) >= 5
 
 
@@ -46,7 +46,7 @@ def test_forward_is_right_by_every_line(bias, transposed, groups):
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("mask", [(True, True, True), (True, False, True), (False, True, False)])
 def test_backward_is_right_by_every_line_whatever_is_masked(transposed, groups, mask):
-    found = judge(BACKWARD, ranks=(2, 3), given=[backward(transposed=transposed, groups=groups, mask=mask)])
+    found = validate_rule(BACKWARD, ranks=(2, 3), given=[backward(transposed=transposed, groups=groups, mask=mask)])
     assert not found.wrong and len(found.sound) >= 3
 
 

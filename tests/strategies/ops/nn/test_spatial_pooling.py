@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.nn import spatial as pooling
-from strategies.ops.validation.claims import judge, own_claims
+from strategies.ops.validation.claims import own_claims, validate_rule
 from tests.strategies.ops.held import assert_lines
 
 ENTRY = {entry.op: entry for entry in (*pooling.RULES, *pooling.RULES)}
@@ -43,7 +43,7 @@ FORWARD = [
 
 @pytest.mark.parametrize("sample", FORWARD, ids=lambda sample: f"{sample.op} {sample.arguments()[0]}")
 def test_planes_go_by_themselves(sample):
-    found = judge(ENTRY[sample.op], ranks=(2, 3, 4), given=[sample])
+    found = validate_rule(ENTRY[sample.op], ranks=(2, 3, 4), given=[sample])
     assert not found.wrong
     assert any("S(0)" in rule for rule in found.sound)
 

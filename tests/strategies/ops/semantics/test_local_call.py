@@ -11,24 +11,24 @@ from localtensor.layout.shards import length_of, local_shapes, split_axis
 from localtensor.layout.spec import Spec, StridedShard
 from strategies.model.rule import Call, Leaf, frozen
 from strategies.ops.semantics.local_call import (
-    Piece,
+    LocalCall,
+    distinct_local_calls,
+    local_calls_by_rank,
     local_meta,
-    nothing_own,
-    pieces,
-    pieces_by_rank,
-    places,
-    unfit,
+    no_own_arguments,
+    representative_coordinates,
+    why_inapplicable,
     with_arguments,
     written_leaves,
 )
-from strategies.ops.semantics.rulebook import Line, Meta, ask_of
+from strategies.ops.semantics.rulebook import Meta, PlacementRule, query_of
 
 F32 = torch.float32
 
 
 def clone(*shape):
     call = Call("aten.clone.default", (Leaf(0),))
-    return Piece(ask_of(call.op, call.args, {}, [Meta(shape, F32)]), call)
+    return LocalCall(query_of(call.op, call.args, {}, [Meta(shape, F32)]), call)
 
 
 @given(size=st.integers(0, 40), factor=st.integers(1, 5), ranks=st.integers(1, 9))
@@ -42,24 +42,24 @@ def test_a_piece_has_the_shape_of_the_shard(size, factor, ranks):
 def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
     """Of two results that are cut in dims of two sizes, too."""
     call = Call("aten.mm.default", (Leaf(0), Leaf(1)))
-    query = ask_of(call.op, call.args, {}, [Meta((rows, 3), F32), Meta((3, columns), F32)])
-    line = Line((Shard(0), Shard(1)), (Replicate(),))
-    found = pieces([Piece(query, call)], line, ranks, nothing_own)
+    query = query_of(call.op, call.args, {}, [Meta((rows, 3), F32), Meta((3, columns), F32)])
+    line = PlacementRule((Shard(0), Shard(1)), (Replicate(),))
+    found = distinct_local_calls([LocalCall(query, call)], line, ranks, no_own_arguments)
     want = {(length_of(rows, 1, ranks, rank), length_of(columns, 1, ranks, rank)) for rank in range(ranks)}
     assert {(p.ask.tensors[0].shape[0], p.ask.tensors[1].shape[1]) for p in found} == want
-    assert len(places(line, query, ranks)) <= 5
+    assert len(representative_coordinates(line, query, ranks)) <= 5
 
 
 def test_strided_shards_are_looked_at_rank_by_rank():
-    line = Line((StridedShard(0, split_factor=2),), (StridedShard(0, split_factor=2),))
-    found = pieces([clone(9)], line, 4, nothing_own)
+    line = PlacementRule((StridedShard(0, split_factor=2),), (StridedShard(0, split_factor=2),))
+    found = distinct_local_calls([clone(9)], line, 4, no_own_arguments)
     assert {p.ask.tensors[0].shape[0] for p in found} == {length_of(9, 2, 4, rank) for rank in range(4)}
 
 
 @given(rows=st.integers(0, 9), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_each_rank_of_a_mesh_has_the_piece_of_its_spec(rows, sizes):
-    lines = [Line((Shard(0),), (Shard(0),))] * len(sizes)
-    made, whose = pieces_by_rank(clone(rows), lines, sizes, nothing_own)
+    lines = [PlacementRule((Shard(0),), (Shard(0),))] * len(sizes)
+    made, whose = local_calls_by_rank(clone(rows), lines, sizes, no_own_arguments)
     spec = Spec(Mesh.of(*sizes), (Shard(0),) * len(sizes), (rows,), F32)
     assert [made[which].ask.tensors[0].shape for which in whose] == local_shapes(spec)
 
@@ -71,21 +71,30 @@ def test_each_rank_of_a_mesh_has_the_piece_of_its_spec(rows, sizes):
     ("even", 8, 4, ""), ("even", 6, 4, "6 rows on 4 ranks are not even"), ("even", 0, 2, "0 rows on 2 ranks are not even"),
 ])  # fmt: skip
 def test_what_a_cut_asks_for(cut, rows, ranks, why):
-    assert unfit(Line((Shard(0),), (Shard(0),), cut), clone(rows).ask, ranks) == why
+    assert why_inapplicable(PlacementRule((Shard(0),), (Shard(0),), cut), clone(rows).ask, ranks) == why
 
 
 @pytest.mark.parametrize("first", [Replicate(), Partial()])
 def test_every_tensor_of_a_line_has_to_fit_whatever_stands_before_it(first):
     call = Call("aten.mul.Tensor", (Leaf(0), Leaf(1)))
-    query = ask_of(call.op, call.args, {}, [Meta((3, 2), F32)] * 2)
-    assert unfit(Line((first, Shard(0)), (Shard(0),), "even"), query, 2) == "3 rows on 2 ranks are not even"
-    assert unfit(Line((first, Shard(1)), (Shard(0),), "even"), query, 2) == "3 rows on 2 ranks are not even"
-    assert unfit(Line((first, Shard(1)), (Shard(1),), "even"), query, 2) == ""
+    query = query_of(call.op, call.args, {}, [Meta((3, 2), F32)] * 2)
+    assert (
+        why_inapplicable(PlacementRule((first, Shard(0)), (Shard(0),), "even"), query, 2)
+        == "3 rows on 2 ranks are not even"
+    )
+    assert (
+        why_inapplicable(PlacementRule((first, Shard(1)), (Shard(0),), "even"), query, 2)
+        == "3 rows on 2 ranks are not even"
+    )
+    assert why_inapplicable(PlacementRule((first, Shard(1)), (Shard(1),), "even"), query, 2) == ""
 
 
 def test_a_reduction_that_means_nothing_does_not_fit():
-    query = ask_of("aten.clone.default", (Leaf(0),), {}, [Meta((2,), torch.complex64)])
-    assert unfit(Line((Partial("max"),), (Partial("max"),)), query, 2) == "P(max) of c64[2] means nothing"
+    query = query_of("aten.clone.default", (Leaf(0),), {}, [Meta((2,), torch.complex64)])
+    assert (
+        why_inapplicable(PlacementRule((Partial("max"),), (Partial("max"),)), query, 2)
+        == "P(max) of c64[2] means nothing"
+    )
 
 
 def test_an_argument_goes_where_the_argument_stands_by_place_or_by_name():

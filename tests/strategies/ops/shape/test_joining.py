@@ -4,7 +4,7 @@ import pytest
 
 from strategies.ops.shape.joining import RULES as JOINED
 from strategies.ops.shape.joining import RULES as PADDED
-from strategies.ops.shape.joining import padded
+from strategies.ops.shape.joining import padded_dims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting
 
@@ -72,4 +72,9 @@ def test_a_tempting_line_of_a_join_is_wrong_and_not_there(one, text, because):
 
 
 def test_padding_names_the_last_dims_first_two_numbers_each():
-    assert [padded(4, pad) for pad in ([1, 0], [0, 0, 0, 2], [0, -1, 0, 0, 3, 3], [0] * 8)] == [[3], [2], [3, 1], []]
+    assert [padded_dims(4, pad) for pad in ([1, 0], [0, 0, 0, 2], [0, -1, 0, 0, 3, 3], [0] * 8)] == [
+        [3],
+        [2],
+        [3, 1],
+        [],
+    ]

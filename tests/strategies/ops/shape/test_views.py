@@ -8,16 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Call, Leaf
 from strategies.model.verdict import Verdict
-from strategies.ops.semantics.rulebook import Book
+from strategies.ops.semantics.rulebook import RuleRegistry
 from strategies.ops.shape.slices import RULES as PIECES
 from strategies.ops.shape.views import RULES as NAMED
 from strategies.ops.shape.views import RULES as SHAPED
 from strategies.ops.shape.views import groups
 from strategies.ops.validation.claims import own_claims
-from strategies.validation.probe import try_claims
+from strategies.validation.probe import check_claims
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting
 
@@ -131,10 +131,12 @@ def test_a_piece_of_one_row_keeps_its_dim_as_each_rank_is_told_which_go_of_the_w
     found = judged(one, "S(0) -> S(0)", ranks=2)
     assert found.verdict is Verdict.UNSOUND and "has shape" in found.evidence.reason  # where ranks call the op itself
     (claim,) = (
-        c for c in own_claims(Book.of(*RULES).get(one.op), one, 2, tell(one).raw) if "S(0) -> S(0)" in str(c.rule)
+        c
+        for c in own_claims(RuleRegistry.of(*RULES).get(one.op), one, 2, run_oracle(one).raw)
+        if "S(0) -> S(0)" in str(c.rule)
     )
     assert claim.local == (Call(f"{one.op.rpartition('.')[0]}.dims", (Leaf(0), tuple(dims))),) * 2
-    (tried,) = try_claims(one, tell(one), 2, [claim], seed=0)
+    (tried,) = check_claims(one, run_oracle(one), 2, [claim], seed=0)
     assert tried.verdict is Verdict.SOUND
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.verdict import Verdict
-from strategies.ops.semantics.rulebook import Entry, rules
+from strategies.ops.semantics.rulebook import OpRule, rules
 from strategies.ops.validation import claims
-from strategies.ops.validation.claims import ask_about, judge, own_claims
+from strategies.ops.validation.claims import own_claims, query_of_sample, validate_rule
 from tests.strategies.cases import numbers, sample
 from tests.strategies.small_book import VIEWS
 
@@ -16,7 +16,7 @@ NEG = sample("neg.default", numbers(4, 2))
 
 
 def entry(lines, op="aten.neg.default"):
-    return Entry(op, lines, "planted", "to be tried")
+    return OpRule(op, lines, "planted", "to be tried")
 
 
 def rows(query):
@@ -39,12 +39,15 @@ def wrong(query):
 
 
 def said(one, case, ranks=2):
-    return [(str(claim.rule).partition(": ")[2], claim.local) for claim in own_claims(one, case, ranks, tell(case).raw)]
+    return [
+        (str(claim.rule).partition(": ")[2], claim.local)
+        for claim in own_claims(one, case, ranks, run_oracle(case).raw)
+    ]
 
 
 def test_a_question_names_shapes_and_dtypes_of_arguments_and_results():
     one = sample("max.dim", numbers(4, 2), 0)
-    query = ask_about(one, tell(one).raw)
+    query = query_of_sample(one, run_oracle(one).raw)
     assert [(m.shape, m.dtype) for m in query.tensors] == [((4, 2), torch.float64)]
     assert [(m.shape, m.dtype) for m in query.outputs] == [((2,), torch.float64), ((2,), torch.int64)]
     assert query.get("dim") == 0
@@ -71,7 +74,7 @@ def test_calls_differ_where_only_some_rank_has_another_size():
 
 
 def test_wrong_lines_are_told_and_sound_ones_counted_by_rule():
-    found = judge(entry(wrong), given=[NEG], ranks=(2, 3))
+    found = validate_rule(entry(wrong), given=[NEG], ranks=(2, 3))
     assert {(str(i.rule), i.verdict) for i in found.wrong} == {("aten.neg.default: P(sum) -> P(max)", Verdict.UNSOUND)}
     assert set(found.sound) == {"aten.neg.default: S(0) -> S(0)"}
     assert found.sound["aten.neg.default: S(0) -> S(0)"] == found.samples * 2  # on two mesh sizes each
@@ -81,14 +84,14 @@ def test_wrong_lines_are_told_and_sound_ones_counted_by_rule():
 def test_each_mesh_size_is_asked_about_what_is_claimed_on_it(monkeypatch):
     asked = []
     monkeypatch.setattr(claims, "own_claims", lambda entry, case, size, raw: asked.append(size) or [])
-    judge(EVEN, given=[NEG], ranks=(3, 2))
+    validate_rule(EVEN, given=[NEG], ranks=(3, 2))
     assert asked[:2] == [3, 2] and set(asked) == {3, 2}
 
 
 def test_without_calls_given_the_overloads_own_are_taken(monkeypatch):
     asked = []
     monkeypatch.setattr(claims, "samples_of", lambda op, seed: asked.append((op, seed)) or [NEG, NEG])
-    both, one = judge(entry(rows), seed=3), judge(entry(rows), seed=3, given=[NEG])
+    both, one = validate_rule(entry(rows), seed=3), validate_rule(entry(rows), seed=3, given=[NEG])
     assert asked == [("aten.neg.default", 3)]
     assert both.samples > one.samples >= 1
 
@@ -98,12 +101,12 @@ def test_without_calls_given_the_overloads_own_are_taken(monkeypatch):
     sample("floor.default", torch.arange(1.0, 5.0)),
 ], ids=["torch refuses it", "it jumps under noise"])  # fmt: skip
 def test_a_call_that_says_nothing_is_not_counted(one):
-    found = judge(entry(rows, one.op), given=[one])
+    found = validate_rule(entry(rows, one.op), given=[one])
     assert (found.samples, found.sound, found.wrong) == (0, {}, ())
 
 
 def test_of_other_forms_there_is_one_adversary_and_of_the_call_itself_as_many_as_the_budget_says(monkeypatch):
     budgets = []
     monkeypatch.setattr(claims, "adverse", lambda *_, budget, **__: budgets.append(budget) or {})
-    judge(entry(rows), given=[NEG], budget=5)
+    validate_rule(entry(rows), given=[NEG], budget=5)
     assert budgets[0] == 5 and set(budgets[1:]) == {1}

@@ -5,8 +5,8 @@ import torch
 
 from strategies.base.worker_pool import WorkerPool
 from strategies.inputs import opinfo_samples
-from strategies.inputs.selection import Pick
-from strategies.ops.validation.claims import GRADIENT, calls, gradients
+from strategies.inputs.selection import SampleSelection
+from strategies.ops.validation.claims import GRADIENT, calls_of_overloads, embedding_gradients
 from tests.strategies.cases import sample
 
 
@@ -18,7 +18,7 @@ def test_calls_are_those_of_the_wanted_overloads_and_the_same_for_the_same_seed(
         lambda all_=opinfo_samples.database: [i for i in all_() if "embedding" in i.name],
     )
     with WorkerPool(1) as crew:
-        one, two = (calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",)) for _ in range(2))
+        one, two = (calls_of_overloads(crew, wanted, most=3, dtypes=("float64",), sizes=("even",)) for _ in range(2))
     assert sorted(one.of) == sorted(wanted) and not one.without
     for op in wanted:
         assert 0 < len(one.of[op]) <= 3
@@ -41,7 +41,9 @@ def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted
     monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     ticks: list[int] = []
     with WorkerPool(1) as crew:
-        found = calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",), tick=ticks.append, near=True)
+        found = calls_of_overloads(
+            crew, wanted, most=3, dtypes=("float64",), sizes=("even",), tick=ticks.append, near=True
+        )
     assert sorted(found.of) == wanted and not found.without and sum(ticks) <= run
 
 
@@ -53,10 +55,12 @@ def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
         "strategies.ops.validation.claims.gather",
         lambda crew, met, names, seed: ({}, {n: "none" for n in names if n not in met}),
     )
-    monkeypatch.setattr("strategies.ops.validation.claims.pick_overloads", lambda ops, database: Pick((0,)))
+    monkeypatch.setattr(
+        "strategies.ops.validation.claims.select_overloads", lambda ops, database: SampleSelection((0,))
+    )
     ticks: list[int] = []
     with WorkerPool(1) as crew:
-        found = calls(
+        found = calls_of_overloads(
             crew,
             ["aten.cumsum.default", "aten.rsub.Tensor"],
             dtypes=("float64",),
@@ -69,7 +73,7 @@ def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
 
 def test_a_gradient_of_a_lookup_has_its_indices_and_rows():
     table, places = torch.zeros(7, 3, dtype=torch.float64), torch.tensor([[6, 0], [2, 2]])
-    (found,) = gradients([sample("embedding.default", table, places, 2)])
+    (found,) = embedding_gradients([sample("embedding.default", table, places, 2)])
     assert found.op == GRADIENT and found.arguments() == ["f64[2,2,3]", "i64[2,2]", "7", "2", "False"]
     assert found.call(found.tensors).shape == table.shape
-    assert gradients([sample("embedding.default", table.long(), places)]) == []
+    assert embedding_gradients([sample("embedding.default", table.long(), places)]) == []

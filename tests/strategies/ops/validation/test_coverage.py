@@ -10,12 +10,19 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.base.worker_pool import WorkerPool
 from strategies.cli.commands.coverage import print_comparison
-from strategies.model.rule import Call, Leaf, Rule, Sample, results
+from strategies.model.rule import Call, Leaf, Rule, Sample, flat_results
 from strategies.model.verdict import CLEAN, NOTHING, WRONG
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import Entry
+from strategies.ops.semantics.rulebook import OpRule
 from strategies.ops.validation import coverage as ops_coverage
-from strategies.ops.validation.coverage import Compared, Lacking, compare, coverage, excuse, serves
+from strategies.ops.validation.coverage import (
+    OverloadComparison,
+    UncoveredRule,
+    compare,
+    coverage,
+    covers,
+    documented_exception,
+)
 from tests.strategies.cases import placements
 
 R, S0, S1, SUM = Replicate(), Shard(0), Shard(1), Partial("sum")
@@ -40,7 +47,7 @@ def rule(inputs, outputs):
     (rule((S1, S0), (SUM,)), rule((S0, R), (S0,)), False),
 ])  # fmt: skip
 def test_a_line_serves_where_it_costs_nothing_more(ours, theirs, does):
-    assert serves(ours, theirs, [True]) is does
+    assert covers(ours, theirs, [True]) is does
 
 
 def test_a_missing_entry_lacks_every_line_of_theirs():
@@ -52,7 +59,7 @@ def test_a_missing_line_is_told_with_the_call_that_shows_it():
     def rows(query):
         yield query.line({0: S0}, [S0])
 
-    entry = Entry("aten.mm.default", rows, "planted", "half a rule")
+    entry = OpRule("aten.mm.default", rows, "planted", "half a rule")
     found = compare("aten.mm.default", entry, [made("aten.mm.default", (4, 6), (6, 4))], ranks=(2,))
     assert found.same == 1 and not found.covered
     assert "aten.mm.default: S(1), S(0) -> P(sum)" in [lack.rule for lack in found.lacking]
@@ -79,9 +86,9 @@ def test_what_programs_use_most_is_covered(sample):
 def test_averages_of_integers_are_the_documented_exception():
     whole = Sample(Call("aten.neg.default", (Leaf(0),)), (torch.arange(4),), "made here")
     average = Rule("aten.neg.default", (Partial("avg"),), (Partial("avg"),))
-    assert excuse(average, whole).startswith("integers")
-    assert not excuse(Rule("aten.neg.default", (SUM,), (SUM,)), whole)
-    assert not excuse(average, made("aten.neg.default", (4,)))
+    assert documented_exception(average, whole).startswith("integers")
+    assert not documented_exception(Rule("aten.neg.default", (SUM,), (SUM,)), whole)
+    assert not documented_exception(average, made("aten.neg.default", (4,)))
 
 
 COMPLEX = torch.ones(3, 4, dtype=torch.complex64)
@@ -101,7 +108,9 @@ COMPLEX = torch.ones(3, 4, dtype=torch.complex64)
 ], ids=str)  # fmt: skip
 def test_each_exception_is_for_its_own_lines_and_says_why(call, tensors, inputs, outputs, why):
     sample = Sample(call, tensors, "made here")
-    found = excuse(Rule(call.op, placements(inputs), placements(outputs)), sample, results(call(tensors)))
+    found = documented_exception(
+        Rule(call.op, placements(inputs), placements(outputs)), sample, flat_results(call(tensors))
+    )
     assert why in found if why else not found
 
 
@@ -123,9 +132,11 @@ def test_a_call_that_kills_its_process_leaves_the_others_to_be_compared(monkeypa
 
 
 def test_the_figure_counts_what_could_be_compared(capsys):
-    good = Compared("a.b.c", theirs=2, same=1, served=1, calls=1)
-    bad = Compared("a.b.d", theirs=2, same=1, lacking=(Lacking("a.b.d: R -> S(0)", 2, "f32[2]"),), calls=1)
-    none = Compared("a.b.e", why="no call could be tried")
+    good = OverloadComparison("a.b.c", theirs=2, same=1, served=1, calls=1)
+    bad = OverloadComparison(
+        "a.b.d", theirs=2, same=1, lacking=(UncoveredRule("a.b.d: R -> S(0)", 2, "f32[2]"),), calls=1
+    )
+    none = OverloadComparison("a.b.e", why="no call could be tried")
     assert print_comparison([good], Console(width=300)) == CLEAN
     assert print_comparison([good, bad, none], Console(width=300)) == WRONG
     said = capsys.readouterr().out

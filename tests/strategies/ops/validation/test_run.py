@@ -9,13 +9,13 @@ from rich.console import Console
 from torch.distributed.tensor import Partial, Shard
 
 from strategies.base.worker_pool import WorkerPool
-from strategies.cli.commands.coverage import chosen, print_validation, validate_ops
+from strategies.cli.commands.coverage import chosen_rules, print_validation, validate_ops
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
-from strategies.ops.semantics.rulebook import Book, Entry
-from strategies.ops.validation.run import RuleResult, Terms, trials
+from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
+from strategies.ops.validation.run import RuleResult, ValidationEffort, validate_rules
 
-TERMS = Terms(ranks=(2,), budget=1)
+TERMS = ValidationEffort(ranks=(2,), budget=1)
 
 
 def rows(query):
@@ -43,12 +43,12 @@ def sample(op, *shape, args=()):
 
 
 def entry(op, lines):
-    return Entry(op, lines, "planted", "to be tried")
+    return OpRule(op, lines, "planted", "to be tried")
 
 
 def tried(one, *calls, without=None):
     with WorkerPool(1) as crew:
-        (heard,) = trials(crew, [one], {one.op: calls} if calls else {}, without or {}, TERMS)
+        (heard,) = validate_rules(crew, [one], {one.op: calls} if calls else {}, without or {}, TERMS)
     return heard
 
 
@@ -104,14 +104,16 @@ def test_nothing_heard_at_all_is_no_pass(capsys):
 
 
 def test_a_pattern_names_overloads_packets_or_families():
-    book = Book.of(entry("aten.neg.default", rows), entry("aten.neg.out", rows), entry("aten.abs.default", rows))
-    assert [e.op for e in chosen(book, ["neg"])] == ["aten.neg.default", "aten.neg.out"]
-    assert [e.op for e in chosen(book, ["abs.*"])] == ["aten.abs.default"]
-    assert len(chosen(book, ["planted"])) == len(chosen(book, [])) == 3
+    book = RuleRegistry.of(
+        entry("aten.neg.default", rows), entry("aten.neg.out", rows), entry("aten.abs.default", rows)
+    )
+    assert [e.op for e in chosen_rules(book, ["neg"])] == ["aten.neg.default", "aten.neg.out"]
+    assert [e.op for e in chosen_rules(book, ["abs.*"])] == ["aten.abs.default"]
+    assert len(chosen_rules(book, ["planted"])) == len(chosen_rules(book, [])) == 3
 
 
 def test_a_pattern_that_names_nothing_is_an_error_of_usage(capsys):
-    assert validate_ops(Book.of(entry("aten.neg.default", rows)), ["nosuchop"], seeds=1) == USAGE
+    assert validate_ops(RuleRegistry.of(entry("aten.neg.default", rows)), ["nosuchop"], seeds=1) == USAGE
     assert "nosuchop" in capsys.readouterr().err
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.layout.shards import has_meaning
+from localtensor.layout.shards import has_one_meaning
 from localtensor.layout.spec import StridedShard
 from strategies.planner.audit import pairs
-from strategies.planner.audit.pairs import DTYPES, draw_pairs, told
+from strategies.planner.audit.pairs import DTYPES, draw_pairs, is_defined_by_torch
 from tests.tools.plans.plan_pairs import pair
 from tests.tools.plans.plan_pairs import spec as lying
 
@@ -26,19 +26,19 @@ def test_a_seed_draws_the_same_pairs_and_another_draws_others(sizes):
 def test_of_every_pair_torch_says_the_meaning(sizes):
     for one in draw_pairs(sizes, seed=3, budget=100):
         for spec in (one.src, one.dst):
-            assert told(spec), f"{one}: {spec}"
+            assert is_defined_by_torch(spec), f"{one}: {spec}"
         turned = [(a, b) for a, b in zip(one.src.placements, one.dst.placements, strict=True) if isinstance(a, Partial)]
         assert all(not isinstance(b, Partial) or a == b for a, b in turned), f"{one} turns a Partial into another"
         assert one.src != one.dst
 
 
 def test_torch_says_the_meaning_of_uneven_strided_shards_that_encode_an_order_and_of_one_alone():
-    assert told(lying("SS(0,2) S(0)", (3, 2), (7,)))
-    assert told(lying("SS(0,3) R", (2, 2), (7,)))
-    assert not told(lying("SS(0,3) SS(0,2)", (2, 2), (12,)))
-    assert not told(lying("SS(0,3) S(0)", (2, 2), (12,)))
-    assert not told(lying("P(sum) P(max)"))
-    assert told(lying("P(sum) P(avg)"))
+    assert is_defined_by_torch(lying("SS(0,2) S(0)", (3, 2), (7,)))
+    assert is_defined_by_torch(lying("SS(0,3) R", (2, 2), (7,)))
+    assert not is_defined_by_torch(lying("SS(0,3) SS(0,2)", (2, 2), (12,)))
+    assert not is_defined_by_torch(lying("SS(0,3) S(0)", (2, 2), (12,)))
+    assert not is_defined_by_torch(lying("P(sum) P(max)"))
+    assert is_defined_by_torch(lying("P(sum) P(avg)"))
 
 
 def test_rare_things_come_often():
@@ -55,7 +55,7 @@ def test_rare_things_come_often():
 def test_strided_shards_of_which_torch_has_two_readings_come_too():
     drawn = draw_pairs((3, 2), seed=0, budget=300)
     specs = [spec for one in drawn for spec in (one.src, one.dst)]
-    assert sum(not has_meaning(spec.placements, spec.shape, spec.dtype, (3, 2)) for spec in specs) >= 3
+    assert sum(not has_one_meaning(spec.placements, spec.shape, spec.dtype, (3, 2)) for spec in specs) >= 3
 
 
 def test_where_there_are_few_pairs_few_come_and_it_ends(monkeypatch):

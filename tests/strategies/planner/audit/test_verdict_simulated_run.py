@@ -8,19 +8,19 @@ import torch
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.planner.audit import verdict
-from strategies.planner.audit.compare import RIGHT, Outcome
+from strategies.planner.audit.compare import CORRECT, Outcome
 from strategies.planner.audit.pairs import MODES, draw_pairs
-from strategies.planner.audit.rank_run import RankResult, planner
-from strategies.planner.audit.verdict import Job, judged, play_all, work_of
-from strategies.torch_api.mesh_and_caches import averages
-from strategies.torch_api.rank_runs import on_threads
+from strategies.planner.audit.rank_run import RedistributionResult, dtensor_planner
+from strategies.planner.audit.verdict import PairRun, outcome_of, rank_work, simulate_pairs
+from strategies.torch_api.mesh_and_caches import averages_as_sums
+from strategies.torch_api.rank_runs import run_on_threads
 from tests.tools.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "R", (2,), (3,))
 
 
 def played(one, mode="greedy"):
-    return play_all([Job.of(one)], mode)[0]
+    return simulate_pairs([PairRun.of(one)], mode)[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -30,7 +30,7 @@ def played(one, mode="greedy"):
     pair("P(sum)", "R", (2,), (4,), torch.bool), pair("S(0)", "S(1)", (2,), (6, 0)),
 ], ids=str)  # fmt: skip
 def test_what_is_right_is_called_right(one, mode):
-    assert played(one, mode) == RIGHT
+    assert played(one, mode) == CORRECT
 
 
 def test_a_refusal_of_every_rank_is_a_refusal():
@@ -42,26 +42,29 @@ def test_a_refusal_of_every_rank_is_a_refusal():
 
 
 def test_lockstep_and_rank_threads_come_to_the_same():
-    jobs = [Job.of(one) for one in draw_pairs((2, 2), seed=11, budget=15)]
+    jobs = [PairRun.of(one) for one in draw_pairs((2, 2), seed=11, budget=15)]
     for mode in MODES:
-        together = play_all(jobs, mode)
-        with quiet(), averages("simulated"), planner(mode):
-            alone = [on_threads([work_of(job, mode)])[0] for job in jobs]
+        together = simulate_pairs(jobs, mode)
+        with quiet(), averages_as_sums("simulated"), dtensor_planner(mode):
+            alone = [run_on_threads([rank_work(job, mode)])[0] for job in jobs]
         assert [one.kind for one in together] == [one.kind for one in alone]
         assert collections.Counter(one.kind for one in alone)["right"] > 8
 
 
 def told(*pieces):
     return [
-        one if isinstance(one, RankResult) else RankResult("", torch.tensor(one, dtype=torch.float64)) for one in pieces
+        one
+        if isinstance(one, RedistributionResult)
+        else RedistributionResult("", torch.tensor(one, dtype=torch.float64))
+        for one in pieces
     ]
 
 
 def test_a_verdict_names_the_ranks_that_hold_something_else():
-    job = Job.of(PAIR)
+    job = PairRun.of(PAIR)
     right = job.whole.tolist()
-    assert judged(job, told(right, right)) == RIGHT
-    found = judged(job, told(right, [0.0, *right[1:]]))
+    assert outcome_of(job, told(right, right)) == CORRECT
+    found = outcome_of(job, told(right, [0.0, *right[1:]]))
     assert (found.kind, found.ranks, found.text) == (
         "wrong",
         (1,),
@@ -70,20 +73,22 @@ def test_a_verdict_names_the_ranks_that_hold_something_else():
 
 
 def test_one_rank_that_raises_is_no_refusal():
-    found = judged(Job.of(PAIR), told(RankResult("ValueError: no"), Job.of(PAIR).whole.tolist()))
+    found = outcome_of(PairRun.of(PAIR), told(RedistributionResult("ValueError: no"), PairRun.of(PAIR).whole.tolist()))
     assert (found.kind, found.ranks) == ("stops", (0,))
-    assert judged(Job.of(PAIR), [RankResult("ValueError: no")] * 2) == Outcome("refused", "ValueError: no")
+    assert outcome_of(PairRun.of(PAIR), [RedistributionResult("ValueError: no")] * 2) == Outcome(
+        "refused", "ValueError: no"
+    )
 
 
 def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
     def heard(part, mesh):
         if mesh.get_rank() == 1:
-            return RankResult("ValueError: only I")
+            return RedistributionResult("ValueError: only I")
         torch.distributed.barrier()
-        return RankResult("", part.piece)
+        return RedistributionResult("", part.piece)
 
-    monkeypatch.setattr(verdict, "heard", heard)
-    found = on_threads([work_of(Job.of(PAIR), "greedy")])[0]
+    monkeypatch.setattr(verdict, "result_of_rank", heard)
+    found = run_on_threads([rank_work(PairRun.of(PAIR), "greedy")])[0]
     assert (found.kind, found.ranks) == ("stops", (1,))
     assert "ValueError: only I" in found.text
 
@@ -92,10 +97,10 @@ def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
     def heard(part, mesh):
         if mesh.get_rank() == 1:
             torch.distributed.barrier()
-        return RankResult("", part.piece)
+        return RedistributionResult("", part.piece)
 
-    monkeypatch.setattr(verdict, "heard", heard)
-    assert on_threads([work_of(Job.of(PAIR), "greedy")])[0].kind == "stops"
+    monkeypatch.setattr(verdict, "result_of_rank", heard)
+    assert run_on_threads([rank_work(PairRun.of(PAIR), "greedy")])[0].kind == "stops"
 
 
 def test_what_does_not_get_through_in_lockstep_is_played_on_threads(monkeypatch):
@@ -103,11 +108,11 @@ def test_what_does_not_get_through_in_lockstep_is_played_on_threads(monkeypatch)
         raise LocalTensorError("no lockstep today")
 
     monkeypatch.setattr(verdict.lt, "LocalTensorMode", mode)
-    assert play_all([Job.of(PAIR), Job.of(pair("R", "P(product)", (2,)))], "greedy")[0] == RIGHT
+    assert simulate_pairs([PairRun.of(PAIR), PairRun.of(pair("R", "P(product)", (2,)))], "greedy")[0] == CORRECT
 
 
 def test_values_are_the_same_for_a_seed_and_partials_have_others_for_another():
     one = pair("P(sum)", "R", (2,), (4,))
-    pieces = [Job.of(one, seed).pieces[0].tolist() for seed in (0, 0, 1)]
+    pieces = [PairRun.of(one, seed).pieces[0].tolist() for seed in (0, 0, 1)]
     assert pieces[0] == pieces[1] != pieces[2]
-    assert torch.allclose(Job.of(one, 1).whole, Job.of(one, 0).whole)
+    assert torch.allclose(PairRun.of(one, 1).whole, PairRun.of(one, 0).whole)

@@ -16,9 +16,9 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import KINDS, Mesh, ShardOrder, Spec, StridedShard, agreed, cuts
-from strategies.planner.steps.alpha_beta import commute
-from strategies.planner.steps.legal_steps import unmade
+from localtensor.layout import PARTIAL_KINDS, Mesh, ShardOrder, Spec, StridedShard, is_unambiguous, shard_cut
+from strategies.planner.steps.alpha_beta import partials_commute
+from strategies.planner.steps.legal_steps import why_not_made
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -107,8 +107,8 @@ def _shape(rng: random.Random, mesh: Mesh) -> tuple[int, ...]:
 
 def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
     """The kinds of Partial of one layout: a single one, or sums and averages."""
-    offered = [kind for kind in KINDS if agreed(kind, dtype)]
-    mixed = commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.35
+    offered = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
+    mixed = partials_commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.35
     return ("sum", "avg") if mixed else (rng.choice(offered),)
 
 
@@ -122,7 +122,7 @@ def _spec(
         was = src.placements[axis] if src is not None else None
         found = _placement(rng, shape, kinds, nested)
         kind = found.reduce_op if isinstance(found, Partial) and src is not None and found != was else ""
-        never = kind and (isinstance(was, Partial) or unmade(kind, dtype, cut=False))
+        never = kind and (isinstance(was, Partial) or why_not_made(kind, dtype, cut=False))
         placements.append(Replicate() if never else found)
     spec = Spec(mesh, tuple(placements), shape, dtype)
     return Spec(mesh, spec.placements, shape, dtype, _order(rng, spec))
@@ -141,7 +141,7 @@ def _placement(rng: random.Random, shape: tuple[int, ...], kinds: Sequence[str],
 def _order(rng: random.Random, spec: Spec) -> ShardOrder:
     """A shard order, in some cases other than from left to right, for a dim that several axes shard."""
     found = []
-    for dim in sorted({cut[0] for cut in map(cuts, spec.placements) if cut is not None}):
+    for dim in sorted({cut[0] for cut in map(shard_cut, spec.placements) if cut is not None}):
         axes = list(spec.cut_by(dim))
         if len(axes) > 1 and rng.random() < 0.5:
             rng.shuffle(axes)

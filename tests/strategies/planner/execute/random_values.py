@@ -1,7 +1,7 @@
 """Tensors for a drawn redistribution, and whether what came of them is right: to the bit, or to the value.
 
 Numbers are small integers, also in floats, so that sums are exact in any order.  Pending reductions are adversaries
-(`localtensor.layout.reductions.parts`): parts of a sum cancel, another rank holds the maximum of each element.  Where it means
+(`localtensor.layout.reductions.partial_values`): parts of a sum cancel, another rank holds the maximum of each element.  Where it means
 something there are NaN, infinities and -0.0 among the floats.
 """
 
@@ -16,8 +16,16 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.reductions import parts
-from localtensor.layout.shards import assemble, by_rank, in_sequence, local_shapes, split, split_axis, spread
+from localtensor.layout.reductions import partial_values
+from localtensor.layout.shards import (
+    assemble,
+    in_axis_order,
+    in_rank_order,
+    local_shapes,
+    split,
+    split_axis,
+    split_by_axes,
+)
 from localtensor.layout.spec import Spec
 from tests.strategies.planner.execute.random_specs import Drawn
 
@@ -44,7 +52,7 @@ def held_of(one: Drawn) -> list[Tensor]:
             return split_axis(x, placement, ranks)
         return list(_parts(x, placement.reduce_op, ranks, rng, scale).unbind())
 
-    return by_rank(spread(x, *in_sequence(one.src), cut), one.src)
+    return in_rank_order(split_by_axes(x, *in_axis_order(one.src), cut), one.src)
 
 
 def _kind(placement: Placement) -> str:
@@ -76,7 +84,7 @@ def _parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, scale: int) -
     divides = x.dtype.is_floating_point or x.dtype.is_complex
     narrow = divides and x.dtype.itemsize == 2
     if not divides or kind not in ("sum", "avg"):
-        return parts(x, kind, ranks, rng, sparse=narrow)
+        return partial_values(x, kind, ranks, rng, sparse=narrow)
     noise = _noise(x, ranks, rng, narrow) * (0 if narrow and scale > 1 else 1 if narrow else scale)
     if kind == "avg":  # each average of some of the axes is to be a whole number, too; two bytes have no room for that
         return x.expand(ranks, *x.shape).clone() if narrow else noise + x
@@ -92,7 +100,7 @@ def _noise(x: Tensor, ranks: int, rng: torch.Generator, narrow: bool) -> Tensor:
         if narrow:  # 256 is the largest that bfloat16 counts to
             some = torch.randint(-1, 2, (ranks - 1, *x.shape), generator=rng)
             return torch.cat([some, -some.sum(0, keepdim=True)]).to(x.dtype)
-        return parts(torch.zeros(x.shape, dtype=torch.int64), "sum", ranks, rng).double()
+        return partial_values(torch.zeros(x.shape, dtype=torch.int64), "sum", ranks, rng).double()
 
     return torch.complex(real().double(), real().double()).to(x.dtype) if x.dtype.is_complex else real().to(x.dtype)
 

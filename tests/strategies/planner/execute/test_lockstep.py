@@ -11,9 +11,9 @@ from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute import rows
 from strategies.planner.execute.lockstep import OtherDtype, redistribute
 from strategies.planner.search.api import plan
-from strategies.planner.steps.legal_steps import changes
+from strategies.planner.steps.legal_steps import legal_changes
 from strategies.planner.steps.plan import Plan
-from strategies.planner.steps.prices import step_of
+from strategies.planner.steps.prices import priced_step
 from tests.strategies.planner.execute.random_specs import Drawn
 from tests.strategies.planner.execute.random_values import held_of, same, wrong
 from tests.tools.plans.trials import every_step, in_lists, in_lockstep, trials
@@ -113,8 +113,8 @@ def test_an_uneven_step_copies_twice_the_pieces_for_twice_the_ranks(src, dst, mo
 
 def test_flattened_axes_that_cut_from_right_to_left_are_gathered_in_that_order():
     src = Spec(Mesh.of(2, 3), (parse("S(0)"), parse("S(0)")), (12,), torch.float32, ((0, (1, 0)),))
-    change = next(change for change in changes(src, [parse("R")], [(0, 1)]) if change.axes == (0, 1))
-    step = step_of(change.kind, change.axes, src, change.now)
+    change = next(change for change in legal_changes(src, [parse("R")], [(0, 1)]) if change.axes == (0, 1))
+    step = priced_step(change.kind, change.axes, src, change.now)
     x = torch.arange(12.0)
     with lt.LocalTensorMode(6):
         got = redistribute(lt.LocalTensor(split(x, src)), Plan(src, change.now, (step,), 0, "", "", 0))
@@ -123,8 +123,8 @@ def test_flattened_axes_that_cut_from_right_to_left_are_gathered_in_that_order()
 
 def _one_step(src, text):
     now = parse(text)
-    kind = next(change for change in changes(src, [now]) if change.now.placements == (now,))
-    return Plan(src, kind.now, (step_of(kind.kind, kind.axes, src, kind.now),), 0, "", "", 0)
+    kind = next(change for change in legal_changes(src, [now]) if change.now.placements == (now,))
+    return Plan(src, kind.now, (priced_step(kind.kind, kind.axes, src, kind.now),), 0, "", "", 0)
 
 
 def test_nothing_to_do_gives_back_what_was_given():

@@ -12,7 +12,7 @@ from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute.process_groups import NotPlanned, axes_of, groups_along, redistribute_local
 from strategies.planner.search.api import plan
 from strategies.planner.steps.plan import Plan
-from strategies.planner.steps.prices import step_of
+from strategies.planner.steps.prices import priced_step
 from tests.strategies.planner.execute.random_specs import Drawn
 from tests.strategies.planner.execute.random_values import held_of, same
 from tests.tools.plans.plan_memory import InUse
@@ -237,7 +237,7 @@ def test_a_plan_for_a_smaller_mesh_is_refused_on_every_rank_of_the_groups():
 
 def test_nothing_of_a_step_is_kept_through_those_after_it():
     whole, parts = _spec("R", (64,), (2,)), _spec("P(sum)", (64,), (2,))
-    there, back = step_of("local", (0,), whole, parts), step_of("all_reduce", (0,), parts, whole)
+    there, back = priced_step("local", (0,), whole, parts), priced_step("all_reduce", (0,), parts, whole)
     long = Plan(whole, whole, (there, back) * 4, 0, "", "", 0)
     for peak in lt.run(_measured_whole, (long,), [torch.ones(64)] * 2, ranks=2):
         assert peak <= 3 * 64 * 4  # what was brought, what a step begins with, and what it makes

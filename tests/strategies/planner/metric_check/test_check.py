@@ -12,8 +12,8 @@ from localtensor.layout.spec import Spec, parse
 from strategies.cli.commands import plan as cost_command
 from strategies.cli.commands.plan import torch_cost
 from strategies.cli.options import CostOptions
-from strategies.planner.metric_check.check import FALLS, BadCost, check, specs_of
-from strategies.planner.metric_check.report import Checked, Detour, Odd, amount
+from strategies.planner.metric_check.check import NOT_MONOTONE, BadCost, check_metric, specs_of
+from strategies.planner.metric_check.report import InvalidAnswer, MetricReport, Violation, amount_text
 from strategies.planner.steps.prices import Sent
 
 TWO, SMALL = Mesh.of(2), tuple(map(parse, ("R", "S(0)")))
@@ -31,7 +31,7 @@ def growth(src, dst):
 
 
 def few(cost, mesh=TWO, **more):
-    return check(cost, mesh, (8,), placements=SMALL, **more)
+    return check_metric(cost, mesh, (8,), placements=SMALL, **more)
 
 
 @pytest.mark.parametrize(("mesh", "shape", "orders", "count"), [
@@ -44,7 +44,7 @@ def test_all_specs_are_tried(mesh, shape, orders, count):
 
 
 def test_torchs_own_cost_breaks_the_triangle_inequality_in_hundreds_of_triples():
-    found = check(torch_cost, Mesh.of(2, 2))
+    found = check_metric(torch_cost, Mesh.of(2, 2))
     assert found.triples == 4096
     assert 50 < found.broken < 1000  # 282 on torch 2.13, and 94 of them without the steps that it takes for impossible
     assert not found.holds
@@ -55,7 +55,7 @@ def test_torchs_own_cost_breaks_the_triangle_inequality_in_hundreds_of_triples()
 
 @pytest.mark.parametrize("price", [Sent(), lambda move: float(move.nbytes) ** 0.5, lambda move: 1])
 def test_the_price_of_the_cheapest_plan_holds_whatever_a_step_costs(price):
-    found = check(price, Mesh.of(2), (5, 4), name="mine")
+    found = check_metric(price, Mesh.of(2), (5, 4), name="mine")
     assert (found.holds, found.broken, found.triples) == (True, 0, 64)
     assert found.lines()[-1] == "It is a metric on these, but for symmetry."
 
@@ -69,7 +69,7 @@ def test_broken_triples_are_counted_and_the_worst_is_told_first():
         "7 pairs of different specs cost nothing, which is no fault",
         "It is no metric.",
     ]
-    three = check(growth, Mesh.of(2, 2, 2), (8,), placements=SMALL)
+    three = check_metric(growth, Mesh.of(2, 2, 2), (8,), placements=SMALL)
     saved = [detour.saved for detour in three.worst]
     assert saved == sorted(saved, reverse=True)
     assert len(saved) == three.broken > 2
@@ -86,7 +86,7 @@ def test_a_wall_that_one_can_walk_around_is_told():
 
 
 def test_walls_are_told_last():
-    found = check(torch_cost, Mesh.of(2, 2))
+    found = check_metric(torch_cost, Mesh.of(2, 2))
     kept = [math.isinf(detour.saved) for detour in found.worst]
     assert kept == sorted(kept)
     assert kept.count(False) == min(found.broken - found.walls, len(kept)) > 0
@@ -147,7 +147,7 @@ def test_a_price_that_changes_its_mind_is_no_price():
 
 def test_a_price_that_falls_as_bytes_grow_is_told_and_tried_all_the_same():
     found = few(lambda move: 1 / (1 + move.nbytes))
-    assert {odd.what for odd in found.odd} == {FALLS}
+    assert {odd.what for odd in found.odd} == {NOT_MONOTONE}
     assert (found.triples, found.broken, found.holds) == (8, 0, False)
     assert found.odd[0].where == "a: local R -> S of 16 bytes"
 
@@ -195,7 +195,7 @@ def test_what_is_infinite_is_asked_all_the_same():
 
 def test_more_specs_than_can_be_tried_are_refused():
     with pytest.raises(BadCost, match=r"they make 256 specs, and all triples of at most 128 are tried\. Take fewer"):
-        check(growth, Mesh.of(2, 2, 2, 2))
+        check_metric(growth, Mesh.of(2, 2, 2, 2))
 
 
 def test_stop_means_stop():
@@ -208,12 +208,12 @@ def test_stop_means_stop():
 
 def test_json_has_no_number_that_json_has_not():
     spec = Spec(TWO, SMALL[:1], (8,), torch.float32)
-    detour, odd = Detour(spec, spec, spec, math.inf, 1.0, 2.0), Odd("x", "y", math.nan)
-    told = Checked("mine", "s", (spec,), 1, 1, 1, (detour,), (odd,), 0).as_json()
+    detour, odd = Violation(spec, spec, spec, math.inf, 1.0, 2.0), InvalidAnswer("x", "y", math.nan)
+    told = MetricReport("mine", "s", (spec,), 1, 1, 1, (detour,), (odd,), 0).as_json()
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert told["worst"][0] | {"direct": "inf", "around": 3.0} == told["worst"][0]
     assert (told["holds"], told["mesh"], told["dtype"]) == (False, [2], "float32")
-    assert amount(-math.inf, "s") == "minus infinitely much"
+    assert amount_text(-math.inf, "s") == "minus infinitely much"
 
 
 # -- the command

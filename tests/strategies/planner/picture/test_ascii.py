@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.planner.picture.ascii import ASCII, WIDTH, Stage, drawn
+from strategies.planner.picture.ascii import ASCII, WIDTH, PlanStage, ascii_picture
 from strategies.planner.search.api import plan
 from strategies.planner.text.parser import read
 
@@ -17,7 +17,7 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_it_is_readable_in_sixty_columns_and_says_every_step(text):
     made = plan(*read(text))
-    picture = drawn(made.stages)
+    picture = ascii_picture(made.stages)
     assert max(map(len, picture.splitlines())) <= WIDTH
     for step in made.steps:
         assert str(step) in picture
@@ -26,7 +26,7 @@ def test_it_is_readable_in_sixty_columns_and_says_every_step(text):
 
 def test_each_rank_is_a_box_with_its_rows():
     src, _ = read("f32[2,4] @ dp=2,tp=2: S(0),S(1) -> R,R")
-    assert drawn([Stage(src)]).splitlines()[:6] == [
+    assert ascii_picture([PlanStage(src)]).splitlines()[:6] == [
         "dp:S(0), tp:S(1)   1 x 2 on a rank",
         "      tp 0  tp 1",
         "dp 0  ██··  ··██",
@@ -38,34 +38,34 @@ def test_each_rank_is_a_box_with_its_rows():
 
 def test_a_long_dim_has_cells_of_equally_many_rows():
     src, _ = read("f32[12] @ dp=3: S(0) -> R")
-    assert drawn([Stage(src)]).splitlines()[2] == "  ██····  ··██··  ····██"
+    assert ascii_picture([PlanStage(src)]).splitlines()[2] == "  ██····  ··██··  ····██"
 
 
 def test_every_rank_that_holds_something_is_seen_to():
     src, _ = read("f32[13] @ dp=2,tp=7: R,S(0) -> R,R")
-    assert drawn([Stage(src)], width=90).splitlines()[2].split()[2:] == [
+    assert ascii_picture([PlanStage(src)], width=90).splitlines()[2].split()[2:] == [
         "██······", "·██·····", "··██····", "···██···", "····███·", "······██", "·······█",
     ]  # fmt: skip
 
 
 def test_parts_look_otherwise_and_an_order_is_seen():
     src, dst = read("f32[6] @ dp=2,tp=3: S(0)[1],S(0)[0] -> P(sum),R")
-    picture = drawn([Stage(src), Stage(dst)]).splitlines()
+    picture = ascii_picture([PlanStage(src), PlanStage(dst)]).splitlines()
     assert picture[2:4] == ["dp 0  █·····  ··█···  ····█·", "dp 1  ·█····  ···█··  ·····█"]
     assert picture[7] == "dp 0  ▒▒▒▒▒▒  ▒▒▒▒▒▒  ▒▒▒▒▒▒"
 
 
 def test_ranks_that_are_left_out_are_marked_and_explained():
     src, _ = read("f32[100,4] @ dp=50,tp=50: S(0),R -> R,R")
-    picture = drawn([Stage(src)])
+    picture = ascii_picture([PlanStage(src)])
     assert "tp 49" in picture and "dp 49" in picture and picture.endswith("┊ more ranks")
     small, _ = read("f32[100,4] @ dp=2,tp=2: S(0),R -> R,R")
-    assert "more ranks" not in drawn([Stage(small)])
+    assert "more ranks" not in ascii_picture([PlanStage(small)])
 
 
 def test_signs_of_ascii_will_do():
     src, dst = read("f32[100,4] @ dp=50,tp=50: S(0),R -> P(sum),R")
-    picture = drawn([Stage(src), Stage(dst)], signs=ASCII)
+    picture = ascii_picture([PlanStage(src), PlanStage(dst)], signs=ASCII)
     assert picture.isascii() and all(sign in picture for sign in ASCII)
 
 
@@ -76,5 +76,9 @@ def test_no_line_of_a_picture_is_too_wide_whatever_the_axes_are_called():
         [spec, _] = read(
             f"f32[64,64] @ {mesh}: {','.join(['S(0)', *['R'] * (len(names) - 1)])} -> {','.join('R' for _ in names)}"
         )
-        boxes = [line for line in drawn([Stage(spec)]).splitlines() if "\u2588" in line or line.startswith("     ")]
+        boxes = [
+            line
+            for line in ascii_picture([PlanStage(spec)]).splitlines()
+            if "\u2588" in line or line.startswith("     ")
+        ]
         assert len(boxes) > 4 and max(map(len, boxes)) <= 60

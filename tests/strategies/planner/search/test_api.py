@@ -14,12 +14,12 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.concurrency.single_flight import clear_all
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
-from strategies.planner.search.api import KNOWN, NoPlan, clear, plan, searched
-from strategies.planner.search.plan_cache import Known, by_value
+from strategies.planner.search.api import PLAN_CACHE, NoPlan, clear, plan, plan_uncached
+from strategies.planner.search.plan_cache import PlanCache, value_key
 from strategies.planner.steps.alpha_beta import Network
-from strategies.planner.steps.legal_steps import targets
+from strategies.planner.steps.legal_steps import usable_placements
 from strategies.planner.steps.plan import bytes_text, time_text
-from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, sent
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, bytes_sent
 from strategies.planner.text.parser import read
 from tests.tools.plans.oracle import Oracle
 from tests.tools.plans.pairs import drawn, every_spec
@@ -84,7 +84,7 @@ def test_partials_of_torch_that_mean_more_are_refused():
 
 
 def oracle_of(src, dst):
-    return Oracle(targets(src, dst))
+    return Oracle(usable_placements(src, dst))
 
 
 def test_a_limit_is_kept_by_every_step_and_costs_what_the_oracle_pays():
@@ -92,11 +92,11 @@ def test_a_limit_is_kept_by_every_step_and_costs_what_the_oracle_pays():
     specs = every_spec((2, 3), (7, 6))
     for _ in range(60):
         src, dst = rng.sample(specs, 2)
-        free = searched(src, dst)
+        free = plan_uncached(src, dst)
         oracle = oracle_of(src, dst)
         least = oracle.needs(src)[dst]
         for limit in {least, (least + free.memory) // 2, free.memory}:
-            held = searched(src, dst, memory=limit)
+            held = plan_uncached(src, dst, memory=limit)
             assert held.memory <= limit
             assert (held.price, len(held.steps)) == oracle.costs(src, Time(), limit)[dst]
             dearer += held.price > free.price
@@ -175,7 +175,7 @@ def test_the_sentence_of_why_is_true():
     specs = every_spec((2, 2), (8, 4))
     for _ in range(30):
         src, dst = rng.sample(specs, 2)
-        found = searched(src, dst, Sent())
+        found = plan_uncached(src, dst, Sent())
         if not found.steps:
             continue
         oracle = oracle_of(src, dst)
@@ -196,7 +196,7 @@ def test_the_sentence_of_why_is_true():
 
 
 def test_the_sentence_of_why_counts_what_is_still_to_come_after_another_first_step():
-    found = searched(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))
+    found = plan_uncached(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))
     assert time_text(found.seconds) == "11.3 us" and "with another first step 12.3 us or more" in found.why
 
 
@@ -250,7 +250,7 @@ def test_threads_share_plans_and_each_is_searched_once():
 
 
 def searches():
-    return KNOWN.stats().misses
+    return PLAN_CACHE.stats().misses
 
 
 def asks_anew(*args, **kwargs):
@@ -284,11 +284,11 @@ class Dearer(Time):
 
 def test_who_overrides_a_price_is_asked_for_it():
     src, dst = spec("S(0) S(0)"), spec("S(1) R")
-    assert searched(src, dst, Dearer()).price == 2 * searched(src, dst).price
+    assert plan_uncached(src, dst, Dearer()).price == 2 * plan_uncached(src, dst).price
 
 
 def test_tables_are_shared_by_searches_for_one_tensor_and_forgotten():
-    known, offered, strange = Known(), tuple(map(parse, ("R", "S(0)"))), Stranger(1)
+    known, offered, strange = PlanCache(), tuple(map(parse, ("R", "S(0)"))), Stranger(1)
     src, same, other = spec("S(0)"), spec("S(0)"), spec("S(0)", shape=(64, 33))
     table = known.table(src, offered, (), Time())
     assert known.table(same, offered, (), Time()) is table
@@ -305,7 +305,7 @@ def test_a_plan_from_a_table_that_others_used_is_the_one_from_nothing():
     rng = random.Random(12)
     for _ in range(60):
         src, dst = rng.sample(specs, 2)
-        assert plan(src, dst) == searched(src, dst)
+        assert plan(src, dst) == plan_uncached(src, dst)
 
 
 def test_clear_forgets_every_plan():
@@ -320,7 +320,7 @@ def test_what_is_refused_is_not_remembered():
     for _ in range(2):
         with pytest.raises(NoPlan):
             plan(spec("P(sum)"), spec("P(max)"))
-    assert KNOWN.stats().size == 0
+    assert PLAN_CACHE.stats().size == 0
 
 
 class Stranger:
@@ -343,7 +343,7 @@ def test_a_function_is_a_price_and_searched_without_a_bound():
         return 1
 
     assert plan(spec("S(0) S(0)"), spec("R R"), hops).price == 2
-    assert plan(spec("S(0) S(0)"), spec("R R"), sent).by == "sent"
+    assert plan(spec("S(0) S(0)"), spec("R R"), bytes_sent).by == "sent"
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ class Loose:
 def test_what_is_not_frozen_is_known_by_the_object_even_if_it_has_a_hash_of_its_values():
     one, other = Loose(1), Loose(1)
     assert one == other
-    assert by_value(one) == by_value(one) != by_value(other)
+    assert value_key(one) == value_key(one) != value_key(other)
 
 
 def test_an_identity_is_not_taken_for_another():
@@ -381,7 +381,7 @@ def test_an_identity_is_not_taken_for_another():
 
 
 def test_another_memory_of_plans_is_its_own():
-    known = Known()
-    found = known.get(lambda src, dst, *_: searched(src, dst), spec("S(0)"), spec("R"), None, TOPOLOGY, None, ())
-    assert found.steps and known.stats().size == 1 and KNOWN.stats().size == 0
+    known = PlanCache()
+    found = known.get(lambda src, dst, *_: plan_uncached(src, dst), spec("S(0)"), spec("R"), None, TOPOLOGY, None, ())
+    assert found.steps and known.stats().size == 1 and PLAN_CACHE.stats().size == 0
     assert found == plan(spec("S(0)"), spec("R"))

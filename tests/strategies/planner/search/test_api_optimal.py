@@ -10,10 +10,10 @@ from localtensor.errors import OtherRows
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import ordered
 from localtensor.layout.spec import Spec, parse
-from strategies.planner.search.api import searched
-from strategies.planner.steps.legal_steps import changes, targets
+from strategies.planner.search.api import plan_uncached
+from strategies.planner.steps.legal_steps import legal_changes, usable_placements
 from strategies.planner.steps.plan import Move
-from strategies.planner.steps.prices import Sent, Time, TorchPrice, step_of
+from strategies.planner.steps.prices import Sent, Time, TorchPrice, priced_step
 from tests.tools.plans import graph_based
 from tests.tools.plans.oracle import Oracle, alike, without_lone
 from tests.tools.plans.pairs import PLAIN, drawn, every_spec
@@ -32,7 +32,7 @@ PRICES = (Time(), Sent(), Backwards())
 
 
 def found(src, dst, price, memory=None, flattened=()):
-    plan = searched(src, dst, price, memory=memory, flattened=flattened)
+    plan = plan_uncached(src, dst, price, memory=memory, flattened=flattened)
     assert plan.price == sum(price(step.move) for step in plan.steps)
     return plan.price, len(plan.steps)
 
@@ -50,7 +50,7 @@ def check_pairs(specs, price, flattened=()):
     for src in specs:
         by_offered = {}
         for dst in filter(lambda dst: not turns(src, dst), specs):
-            by_offered.setdefault(targets(src, dst), []).append(dst)
+            by_offered.setdefault(usable_placements(src, dst), []).append(dst)
         for offered, wanted in by_offered.items():
             oracle = oracles.setdefault(offered, Oracle(offered, flattened))
             costs = oracle.costs(without_lone(src), price)
@@ -108,7 +108,7 @@ def test_a_layout_that_was_met_before_the_bound_grew_is_not_looked_at_too_soon()
     mesh = Mesh.of(4, 3, 4)
     src = Spec(mesh, tuple(map(parse, ("R", "S(1)", "S(0)"))), (1, 64), torch.float32)
     dst = Spec(mesh, tuple(map(parse, ("R", "S(1)", "S(1)"))), (1, 64), torch.float32, ((1, (2, 1)),))
-    assert found(src, dst, Sent()) == Oracle(targets(src, dst)).costs(src, Sent())[dst] == (120, 8)
+    assert found(src, dst, Sent()) == Oracle(usable_placements(src, dst)).costs(src, Sent())[dst] == (120, 8)
 
 
 def test_every_step_of_a_plan_is_legal_and_priced_as_it_is_by_itself():
@@ -116,11 +116,11 @@ def test_every_step_of_a_plan_is_legal_and_priced_as_it_is_by_itself():
     for _ in range(40):
         mesh = Mesh.of(*[rng.choice((1, 2, 3)) for _ in range(3)])
         src, dst = (drawn(rng, mesh, (5, 8)) for _ in range(2))
-        plan = searched(src, dst)
+        plan = plan_uncached(src, dst)
         at = src
         for step in plan.steps:
-            assert step.was == at and step == step_of(step.kind, step.axes, step.was, step.now)
-            legal = changes(without_lone(at), targets(src, dst))
+            assert step.was == at and step == priced_step(step.kind, step.axes, step.was, step.now)
+            legal = legal_changes(without_lone(at), usable_placements(src, dst))
             assert (step.kind, step.axes, without_lone(step.now)) in [(c.kind, c.axes, c.now) for c in legal]
             at = step.now
         assert alike(at, dst)
@@ -135,7 +135,7 @@ def test_by_the_price_of_torch_no_plan_costs_more_than_that_of_torch():
             src, dst = (drawn(rng, mesh, shape) for _ in range(2))
             price = TorchPrice.of(mesh, graph_based.devices_in_a_host())
             want = graph_based.microseconds(graph_based.states(src, dst))
-            plan = searched(src, dst, price)
+            plan = plan_uncached(src, dst, price)
             got = sum(price.microseconds(step.move) for step in plan.steps)
             assert got <= want * (1 + 1e-9) + 1e-5 * len(plan.steps), f"{src} -> {dst}"
             paid += got > 0

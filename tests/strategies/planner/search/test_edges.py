@@ -8,11 +8,11 @@ import torch
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
-from strategies.planner.search.astar import Search
-from strategies.planner.search.edges import FAR, Bound, Edges, need
-from strategies.planner.search.state_table import STEPS, BadPrice, Table
-from strategies.planner.steps.legal_steps import changes, targets
-from strategies.planner.steps.prices import Sent, Time, step_of
+from strategies.planner.search.astar import AStarSearch
+from strategies.planner.search.edges import INF, AdmissibleHeuristic, LegalEdges, edge_memory
+from strategies.planner.search.state_table import STEP_BITS, BadPrice, StateTable
+from strategies.planner.steps.legal_steps import legal_changes, usable_placements
+from strategies.planner.steps.prices import Sent, Time, priced_step
 from tests.tools.plans.oracle import Oracle
 from tests.tools.plans.pairs import drawn, every_spec
 
@@ -29,7 +29,7 @@ IDS = ["plain", "strided", "partials", "flattened", "three axes flattened", "exc
 
 
 def table_of(src, dst, flattened, price=None):
-    return Table(src, targets(src, dst), flattened, price or Time())
+    return StateTable(src, usable_placements(src, dst), flattened, price or Time())
 
 
 @pytest.mark.parametrize(("sizes", "shape", "names", "flattened"), CASES, ids=IDS)
@@ -37,19 +37,21 @@ def test_the_steps_from_every_layout_are_those_of_the_table_of_legal_steps(sizes
     specs, rng = every_spec(sizes, shape, names), random.Random(4)
     for spec in specs:
         dst = rng.choice(specs)
-        offered = targets(spec, dst)
-        table = Table(spec, offered, flattened, Time())
+        offered = usable_placements(spec, dst)
+        table = StateTable(spec, offered, flattened, Time())
         state = table.state(spec)
         assert table.spec(state) == spec
-        search = Search(table, state, table.state(dst) if _has(table, dst) else state)
+        search = AStarSearch(table, state, table.state(dst) if _has(table, dst) else state)
         got = set()
         for there, values, cost, sort in search.edges(state, search.values(state)):
             now = table.spec(there)
-            step = step_of(sort.kind, sort.axes, spec, now)
-            assert cost == (Time()(step.move) << STEPS) + 1 and values == search.values(there)
-            assert need(table, sort, table.piece(state), table.piece(there)) == step.memory
+            step = priced_step(sort.kind, sort.axes, spec, now)
+            assert cost == (Time()(step.move) << STEP_BITS) + 1 and values == search.values(there)
+            assert edge_memory(table, sort, table.piece(state), table.piece(there)) == step.memory
             got.add((sort.kind, sort.axes, repr(now)))
-        assert got == {(change.kind, change.axes, repr(change.now)) for change in changes(spec, offered, flattened)}
+        assert got == {
+            (change.kind, change.axes, repr(change.now)) for change in legal_changes(spec, offered, flattened)
+        }
 
 
 def test_a_step_along_several_axes_knows_whether_what_cuts_before_them_is_done():
@@ -57,7 +59,7 @@ def test_a_step_along_several_axes_knows_whether_what_cuts_before_them_is_done()
     src = Spec(mesh, (pending, pending, shard), (12, 5), torch.float32)
     dst = Spec(mesh, (shard, shard, shard), (12, 5), torch.float32, ((0, (2, 0, 1)),))
     table = table_of(src, dst, ((0, 1),))
-    search = Search(table, table.state(src), table.state(dst))
+    search = AStarSearch(table, table.state(src), table.state(dst))
     found = {there: values for there, values, _, _ in search.edges(search.src, search.values(search.src))}
     assert found[search.dst] == search.values(search.dst) == 0
     assert all(values == search.values(there) for there, values in found.items())
@@ -75,16 +77,16 @@ def test_the_bound_is_admissible_and_consistent_everywhere(sizes, shape, names, 
     oracle = Oracle(offered, flattened)
     costs = {spec: oracle.costs(spec, price) for spec in specs}
     for dst in rng.sample(specs, 4):
-        table = Table(specs[0], offered, flattened, price)
-        search = Search(table, table.state(specs[0]), table.state(dst))
+        table = StateTable(specs[0], offered, flattened, price)
+        search = AStarSearch(table, table.state(specs[0]), table.state(dst))
         search.bound.solve(search.values(search.src))
         soon = {spec: search.bound.at(search.values(table.state(spec))) for spec in specs}  # some far ones are guessed
         bound = {spec: search.bound.solve(search.values(table.state(spec))) for spec in specs}
-        assert bound[dst] == 0 and max(bound.values()) < FAR
+        assert bound[dst] == 0 and max(bound.values()) < INF
         for spec in specs:
             if dst in costs[spec]:
                 price_of_all, count = costs[spec][dst]
-                assert soon[spec] <= bound[spec] <= (price_of_all << STEPS) + count, f"{spec} -> {dst}"
+                assert soon[spec] <= bound[spec] <= (price_of_all << STEP_BITS) + count, f"{spec} -> {dst}"
             for there, values, cost, _ in search.edges(table.state(spec), search.values(table.state(spec))):
                 assert bound[spec] <= cost + search.bound.solve(values), f"{spec} -> {table.spec(there)} -> {dst}"
 
@@ -96,7 +98,7 @@ def test_the_bound_is_most_of_the_price():
         mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(3)])
         src, dst = (drawn(rng, mesh, (64, 256)) for _ in range(2))
         table = table_of(src, dst, ())
-        search = Search(table, table.state(src), table.state(dst))
+        search = AStarSearch(table, table.state(src), table.state(dst))
         found = search.cheapest()
         if found.cost:
             shares.append(search.bound.at(search.values(search.src)) / found.cost)
@@ -110,7 +112,7 @@ def test_on_five_axes_the_bound_goes_straight_to_what_is_asked():
         mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(5)])
         src, dst = (drawn(rng, mesh, (64, 256)) for _ in range(2))
         table = table_of(src, dst, ())
-        search = Search(table, table.state(src), table.state(dst))
+        search = AStarSearch(table, table.state(src), table.state(dst))
         assert search.cheapest().cost > 0 or src == dst
         settled += len(search.bound._known)
     assert settled < 30 * 200
@@ -133,12 +135,12 @@ def test_a_price_that_is_no_whole_number_is_refused(got):
     with pytest.raises(
         BadPrice, match=r"^plan: price: odd: it returns .*, and a price is a whole number of 0 or more\."
     ):
-        Search(table, table.state(src), table.state(dst)).cheapest()
+        AStarSearch(table, table.state(src), table.state(dst)).cheapest()
 
 
 def test_a_layout_has_one_integer_and_one_only():
     specs = every_spec((2, 2, 2), (8, 8))
-    table = Table(specs[0], tuple(map(parse, ("R", "S(0)", "S(1)", "P(sum)"))), (), Time())
+    table = StateTable(specs[0], tuple(map(parse, ("R", "S(0)", "S(1)", "P(sum)"))), (), Time())
     assert len({table.state(spec) for spec in specs}) == len(specs)
-    bound = Bound(table, table.state(specs[0]))
-    assert all(Edges(table, bound).of(table.state(spec), 0) for spec in itertools.islice(specs, 3))
+    bound = AdmissibleHeuristic(table, table.state(specs[0]))
+    assert all(LegalEdges(table, bound).of(table.state(spec), 0) for spec in itertools.islice(specs, 3))

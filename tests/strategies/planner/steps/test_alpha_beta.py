@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, assemble_axis, split, split_axis
-from localtensor.layout.spec import KINDS, Spec, parse
-from strategies.planner.steps.alpha_beta import NETWORK, Network, commute, held_bytes, move_axis
-from strategies.planner.steps.alpha_beta import Held as HeldTensor
+from localtensor.layout.spec import PARTIAL_KINDS, Spec, parse
+from strategies.planner.steps.alpha_beta import NETWORK, Network, largest_piece_but, partials_commute, redistribute_axis
+from strategies.planner.steps.alpha_beta import MovedTensor as HeldTensor
 
 F64 = torch.float64
-ANY = ["R", "S(0)", "S(1)", "SS(0,2)", *(f"P({kind})" for kind in KINDS)]
+ANY = ["R", "S(0)", "S(1)", "SS(0,2)", *(f"P({kind})" for kind in PARTIAL_KINDS)]
 LINK = Network(latency=1.0, per_byte=0.001)
 
 
@@ -22,7 +22,7 @@ def moves(shape, dtype, was, want, sizes, network=NETWORK):
     """All steps from some placements to others on a mesh of these sizes, axes from left to right."""
     held, steps = HeldTensor(tuple(shape), dtype, tuple(was)), []
     for axis, placement in enumerate(want):
-        held, more = move_axis(held, axis, placement, sizes, network)
+        held, more = redistribute_axis(held, axis, placement, sizes, network)
         steps += more
     return steps
 
@@ -111,8 +111,8 @@ def test_a_larger_tensor_and_a_slower_link_cost_more():
 
 def test_the_bytes_are_those_of_the_largest_piece():
     held = HeldTensor((5, 3), torch.float16, (parse("S(0)"), parse("S(0)")))
-    assert held_bytes(held, (2, 2)) == 2 * 3 * 2
-    assert held_bytes(held, (2, 2), but=1) == 3 * 3 * 2
+    assert largest_piece_but(held, (2, 2)) == 2 * 3 * 2
+    assert largest_piece_but(held, (2, 2), but=1) == 3 * 3 * 2
 
 
 @pytest.mark.parametrize(("one", "other", "dtype", "so"), [
@@ -121,4 +121,4 @@ def test_the_bytes_are_those_of_the_largest_piece():
     ("S(0)", "P(max)", F64, True), ("R", "P(max)", F64, True),
 ])  # fmt: skip
 def test_which_reductions_commute(one, other, dtype, so):
-    assert commute(parse(one), parse(other), dtype) == commute(parse(other), parse(one), dtype) == so
+    assert partials_commute(parse(one), parse(other), dtype) == partials_commute(parse(other), parse(one), dtype) == so

@@ -5,11 +5,17 @@ import torch
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse, short
-from strategies.planner.search.state_table import Table
+from strategies.planner.search.state_table import StateTable
 from strategies.planner.steps.alpha_beta import REPLICATE
-from strategies.planner.steps.legal_steps import changes, reduces, refusal_of, targets, unmade
+from strategies.planner.steps.legal_steps import (
+    collectives_reduce,
+    legal_changes,
+    usable_placements,
+    why_illegal,
+    why_not_made,
+)
 from strategies.planner.steps.plan import Plan
-from strategies.planner.steps.prices import Time, step_of
+from strategies.planner.steps.prices import Time, priced_step
 from tests.strategies.planner.execute.random_specs import Drawn
 from tests.tools.plans.trials import Trial, in_lists, in_lockstep
 
@@ -20,7 +26,7 @@ def spec(text, sizes, shape=(6, 5), dtype=torch.float32, order=()):
 
 def right(was, change):
     """Whether a step is right when it is carried out, on lists and in lockstep."""
-    step = step_of(change.kind, change.axes, was, change.now)
+    step = priced_step(change.kind, change.axes, was, change.now)
     trial = Trial(Drawn(0, 0, was, change.now), Plan(was, change.now, (step,), 0, "", "", 0))
     return in_lists(trial) == "" and in_lockstep(trial) == ""
 
@@ -30,8 +36,8 @@ def right(was, change):
 
 @pytest.mark.parametrize(("sizes", "refused"), [((2, 1), False), ((2, 3), True), ((1, 3), True), ((1, 1), False)])
 def test_only_an_axis_of_several_ranks_is_in_the_way_of_what_it_cuts_after(sizes, refused):
-    assert bool(refusal_of(spec("S(0) S(0)", sizes), 0, REPLICATE)) == refused
-    assert not refusal_of(spec("S(0) S(0)", sizes), 1, REPLICATE)
+    assert bool(why_illegal(spec("S(0) S(0)", sizes), 0, REPLICATE)) == refused
+    assert not why_illegal(spec("S(0) S(0)", sizes), 1, REPLICATE)
 
 
 @pytest.mark.parametrize(("text", "sizes", "order"), [
@@ -40,7 +46,7 @@ def test_only_an_axis_of_several_ranks_is_in_the_way_of_what_it_cuts_after(sizes
 def test_steps_beneath_an_axis_of_one_rank_are_right(text, sizes, order):
     was, offered = spec(text, sizes, order=order), tuple(map(parse, ("R", "S(1)", "P(sum)", "SS(0,2)")))
     beneath = 0
-    for change in changes(was, offered):
+    for change in legal_changes(was, offered):
         beneath += change.axes[0] != was.cut_by(0)[-1]
         assert right(was, change), change
     assert beneath >= 3
@@ -48,7 +54,7 @@ def test_steps_beneath_an_axis_of_one_rank_are_right(text, sizes, order):
 
 def test_flattened_steps_beneath_an_axis_of_one_rank_are_right():
     was = spec("S(0) S(0) S(0)", (2, 3, 1), (12, 6))
-    flat = [c for c in changes(was, (REPLICATE, parse("S(0)"), parse("S(1)")), [(0, 1)]) if len(c.axes) > 1]
+    flat = [c for c in legal_changes(was, (REPLICATE, parse("S(0)"), parse("S(1)")), [(0, 1)]) if len(c.axes) > 1]
     assert [change.kind for change in flat].count("all_gather") == 1 and len(flat) == 4
     assert all(right(was, change) for change in flat)
     assert all(change.now != was for change in flat)
@@ -64,9 +70,9 @@ def test_no_partial_product_is_made_of_complex_numbers():
     )
     for held in ("R", "S(0)"):
         was = spec(held, (2,), dtype=torch.complex64)
-        assert "no complex number" in refusal_of(was, 0, parse("P(product)"))
-        assert not refusal_of(was, 0, parse("P(sum)"))
-    assert not refusal_of(spec("P(product)", (2,), dtype=torch.complex64), 0, REPLICATE)
+        assert "no complex number" in why_illegal(was, 0, parse("P(product)"))
+        assert not why_illegal(was, 0, parse("P(sum)"))
+    assert not why_illegal(spec("P(product)", (2,), dtype=torch.complex64), 0, REPLICATE)
 
 
 @pytest.mark.parametrize(
@@ -76,26 +82,30 @@ def test_the_table_of_a_search_makes_partial_values_just_where_steps_do(dtype):
     offered = tuple(map(parse, ("R", "S(0)", "SS(0,2)", "P(sum)", "P(avg)", "P(max)", "P(product)")))
     for text in ("R", "S(0)", "SS(0,2)"):
         was = spec(text, (2,), dtype=dtype)
-        table = Table(was, offered, (), Time())
+        table = StateTable(was, offered, (), Time())
         got = {table.placements[q] for q, _ in table.follows[table.held[0]]}
-        assert got == {p for p in offered if not refusal_of(was, 0, p)}
+        assert got == {p for p in offered if not why_illegal(was, 0, p)}
 
 
 def test_what_is_unmade_has_a_reason_for_each():
     reasons = [
-        unmade("avg", torch.int64, False), unmade("avg", torch.float32, True), unmade("product", torch.complex64, False),
+        why_not_made("avg", torch.int64, False), why_not_made("avg", torch.float32, True), why_not_made("product", torch.complex64, False),
     ]  # fmt: skip
     assert all(reasons) and len(set(reasons)) == 3
-    assert unmade("avg", torch.float32, False) == unmade("sum", torch.float32, True) == ""
+    assert why_not_made("avg", torch.float32, False) == why_not_made("sum", torch.float32, True) == ""
 
 
 def test_what_collectives_reduce_is_not_exchanged():
-    assert [reduces("max", dtype) for dtype in (torch.int32, torch.float32, torch.int16)] == [True, False, False]
-    assert [reduces("product", dtype) for dtype in (torch.float32, torch.complex64)] == [True, False]
+    assert [collectives_reduce("max", dtype) for dtype in (torch.int32, torch.float32, torch.int16)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [collectives_reduce("product", dtype) for dtype in (torch.float32, torch.complex64)] == [True, False]
 
 
 def test_an_axis_may_be_on_the_way_what_both_ends_have_that_means_something():
     ends = (spec(text, (2, 2)) for text in ("SS(0,2) P(max)", "SS(0,3) P(max)"))
-    assert [short(p) for p in targets(*ends)] == ["R", "S(0)", "S(1)", "SS(0,3)", "P(max)", "P(sum)"]
+    assert [short(p) for p in usable_placements(*ends)] == ["R", "S(0)", "S(1)", "SS(0,3)", "P(max)", "P(sum)"]
     ends = (spec(text, (2, 2), dtype=torch.int32) for text in ("P(max) R", "R R"))
-    assert [short(p) for p in targets(*ends)] == ["R", "S(0)", "S(1)", "P(max)"]
+    assert [short(p) for p in usable_placements(*ends)] == ["R", "S(0)", "S(1)", "P(max)"]

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from strategies.planner.search.api import plan
-from strategies.planner.steps.plan import bytes_text, placed, time_text
+from strategies.planner.steps.plan import bytes_text, placement_text, time_text
 from strategies.planner.text.parser import read
 
 
@@ -27,8 +27,8 @@ def test_a_step_along_several_axes_names_them_all():
 
 def test_turns_and_strided_shards_are_printed():
     src, dst = read("f32[8] @ dp=2,tp=2: S(0)[1],S(0)[0] -> SS(0,2),R")
-    assert [placed(src, axis) for axis in (0, 1)] == ["S(0)[1]", "S(0)[0]"]
-    assert placed(dst, 0) == "SS(0,2)"
+    assert [placement_text(src, axis) for axis in (0, 1)] == ["S(0)[1]", "S(0)[0]"]
+    assert placement_text(dst, 0) == "SS(0,2)"
     assert "S(0)[1] -> " in str(plan(src, dst))
 
 

@@ -12,10 +12,10 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec, parse, short
-from strategies.planner.metric_check.check import check
+from strategies.planner.metric_check.check import check_metric
 from strategies.planner.search.api import NoPlan, plan
-from strategies.planner.steps.alpha_beta import NETWORK, Network, commute
-from strategies.planner.steps.legal_steps import changes, targets
+from strategies.planner.steps.alpha_beta import NETWORK, Network, partials_commute
+from strategies.planner.steps.legal_steps import legal_changes, usable_placements
 from strategies.planner.steps.plan import PICO, Move
 from strategies.planner.steps.prices import (
     TOPOLOGY,
@@ -23,11 +23,11 @@ from strategies.planner.steps.prices import (
     Time,
     Topology,
     TorchPrice,
-    largest,
-    memory,
+    bytes_sent,
+    largest_piece,
     move_of,
-    sent,
-    step_of,
+    peak_memory,
+    priced_step,
 )
 
 KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "local")
@@ -62,7 +62,7 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(link, ranks, nbytes
     ("local", "R S(0)", "R P(sum)", 8 * 6 * 4, 0),
 ])  # fmt: skip
 def test_the_bytes_of_a_step_are_those_of_the_largest_pieces(kind, was, now, nbytes, goes):
-    step = step_of(kind, (1,), spec(was, (2, 3)), spec(now, (2, 3)))
+    step = priced_step(kind, (1,), spec(was, (2, 3)), spec(now, (2, 3)))
     assert step.move.ranks == 3
     assert step.move.nbytes == nbytes
     assert step.sent == goes
@@ -82,7 +82,7 @@ def test_the_largest_piece_is_the_largest_that_there_is(data, rows, sizes):
     offered = ["R", "S(0)", "SS(0,2)", "SS(0,3)", "S(1)", "P(sum)"]
     one = spec(" ".join(data.draw(st.sampled_from(offered)) for _ in sizes), tuple(sizes), (rows, 3))
     pieces = split(torch.zeros(rows, 3), one, torch.Generator().manual_seed(0))
-    assert largest(one) == max(piece.numel() * 4 for piece in pieces)
+    assert largest_piece(one) == max(piece.numel() * 4 for piece in pieces)
 
 
 def test_time_is_whole_picoseconds_and_never_less_than_the_clock_says():
@@ -107,8 +107,8 @@ def test_axes_of_which_a_topology_says_nothing_have_the_usual_link():
 
 def test_nobody_sends_less_than_its_share_and_one_rank_sends_nothing():
     for kind in KINDS[:4]:
-        assert sent(Move(kind, (0,), 3, 100, 0.0)) == (134 if kind == "all_reduce" else 67)
-        assert sent(Move(kind, (0,), 1, 100, 0.0)) == 0
+        assert bytes_sent(Move(kind, (0,), 3, 100, 0.0)) == (134 if kind == "all_reduce" else 67)
+        assert bytes_sent(Move(kind, (0,), 1, 100, 0.0)) == 0
 
 
 @pytest.mark.parametrize(("kind", "nbytes", "most"), [
@@ -116,7 +116,7 @@ def test_nobody_sends_less_than_its_share_and_one_rank_sends_nothing():
     ("all_to_all", 40, 10 + 10 + 40 + 40), ("local", 40, 10 + 40),
 ])  # fmt: skip
 def test_the_memory_of_a_step_is_what_it_has_what_it_makes_and_buffers(kind, nbytes, most):
-    assert memory(Move(kind, (0,), 4, nbytes, 0.0), 10, 40) == most
+    assert peak_memory(Move(kind, (0,), 4, nbytes, 0.0), 10, 40) == most
 
 
 # -- what no collective reduces
@@ -136,7 +136,7 @@ def test_a_move_knows_whether_its_parts_are_exchanged(ends, dtype, exchanged):
 
 def test_what_is_exchanged_costs_an_all_to_all_and_takes_all_parts_at_once():
     one, whole, cut = (spec(text, (4,), (7, 5)) for text in ("P(max)", "R", "S(0)"))
-    reduced, scattered = step_of("all_reduce", (0,), one, whole), step_of("reduce_scatter", (0,), one, cut)
+    reduced, scattered = priced_step("all_reduce", (0,), one, whole), priced_step("reduce_scatter", (0,), one, cut)
     mine, share, rows = 7 * 5 * 4, 9 * 4, 2 * 5 * 4  # 35 elements are four times 9, less one
     assert reduced.move.nbytes == 4 * share and scattered.move.nbytes == 4 * rows
     both = [NETWORK.seconds(kind, 4, 4 * share) for kind in ("all_to_all", "all_gather")]
@@ -193,7 +193,7 @@ def triples(draw):
 
 
 def means_something(one):
-    return all(commute(a, b, one.dtype) for a, b in itertools.combinations(one.placements, 2))
+    return all(partials_commute(a, b, one.dtype) for a, b in itertools.combinations(one.placements, 2))
 
 
 def prices(mesh):
@@ -233,7 +233,7 @@ def test_so_it_does_where_different_specs_lie_alike(sizes, rows):
     """All triples: what is as short as that may be told in several ways, and none of them may be dearer."""
     some = tuple(map(parse, ("R", "S(0)", "SS(0,2)", "P(sum)")))
     for price in (Time(), Sent()):
-        found = check(price, Mesh.of(*sizes), (rows,), placements=some, orders=True)
+        found = check_metric(price, Mesh.of(*sizes), (rows,), placements=some, orders=True)
         assert found.triples >= 16**3
         assert found.worst[:3] == ()
         assert found.holds
@@ -267,7 +267,7 @@ def test_a_shard_in_the_way_steps_aside_as_a_partial_value_where_that_sends_leas
 ])  # fmt: skip
 def test_every_plan_is_offered_a_partial_value_that_a_shard_may_become(src, dst, dtype, kinds):
     one, other = spec(src, (4,), dtype=dtype), spec(dst, (4,), dtype=dtype)
-    offered = targets(one, other)
+    offered = usable_placements(one, other)
     assert [short(p) for p in offered if short(p).startswith("P")] == kinds
-    steps = [change for change in changes(one, offered) if short(change.now.placements[0]).startswith("P")]
+    steps = [change for change in legal_changes(one, offered) if short(change.now.placements[0]).startswith("P")]
     assert bool(steps) == (src == "S(0)" and bool(kinds))

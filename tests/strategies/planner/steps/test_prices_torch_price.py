@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, StridedShard, parse, short
 from strategies.planner.search.api import plan
-from strategies.planner.steps.legal_steps import LEGAL, changes
+from strategies.planner.steps.legal_steps import LEGAL, legal_changes
 from strategies.planner.steps.plan import Move
 from strategies.planner.steps.prices import TorchPrice, move_of
 
@@ -66,7 +66,7 @@ def kinds(was, now, axis):
 @given(was=specs(), per_host=st.integers(1, 16))
 def test_each_step_that_torch_takes_costs_what_torch_says(was, per_host):
     price = TorchPrice(was.mesh.sizes, per_host)
-    for change in changes(was, OFFERED):
+    for change in legal_changes(was, OFFERED):
         [axis] = change.axes
         if kinds(was, change.now, axis) in TAKEN:
             said = torch_says(was, change.now, per_host)

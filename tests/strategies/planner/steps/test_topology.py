@@ -13,7 +13,7 @@ from localtensor.errors import LocalTensorError
 from localtensor.layout.mesh import Mesh
 from strategies.planner.steps.alpha_beta import NETWORK, BadNetwork, Network
 from strategies.planner.steps.prices import TOPOLOGY
-from strategies.planner.steps.topology import BadTopology, Cluster, cluster_of, parse, read
+from strategies.planner.steps.topology import BadTopology, Cluster, cluster_from_json, parse_topology, read_topology
 
 INNER, OUTER, OWN = Network(1e-6, 1e-12), Network(2e-6, 2e-12), Network(3e-6, 3e-12)
 EXAMPLE = Path(__file__).parents[4] / "docs/topology.json"
@@ -65,19 +65,19 @@ def test_a_file_says_the_same_as_python_does(tmp_path):
     file = tmp_path / "topology.json"
     file.write_text(json.dumps(TOLD | {"axes": {"tp": TOLD["inner"]}, "memory": TOLD["inner"]}))
     inner = Network(1e-6, 1e-12)
-    assert read(file) == Cluster(4, inner, Network(2.5e-6, 8e-11), (("tp", inner),), inner)
-    assert parse(str(file)) == read(file)
+    assert read_topology(file) == Cluster(4, inner, Network(2.5e-6, 8e-11), (("tp", inner),), inner)
+    assert parse_topology(str(file)) == read_topology(file)
 
 
 def test_the_example_in_the_docs_is_one_and_orders_the_links_as_clusters_do():
-    cluster = parse(str(EXAMPLE))
+    cluster = parse_topology(str(EXAMPLE))
     assert cluster.ranks_per_node == 8
     assert cluster.inner.latency < cluster.outer.latency
     assert cluster.memory.per_byte < cluster.inner.per_byte < cluster.outer.per_byte
 
 
 def test_two_numbers_are_gigabytes_per_second_within_and_between_nodes():
-    topology = parse("300, 25").on(Mesh.of(dp=2, tp=8))
+    topology = parse_topology("300, 25").on(Mesh.of(dp=2, tp=8))
     assert [1 / link.per_byte for link in topology.links] == pytest.approx([25e9, 300e9])
     assert {link.latency for link in topology.links} == {NETWORK.latency}
 
@@ -126,7 +126,7 @@ def test_what_is_wrong_in_a_file_is_one_sentence_that_says_where(place, value, s
     inner[place[-1]] = value
     (tmp_path / "topology.json").write_text(json.dumps(told))
     with pytest.raises(BadTopology) as caught:
-        read(tmp_path / "topology.json")
+        read_topology(tmp_path / "topology.json")
     assert str(caught.value).startswith(f"topology: {said}")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
@@ -137,7 +137,7 @@ def test_what_is_missing_is_named(missing):
     with pytest.raises(
         BadTopology, match=rf": {missing} is missing\. Add it; docs/topology\.json is a complete example\.$"
     ):
-        cluster_of({key: value for key, value in TOLD.items() if key != missing})
+        cluster_from_json({key: value for key, value in TOLD.items() if key != missing})
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_description_at_all_is_refused(text, said, tmp_path):
     file = tmp_path / "t.json"
     file.write_bytes(text)
     with pytest.raises(BadTopology) as caught:
-        read(file)
+        read_topology(file)
     assert str(caught.value).startswith(f"topology: {file}: file: {said}")
 
 
@@ -161,13 +161,13 @@ def test_a_file_that_is_no_description_at_all_is_refused(text, said, tmp_path):
 def test_json_that_is_no_object_is_refused(text, tmp_path):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(BadTopology, match=r"the whole: .*: it is no object"):
-        read(tmp_path / "t.json")
+        read_topology(tmp_path / "t.json")
 
 
 def test_a_list_in_a_list_that_is_just_not_too_deep_is_shown_short(tmp_path):
     (tmp_path / "t.json").write_text("[" * 300 + "]" * 300)
     with pytest.raises(BadTopology, match=r"the whole: .*: it is no object"):
-        read(tmp_path / "t.json")
+        read_topology(tmp_path / "t.json")
 
 
 @pytest.mark.parametrize(("name", "why"), [
@@ -177,7 +177,7 @@ def test_a_list_in_a_list_that_is_just_not_too_deep_is_shown_short(tmp_path):
 def test_what_is_neither_a_file_nor_two_numbers_is_refused(name, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadTopology) as caught:
-        parse(name)
+        parse_topology(name)
     assert f"it cannot be read ({why}" in str(caught.value)
     assert str(caught.value).endswith("Name a file of JSON, or write 300,25.")
 
@@ -187,13 +187,13 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path):
     (tmp_path / "t.json").write_text("{}")
     (tmp_path / "t.json").chmod(0)
     with pytest.raises(BadTopology, match="Permission denied"):
-        read(tmp_path / "t.json")
+        read_topology(tmp_path / "t.json")
 
 
 @pytest.mark.parametrize("numbers", ["0,25", "-300,25", "300,nan", "inf,25", "300,1e-9", "300,0"])
 def test_two_numbers_that_are_no_links_are_refused(numbers):
     with pytest.raises(BadTopology, match=r"^topology: (inner|outer) GB/s: .*: a bandwidth is a number of gigabytes"):
-        parse(numbers)
+        parse_topology(numbers)
 
 
 @pytest.mark.parametrize("value", [-1e-6, math.nan, math.inf, "5e-6", None, True, 1001])

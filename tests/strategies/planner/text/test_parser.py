@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.reductions import agreed
-from localtensor.layout.spec import KINDS, Spec, cuts, parse
-from strategies.planner.steps.alpha_beta import commute
+from localtensor.layout.reductions import is_unambiguous
+from localtensor.layout.spec import PARTIAL_KINDS, Spec, parse, shard_cut
+from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.text.parser import DTYPES, LONGEST, BadPlanText, read, text_of
 
 MESH = Mesh.of(dp=2, tp=2)
@@ -18,12 +18,12 @@ MESH = Mesh.of(dp=2, tp=2)
 @st.composite
 def specs(draw, mesh, shape, dtype):
     """Any spec that has a meaning: every kind of placement, and an order of its own for each dim that is cut."""
-    kinds = [kind for kind in KINDS if agreed(kind, dtype)]
+    kinds = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
     offered = ["R", *(f"S({dim})" for dim in range(len(shape))), *(f"P({kind})" for kind in kinds)]
     offered += [f"SS({dim},{factor})" for dim in range(len(shape)) for factor in (1, 3)]
     placements = [parse(draw(st.sampled_from(offered))) for _ in mesh.sizes]
     for axis, placement in enumerate(placements):
-        if any(not commute(placement, other, dtype) for other in placements[:axis]):
+        if any(not partials_commute(placement, other, dtype) for other in placements[:axis]):
             placements[axis] = parse("R")
     plain = Spec(mesh, tuple(placements), shape, dtype)
     orders = tuple(
@@ -217,5 +217,5 @@ def test_every_dtype_of_the_table_is_read_by_the_name_that_a_spec_prints():
 def test_a_spec_of_the_largest_size_that_torch_counts_is_read():
     most = math.isqrt((1 << 63) // 4 - 1)
     src, _ = read(f"f32[{most},{most}] @ dp=2: S(0) -> R")
-    assert src.shape == (most, most) and cuts(src.placements[0]) == (0, 1)
+    assert src.shape == (most, most) and shard_cut(src.placements[0]) == (0, 1)
     assert not isinstance(src.placements[0], Partial)

@@ -3,25 +3,25 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.planner.audit.compare import Theirs, theirs
+from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
 from strategies.planner.picture.ascii import layout_text
-from strategies.planner.search.api import plan, steps_of, ways
+from strategies.planner.search.api import alternatives, plan, step_texts
 from strategies.planner.steps.prices import TorchPrice
-from strategies.planner.text.options import asked
-from strategies.planner.text.report import as_json, as_text, in_a_line, ratio_text
+from strategies.planner.text.options import plan_request
+from strategies.planner.text.report import plan_json, plan_line, plan_report, ratio_text
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
 
 
 def shown(text=TEXT, their=None, **options):
-    question = asked(text, **options)
+    question = plan_request(text, **options)
     best = plan(question.src, question.dst, question.price, memory=question.memory)
-    found = ways(best, question.price, memory=question.memory)
-    return question, found, theirs(question.src, question.dst, question.price) if their is None else their
+    found = alternatives(best, question.price, memory=question.memory)
+    return question, found, dtensor_plans(question.src, question.dst, question.price) if their is None else their
 
 
 def test_the_plan_is_first_and_below_it_each_way_with_its_steps():
-    lines = as_text(*shown()).plain.splitlines()
+    lines = plan_report(*shown()).plain.splitlines()
     assert lines[:6] == [
         TEXT,
         "",
@@ -34,39 +34,42 @@ def test_the_plan_is_first_and_below_it_each_way_with_its_steps():
         "  ratio     time     sent   in use  torch's cost",
         "  1.00x  11.3 us  16.4 kB  49.2 kB       14.6 us  the cheapest, fewest steps",
     ]
-    assert lines[10] == f"      {in_a_line(shown()[1][1].plan)}" and lines[10].count(" -> ") == 3
+    assert lines[10] == f"      {plan_line(shown()[1][1].plan)}" and lines[10].count(" -> ") == 3
     assert sum("DTensor" in line for line in lines) == 2
     assert all(line.index("x  ") == 6 for line in lines[8:] if line.startswith("  ") and "x  " in line)
 
 
 def test_a_plan_of_dtensor_that_is_wrong_refused_or_not_asked_says_so():
     question, found, _ = shown()
-    their = [Theirs("greedy", found[1].plan, wrong="it ends at x"), Theirs("graph", None, refused="ValueError: no")]
-    text = as_text(question, found, their).plain
+    their = [
+        DTensorPlan("greedy", found[1].plan, wrong="it ends at x"),
+        DTensorPlan("graph", None, refused="ValueError: no"),
+    ]
+    text = plan_report(question, found, their).plain
     assert "wrong: it ends at x" in text and "DTensor, graph-based refuses: ValueError: no" in text
     assert (
         "DTensor, greedy was not asked: x"
-        in as_text(question, found, [Theirs("greedy", None, skipped="not asked: x")]).plain
+        in plan_report(question, found, [DTensorPlan("greedy", None, skipped="not asked: x")]).plain
     )
 
 
 def test_a_plan_of_dtensor_that_needs_more_than_is_allowed_says_so():
     question, found, _ = shown(memory="30kB")
     over = shown()[1][0].plan
-    assert "this is over --memory" in as_text(question, found, [Theirs("greedy", over)]).plain
-    assert "this is over --memory" not in as_text(question, found, [Theirs("greedy", found[0].plan)]).plain
+    assert "this is over --memory" in plan_report(question, found, [DTensorPlan("greedy", over)]).plain
+    assert "this is over --memory" not in plan_report(question, found, [DTensorPlan("greedy", found[0].plan)]).plain
 
 
 def test_figures_are_those_of_the_plans():
     question, found, their = shown()
-    told = json.loads(as_json(question, found, their))
+    told = json.loads(plan_json(question, found, their))
     plans = [found[0].plan, *(way.plan for way in found), *(one.plan for one in their)]
     for one, plan_ in zip([told["plan"], *told["alternatives"], *told["dtensor"].values()], plans, strict=True):
         assert (one["sent"], one["memory"], one["seconds"]) == (plan_.sent, plan_.memory, plan_.seconds)
         assert one["torch_us"] == pytest.approx(torch_cost(plan_), rel=1e-12)
     assert told["plan"]["sent"] != told["plan"]["memory"]
-    text = as_text(question, found, their).plain
-    assert text.count("the same steps") == sum(steps_of(one.plan) == steps_of(found[0].plan) for one in their) == 1
+    text = plan_report(question, found, their).plain
+    assert text.count("the same steps") == sum(step_texts(one.plan) == step_texts(found[0].plan) for one in their) == 1
 
 
 def torch_cost(made):
@@ -76,39 +79,39 @@ def torch_cost(made):
 
 
 def test_a_step_that_sends_nothing_has_no_bytes():
-    assert as_text(*shown("f32[8] @ dp=2: R -> S(0)")).plain.splitlines()[2] == "  dp: local R -> S(0)    1 us"
+    assert plan_report(*shown("f32[8] @ dp=2: R -> S(0)")).plain.splitlines()[2] == "  dp: local R -> S(0)    1 us"
 
 
 def test_a_price_of_ones_own_has_a_column_and_a_ratio_to_nothing_is_null():
     question, found, _ = shown()
     own = replace(question, by="mine:price", unit="")
-    assert "  ratio       price     time" in as_text(own, found, ()).plain
-    assert " price " not in as_text(question, found, ()).plain
+    assert "  ratio       price     time" in plan_report(own, found, ()).plain
+    assert " price " not in plan_report(question, found, ()).plain
     free = [replace(found[0], plan=replace(found[0].plan, price=0)), *found[1:]]
-    told = json.loads(as_json(question, free, ()))
+    told = json.loads(plan_json(question, free, ()))
     assert [way["ratio"] for way in told["alternatives"]] == [1.0, *[None] * (len(found) - 1)]
-    assert "\n   more  " in as_text(question, free, ()).plain
+    assert "\n   more  " in plan_report(question, free, ()).plain
 
 
 def test_what_dtensor_does_on_cpu_is_said_where_it_is_dearer_there():
     question, found, their = shown("f32[8,8] @ dp=2: S(0) -> S(1)")
-    [line] = [line for line in as_text(question, found, their).plain.splitlines() if "cpu" in line]
+    [line] = [line for line in plan_report(question, found, their).plain.splitlines() if "cpu" in line]
     assert line == "      the same steps; on cpu it gathers instead of each all-to-all, 1.20x and 128 B"
-    told = json.loads(as_json(question, found, their))["dtensor"]["greedy"]
+    told = json.loads(plan_json(question, found, their))["dtensor"]["greedy"]
     assert [step["kind"] for step in told["on_cpu"]["steps"]] == ["all_gather", "local"]
     assert told["on_cpu"]["ratio"] == told["on_cpu"]["price"] / found[0].plan.price > told["ratio"] == 1
-    assert "cpu" not in as_text(*shown("f32[8,8] @ dp=2: S(0) -> R")).plain
+    assert "cpu" not in plan_report(*shown("f32[8,8] @ dp=2: S(0) -> R")).plain
 
 
 def test_nothing_to_do_is_said_once_for_each():
-    lines = as_text(*shown("f32[8] @ dp=2: R -> R")).plain.splitlines()
+    lines = plan_report(*shown("f32[8] @ dp=2: R -> R")).plain.splitlines()
     assert lines[2] == "  total: nothing to do"
     assert lines[-2:] == ["DTensor, greedy: nothing to do", "DTensor, graph-based: nothing to do"]
 
 
 def test_one_object_of_json():
     question, found, their = shown(by="bytes", memory="1MB")
-    told = json.loads(as_json(question, found, their))
+    told = json.loads(plan_json(question, found, their))
     assert list(told) == ["text", "by", "unit", "memory_limit", "flattened", "plan", "why", "alternatives", "dtensor"]
     assert (told["text"], told["by"], told["unit"], told["memory_limit"]) == (TEXT, "bytes", "bytes", 1_000_000)
     best = found[0].plan
@@ -125,7 +128,9 @@ def test_one_object_of_json():
 def test_json_of_what_dtensor_does_not_do():
     question, found, _ = shown()
     told = json.loads(
-        as_json(question, found, [Theirs("greedy", None, refused="no"), Theirs("graph", None, skipped="slow")])
+        plan_json(
+            question, found, [DTensorPlan("greedy", None, refused="no"), DTensorPlan("graph", None, skipped="slow")]
+        )
     )
     assert told["dtensor"] == {"greedy": {"refused": "no"}, "graph": {"not_asked": "slow"}}
 
@@ -133,12 +138,12 @@ def test_json_of_what_dtensor_does_not_do():
 def test_of_very_many_steps_the_first_are_told():
     made = shown()[1][0].plan
     many = replace(made, steps=made.steps * 5)
-    assert in_a_line(many).count("; ") == 6 and in_a_line(many).endswith("; and 4 more")
-    assert in_a_line(replace(made, steps=made.steps * 4)).count(" -> ") == 8
+    assert plan_line(many).count("; ") == 6 and plan_line(many).endswith("; and 4 more")
+    assert plan_line(replace(made, steps=made.steps * 4)).count(" -> ") == 8
 
 
 def test_only_what_stands_out_has_a_style():
-    text = as_text(*shown())
+    text = plan_report(*shown())
     styled = {text.plain[span.start : span.end].strip(): span.style for span in text.spans if span.style}
     assert text.style == "" and styled[TEXT] == "bold" and styled["dp:"] == "cyan"
     assert not any("8.2 kB  5.66 us" in words for words in styled)
@@ -146,5 +151,5 @@ def test_only_what_stands_out_has_a_style():
 
 def test_small_words():
     _, found, _ = shown("f32[8] @ dp=2: R -> R")
-    assert in_a_line(found[0].plan) == "nothing to do"
+    assert plan_line(found[0].plan) == "nothing to do"
     assert [ratio_text(ratio) for ratio in (1, 2.345, 12_345.6)] == ["1.00x", "2.35x", "12,345.60x"]

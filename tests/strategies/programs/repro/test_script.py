@@ -14,8 +14,8 @@ from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor.processes.pool import Pool
-from strategies.model.code_text import literal
-from strategies.programs.repro.script import script, usable
+from strategies.model.code_text import tensor_literal
+from strategies.programs.repro.script import case_script, is_writable_case
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.script_runner import run_script
 from tests.strategies.wrong_here import CUMPROD, if_cumprod_is_wrong
@@ -25,8 +25,8 @@ X = numbers(4, 6)
 
 def written(one, line, ranks=2, draw=0):
     case = probe(one, ranks).case(rule(one, line), draw)
-    assert usable(case)
-    return script(case, "it is a test", "it.py")
+    assert is_writable_case(case)
+    return case_script(case, "it is a test", "it.py")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_the_script_of_a_right_rule_passes(ran, one, line):
 def test_partial_inputs_are_the_very_parts_of_the_case(ran):
     one = sample("neg.default", torch.tensor([4, 6]))
     case = probe(one).case(rule(one, "P(sum) -> P(sum)"), 0)
-    text = script(case, "why", "it.py")
+    text = case_script(case, "why", "it.py")
     assert str(case.held[0][0].tolist()) in text
     assert [code for code, _ in ran(text)] == [0, 0]
 
@@ -192,7 +192,7 @@ def same_bits(a, b):
     numbers(2, 3, dtype=torch.complex128).t(),
 ], ids=lambda x: f"{x.dtype}{list(x.shape)}")  # fmt: skip
 def test_a_literal_makes_the_same_tensor_to_the_last_bit(x):
-    made = eval(literal(x), {"torch": torch, "inf": math.inf, "nan": math.nan})
+    made = eval(tensor_literal(x), {"torch": torch, "inf": math.inf, "nan": math.nan})
     assert (made.dtype, made.shape, made.stride()) == (x.dtype, x.shape, x.stride())
     assert same_bits(made, x)
 
@@ -204,10 +204,10 @@ def test_a_literal_makes_the_same_tensor_to_the_last_bit(x):
 def test_an_input_of_dtensors_own_cannot_be_written_down(placement, can):
     one = sample("neg.default", X)
     case = probe(one).case(rule(one, "R -> R"), 0)
-    assert usable(replace(case, rule=replace(case.rule, inputs=(placement,)))) is can
+    assert is_writable_case(replace(case, rule=replace(case.rule, inputs=(placement,)))) is can
 
 
 def test_a_complex_literal_is_short():
-    assert literal(torch.tensor([1 - 2j])) == (
+    assert tensor_literal(torch.tensor([1 - 2j])) == (
         "torch.complex(torch.tensor([1.0], dtype=torch.float32), torch.tensor([-2.0], dtype=torch.float32))"
     )

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.tensor import Partial
 
 from localtensor.processes.pool import Pool
-from strategies.programs.repro.script import program_script, writable
+from strategies.programs.repro.script import is_writable_program, program_script
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 from tests.strategies.script_runner import run_script
@@ -85,6 +85,6 @@ def test_a_placement_of_dtensors_own_cannot_be_written_down():
 
     program = on(MM, "S(0), R")
     object.__setattr__(program, "inputs", ((Odd(),), (Odd(),)))
-    assert not writable(program) and writable(on(MM, "SS(0,2)/S(0), R", (2, 2)))
+    assert not is_writable_program(program) and is_writable_program(on(MM, "SS(0,2)/S(0), R", (2, 2)))
     with pytest.raises(ValueError, match="cannot be written down"):
         program_script(program, "why", "it.py")

@@ -13,7 +13,14 @@ from localtensor.errors import BadPlacement
 from localtensor.layout.spec import parse
 from strategies.model.rule import overload
 from strategies.programs.repro.script import program_script
-from strategies.programs.run.follow_ups import GRADS, SIMPLE, Followed, Follower, follower, of_results
+from strategies.programs.run.follow_ups import (
+    GRADS,
+    RESULT_STEPS,
+    CallWithFollowUp,
+    FollowUp,
+    follow_up,
+    needs_results_only,
+)
 from strategies.torch_api import dtensor
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import assert_goes_wrong, assert_right, on, played
@@ -24,7 +31,7 @@ NEG = sample("neg.default", X)
 
 
 def ran(one, then):
-    return Followed(one.call.op, one.call.args, one.call.kwargs, then)(one.tensors)
+    return CallWithFollowUp(one.call.op, one.call.args, one.call.kwargs, then)(one.tensors)
 
 
 @pytest.mark.parametrize(("then", "want"), [
@@ -62,10 +69,10 @@ def test_the_call_before_leaves_no_trace_in_plain_tensors():
 def test_a_follower_that_there_is_not_is_refused(then):
     with pytest.raises((ValueError, SyntaxError)):
         ran(NEG, then)
-    assert then not in SIMPLE
+    assert then not in RESULT_STEPS
 
 
-@pytest.mark.parametrize("then", [*SIMPLE, *GRADS, "base", "only 0", "again(x0)"])
+@pytest.mark.parametrize("then", [*RESULT_STEPS, *GRADS, "base", "only 0", "again(x0)"])
 def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     one = sample("neg.default", numbers(5, 3))
     assert_right(on(one, "R", then=then), on(one, "P(sum)", then=then))
@@ -78,29 +85,29 @@ def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     ("to (SS(0,2), S(0))", "laid(x, [_StridedShard(0, split_factor=2), Shard(0)])"),
 ])  # fmt: skip
 def test_a_redistribution_to_any_layout_is_a_follower(name, text):
-    assert follower(name) == Follower(name, text)
-    assert of_results(name)
+    assert follow_up(name) == FollowUp(name, text)
+    assert needs_results_only(name)
 
 
 def test_a_redistribution_does_nothing_to_plain_tensors():
-    (got,) = follower("to (S(0), R)").apply([X])
+    (got,) = follow_up("to (S(0), R)").apply([X])
     assert torch.equal(got, X)
 
 
 def test_a_redistribution_of_a_result_on_two_axes_moves_it():
     program = on(sample("neg.default", numbers(8, 6)), "S(0)/S(1)", (2, 2), "to (S(0), R)")
     (found,) = played(program)
-    assert (found.wrong, found.heard[0].placements) == ("", ("(S(0), R)",))
+    assert (found.wrong, found.rank_results[0].placements) == ("", ("(S(0), R)",))
     assert "laid(x, [Shard(0), Replicate()])" in program_script(program, "wrong", "x.py")
 
 
 def test_an_odd_layout_is_refused():
     with pytest.raises(BadPlacement):
-        follower("to (S(0), Q)")
+        follow_up("to (S(0), Q)")
 
 
 def test_a_follower_is_a_named_value():
-    assert follower("sum") == follower("sum") and follower("sum").text == "x.sum()"
+    assert follow_up("sum") == follow_up("sum") and follow_up("sum").text == "x.sum()"
 
 
 # What only a second op shows: the op alone is right, and the program is not.

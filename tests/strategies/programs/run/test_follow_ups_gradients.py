@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate
 
-from strategies.model.rule import results
+from strategies.model.rule import flat_results
 from strategies.programs.run.follow_ups import gradients
 from strategies.programs.run.local_inputs import uneven
 from tests.strategies.cases import numbers, sample
@@ -11,7 +11,7 @@ X, Y = numbers(4, 3), numbers(3, 2)
 
 
 def taken(one, writes=False):
-    return gradients(lambda given: results(one.call(given)), one.tensors, Replicate(), writes)
+    return gradients(lambda given: flat_results(one.call(given)), one.tensors, Replicate(), writes)
 
 
 def test_plain_gradients_are_those_of_autograd_for_a_cotangent_that_is_not_uniform():

@@ -9,9 +9,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import localtensor as lt
 from localtensor.errors import BadPlacement, NoSuchDim, NotReducible
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import assemble, shapes_on
+from localtensor.layout.shards import assemble, local_shapes_on
 from localtensor.layout.spec import Spec, shorts
-from strategies.programs.run.local_inputs import held_of
+from strategies.programs.run.local_inputs import local_inputs_of
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.programs_of import on
 
@@ -19,7 +19,7 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
 
 def held(x, text, mesh, **options):
-    return held_of(on(sample("neg.default", x), text, mesh, **options))[0]
+    return local_inputs_of(on(sample("neg.default", x), text, mesh, **options))[0]
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (2, 3), (2, 2, 2)], ids=str)
@@ -33,8 +33,8 @@ def test_pieces_and_shapes_are_those_that_dtensor_makes_whole_again(mesh, placem
     x = numbers(5, 7)
     program = on(sample("neg.default", x), "R", mesh)
     object.__setattr__(program, "inputs", (placements,))
-    pieces = held_of(program)[0]
-    assert [tuple(p.shape) for p in pieces] == shapes_on(x.shape, placements, mesh)
+    pieces = local_inputs_of(program)[0]
+    assert [tuple(p.shape) for p in pieces] == local_shapes_on(x.shape, placements, mesh)
 
     def body():
         spread = DTensor.from_local(
@@ -55,7 +55,7 @@ def test_pieces_and_shapes_are_those_that_dtensor_makes_whole_again(mesh, placem
 def test_partial_pieces_make_the_whole_on_any_mesh(text, mesh, draw):
     x = numbers(5, 3)
     program = on(sample("neg.default", x), text, mesh, draw=draw)
-    pieces = held_of(program)[0]
+    pieces = local_inputs_of(program)[0]
     whole = assemble(pieces, Spec(Mesh.of(*mesh), program.inputs[0], (5, 3), x.dtype))
     torch.testing.assert_close(whole, x)
     assert len({str(piece.tolist()) for piece in pieces}) > 1
@@ -76,7 +76,7 @@ def test_the_same_program_has_the_same_pieces_and_another_draw_has_others():
 
 def test_on_one_axis_the_pieces_are_those_of_the_probe():
     one = sample("neg.default", numbers(4, 4))
-    ours = held_of(on(one, "P(max)", (3,), draw=1))
+    ours = local_inputs_of(on(one, "P(max)", (3,), draw=1))
     assert all(map(torch.equal, ours[0], probe(one, 3).case(rule(one, "P(max) -> P(max)"), 1).held[0]))
 
 
@@ -95,7 +95,7 @@ def test_a_placement_for_each_axis():
     program = on(sample("neg.default", numbers(4)), "S(0)", (2, 2))
     object.__setattr__(program, "inputs", ((S0,),))
     with pytest.raises(BadPlacement, match="1 placements for 2 mesh axes"):
-        held_of(program)
+        local_inputs_of(program)
 
 
 def test_a_placement_of_dtensors_own_is_refused():
@@ -105,7 +105,7 @@ def test_a_placement_of_dtensors_own_is_refused():
     program = on(sample("neg.default", numbers(4)), "S(0)")
     object.__setattr__(program, "inputs", ((Odd("sum"),),))
     with pytest.raises(BadPlacement):
-        held_of(program)
+        local_inputs_of(program)
 
 
 def test_averages_of_integers_on_two_axes_are_refused_and_of_floats_are_not():

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies.model.oracle import tell
-from strategies.programs.run.program_oracle import call_of_program, has_partial, truth_about, truth_of
+from strategies.model.oracle import run_oracle
+from strategies.programs.run.program_oracle import has_partial, oracle_of_program, oracle_of_sample, program_call
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 
@@ -10,30 +10,30 @@ X = numbers(4, 3)
 
 
 def slack_of(one, then, **options):
-    return truth_about(one, then, **options).slack[0]
+    return oracle_of_sample(one, then, **options).slack[0]
 
 
 def test_the_op_alone_is_its_own_call():
     one = sample("neg.default", X)
-    assert call_of_program(on(one, "R")) is one.call
-    assert call_of_program(on(one, "R", then="sum")).op == one.op
+    assert program_call(on(one, "R")) is one.call
+    assert program_call(on(one, "R", then="sum")).op == one.op
 
 
 def test_the_truth_is_that_of_the_op_and_what_follows():
-    truth = truth_of(on(sample("exp.default", X), "P(sum)", then="sum 0"))
+    truth = oracle_of_program(on(sample("exp.default", X), "P(sum)", then="sum 0"))
     torch.testing.assert_close(truth.outputs[0], X.exp().sum(0))
     assert float(truth.slack[0]) < 1e-8
 
 
 def test_what_plain_tensors_refuse_is_no_program():
     with pytest.raises(RuntimeError):
-        truth_of(on(sample("argmax.default", X), "R", then="grad"))
+        oracle_of_program(on(sample("argmax.default", X), "R", then="grad"))
 
 
 def test_there_is_room_for_what_adding_up_may_lose():
     """A total of zero has parts that are not, which add up to zero only nearly."""
     one = sample("mul.Tensor", torch.zeros(3, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64))
-    assert float(tell(one).slack[0]) < 1e-20
+    assert float(run_oracle(one).slack[0]) < 1e-20
     assert 1e-14 < float(slack_of(one, "R")) < 1e-10
     assert float(slack_of(one, "R", partial=False)) < 1e-20
 
@@ -55,7 +55,7 @@ def test_the_gradient_at_a_kink_is_not_compared():
 ], ids=str)  # fmt: skip
 def test_there_is_a_truth_for_every_dtype(dtype):
     one = sample("alias.default", numbers(4, 3).to(dtype))
-    assert bool((truth_about(one, "slice").outputs[0] == one.tensors[0][1:]).all())
+    assert bool((oracle_of_sample(one, "slice").outputs[0] == one.tensors[0][1:]).all())
     assert slack_of(one, "slice").isfinite().all()
 
 
@@ -71,7 +71,7 @@ def test_the_same_program_has_the_same_truth():
 
 
 def test_random_results_are_not_compared():
-    assert truth_about(sample("rand_like.default", X), "sum").metadata_only
+    assert oracle_of_sample(sample("rand_like.default", X), "sum").metadata_only
 
 
 def test_partial_inputs_are_told_from_others():
@@ -80,6 +80,6 @@ def test_partial_inputs_are_told_from_others():
 
 
 def test_what_follows_is_not_held_to_more_than_the_op_itself_gives():
-    coarse = truth_about(sample("div.Tensor", torch.tensor([1, 2]), torch.tensor([3, 7])), "cast float64")
-    fine = truth_about(sample("neg.default", numbers(2)), "cast float64")
+    coarse = oracle_of_sample(sample("div.Tensor", torch.tensor([1, 2]), torch.tensor([3, 7])), "cast float64")
+    fine = oracle_of_sample(sample("neg.default", numbers(2)), "cast float64")
     assert float(coarse.slack[0].max()) > 1e-5 > float(fine.slack[0].max())

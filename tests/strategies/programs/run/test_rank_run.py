@@ -9,7 +9,7 @@ import torch
 from localtensor._util import pickling
 from localtensor.layout.shards import split_axis
 from localtensor.processes.pool import Pool
-from strategies.programs.run.rank_run import RankTask, play
+from strategies.programs.run.rank_run import ProgramRankTask, run_pickled_task
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, placements, sample
 from tests.strategies.planted_ops import planted
@@ -35,12 +35,12 @@ def heard(pool):
         columns = [split_axis(t, p, 2, rng) for t, p in zip(one.tensors, given, strict=True)]
         shapes, strides = (tuple(tuple(f(t)) for t in one.tensors) for f in (torch.Tensor.size, torch.Tensor.stride))
         parts = [
-            RankTask(
+            ProgramRankTask(
                 one.call, tuple((p,) for p in given), tuple(c[rank] for c in columns), shapes, strides, "cpu", HOME
             )
             for rank in (0, 1)
         ]
-        outcomes = pool.call(play, [(pickling.dumps(replace(part, **changes)),) for part in parts])
+        outcomes = pool.call(run_pickled_task, [(pickling.dumps(replace(part, **changes)),) for part in parts])
         return [pickling.loads(outcome.value) for outcome in outcomes]
 
     return ask
@@ -166,8 +166,8 @@ def test_a_rank_that_plays_logs_nothing(heard, pool):
 
 def test_a_rank_without_the_users_module_says_so(monkeypatch):
     monkeypatch.syspath_prepend("nowhere")  # so that the path is put back: a rank of a pool keeps the module's folder
-    part = RankTask(
+    part = ProgramRankTask(
         planted("remembered", X).call, placements("R"), (X,), ((5, 4),), ((4, 1),), "cpu", ("no_such_rules", ".")
     )
     with pytest.raises(ModuleNotFoundError, match="no_such_rules"):
-        play(pickling.dumps(part))
+        run_pickled_task(pickling.dumps(part))

@@ -9,12 +9,18 @@ import torch
 from localtensor._util import pickling
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import BadPlacement
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
-from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.rank_run import RankResult
-from strategies.programs.run.real_run import Confirmation, RealRuns, parts_of, play_all, weigh
-from strategies.programs.run.verdict import picture, program_picture
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.rank_run import ProgramRankResult
+from strategies.programs.run.real_run import (
+    Confirmation,
+    ProgramRealRuns,
+    case_confirmation,
+    case_tasks,
+    run_simulated_programs,
+)
+from strategies.programs.run.verdict import program_rank_diagram, rank_diagram
 from strategies.torch_api import rank_runs
 from strategies.validation.claim_sources import claims
 from tests.strategies import planted_ops
@@ -29,7 +35,7 @@ X = numbers(4, 6)
 
 @pytest.fixture(scope="module")
 def court():
-    with RealRuns("gloo", home=HOME) as court:
+    with ProgramRealRuns("gloo", home=HOME) as court:
         yield court
 
 
@@ -64,7 +70,7 @@ def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
 @if_cumprod_is_wrong
 def test_the_picture_shows_which_ranks_hold_what_before_and_after(court):
     case = case_of(CUMPROD, "S(1) -> S(1)")
-    assert picture(case, court.confirm(case).heard).splitlines() == [
+    assert rank_diagram(case, court.confirm(case).rank_results).splitlines() == [
         "argument 0, S(1)",
         "  rank 0  [1, 2] of shape (1, 2)",
         "  rank 1  [3, 4] of shape (1, 2)",
@@ -157,7 +163,7 @@ def test_a_result_that_gloo_cannot_assemble_is_no_wrong_rule(court):
 ], ids=lambda given: getattr(given, "op", None))  # fmt: skip
 def test_what_dtensor_claims_is_what_it_does(court, one, ranks):
     """Each claim about these, run for real: DTensor takes it, and is right."""
-    found = claims(one, ranks, tell(one).raw)
+    found = claims(one, ranks, run_oracle(one).raw)
     assert found
     for claim in found:
         case = probe(one, ranks).case(claim.rule, 0)
@@ -181,7 +187,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
             log.append(f"end {self.ranks}")
 
     monkeypatch.setattr(rank_runs, "Pool", Stand)
-    with RealRuns("gloo") as court:
+    with ProgramRealRuns("gloo") as court:
         for ranks in (2, 2, 4, 2):
             assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
     assert log == ["start 2", "end 2", "start 4", "end 4", "start 2", "end 2"]
@@ -201,7 +207,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
 def test_a_right_program_is_right_on_real_processes(court, program):
     found = court.confirm_program(program)
     assert_cleared(found, "DTensor's own run is right")
-    assert play_all([program])[0].note == found.note
+    assert run_simulated_programs([program])[0].note == found.note
 
 
 @pytest.mark.parametrize(("program", "reason"), [
@@ -219,14 +225,16 @@ def test_a_wrong_program_is_wrong_on_real_processes(court, program, reason):
 def test_the_picture_of_a_program_shows_all_axes(court):
     program = on(sample("neg.default", torch.tensor([[1.0, 2.0], [3.0, 4.0]])), "S(0)/S(1)", (2, 2), "sum")
     found = court.confirm_program(program)
-    assert program_picture(program, truth_of(program), found.heard).splitlines()[:5] == [
+    assert program_rank_diagram(program, oracle_of_program(program), found.rank_results).splitlines()[:5] == [
         "argument 0, (S(0), S(1))",
         "  rank 0  [1] of shape (1, 1)",
         "  rank 1  [2] of shape (1, 1)",
         "  rank 2  [3] of shape (1, 1)",
         "  rank 3  [4] of shape (1, 1)",
     ]
-    assert program_picture(program, truth_of(program), found.heard).endswith("the op gives [-10] of shape ()")
+    assert program_rank_diagram(program, oracle_of_program(program), found.rank_results).endswith(
+        "the op gives [-10] of shape ()"
+    )
 
 
 def test_what_cannot_be_held_is_no_program(court):
@@ -243,27 +251,27 @@ def heard(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace="")
     """The outcomes of ranks that hold these pieces of one result."""
     pieces = [torch.tensor(piece) for piece in pieces]
     whole = torch.cat(pieces) if whole is None else torch.tensor(whole)
-    made = [RankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), (whole,), trace) for p in pieces]
+    made = [ProgramRankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), (whole,), trace) for p in pieces]
     return [Returned(rank, pickling.dumps(one)) for rank, one in enumerate(made)]
 
 
 def test_right_pieces_are_right():
-    assert weigh(NEG, heard([-1.0, -2.0], [-3.0, -4.0])).wrong == ""
+    assert case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -4.0])).wrong == ""
 
 
 def test_one_wrong_element_is_told_with_both_values():
-    found = weigh(NEG, heard([-1.0, -2.0], [-3.0, -5.0]))
+    found = case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -5.0]))
     assert_wrong(found, r".*: -5 at \[3\] where the op gives -4 \(1 of 4 elements differ\)")
 
 
 def test_rounding_is_not_a_difference():
-    assert weigh(NEG, heard([-1.0, -2.0], [-3.0, -4.0000005])).wrong == ""
+    assert case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -4.0000005])).wrong == ""
 
 
 def test_large_parts_are_given_room_for_rounding():
     off = [-1.0, -2.0, -3.0, -4.01]
-    assert weigh(NEG, heard([1e5] * 4, [-1e5] * 4, whole=off, placement="P(sum)")).wrong == ""
-    assert weigh(NEG, heard([1.0] * 4, [-5.0] * 4, whole=off, placement="P(sum)")).wrong
+    assert case_confirmation(NEG, heard([1e5] * 4, [-1e5] * 4, whole=off, placement="P(sum)")).wrong == ""
+    assert case_confirmation(NEG, heard([1.0] * 4, [-5.0] * 4, whole=off, placement="P(sum)")).wrong
 
 
 @pytest.mark.parametrize(("whole", "reason"), [
@@ -271,36 +279,38 @@ def test_large_parts_are_given_room_for_rounding():
     ([-1, -2, -3, -4], r".*: torch.int64, not torch.float32"),
 ], ids=["shape", "dtype"])  # fmt: skip
 def test_another_shape_or_dtype_of_the_whole_is_wrong(whole, reason):
-    assert_wrong(weigh(NEG, heard([-1.0, -2.0], [-3.0, -4.0], whole=whole)), reason)
+    assert_wrong(case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -4.0], whole=whole)), reason)
 
 
 def test_ranks_that_assemble_different_wholes_are_each_looked_at():
     right, wrong = heard([-1.0, -2.0], [-3.0, -4.0]), heard([-1.0, -2.0], [-3.0, -9.0])
-    assert_wrong(weigh(NEG, [right[0], wrong[1]]), r"rank 1 assembles .*")
+    assert_wrong(case_confirmation(NEG, [right[0], wrong[1]]), r"rank 1 assembles .*")
 
 
 def test_a_shape_that_is_wrong_is_told_even_if_the_whole_could_not_be_assembled():
     errors = ("RuntimeError: no", "RuntimeError: no")
-    found = weigh(NEG, heard([-1.0, -2.0, -3.0], [-4.0], errors=errors, failed="full_tensor"))
+    found = case_confirmation(NEG, heard([-1.0, -2.0, -3.0], [-4.0], errors=errors, failed="full_tensor"))
     assert_wrong(found, r"rank 0 holds shape \(3,\), S\(0\) of \(4,\) is \(2,\)")
 
 
 def test_a_placement_of_dtensors_own_is_judged_by_its_whole_alone():
-    assert weigh(NEG, heard([-1.0], [-2.0], whole=[-1.0, -2.0, -3.0, -4.0], placement="P(norm)")).wrong == ""
+    assert (
+        case_confirmation(NEG, heard([-1.0], [-2.0], whole=[-1.0, -2.0, -3.0, -4.0], placement="P(norm)")).wrong == ""
+    )
 
 
 def test_an_error_of_the_stage_is_a_failure_and_no_verdict():
-    found = weigh(NEG, [Raised(0, "KeyError", "'x'", "trace of 0"), Waiting(1, "nowhere")])
+    found = case_confirmation(NEG, [Raised(0, "KeyError", "'x'", "trace of 0"), Waiting(1, "nowhere")])
     assert found == Confirmation("", "the stage itself failed: KeyError: 'x'", failed="trace of 0")
 
 
 def test_a_death_counts_more_than_those_who_wait_for_the_dead():
-    found = weigh(NEG, [Waiting(0, "a.py:1"), Died(1, -11)])
+    found = case_confirmation(NEG, [Waiting(0, "a.py:1"), Died(1, -11)])
     assert_wrong(found, r"the process of rank 1 dies \(exit code -11\)")
 
 
 def test_a_hang_says_where_each_rank_waits():
-    found = weigh(NEG, [Waiting(0, "a.py:1"), *heard([0.0])[:0], Waiting(1, "b.py:2")])
+    found = case_confirmation(NEG, [Waiting(0, "a.py:1"), *heard([0.0])[:0], Waiting(1, "b.py:2")])
     assert_wrong(found, r"hangs: rank 0 waits at a\.py:1; rank 1 waits at b\.py:2")
 
 
@@ -333,7 +343,7 @@ RIGHT = heard([-1.0, -2.0], [-3.0, -4.0])
 def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monkeypatch, answers, asked, wrong):
     pool = Slow(*answers)
     monkeypatch.setattr(rank_runs, "Pool", lambda *_, **__: pool)
-    with RealRuns("gloo") as court:
+    with ProgramRealRuns("gloo") as court:
         found = court.confirm(NEG)
     assert (pool.asked, found.wrong) == (asked, wrong)
 
@@ -341,13 +351,13 @@ def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monk
 def test_random_results_are_compared_by_shape_alone():
     one = sample("rand_like.default", torch.zeros(4))
     case = case_of(one, "S(0) -> S(0)")
-    assert weigh(case, heard([9.0, 9.0], [9.0, 9.0])).wrong == ""
-    assert_wrong(weigh(case, heard([9.0, 9.0, 9.0], [9.0])), r"rank 0 holds shape .*")
+    assert case_confirmation(case, heard([9.0, 9.0], [9.0, 9.0])).wrong == ""
+    assert_wrong(case_confirmation(case, heard([9.0, 9.0, 9.0], [9.0])), r"rank 0 holds shape .*")
 
 
 def test_each_rank_is_sent_its_own_pieces_and_the_whole_shapes():
     one = sample("mm.default", numbers(4, 6).t(), numbers(4, 2))
-    parts = parts_of(case_of(one, "S(1), S(0) -> P(sum)"), "cpu", HOME)
+    parts = case_tasks(case_of(one, "S(1), S(0) -> P(sum)"), "cpu", HOME)
     assert torch.equal(torch.cat([part.pieces[0] for part in parts], 1), one.tensors[0])
     assert {(part.shapes, part.strides) for part in parts} == {(((6, 4), (4, 2)), ((1, 6), (2, 1)))}
     assert {part.home for part in parts} == {HOME}
@@ -366,6 +376,6 @@ def test_over_nccl_ranks_can_tell_each_other_on_the_cpu_who_raised(monkeypatch):
 
     monkeypatch.setattr(rank_runs, "Pool", pool)
     one = sample("relu.default", numbers(4, 6))
-    with pytest.raises(Told), RealRuns("nccl", "cuda") as court:
+    with pytest.raises(Told), ProgramRealRuns("nccl", "cuda") as court:
         court.confirm(case_of(one, "S(0) -> S(0)"))
     assert asked == [(2, "cpu:gloo,cuda:nccl")]

@@ -9,9 +9,9 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.programs.run import follow_ups
 from strategies.programs.run import real_run as simulated_run
 from strategies.programs.run.local_inputs import laid
-from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.real_run import play_all, program_parts, work_of
-from strategies.torch_api.rank_runs import in_lockstep, on_threads
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.real_run import mesh_task_of, program_tasks, run_simulated_programs
+from strategies.torch_api.rank_runs import run_in_lockstep, run_on_threads
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
@@ -33,24 +33,24 @@ VARIED = [
 
 
 def work(program):
-    return work_of(program, truth_of(program), program_parts(program, "cpu"))
+    return mesh_task_of(program, oracle_of_program(program), program_tasks(program, "cpu"))
 
 
 @pytest.mark.parametrize("program", VARIED, ids=str)
 def test_lockstep_and_rank_threads_say_the_same(program):
     with simulated_run.quiet():
-        [one], [threads] = in_lockstep([work(program)]), on_threads([work(program)])
+        [one], [threads] = run_in_lockstep([work(program)]), run_on_threads([work(program)])
     if one:  # else it is left to the threads
         assert (one.wrong, one.note) == (threads.wrong, threads.note)
-        assert [h.placements for h in one.heard] == [h.placements for h in threads.heard]
-        assert [h.shapes for h in one.heard] == [h.shapes for h in threads.heard]
+        assert [h.placements for h in one.rank_results] == [h.placements for h in threads.rank_results]
+        assert [h.shapes for h in one.rank_results] == [h.shapes for h in threads.rank_results]
     else:
         assert threads.refused or threads.wrong
 
 
 @if_cumprod_is_wrong
 def test_programs_come_back_in_their_order_whatever_becomes_of_their_neighbours():
-    found = play_all(VARIED)
+    found = run_simulated_programs(VARIED)
     assert [bool(one.wrong) for one in found] == [p.sample in (WRONG, VARIED[8].sample) for p in VARIED]
     assert [bool(one.refused) for one in found] == [p.sample.op == "aten.unbind.int" for p in VARIED]
     assert "rank 2 raises IndexError" in found[8].wrong
@@ -58,14 +58,16 @@ def test_programs_come_back_in_their_order_whatever_becomes_of_their_neighbours(
 
 
 def test_the_same_programs_in_another_order_are_judged_alike():
-    backwards = play_all(VARIED[::-1])[::-1]
-    assert [(one.wrong, one.note) for one in play_all(VARIED)] == [(one.wrong, one.note) for one in backwards]
+    backwards = run_simulated_programs(VARIED[::-1])[::-1]
+    assert [(one.wrong, one.note) for one in run_simulated_programs(VARIED)] == [
+        (one.wrong, one.note) for one in backwards
+    ]
 
 
 @pytest.mark.parametrize("name", ["one_raises", "one_grows"])
 def test_one_rank_that_goes_its_own_way_costs_its_program_only(name):
     bad = on(planted(name, numbers(4, 6)), "S(0)", then="sum")
-    first, second, third = play_all([VARIED[0], bad, VARIED[3]])
+    first, second, third = run_simulated_programs([VARIED[0], bad, VARIED[3]])
     assert (first.wrong, third.wrong) == ("", "")
     assert second.wrong or second.refused, second
 
@@ -78,9 +80,9 @@ def test_ranks_that_wait_for_each_other_end_and_cost_their_program_only(monkeypa
         return y if torch.distributed.get_rank() else laid(y * 2, Shard(0)).full_tensor()
 
     monkeypatch.setattr("strategies.programs.run.follow_ups.whole", crooked)
-    monkeypatch.setitem(follow_ups.SIMPLE, "crooked", "whole(x) if hasattr(x, 'placements') else x")
+    monkeypatch.setitem(follow_ups.RESULT_STEPS, "crooked", "whole(x) if hasattr(x, 'placements') else x")
     bad = on(MM, "S(0), R", then="crooked")
-    first, second, third = play_all([VARIED[0], bad, VARIED[1]])
+    first, second, third = run_simulated_programs([VARIED[0], bad, VARIED[1]])
     assert (first.wrong, third.wrong) == ("", "")
     assert second.wrong.startswith("stops: "), second
 
@@ -91,7 +93,7 @@ def test_ranks_that_wait_for_each_other_end_and_cost_their_program_only(monkeypa
     (on(sample("argmax.default", X), "S(0)", then="grad"), "RuntimeError"),
 ])  # fmt: skip
 def test_what_is_no_program_says_so(program, said):
-    first, second = play_all([program, VARIED[0]])
+    first, second = run_simulated_programs([program, VARIED[0]])
     assert first.note.startswith("no such program: ") and said in first.note and not first.wrong
     assert second.note == "DTensor's own run is right"
 
@@ -100,7 +102,7 @@ def test_nothing_of_the_caller_is_changed():
     x = X.clone()
     torch.manual_seed(3)
     state, level = torch.get_rng_state(), logging.root.manager.disable
-    play_all([on(sample("mul_.Scalar", x, 3.0), "S(0)"), on(sample("rand_like.default", x), "S(0)")])
+    run_simulated_programs([on(sample("mul_.Scalar", x, 3.0), "S(0)"), on(sample("rand_like.default", x), "S(0)")])
     assert torch.equal(x, X) and torch.equal(torch.get_rng_state(), state)
     assert logging.root.manager.disable == level and torch.is_grad_enabled()
 
@@ -116,4 +118,4 @@ def test_averages_of_integers_are_whole_again():
 
 
 def test_no_programs_are_none():
-    assert play_all([]) == [] and planted_ops.LIB is not None
+    assert run_simulated_programs([]) == [] and planted_ops.LIB is not None

@@ -3,84 +3,87 @@
 import pytest
 import torch
 
-from strategies.model.oracle import tell
-from strategies.programs.run.rank_run import RankResult
-from strategies.programs.run.verdict import judged, placements_of
+from strategies.model.oracle import run_oracle
+from strategies.programs.run.rank_run import ProgramRankResult
+from strategies.programs.run.verdict import confirmation_of, layout_or_none
 from tests.strategies.cases import numbers, placements, sample
 
 X = numbers(4, 2)
-TRUTH = tell(sample("neg.default", X))
+TRUTH = run_oracle(sample("neg.default", X))
 RIGHT = [-X[:2, :1], -X[:2, 1:], -X[2:, :1], -X[2:, 1:]]
 
 
 def heard(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()):
     whole = -X if whole is None else whole
     return [
-        RankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), () if failed else (whole,)) for p in pieces
+        ProgramRankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), () if failed else (whole,))
+        for p in pieces
     ]
 
 
 def test_right_pieces_on_two_axes_are_right():
-    found = judged(TRUTH, (2, 2), heard(RIGHT))
+    found = confirmation_of(TRUTH, (2, 2), heard(RIGHT))
     assert (found.wrong, found.note) == ("", "DTensor's own run is right")
 
 
 def test_a_piece_of_the_wrong_shape_is_told_with_both_placements():
-    found = judged(TRUTH, (2, 2), heard([*RIGHT[:3], -X[2:]]))
+    found = confirmation_of(TRUTH, (2, 2), heard([*RIGHT[:3], -X[2:]]))
     assert found.wrong == "rank 3 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (2, 1)"
 
 
 def test_each_rank_is_asked_for_the_shape_of_its_own_piece():
     x = numbers(5, 2)
-    truth = tell(sample("neg.default", x))
+    truth = run_oracle(sample("neg.default", x))
     pieces = heard([-x[:3], -x[3:]], "S(0)", whole=-x)
-    assert judged(truth, (2,), pieces).wrong == ""
-    assert judged(truth, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
+    assert confirmation_of(truth, (2,), pieces).wrong == ""
+    assert confirmation_of(truth, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
 
 
 def test_a_rank_with_placements_that_have_no_arithmetic_here_does_not_hide_the_next():
     ranks = heard(RIGHT[:1], "_MaskPartial(0)") + heard([-X[2:]], "(S(0), S(1))")
-    assert judged(TRUTH, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
+    assert confirmation_of(TRUTH, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
 
 
 def test_a_wrong_whole_is_told_with_its_placements():
-    found = judged(TRUTH, (2, 2), heard(RIGHT, whole=X))
+    found = confirmation_of(TRUTH, (2, 2), heard(RIGHT, whole=X))
     assert found.wrong.startswith("rank 0 assembles the result from (S(0), S(1)): ")
     assert "(8 of 8 elements differ)" in found.wrong
 
 
 def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
-    lone = [RankResult("op", ("", "ValueError: no"))] * 2
-    assert judged(TRUTH, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
-    every = judged(TRUTH, (2,), [RankResult("op", ("ValueError: no",) * 2)] * 2)
+    lone = [ProgramRankResult("op", ("", "ValueError: no"))] * 2
+    assert confirmation_of(TRUTH, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
+    every = confirmation_of(TRUTH, (2,), [ProgramRankResult("op", ("ValueError: no",) * 2)] * 2)
     assert (every.wrong, every.refused) == ("", "ValueError: no")
 
 
 def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_told():
     ranks = heard(RIGHT)
     ranks[2] = heard(RIGHT[2:3], whole=-X + 1)[0]
-    assert judged(TRUTH, (2, 2), ranks).wrong.startswith("rank 2 assembles")
+    assert confirmation_of(TRUTH, (2, 2), ranks).wrong.startswith("rank 2 assembles")
 
 
 def test_large_parts_on_any_axis_are_given_room():
     off = -X + 1e-6
     parts = [torch.full((4, 2), sign * 1e8, dtype=torch.float64) for sign in (1, -1, 1, -1)]
-    assert judged(TRUTH, (2, 2), heard(parts, "(R, P(sum))", whole=off)).wrong == ""
-    assert judged(TRUTH, (2, 2), heard([-X] * 4, "(R, R)", whole=off)).wrong
+    assert confirmation_of(TRUTH, (2, 2), heard(parts, "(R, P(sum))", whole=off)).wrong == ""
+    assert confirmation_of(TRUTH, (2, 2), heard([-X] * 4, "(R, R)", whole=off)).wrong
 
 
 def test_parts_that_come_of_coarser_numbers_are_given_the_room_of_those():
     off = -X + 1e-6
     parts = [torch.full((4, 2), 10.0, dtype=torch.float64)] * 4
     ranks = heard(parts, "(R, P(sum))", whole=off)
-    assert judged(TRUTH, (2, 2), ranks).wrong
-    assert judged(TRUTH, (2, 2), ranks, coarse=torch.finfo(torch.float32).eps).wrong == ""
+    assert confirmation_of(TRUTH, (2, 2), ranks).wrong
+    assert confirmation_of(TRUTH, (2, 2), ranks, coarse=torch.finfo(torch.float32).eps).wrong == ""
     whole = heard([-X] * 4, "(R, R)", whole=off)
-    assert judged(TRUTH, (2, 2), whole, coarse=torch.finfo(torch.float32).eps).wrong  # nothing was added up there
+    assert confirmation_of(
+        TRUTH, (2, 2), whole, coarse=torch.finfo(torch.float32).eps
+    ).wrong  # nothing was added up there
 
 
 def test_what_was_claimed_is_compared_with_what_it_took():
-    note = judged(TRUTH, (2,), heard([-X] * 2, "R"), ["S(0)"]).note
+    note = confirmation_of(TRUTH, (2,), heard([-X] * 2, "R"), ["S(0)"]).note
     assert note == "DTensor does not follow it: it gives R, which is right"
 
 
@@ -90,20 +93,20 @@ def test_what_was_claimed_is_compared_with_what_it_took():
 ])  # fmt: skip
 def test_placements_are_read_back(text, read):
     if read is None and not text.startswith("(SS"):
-        assert placements_of(text) is None
+        assert layout_or_none(text) is None
     else:
-        assert placements_of(text) == (placements(read) if read else placements_of("(SS(0,2), R)"))
+        assert layout_or_none(text) == (placements(read) if read else layout_or_none("(SS(0,2), R)"))
 
 
 def test_none_where_a_tensor_should_be_is_wrong():
-    found = judged(TRUTH, (2,), [RankResult("", (), ("-",), (None,), (None,), (None,))] * 2)
+    found = confirmation_of(TRUTH, (2,), [ProgramRankResult("", (), ("-",), (None,), (None,), (None,))] * 2)
     assert "it is None, not a tensor" in found.wrong
 
 
 def test_what_a_float_beyond_int64_becomes_is_not_compared():
     least = torch.iinfo(torch.int64).min
-    truth = tell(sample("neg.default", torch.tensor([5, 7])))
+    truth = run_oracle(sample("neg.default", torch.tensor([5, 7])))
     for value, wrong in ((least, False), (least + 1, True)):
         whole = torch.tensor([-5, value])
-        account = [RankResult("", (), ("R",), ((2,),), (whole,), (whole,)) for _ in range(2)]
-        assert bool(judged(truth, (2,), account).wrong) is wrong
+        account = [ProgramRankResult("", (), ("R",), ((2,),), (whole,), (whole,)) for _ in range(2)]
+        assert bool(confirmation_of(truth, (2,), account).wrong) is wrong

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from strategies.model.code_text import tensor_text
-from strategies.programs.run.rank_run import RankResult
-from strategies.programs.run.verdict import picture
+from strategies.programs.run.rank_run import ProgramRankResult
+from strategies.programs.run.verdict import rank_diagram
 from tests.strategies.cases import probe, rule, sample
 
 ONE = sample("neg.default", torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -23,10 +23,10 @@ def test_a_tensor_is_shown_on_one_line(value, shown):
 
 
 def test_a_picture_of_a_case_that_could_not_be_assembled_says_so():
-    lone = RankResult("full_tensor", ("no", "no"), ("S(0)",), ((2,),), (torch.tensor([1.0, 2.0]),))
-    assert "  together  could not be assembled" in picture(NEG, [lone, lone]).splitlines()
+    lone = ProgramRankResult("full_tensor", ("no", "no"), ("S(0)",), ((2,),), (torch.tensor([1.0, 2.0]),))
+    assert "  together  could not be assembled" in rank_diagram(NEG, [lone, lone]).splitlines()
 
 
 def test_a_picture_of_a_case_that_raised_shows_what_went_in_and_what_should_come_out():
-    shown = picture(NEG, [RankResult("op", ("no", ""))] * 2).splitlines()
+    shown = rank_diagram(NEG, [ProgramRankResult("op", ("no", ""))] * 2).splitlines()
     assert [line.split()[0] for line in shown] == ["argument", "rank", "rank", "the"]

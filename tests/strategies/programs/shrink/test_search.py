@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor._util import pickling
 from strategies.model.rule import Program
-from strategies.programs.shrink.search import elements, shrink
+from strategies.programs.shrink.search import element_count, shrink
 from tests.strategies.cases import numbers, sample
 
 START = Program(sample("add.Tensor", numbers(6, 5), numbers(6, 5), alpha=3), (4,), ((Shard(0),), (Shard(0),)))
@@ -57,7 +57,7 @@ def test_every_step_shows_is_no_larger_and_is_asked_once():
         return bool(program is START or zlib.crc32(asked[-1]) % 3)
 
     found = shrink(START, shows)
-    sizes = [elements(START), *map(elements, found.steps)]
+    sizes = [element_count(START), *map(element_count, found.steps)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(asked)) == len(asked) == found.tried
     assert all(zlib.crc32(pickling.dumps(step)) % 3 for step in found.steps) and found.steps
@@ -65,7 +65,7 @@ def test_every_step_shows_is_no_larger_and_is_asked_once():
 
 def test_twice_the_same_to_the_last_bit():
     def shows(program):
-        return elements(program) > 7
+        return element_count(program) > 7
 
     one, two = shrink(START, shows), shrink(START, shows)
     assert pickling.dumps(one.steps) == pickling.dumps(two.steps) and one.tried == two.tried
@@ -77,7 +77,7 @@ def test_the_budget_is_kept_and_what_was_found_by_then_comes_back(budget):
 
     def shows(program):
         asked.append(program)
-        return program is START or elements(program) > 12
+        return program is START or element_count(program) > 12
 
     found = shrink(START, shows, budget=budget)
     assert len(asked) == found.tried == budget
@@ -96,7 +96,7 @@ def test_the_ends_of_the_stages_are_there_to_fall_back_on_smallest_first():
     assert [(p.mesh, shapes(p)[0], bool(p.sample.call.kwargs)) for p in tries] == [
         ((2,), (1,), False), ((2,), (1,), False), ((2,), (1,), True), ((2,), (6, 5), True)
     ]  # fmt: skip
-    assert [elements(p) for p in found.to_try(2)] == [2, 2]
+    assert [element_count(p) for p in found.to_try(2)] == [2, 2]
 
 
 def test_what_is_larger_is_not_even_asked():

@@ -8,11 +8,18 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.chained import _candidate
-from strategies.programs.run.real_run import play_all
+from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink import search
-from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
-from strategies.validation.finding import Candidate, Settled, Task, case_of
-from strategies.validation.overload import alone
+from strategies.programs.shrink.search import (
+    MAX_SMALLER,
+    ShrinkTask,
+    merge_equal,
+    rule_prefix,
+    smaller_candidates,
+    smaller_instances,
+)
+from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, case_of
+from strategies.validation.overload import validate_overload
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -31,19 +38,19 @@ def silent(number):
 def suspected(one, layout, mesh, **more):
     """A program that goes wrong, as a suspect."""
     program = Program(one, mesh, (layout,), **more)
-    (found,) = play_all([program])
+    (found,) = run_simulated_programs([program])
     assert found.wrong
     return _candidate((program, found))
 
 
 def tried(one, *, whole=False):
     """All suspects of the trial of one sample on two ranks, by rule."""
-    heard = alone(Task(one.op, (one,), ((2,),), 0), silent)
+    heard = validate_overload(OverloadTask(one.op, (one,), ((2,),), 0), silent)
     return {name: found for h in heard for name, found in (h.whole if whole else h.suspects).items()}
 
 
 def offered(name, found, *, judged=True):
-    return shrunk(Doubt(name, tuple(found), judged, 0), silent)
+    return smaller_candidates(ShrinkTask(name, tuple(found), judged, 0), silent)
 
 
 # One suspicion.
@@ -75,7 +82,7 @@ def test_a_few_instances_of_the_same_rule_are_offered_the_smallest_first():
     given = wrong_at_nan("patched", with_a_nan())
     found = smaller_instances(given)
     sizes = [instance.sample.size for instance in found]
-    assert sizes == sorted(sizes) and sizes[0] <= 4 and 1 < len(found) <= MOST
+    assert sizes == sorted(sizes) and sizes[0] <= 4 and 1 < len(found) <= MAX_SMALLER
     assert found[0].ranks == 2 and sizes[-1] <= given.sample.size
     assert {(i.verdict, str(i.rule)) for i in found} == {(Verdict.UNSOUND, str(given.rule))}
 
@@ -93,11 +100,11 @@ def test_without_a_budget_nothing_is_shrunk():
 def test_a_program_comes_as_smaller_programs_that_go_wrong_as_it_did():
     given = suspected(EDGES, (Shard(0), Replicate(), Shard(1)), (2, 2, 2), flattened=True)
     *smaller, last = offered(given.name, [given])
-    assert last is given and 0 < len(smaller) <= MOST
+    assert last is given and 0 < len(smaller) <= MAX_SMALLER
     assert not any(s.program.flattened for s in smaller)
     assert [s.instance.ranks for s in smaller] == [s.program.ranks for s in smaller]
     assert smaller[0].instance.ranks <= 4 and smaller[0].instance.sample is smaller[0].program.sample
-    assert all(found.wrong for found in play_all([s.program for s in smaller]))
+    assert all(found.wrong for found in run_simulated_programs([s.program for s in smaller]))
 
 
 def test_a_program_that_goes_wrong_no_more_stays_as_it_is():
@@ -126,7 +133,7 @@ def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
     class Odd(Partial):
         pass
 
-    monkeypatch.setattr(search, "play_all", lambda programs: pytest.fail("played"))
+    monkeypatch.setattr(search, "run_simulated_programs", lambda programs: pytest.fail("played"))
     rule = Rule(CUMPROD.op, (Odd(),), (Shard(1),))
     given = Candidate(Instance(rule, 2, CUMPROD, Verdict.SUSPECT, "test", Evidence("only a run can judge it")))
     assert offered("a", [given], judged=False) == (given,)
@@ -134,8 +141,10 @@ def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
 
 def test_no_more_programs_are_played_than_the_budget_allows(monkeypatch):
     given, played = suspected(EDGES, (Shard(0), Shard(1)), (2, 2)), []
-    monkeypatch.setattr(search, "PLAYED", 3)
-    monkeypatch.setattr(search, "play_all", lambda programs: played.extend(programs) or play_all(programs))
+    monkeypatch.setattr(search, "MAX_SIMULATED_RUNS", 3)
+    monkeypatch.setattr(
+        search, "run_simulated_programs", lambda programs: played.extend(programs) or run_simulated_programs(programs)
+    )
     offered("a", [given])
     assert 0 < len(played) <= 3
 
@@ -143,7 +152,9 @@ def test_no_more_programs_are_played_than_the_budget_allows(monkeypatch):
 @if_cumprod_is_wrong
 def test_the_step_is_noted():
     noted = []
-    shrunk(Doubt("a", tuple(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]), True, 0), noted.append)
+    smaller_candidates(
+        ShrinkTask("a", tuple(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]), True, 0), noted.append
+    )
     assert noted == [0]
 
 
@@ -159,30 +170,30 @@ def program(one=EDGES, mesh=(2, 2), layout=CUT, **more):
 def test_programs_that_shrink_to_the_same_one_are_tried_once():
     same, other = program(), program(layout=(Shard(1), Shard(0)))
     todo = {"large": [same, program(mesh=(2, 2, 2))], "larger": [same], "another": [other]}
-    left, settled = regrouped(todo, set(todo))
+    left, settled = merge_equal(todo, set(todo))
     assert left == {"large": todo["large"], "another": [other]}
-    assert settled == [Settled("larger", None, same_as="large")]
+    assert settled == [RuleOutcome("larger", None, same_as="large")]
 
 
 @pytest.mark.parametrize("rules", [{"planted.edges.default: S(1) -> S(1)"}, set()], ids=["suspected too", "not"])
 def test_a_program_that_shrinks_to_one_op_on_one_axis_is_the_rules_if_that_is_suspected(rules):
     given = program(mesh=(2,), layout=(Shard(1),))
-    left, settled = regrouped({"large": [given]}, {*rules, "planted.edges.default: S(0) -> S(1)"})
+    left, settled = merge_equal({"large": [given]}, {*rules, "planted.edges.default: S(0) -> S(1)"})
     if rules:
-        assert (left, settled) == ({}, [Settled("large", None, same_as=next(iter(rules)))])
+        assert (left, settled) == ({}, [RuleOutcome("large", None, same_as=next(iter(rules)))])
     else:
         assert (left, settled) == ({"large": [given]}, [])
 
 
 def test_a_rule_itself_is_never_the_same_as_another():
     found = {name: kept[:1] for name, kept in tried(CUMPROD).items()}
-    assert regrouped(found, {*found, "aten.cumprod.default: S(1) -> R"}) == (found, [])
+    assert merge_equal(found, {*found, "aten.cumprod.default: S(1) -> R"}) == (found, [])
 
 
 @pytest.mark.parametrize("more", [{"then": "sum"}, {"flattened": True}, {"mesh": (2, 2)}], ids=str)
 def test_what_follows_a_flattened_submesh_and_a_second_axis_are_no_plain_rule(more):
     alike = {"mesh": (2,), "layout": (Shard(1),)}
     axes = len(more.get("mesh", (2,)))
-    assert plain_rule(program(**alike)) == "planted.edges.default: S(1) -> "
-    assert plain_rule(program(**{**alike, "layout": (Shard(1),) * axes, **more})) == ""
-    assert plain_rule(Candidate(program().instance)) == ""
+    assert rule_prefix(program(**alike)) == "planted.edges.default: S(1) -> "
+    assert rule_prefix(program(**{**alike, "layout": (Shard(1),) * axes, **more})) == ""
+    assert rule_prefix(Candidate(program().instance)) == ""

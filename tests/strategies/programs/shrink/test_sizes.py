@@ -3,7 +3,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Program
-from strategies.programs.shrink.sizes import fewer_dims, resized, sized_for, smaller_sizes
+from strategies.programs.shrink.sizes import fewer_dims, on_fewer_ranks, resized, smaller_sizes
 from tests.strategies.cases import numbers, placements, sample
 
 
@@ -124,7 +124,7 @@ def test_indices_out_of_range_are_folded_back():
 def test_an_op_that_trusts_its_caller_keeps_what_may_hang_together():
     one = program(sample("_fft_c2r.default", numbers(4, 6).to(torch.complex128), [0], 2, 6), "R")
     assert list(fewer_dims(one)) == [] and list(smaller_sizes(one)) == []
-    assert shown(sized_for(program(one.sample, "S(1)", 4), 0, 2)) == ["(4, 6) [0] 2 6", "(4, 6) [0] 2 6"]
+    assert shown(on_fewer_ranks(program(one.sample, "S(1)", 4), 0, 2)) == ["(4, 6) [0] 2 6", "(4, 6) [0] 2 6"]
 
 
 def test_such_an_op_keeps_the_sizes_that_its_scales_speak_of():
@@ -152,16 +152,16 @@ def test_of_such_an_op_the_same_dim_of_like_tensors_goes_too():
 
 
 def test_fewer_ranks_come_with_sizes_that_split_as_they_may_have_to():
-    found = shown(sized_for(program(sample("relu.default", numbers(8, 5)), "S(0)", 4), 0, 2))
+    found = shown(on_fewer_ranks(program(sample("relu.default", numbers(8, 5)), "S(0)", 4), 0, 2))
     assert [s for i, s in enumerate(found) if s not in found[:i]] == ["(8, 5)", "(3, 5)", "(2, 5)"]
 
 
 def test_numbers_that_are_as_many_as_the_ranks_go_with_them():
     one = program(sample("pixel_unshuffle.default", numbers(1, 1, 6, 6), 3), "S(2)", 3)
-    assert {"(1, 1, 6, 6) 3", "(1, 1, 6, 6) 2", "(1, 1, 2, 2) 2"} <= set(shown(sized_for(one, 0, 2)))
+    assert {"(1, 1, 6, 6) 3", "(1, 1, 6, 6) 2", "(1, 1, 2, 2) 2"} <= set(shown(on_fewer_ranks(one, 0, 2)))
 
 
 def test_only_the_axis_asked_for_is_cut():
     one = Program(sample("relu.default", numbers(9, 9)), (3, 4), ((Shard(0), Replicate()),))
-    found = list(sized_for(one, 1, 2))
+    found = list(on_fewer_ranks(one, 1, 2))
     assert {p.mesh for p in found} == {(3, 2)} and set(shown(found)) == {"(9, 9)"}

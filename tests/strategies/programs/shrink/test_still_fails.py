@@ -7,13 +7,20 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Program
 from strategies.model.verdict import Verdict
-from strategies.programs.shrink.search import elements, shrink
-from strategies.programs.shrink.still_fails import Kind, Witness, kind, program_of, same_kind, still
+from strategies.programs.shrink.search import element_count, shrink
+from strategies.programs.shrink.still_fails import (
+    FailureKind,
+    RuleWitness,
+    failure_kind,
+    program_of,
+    same_kind,
+    still_fails,
+)
 from strategies.validation.claim_sources import claims
-from strategies.validation.probe import Probe, wild_truth
+from strategies.validation.probe import Probe, truth_with_specials
 from tests.strategies.cases import judged, numbers, rule, sample
 from tests.strategies.planted_ops import planted
 
@@ -36,11 +43,11 @@ def claimed(text, least=1):
 def witness(one, text, ranks=2, source=None, extremes=False):
     instance = judged(one, text, ranks=ranks, extremes=extremes)
     assert instance.verdict is Verdict.UNSOUND
-    truth = tell(one) if not instance.evidence.variant else wild_truth(one, tell(one), 0)
+    truth = run_oracle(one) if not instance.evidence.variant else truth_with_specials(one, run_oracle(one), 0)
     case = Probe(one, truth, ranks, seed=0, variant=instance.evidence.variant).case(
         instance.rule, instance.evidence.draw
     )
-    return Witness(instance, case, source=source or claimed(text))
+    return RuleWitness(instance, case, source=source or claimed(text))
 
 
 FAMILIES = [
@@ -74,7 +81,7 @@ FAMILIES = [
 def test_a_planted_wrong_rule_shrinks_to_two_ranks_and_few_elements(one, text, ranks):
     shows = witness(one, text, ranks)
     found = shrink(shows.start, shows)
-    assert found.smallest.ranks == 2 and elements(found.smallest) <= 8, found.smallest.sample.arguments()
+    assert found.smallest.ranks == 2 and element_count(found.smallest) <= 8, found.smallest.sample.arguments()
     instance = shows.failing_instance(found.smallest)
     assert str(instance.rule) == f"{one.op}: {text}" and instance.verdict is Verdict.UNSOUND
     assert instance.evidence.reason and (instance.sample, instance.ranks) == (found.smallest.sample, 2)
@@ -129,7 +136,7 @@ def test_twice_the_same():
 def test_what_is_no_longer_claimed_shows_nothing():
     few = claimed("S(0) -> S(0)", least=3)
     shows = witness(sample("cumsum.default", numbers(12), 0), "S(0) -> S(0)", source=few)
-    assert elements(shrink(shows.start, shows).smallest) == 6
+    assert element_count(shrink(shows.start, shows).smallest) == 6
 
 
 def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
@@ -144,7 +151,7 @@ def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
 
     one = sample("expand.default", numbers(1, 6), [5, 6])
     instance = judged(one, "S(1) -> S(1)", ranks=3, local=local(one, 3))
-    shows = Witness(instance, Probe(one, tell(one), 3, seed=0).case(instance.rule, 0), source=source)
+    shows = RuleWitness(instance, Probe(one, run_oracle(one), 3, seed=0).case(instance.rule, 0), source=source)
     found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (2, ["f64[1,2]", "[2, 2]"])
 
@@ -152,7 +159,7 @@ def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
 def test_the_very_values_with_nan_are_shrunk_and_the_nan_that_it_takes_stays():
     shows = witness(planted("patched", numbers(8, 6)), "S(0) -> S(0)", source=claims, extremes=True)
     found = shrink(shows.start, shows).smallest
-    assert sum(map(math.isnan, found.sample.tensors[0].flatten().tolist())) == 1 and elements(found) <= 4
+    assert sum(map(math.isnan, found.sample.tensors[0].flatten().tolist())) == 1 and element_count(found) <= 4
     assert not found.sample.tensors[0].isinf().any()
     assert shows.failing_instance(found).evidence.variant == ""
 
@@ -167,8 +174,8 @@ def test_whole_numbers_made_of_nan_say_nothing():
 def test_what_was_not_wrong_shows_nothing_at_all():
     one = sample("relu.default", X)
     instance = judged(one, "S(0) -> S(0)")
-    case = Probe(one, tell(one), 2, seed=0).case(instance.rule, 0)
-    shows = Witness(instance, case, source=claimed("S(0) -> S(0)"))
+    case = Probe(one, run_oracle(one), 2, seed=0).case(instance.rule, 0)
+    shows = RuleWitness(instance, case, source=claimed("S(0) -> S(0)"))
     assert not shows(shows.start) and shows.failing_instance(shows.start) is None
 
 
@@ -191,7 +198,7 @@ def test_what_the_op_refuses_and_what_gives_nothing_shows_nothing():
 
 def test_a_program_of_a_case_holds_the_values_that_were_judged():
     one = sample("add.Tensor", X, X)
-    truth = tell(one, [X, X + 1])
+    truth = run_oracle(one, [X, X + 1])
     case = Probe(one, truth, 2, seed=0).case(rule(one, "S(0), R -> S(0)"), 1)
     assert program_of(case, 1, 7) == Program(
         replace(one, tensors=truth.inputs), (2,), ((Shard(0),), (Replicate(),)), seed=7, draw=1
@@ -202,23 +209,23 @@ def test_a_program_of_a_case_holds_the_values_that_were_judged():
 
 
 @pytest.mark.parametrize(("reason", "want"), [
-    ("as S(1): the shards make -0.387948 at [0, 1, 0], the op gives -0.241042 (72 of 96 elements differ)", Kind("values")),
-    ("as P(max): the parts make nan at [1], the op gives 0 (1 of 8 elements differ)", Kind("values", "", True)),
-    ("output 1 as R: rank 1 makes 3 at [], the op gives inf (1 of 1 elements differ)", Kind("values", "1", True)),
-    ("output 2 is 3 on rank 0, the op gives 4", Kind("values", "2")),
-    ("rank 0 assembles output 0 from P(avg): nan at [] where the op gives 4.82806", Kind("values", "0", True)),
-    ("rank 0 assembles the result from S(0): 1.3985 at [2] where the op gives 20.5683", Kind("values")),
-    ("as S(0): rank 1 has shape (1,), the placement asks for (0,)", Kind("shape")),
-    ("rank 2 holds shape (1,), S(0) of (4,) is (0,)", Kind("shape")),
-    ("as R: rank 0 has torch.float32, not torch.float64", Kind("dtype")),
-    ("rank 2 raises IndexError: amax(): Expected reduction dim -1 to have", Kind("a rank raises IndexError: amax(): Expected reduction dim #")),
-    ("rank 2 raises ValueError: got [4, 0, 4]; its peers go on and wait for it", Kind("a rank raises ValueError: got [#]")),
-    ("every rank raises ValueError: got 3; the op takes the whole tensors", Kind("every rank raises ValueError: got #")),
-    ("hangs: rank 1 waits at x.py:3", Kind("hangs")),
-    ("the process of rank 1 dies (exit code -11)", Kind("dies")),
+    ("as S(1): the shards make -0.387948 at [0, 1, 0], the op gives -0.241042 (72 of 96 elements differ)", FailureKind("values")),
+    ("as P(max): the parts make nan at [1], the op gives 0 (1 of 8 elements differ)", FailureKind("values", "", True)),
+    ("output 1 as R: rank 1 makes 3 at [], the op gives inf (1 of 1 elements differ)", FailureKind("values", "1", True)),
+    ("output 2 is 3 on rank 0, the op gives 4", FailureKind("values", "2")),
+    ("rank 0 assembles output 0 from P(avg): nan at [] where the op gives 4.82806", FailureKind("values", "0", True)),
+    ("rank 0 assembles the result from S(0): 1.3985 at [2] where the op gives 20.5683", FailureKind("values")),
+    ("as S(0): rank 1 has shape (1,), the placement asks for (0,)", FailureKind("shape")),
+    ("rank 2 holds shape (1,), S(0) of (4,) is (0,)", FailureKind("shape")),
+    ("as R: rank 0 has torch.float32, not torch.float64", FailureKind("dtype")),
+    ("rank 2 raises IndexError: amax(): Expected reduction dim -1 to have", FailureKind("a rank raises IndexError: amax(): Expected reduction dim #")),
+    ("rank 2 raises ValueError: got [4, 0, 4]; its peers go on and wait for it", FailureKind("a rank raises ValueError: got [#]")),
+    ("every rank raises ValueError: got 3; the op takes the whole tensors", FailureKind("every rank raises ValueError: got #")),
+    ("hangs: rank 1 waits at x.py:3", FailureKind("hangs")),
+    ("the process of rank 1 dies (exit code -11)", FailureKind("dies")),
 ])  # fmt: skip
 def test_what_a_reason_is_about(reason, want):
-    assert kind(reason) == want
+    assert failure_kind(reason) == want
 
 
 def test_nan_may_go_but_not_come():
@@ -252,10 +259,10 @@ def said(program):
 
 def test_any_witness_that_gives_reasons_can_be_asked():
     start = Program(sample("relu.default", X), (2, 2), ((Shard(0), Replicate()),))
-    shows = still(said, said(start))
-    assert elements(shrink(start, shows).smallest) == 4 and shrink(start, shows).smallest.mesh == (2,)
-    assert not still(said, "hangs: rank 0 waits")(start)
-    kept = still(said, said(start), inputs=start.inputs)
+    shows = still_fails(said, said(start))
+    assert element_count(shrink(start, shows).smallest) == 4 and shrink(start, shows).smallest.mesh == (2,)
+    assert not still_fails(said, "hangs: rank 0 waits")(start)
+    kept = still_fails(said, said(start), inputs=start.inputs)
     assert shrink(start, kept).smallest.inputs == start.inputs
 
 
@@ -263,5 +270,5 @@ def test_any_witness_that_gives_reasons_can_be_asked():
 def test_before_it_is_asked_the_op_must_take_the_call_and_give_something(index):
     asked = []
     start = Program(sample("index_select.default", X, 0, index), (2,), ((Shard(0),), (Replicate(),)))
-    assert not still(lambda p: asked.append(p) or "wrong", "wrong")(start)
+    assert not still_fails(lambda p: asked.append(p) or "wrong", "wrong")(start)
     assert asked == []

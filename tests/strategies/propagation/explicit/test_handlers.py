@@ -21,7 +21,14 @@ from strategies.propagation.explicit.context import (
     allow_implicit_communication,
     no_implicit_communication,
 )
-from strategies.propagation.explicit.handlers import EQUAL, QUIET, WHOLE, Equal, Watched, watched
+from strategies.propagation.explicit.handlers import (
+    EQUAL,
+    REPLICATE_FIRST,
+    SIZE_OPS,
+    EqualHandler,
+    WatchedHandler,
+    watched_table,
+)
 from strategies.propagation.overlay.context import overlay_dtensor
 from strategies.torch_api import handler_table
 from tests.strategies.small_book import REPLICATED
@@ -39,8 +46,8 @@ def on_each(fn, ranks=2):
 
 def test_every_part_of_torch_that_is_used_is_there():
     assert issubclass(TorchDispatchMode, object) and callable(c10d._resolve_process_group)
-    assert set(QUIET) <= set(TABLE)
-    assert {op for op in TABLE if str(op) in WHOLE} == {
+    assert set(SIZE_OPS) <= set(TABLE)
+    assert {op for op in TABLE if str(op) in REPLICATE_FIRST} == {
         torch.ops.aten.argmax.default,
         torch.ops.aten.argmin.default,
         torch.ops.aten.convolution.default,
@@ -138,19 +145,21 @@ def test_equal_asks_the_inner_guard_alone():
 
 def test_what_only_looks_at_sizes_and_what_an_overlay_has_stays_as_it_is():
     with overlay_dtensor(REPLICATED):
-        seen = watched(DTensor._op_dispatcher._custom_op_handlers, lambda error: None)
-        ours = [op for op, handler in seen.items() if type(handler) is handler_table.Ours]
+        seen = watched_table(DTensor._op_dispatcher._custom_op_handlers, lambda error: None)
+        ours = [op for op, handler in seen.items() if type(handler) is handler_table.OverlayHandler]
         assert len(ours) == len(list(REPLICATED))
-        assert type(seen[torch.ops.aten.argmax.default]) is Watched or torch.ops.aten.argmax.default in ours
-        assert type(seen[EQUAL]) in (Equal, handler_table.Ours)
-        assert all(seen[op] is TABLE[op] for op in QUIET)
+        assert type(seen[torch.ops.aten.argmax.default]) is WatchedHandler or torch.ops.aten.argmax.default in ours
+        assert type(seen[EQUAL]) in (EqualHandler, handler_table.OverlayHandler)
+        assert all(seen[op] is TABLE[op] for op in SIZE_OPS)
         assert seen.table is TABLE
 
 
 def test_a_handler_of_ours_never_gets_into_torchs_table():
     with no_implicit_communication():
         DTensor._op_dispatcher._custom_op_handlers = dict(DTensor._op_dispatcher._custom_op_handlers)
-        assert not any(isinstance(handler, handler_table.Ours) for handler in handler_table.torch_handlers().values())
+        assert not any(
+            isinstance(handler, handler_table.OverlayHandler) for handler in handler_table.torch_handlers().values()
+        )
         DTensor._op_dispatcher._custom_op_handlers = TABLE
     assert DTensor._op_dispatcher._custom_op_handlers is TABLE
 

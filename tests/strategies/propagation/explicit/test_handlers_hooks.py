@@ -11,27 +11,27 @@ from torch.utils import _pytree as pytree
 
 from localtensor._util import ambient
 from strategies.propagation.explicit.context import no_implicit_communication
-from strategies.propagation.explicit.handlers import ARGS, LOCAL, _needs
+from strategies.propagation.explicit.handlers import ARGS_HOOK, LOCAL_HOOK, _needs
 from strategies.propagation.overlay.context import overlay_dtensor
 from strategies.torch_api import handler_table
 from tests.strategies.propagation.explicit.test_redistribution_text import MESH, S0, P, R, laid
 from tests.strategies.small_book import REPLICATED
 
 DISPATCHER = DTensor._op_dispatcher
-THEIRS, THEIR_LOCAL = getattr(OpDispatcher, ARGS), getattr(_api, LOCAL)
+THEIRS, THEIR_LOCAL = getattr(OpDispatcher, ARGS_HOOK), getattr(_api, LOCAL_HOOK)
 
 
 def torchs_own():
     return (
-        ARGS not in vars(DISPATCHER)
-        and getattr(DISPATCHER, ARGS) is THEIRS
-        and getattr(_api, LOCAL) is THEIR_LOCAL
-        and not hasattr(OpDispatcher, handler_table.NAME)
+        ARGS_HOOK not in vars(DISPATCHER)
+        and getattr(DISPATCHER, ARGS_HOOK) is THEIRS
+        and getattr(_api, LOCAL_HOOK) is THEIR_LOCAL
+        and not hasattr(OpDispatcher, handler_table.HANDLERS_ATTRIBUTE)
     )
 
 
 def test_every_part_of_torch_that_is_used_is_there():
-    assert isinstance(vars(OpDispatcher)[ARGS], staticmethod)
+    assert isinstance(vars(OpDispatcher)[ARGS_HOOK], staticmethod)
     assert callable(THEIR_LOCAL) and callable(pytree.tree_leaves)
     assert torchs_own()
 
@@ -72,11 +72,11 @@ def test_with_an_overlay_whichever_ends_first():
     guard.__enter__()
     overlay.__enter__()
     guard.__exit__(None, None, None)
-    assert hasattr(OpDispatcher, handler_table.NAME) and ARGS not in vars(DISPATCHER)
+    assert hasattr(OpDispatcher, handler_table.HANDLERS_ATTRIBUTE) and ARGS_HOOK not in vars(DISPATCHER)
     assert not torch.autograd.is_multithreading_enabled()
     guard.__enter__()
     overlay.__exit__(None, None, None)
-    assert hasattr(OpDispatcher, handler_table.NAME) and ARGS in vars(DISPATCHER)
+    assert hasattr(OpDispatcher, handler_table.HANDLERS_ATTRIBUTE) and ARGS_HOOK in vars(DISPATCHER)
     guard.__exit__(None, None, None)
     assert torchs_own()
     assert torch.autograd.is_multithreading_enabled()

@@ -15,7 +15,12 @@ import localtensor as lt
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import StridedShard
 from strategies.propagation.explicit import redistribution_text
-from strategies.propagation.explicit.redistribution_text import Need, argument_names, communicating_steps, refused
+from strategies.propagation.explicit.redistribution_text import (
+    ImplicitRedistribution,
+    argument_names,
+    communicating_steps,
+    implicit_communication_error,
+)
 from strategies.torch_api.specs import device_mesh
 
 R, S0, S1, SS, P = Replicate(), Shard(0), Shard(1), StridedShard(0, split_factor=2), Partial()
@@ -117,13 +122,18 @@ def test_names_of_arguments_in_lists_and_by_keyword():
     ],
 )
 def test_the_remedy_is_a_call_that_there_is(src, dst, written, remedy):
-    error = refused("aten.op", [Need("x", laid(MESH, *src), laid(MESH, *dst), written)])
+    error = implicit_communication_error(
+        "aten.op", [ImplicitRedistribution("x", laid(MESH, *src), laid(MESH, *dst), written)]
+    )
     assert str(error).endswith(f". {remedy} `with allow_implicit_communication():`.")
 
 
 def test_more_than_one_argument_is_told_in_one_sentence():
-    needs = [Need("self", laid(MESH, S0, R), laid(MESH, R, R)), Need("other", laid(MESH, P, R), laid(MESH, R, R))]
-    error = refused("aten.op", needs)
+    needs = [
+        ImplicitRedistribution("self", laid(MESH, S0, R), laid(MESH, R, R)),
+        ImplicitRedistribution("other", laid(MESH, P, R), laid(MESH, R, R)),
+    ]
+    error = implicit_communication_error("aten.op", needs)
     assert error.arguments == ("self", "other")
     assert "): self, other: f32[8,8] @ dp:S(0), tp:R; f32[8,8] @ dp:P(sum), tp:R: the op wants them as " in str(error)
     assert "dp: all-gather S(0) -> R" in str(error) and "dp: all-reduce P(sum) -> R" in str(error)
@@ -133,7 +143,9 @@ def test_where_we_have_no_word_for_a_placement_dtensors_own_steps_are_told():
     class OfMine(Partial):
         pass
 
-    error = refused("aten.op", [Need("x", laid(MESH, OfMine(), R), laid(MESH, R, R))])
+    error = implicit_communication_error(
+        "aten.op", [ImplicitRedistribution("x", laid(MESH, OfMine(), R), laid(MESH, R, R))]
+    )
     assert "f32[8,8] @ dp:P(ofmine), tp:R: the op wants it as dp:R, tp:R, and would communicate by itself:" in str(
         error
     )

@@ -10,8 +10,8 @@ from torch.utils import _mode_utils, _python_dispatch
 
 import localtensor as lt
 from localtensor.layout.spec import parse
-from strategies.ops.semantics.rulebook import Book, rules
-from strategies.propagation.overlay.call import TwoMeshes, moved
+from strategies.ops.semantics.rulebook import RuleRegistry, rules
+from strategies.propagation.overlay.call import TwoMeshes, redistributed_piece
 from strategies.propagation.overlay.call_plan import NoSizes
 from strategies.propagation.overlay.context import overlay_dtensor
 from tests.strategies.small_book import RIGHT, nothing
@@ -142,7 +142,7 @@ def test_tensors_of_two_meshes_are_refused(mesh):
 
 
 def test_a_plain_tensor_of_one_element_is_a_replica_and_a_larger_one_is_refused_in_torchs_words(mesh):
-    book = Book.of(*rules("rows", "each element by itself", ["aten.mul.Tensor"], lambda ask: (
+    book = RuleRegistry.of(*rules("rows", "each element by itself", ["aten.mul.Tensor"], lambda ask: (
         [ask.line({0: Shard(0)}, [Shard(0)])] if ask.tensors[0].ndim and not ask.tensors[1].ndim else []
     )))  # fmt: skip
     with overlay_dtensor(book):
@@ -160,9 +160,9 @@ def test_a_whole_value_becomes_a_partial_one_exactly_and_back(mesh, kind, dtype)
     x = X.to(dtype) + 2j if dtype.is_complex else X.to(dtype)
     spec = DTensorSpec(mesh, (Replicate(), Replicate()), tensor_meta=TensorMeta(x.shape, x.stride(), x.dtype))
     there = (Partial(kind), Replicate())
-    made = moved(x, spec, there)
+    made = redistributed_piece(x, spec, there)
     assert made.dtype == dtype
-    back = moved(made, DTensorSpec(mesh, there, tensor_meta=spec.tensor_meta), spec.placements)
+    back = redistributed_piece(made, DTensorSpec(mesh, there, tensor_meta=spec.tensor_meta), spec.placements)
     values = back.reconcile() if isinstance(back, lt.LocalTensor) else back
     assert torch.equal(values, x)
 
@@ -170,8 +170,10 @@ def test_a_whole_value_becomes_a_partial_one_exactly_and_back(mesh, kind, dtype)
 def test_a_zero_keeps_its_sign_as_a_sum_of_parts(mesh):
     x = torch.tensor([-0.0, 0.0, -1.0])
     spec = DTensorSpec(mesh, (Replicate(), Replicate()), tensor_meta=TensorMeta(x.shape, x.stride(), x.dtype))
-    parts = moved(x, spec, (Partial("sum"), Replicate()))
-    back = moved(parts, DTensorSpec(mesh, (Partial("sum"), Replicate()), tensor_meta=spec.tensor_meta), spec.placements)
+    parts = redistributed_piece(x, spec, (Partial("sum"), Replicate()))
+    back = redistributed_piece(
+        parts, DTensorSpec(mesh, (Partial("sum"), Replicate()), tensor_meta=spec.tensor_meta), spec.placements
+    )
     assert whole_signs(back) == [True, False, True]
 
 
@@ -181,7 +183,7 @@ def whole_signs(x):
 
 def test_products_of_complex_numbers_are_multiplied(mesh):
     x = torch.tensor([1 + 2j, 3 - 1j])
-    book = Book.of(*rules("none", "nothing is known", ["aten.exp.default"], nothing))
+    book = RuleRegistry.of(*rules("none", "nothing is known", ["aten.exp.default"], nothing))
     with overlay_dtensor(book):
         p = DTensor.from_local(x, mesh, [Partial("product"), Replicate()], run_check=False)
         assert torch.allclose(whole(p.exp()), (x * x).exp())

@@ -14,8 +14,8 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec
 from strategies.model.rule import Call, Leaf
-from strategies.ops.semantics.local_call import BadRule
-from strategies.ops.semantics.rulebook import Book, Line, rules
+from strategies.ops.semantics.local_call import InvalidRule
+from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
 from strategies.propagation.overlay import call_plan
 from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
 from strategies.propagation.overlay.context import overlay_dtensor
@@ -37,8 +37,8 @@ def raising(ask):
 
 
 NONSENSE = [
-    (lambda ask: [Line((Shard(0),) * 2, (Shard(0),))], "the call has 1 tensors, the line speaks of 2"),
-    (lambda ask: [Line((Shard(0),), ())], "the call has 1 results, the line speaks of 0"),
+    (lambda ask: [PlacementRule((Shard(0),) * 2, (Shard(0),))], "the call has 1 tensors, the line speaks of 2"),
+    (lambda ask: [PlacementRule((Shard(0),), ())], "the call has 1 results, the line speaks of 0"),
     (lambda ask: [ask.line({0: Shard(2)}, [Replicate()])], "tensor 0: S(2): there is no dim 2 in f32[4,3]"),
     (lambda ask: [ask.line({0: Shard(0)}, [Shard(-1)])], "result 0: S(-1): there is no dim -1 in f32[4,3]"),
     (
@@ -53,8 +53,8 @@ NONSENSE = [
 
 @pytest.mark.parametrize(("rule", "said"), NONSENSE)
 def test_nonsense_is_refused_at_first_use_with_the_place_of_the_rule(mesh, rule, said):
-    book = Book.of(*rules("bad", "nonsense", ["aten.cumsum.default"], rule))
-    with overlay_dtensor(book), pytest.raises(BadRule) as caught:
+    book = RuleRegistry.of(*rules("bad", "nonsense", ["aten.cumsum.default"], rule))
+    with overlay_dtensor(book), pytest.raises(InvalidRule) as caught:
         distribute_tensor(X, mesh, [Shard(0)]).cumsum(0)
     message = str(caught.value)
     place = f"{__file__}:{rule.__code__.co_firstlineno}"
@@ -65,7 +65,7 @@ def test_conditions_on_sizes_are_held_against_the_mesh(mesh):
     def only_even(ask):
         yield ask.line({0: Shard(0)}, [Partial("avg")], "even")
 
-    book = Book.of(*rules("mean", "of equal pieces", ["aten.mean.default"], only_even))
+    book = RuleRegistry.of(*rules("mean", "of equal pieces", ["aten.mean.default"], only_even))
     with overlay_dtensor(book):
         even = distribute_tensor(X, mesh, [Shard(0)]).mean()
         uneven = distribute_tensor(X[:3], mesh, [Shard(0)]).mean()
@@ -90,7 +90,7 @@ def test_a_plan_is_made_once_for_each_call_that_differs(mesh):
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (0, False), (2.0, 2 + 0j)])
 def test_numbers_that_are_equal_and_mean_different_things_are_told_apart(mesh, one, other):
-    book = Book.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], lambda ask: []))
+    book = RuleRegistry.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], lambda ask: []))
     x = distribute_tensor(X, mesh, [Shard(0)])
     with overlay_dtensor(book) as there:
         for value in (one, other, one):
@@ -109,7 +109,7 @@ def test_a_call_that_no_key_can_hold_is_planned_each_time(mesh):
         asked.append(ask)
         return []
 
-    book = Book.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], counted))
+    book = RuleRegistry.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], counted))
     entry, planner = book.entries["aten.pow.Tensor_Scalar"], CallPlanner()
     spec = distribute_tensor(X, mesh, [Shard(0)])._spec
     for count in (1, 2):
@@ -141,8 +141,8 @@ def test_placements_on_several_axes_stand_in_brackets():
 def test_fake_mode_has_one_lock_for_overlays_and_propagators(monkeypatch):
     """It keeps state of the process: two locks for it are none."""
     asked = []
-    monkeypatch.setattr(call_plan, "on_meta", refusing)
-    monkeypatch.setattr(call_plan, "outputs_of", lambda call, metas, lock: asked.append(lock) or tuple(metas))
+    monkeypatch.setattr(call_plan, "on_meta_device", refusing)
+    monkeypatch.setattr(call_plan, "output_metas", lambda call, metas, lock: asked.append(lock) or tuple(metas))
     given = [TensorMeta(torch.Size((3, 4)), (1, 3), torch.float32)]
     (meta,) = global_metas(Call("aten.clone.default", (Leaf(0),)), given)
     assert asked == [Propagator(RIGHT)._afresh.lock] and meta.stride == (4, 1)

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 import localtensor as lt
 from localtensor._util import ambient
-from strategies.ops.semantics.rulebook import Book, Entry, rules
+from strategies.ops.semantics.rulebook import OpRule, RuleRegistry, rules
 from strategies.propagation.overlay.context import BadOverlay, overlay_dtensor
 from strategies.torch_api import handler_table
 from tests.strategies.small_book import REPLICATED, RIGHT, WRONG, nothing
@@ -44,7 +44,9 @@ def goes(mesh, dim=0):
 
 def assert_untouched():
     assert "_custom_op_handlers" not in vars(OpDispatcher)
-    assert not any(isinstance(h, handler_table.Ours) for h in DTensor._op_dispatcher._custom_op_handlers.values())
+    assert not any(
+        isinstance(h, handler_table.OverlayHandler) for h in DTensor._op_dispatcher._custom_op_handlers.values()
+    )
     assert ambient.own_rules() is None
 
 
@@ -133,7 +135,7 @@ def test_what_dtensor_has_is_replaced_and_what_it_lacks_is_added_only_if_asked()
     lacking = rules("none", "DTensor has none", ["aten._linalg_slogdet.default", "aten._segment_reduce_backward.default"],
                     nothing)  # fmt: skip
     unknown = [e for e in lacking if e.op == "aten._segment_reduce_backward.default"]
-    book = Book.of(*unknown, *REPLICATED)
+    book = RuleRegistry.of(*unknown, *REPLICATED)
     assert overlay_dtensor(book, add=False).ops == ("aten.cumsum.default",)
     assert overlay_dtensor(book, replace=False).ops == ("aten._segment_reduce_backward.default",)
     assert len(overlay_dtensor(book).ops) == 2
@@ -158,7 +160,7 @@ def test_threads_see_their_own_overlays_only(mesh):
     seen = {}
 
     def handler(name):
-        seen[name] = isinstance(DTensor._op_dispatcher._custom_op_handlers.get(cumsum), handler_table.Ours)
+        seen[name] = isinstance(DTensor._op_dispatcher._custom_op_handlers.get(cumsum), handler_table.OverlayHandler)
 
     def enters():
         with overlay_dtensor(WRONG):
@@ -268,7 +270,7 @@ def test_an_overlay_inside_a_rank_program_is_that_ranks_own(schedule):
             dist.barrier()
             handlers = DTensor._op_dispatcher._custom_op_handlers
             dist.barrier()
-            return len([h for h in handlers.values() if isinstance(h, handler_table.Ours)])
+            return len([h for h in handlers.values() if isinstance(h, handler_table.OverlayHandler)])
 
     assert lt.run(one_each, ranks=3, schedule=schedule).values == (len(RIGHT), 1, 1)
     assert_untouched()
@@ -314,7 +316,7 @@ def test_a_backward_inside_stays_in_its_thread_and_the_switch_comes_back():
 
 
 def test_handlers_that_torch_sets_inside_go_first_and_are_gone_after(mesh):
-    book = Book.of(*rules("none", "nothing is known", ["aten._log_softmax.default"], nothing))
+    book = RuleRegistry.of(*rules("none", "nothing is known", ["aten._log_softmax.default"], nothing))
     op = ATEN._log_softmax.default
     with overlay_dtensor(book):
         ours = DTensor._op_dispatcher._custom_op_handlers[op]
@@ -322,7 +324,7 @@ def test_handlers_that_torch_sets_inside_go_first_and_are_gone_after(mesh):
             assert DTensor._op_dispatcher._custom_op_handlers[op] is not ours
         assert DTensor._op_dispatcher._custom_op_handlers[op] is ours
     with loss_parallel(), overlay_dtensor(book):
-        assert isinstance(DTensor._op_dispatcher._custom_op_handlers[op], handler_table.Ours)
+        assert isinstance(DTensor._op_dispatcher._custom_op_handlers[op], handler_table.OverlayHandler)
     assert op not in DTensor._op_dispatcher._custom_op_handlers
     assert_untouched()
 
@@ -331,7 +333,7 @@ def test_a_table_made_from_what_is_seen_inside_brings_nothing_of_ours_outside():
     dispatcher = DTensor._op_dispatcher
     mine = dispatcher._custom_op_handlers
     try:
-        with overlay_dtensor(Book.of(*rules("none", "nothing", ["aten.argmax.default"], nothing), *REPLICATED)):
+        with overlay_dtensor(RuleRegistry.of(*rules("none", "nothing", ["aten.argmax.default"], nothing), *REPLICATED)):
             dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, ATEN.sin.default: nothing}
         assert dispatcher._custom_op_handlers == {**mine, ATEN.sin.default: nothing}
     finally:
@@ -345,7 +347,7 @@ def test_a_table_made_from_what_is_seen_inside_brings_nothing_of_ours_outside():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: overlay_dtensor({}), "overlay_dtensor: book: {}: this is no Book. Make one"),
+        (lambda: overlay_dtensor({}), "overlay_dtensor: book: {}: this is no RuleRegistry. Make one"),
         (
             lambda: overlay_dtensor(RIGHT, only="aten.add.Tensor"),
             "only: 'aten.add.Tensor': this is one name, and no list",
@@ -355,12 +357,14 @@ def test_a_table_made_from_what_is_seen_inside_brings_nothing_of_ours_outside():
             "only: 'aten.ad.Tensor': the book has no such overload",
         ),
         (
-            lambda: overlay_dtensor(Book.of(Entry("aten.ad.Tensor", nothing, "f", "r"))),
+            lambda: overlay_dtensor(RuleRegistry.of(OpRule("aten.ad.Tensor", nothing, "f", "r"))),
             "this torch has no such overload",
         ),
         (lambda: overlay_dtensor(REPLICATED, replace=False), "book: 1 rules: none of them is left"),
         (
-            lambda: overlay_dtensor(Book.of(*rules("f", "r", ["aten.cumsum.default"], nothing, shapes=["size"]))),
+            lambda: overlay_dtensor(
+                RuleRegistry.of(*rules("f", "r", ["aten.cumsum.default"], nothing, shapes=["size"]))
+            ),
             f"small_book.py:{nothing.__code__.co_firstlineno}: shapes=('size',): the op has no such argument. Name some of self, dim, dtype.",
         ),
     ],

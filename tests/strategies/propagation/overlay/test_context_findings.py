@@ -90,7 +90,7 @@ def test_how_many_are_mended():
 def test_the_findings_are_of_ops_that_have_a_rule_of_ours_or_that_dtensor_takes_apart():
     lacking = sorted({one.op for one in findings() if one.op not in OUR_RULES})
     assert lacking == NO_RULE
-    assert all(dtensor.source_of(overload(op)) for op in lacking)
+    assert all(dtensor.registry_of(overload(op)) for op in lacking)
 
 
 def test_the_file_is_small_enough_to_be_kept():

@@ -7,17 +7,17 @@ import pytest
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import run_oracle
 from strategies.ops.all_rules import OUR_RULES
-from strategies.propagation.overlay.context import in_tables, schema_info, strategy_of
-from strategies.torch_api.dtensor import Question
+from strategies.propagation.overlay.context import for_dtensor_tables, op_strategy, schema_info
+from strategies.torch_api.dtensor import PropagatorQuery
 from tests.strategies.cases import numbers, sample
 from tests.strategies.small_book import RIGHT
 
 
 def wrapped(op, *args, placements, ranks=2):
     one = sample(op, *args)
-    question = Question(one, ranks, tell(one).raw)
+    question = PropagatorQuery(one, ranks, run_oracle(one).raw)
     return question.prop._wrap_with_op_strategy(question.schema(placements))
 
 
@@ -33,7 +33,7 @@ def test_every_part_of_torch_that_is_used_is_there():
 
 def test_a_strategy_has_each_line_that_fits_and_what_it_costs():
     entry = RIGHT.get("aten.add.Tensor")
-    found = strategy_of(entry, wrapped("add.Tensor", numbers(4, 3), numbers(4, 3), placements=[Shard(0), Replicate()]))
+    found = op_strategy(entry, wrapped("add.Tensor", numbers(4, 3), numbers(4, 3), placements=[Shard(0), Replicate()]))
     lines = [([s.placements[0] for s in one.input_specs], one.output_spec.placements[0]) for one in found.strategies]
     assert lines == [
         ([Replicate()] * 2, Replicate()), ([Shard(0)] * 2, Shard(0)), ([Shard(1)] * 2, Shard(1)),
@@ -46,7 +46,7 @@ def test_a_strategy_has_each_line_that_fits_and_what_it_costs():
 def test_what_does_not_fit_the_mesh_is_left_out():
     entry = RIGHT.get("aten.add.Tensor")
     schema = wrapped("add.Tensor", numbers(4).bool(), numbers(4).bool(), placements=[Shard(0), Shard(0)])
-    assert [str(one.output_spec.placements[0]) for one in strategy_of(entry, schema).strategies] == [
+    assert [str(one.output_spec.placements[0]) for one in op_strategy(entry, schema).strategies] == [
         "R",
         "S(0)",
         "P(sum)",
@@ -98,7 +98,7 @@ def test_importing_overlaid_puts_the_whole_book_into_the_process():
 
 
 def test_what_dtensor_cannot_call_on_pieces_has_no_lines_in_its_tables():
-    left_in = {op: in_tables(OUR_RULES.get(op)) is OUR_RULES.get(op) for op in (
+    left_in = {op: for_dtensor_tables(OUR_RULES.get(op)) is OUR_RULES.get(op) for op in (
         "aten.squeeze.dim", "aten.native_group_norm.default", "aten.squeeze_copy.dim", "aten.neg.default",
         "aten.native_group_norm_backward.default",
     )}  # fmt: skip
@@ -106,6 +106,6 @@ def test_what_dtensor_cannot_call_on_pieces_has_no_lines_in_its_tables():
         "squeeze_op_to_dims_variant", "op_to_scalar_shape_adjuster",
     )]  # fmt: skip
     assert list(left_in.values()) == [*rewritten, False, True, False]
-    served = in_tables(OUR_RULES.get("aten.squeeze_copy.dim"))
+    served = for_dtensor_tables(OUR_RULES.get("aten.squeeze_copy.dim"))
     schema = wrapped("squeeze_copy.dim", numbers(2, 3), 0, placements=[Shard(0)])
-    assert [str(one.output_spec.placements[0]) for one in strategy_of(served, schema).strategies] == ["R"]
+    assert [str(one.output_spec.placements[0]) for one in op_strategy(served, schema).strategies] == ["R"]

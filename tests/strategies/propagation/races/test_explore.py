@@ -3,10 +3,10 @@
 import sys
 
 from localtensor.concurrency.explorer import Program, replay
-from localtensor.concurrency.results import Explored
+from localtensor.concurrency.results import ExplorationResult
 from strategies.propagation.races import cache_programs
 from strategies.propagation.races import explore as races
-from strategies.propagation.races.cache_programs import World
+from strategies.propagation.races.cache_programs import CacheUnderTest
 
 
 def good(sync):
@@ -46,12 +46,12 @@ def test_the_seconds_are_shared_too_and_a_seed_is_passed_on(monkeypatch):
 
     def noted(program, **settings):
         asked.append(settings)
-        return Explored(settings["schedules"], False, None)
+        return ExplorationResult(settings["schedules"], False, None)
 
     monkeypatch.setattr(races, "explore", noted)
     races.explore_all([good, good, good, good], 400, seed=7, seconds=80.0)
     assert {settings["seed"] for settings in asked} == {7}
-    firsts = [settings["seconds"] for settings in asked[:: len(races.STAGES)]]
+    firsts = [settings["seconds"] for settings in asked[:: len(races.SCHEDULE_STAGES)]]
     assert 19 < firsts[0] <= 20 and firsts == sorted(firsts)  # who is quick leaves more to the others
     assert 75 < firsts[-1] <= 80
 
@@ -73,7 +73,7 @@ def test_the_caller_hears_how_far_each_program_is():
 
 
 def test_the_world_sees_a_value_from_before_the_clear():
-    class Stuck(World):
+    class Stuck(CacheUnderTest):
         """Its cache never forgets."""
 
         def make(self, sync, limit):
@@ -113,5 +113,5 @@ def test_the_last_stages_find_what_no_yield_point_marks():
 
 
 def test_the_stages_are_in_order_and_end_with_all():
-    parts = [part for _, _, part in races.STAGES]
+    parts = [part for _, _, part in races.SCHEDULE_STAGES]
     assert parts == sorted(parts) and parts[-1] == 1.0

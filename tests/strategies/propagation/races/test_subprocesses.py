@@ -1,14 +1,14 @@
 """Scripts in a process of their own: what they find, and that none of them can hang us."""
 
 from strategies.propagation.races import subprocesses
-from strategies.propagation.races.subprocesses import run_script
+from strategies.propagation.races.subprocesses import run_race_script
 
 BEGINS = 'import os, sys, time\nprint(\'races: {"begins": "1"}\', flush=True)\n'
 FOUND = 'print(\'races: {"found": "exception", "example": "it raised"}\', flush=True)\n'
 
 
 def done(text, seconds=20.0):
-    return run_script("mine", "is it so?", text, seconds)
+    return run_race_script("mine", "is it so?", text, seconds)
 
 
 def test_what_is_found_is_counted_and_keeps_its_script():

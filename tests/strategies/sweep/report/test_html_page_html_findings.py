@@ -1,13 +1,13 @@
 import pytest
 
 from strategies.model.verdict import Verdict
-from strategies.sweep.report.html_page import anchor, class_of, shown
+from strategies.sweep.report.html_page import anchor, class_of, show_finding
 from tests.strategies.gate_cases import HOSTILE, finding
 from tests.strategies.journals import LOUD, PROGRAM, SILENT
 
 
 def test_a_finding_on_one_axis():
-    one = shown(SILENT)
+    one = show_finding(SILENT)
     assert (one.trial, one.mesh, one.loudness, one.dtypes, one.meshes, one.columns) == (
         "alone", "2", "silent", ("real", "complex"), ("1 axis",), ("S(0)",),
     )  # fmt: skip
@@ -16,23 +16,23 @@ def test_a_finding_on_one_axis():
 
 
 def test_a_program_on_two_axes_and_one_that_raises():
-    one = shown(PROGRAM)
+    one = show_finding(PROGRAM)
     assert (one.trial, one.mesh, one.meshes, one.file) == ("meshes", "2 × 2", ("2 axes",), "")
-    assert shown(LOUD).loudness == "loud"
-    assert shown(finding(title="aten.cumprod.default on (2,): S(0), then sum")).trial == "pairs"
+    assert show_finding(LOUD).loudness == "loud"
+    assert show_finding(finding(title="aten.cumprod.default on (2,): S(0), then sum")).trial == "pairs"
     for verdict in (Verdict.MISSING, Verdict.SUSPECT):
-        assert shown(finding(verdict=verdict)).loudness == ""
+        assert show_finding(finding(verdict=verdict)).loudness == ""
 
 
 @pytest.mark.parametrize(
     "what", ["rank 0, 2 raises E: x", "every rank raises E: x", "hangs: x", "the process of rank 1 dies"]
 )
 def test_what_a_user_is_told_of_is_loud(what):
-    assert shown(finding(reason=what)).loudness == "loud"
+    assert show_finding(finding(reason=what)).loudness == "loud"
 
 
 def test_without_kinds_the_call_and_the_mesh_say_them():
-    one = shown(finding(sample=("c64[2]",), mesh=(2, 2)))
+    one = show_finding(finding(sample=("c64[2]",), mesh=(2, 2)))
     assert (one.dtypes, one.meshes) == (("complex",), ("2 axes",))
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.sweep.report.html_pictures import parts, same
+from strategies.sweep.report.html_pictures import parse_picture, same_number
 
 TEXT = """argument 0, S(1)
   rank 0  [1, 3] of shape (2, 1)
@@ -20,11 +20,11 @@ def wrong(part):
 def result(placement, held, together, want):
     ranks = [f"  rank {rank}  {text}" for rank, text in enumerate(held)]
     text = [f"result 0, {placement}", *ranks, f"  together  {together}", f"the op gives {want}"]
-    return parts("\n".join(text), "rank 0 assembles the result")[0]
+    return parse_picture("\n".join(text), "rank 0 assembles the result")[0]
 
 
 def test_each_tensor_is_a_part_with_a_box_for_each_rank():
-    first, second = parts(TEXT)
+    first, second = parse_picture(TEXT)
     assert (first.title, first.what, first.placement) == ("argument 0", "argument", "S(1)")
     assert [box.who for box in second.boxes] == ["rank 0", "rank 1", "together", "the op gives"]
     assert [box.shape for box in second.boxes] == [(2, 1), (2, 1), (2, 2), (2, 2)]
@@ -32,7 +32,7 @@ def test_each_tensor_is_a_part_with_a_box_for_each_rank():
 
 
 def test_the_wrong_value_is_marked_in_the_whole_and_on_the_rank_that_holds_it():
-    first, second = parts(TEXT)
+    first, second = parse_picture(TEXT)
     assert wrong(first) == [[], []]
     assert wrong(second) == [[], ["9"], ["9"], []]
 
@@ -66,7 +66,7 @@ def test_the_rank_whose_shape_is_wrong_is_marked():
         "result 0, S(0)\n  rank 0  [0] of shape (1,)\n  rank 1  [0] of shape (1,)\n"
         "  together  could not be assembled\nthe op gives [0] of shape (1,)"
     )
-    (part,) = parts(text, "rank 1 holds shape (1,), S(0) of (1,) is (0,)")
+    (part,) = parse_picture(text, "rank 1 holds shape (1,), S(0) of (1,) is (0,)")
     assert [(box.who, box.wrong, box.note) for box in part.boxes] == [
         ("rank 0", False, ""), ("rank 1", True, "this shape is wrong"), ("together", True, "could not be assembled"),
         ("the op gives", False, ""),
@@ -81,7 +81,7 @@ def test_the_rank_whose_shape_is_wrong_is_marked():
     ],
 )  # fmt: skip
 def test_ranks_that_raise_or_die_are_marked_where_they_start(reason, ranks):
-    held, gives = parts(RAISED, reason)
+    held, gives = parse_picture(RAISED, reason)
     assert [box.who for box in held.boxes if box.wrong] == [f"rank {rank}" for rank in ranks]
     assert [box.note for box in held.boxes if box.wrong] == ["fails here"] * len(ranks)
     assert (gives.what, gives.boxes[0].values[0].text) == ("op", "2")
@@ -92,7 +92,7 @@ def test_results_and_what_the_op_gives_go_together_by_number():
         "result 0, R\n  rank 0  [1] of shape (1,)\nresult 1, R\n  rank 0  [5] of shape ()\n"
         "the op gives [1] of shape (1,)\n  and        [6] of shape ()"
     )
-    first, second = parts(text)
+    first, second = parse_picture(text)
     assert (wrong(first), wrong(second)) == ([[], []], [["5"], []])
     assert second.boxes[0].size == "scalar"
 
@@ -106,13 +106,13 @@ def test_elements_left_out_are_told_and_not_compared():
 
 
 def test_what_is_no_tensor_is_a_note():
-    part = parts("argument 0, R\n  rank 0  <b>None</b>")[0]
+    part = parse_picture("argument 0, R\n  rank 0  <b>None</b>")[0]
     assert (part.boxes[0].note, part.boxes[0].shape) == ("<b>None</b>", None)
 
 
 @pytest.mark.parametrize("text", ["", "something else", "  rank 0  [1] of shape (1,)", TEXT + "\nand more"])
 def test_any_other_text_is_no_picture(text):
-    assert parts(text) == ()
+    assert parse_picture(text) == ()
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_any_other_text_is_no_picture(text):
     ],
 )  # fmt: skip
 def test_numbers_are_compared_as_numbers(one, other, equal):
-    assert same(one, other) is equal
+    assert same_number(one, other) is equal

@@ -1,6 +1,14 @@
 from strategies.model.verdict import Verdict
 from strategies.sweep import aggregate
-from strategies.sweep.report.html_pictures import GIVES, TAKES, columns_of, families, family_of, given, taken
+from strategies.sweep.report.html_pictures import (
+    GIVES,
+    TAKES,
+    columns_of,
+    families,
+    family_of,
+    input_columns,
+    output_columns,
+)
 from tests.strategies.gate_cases import finding
 from tests.strategies.journals import OPS, begin, lines
 
@@ -78,8 +86,8 @@ def test_nothing_is_no_map():
 
 
 def test_strided_and_foreign_placements_are_other():
-    assert taken(["SS(0,2)", "R"]) == ("other",)
-    assert given(["P(max)", "S(4)", "MaskPartial(x)"]) == ("P", "S", "other")
+    assert input_columns(["SS(0,2)", "R"]) == ("other",)
+    assert output_columns(["P(max)", "S(4)", "MaskPartial(x)"]) == ("P", "S", "other")
     assert columns_of(finding(placements="SS(0,2)").rule) == ("other",)
 
 

@@ -146,7 +146,7 @@ def test_units_that_are_not_done_are_told():
 
 
 def test_scripts_are_written_for_findings_that_have_one(tmp_path):
-    report = text_and_json.written(FULL, str(tmp_path / "scripts"))
+    report = text_and_json.write_scripts(FULL, str(tmp_path / "scripts"))
     (file,) = (tmp_path / "scripts").iterdir()
     assert file.name == "cumprod_default__S1__S1__2ranks.py"
     assert file.read_text() == "# cumprod_default__S1__S1__2ranks.py\n"
@@ -155,7 +155,7 @@ def test_scripts_are_written_for_findings_that_have_one(tmp_path):
 
 
 def test_without_a_folder_nothing_is_written():
-    assert text_and_json.written(FULL, None) is FULL
+    assert text_and_json.write_scripts(FULL, None) is FULL
 
 
 @pytest.mark.parametrize(("given", "name"), [
@@ -309,4 +309,4 @@ def test_a_narrow_page_says_the_same_as_a_wide_one():
     ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", True), ("rank 0 assembles the result from S(0): 2 at [0] where the op gives 1", True),
 ])  # fmt: skip
 def test_silent_is_what_every_rank_goes_on_with(reason, silent):
-    assert text_and_json.silent(finding(reason=reason)) is silent
+    assert text_and_json.is_silent(finding(reason=reason)) is silent

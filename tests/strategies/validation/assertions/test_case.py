@@ -2,48 +2,48 @@
 
 import torch
 
-from localtensor.layout.tolerance import UNSTABLE, close
-from strategies.model.oracle import tell_function
-from strategies.validation.difference import rounding
+from localtensor.layout.tolerance import MAX_JUMP_SHARE, within_slack
+from strategies.model.oracle import run_function_oracle
+from strategies.validation.difference import folding_error
 
 
 def test_a_stable_function_has_little_room_and_integers_none():
-    truth = tell_function(lambda x: [x[0] * 2, x[0].argmax()], [torch.tensor([1.0, 2.0], dtype=torch.float64)])
-    assert truth.unstable <= UNSTABLE
+    truth = run_function_oracle(lambda x: [x[0] * 2, x[0].argmax()], [torch.tensor([1.0, 2.0], dtype=torch.float64)])
+    assert truth.unstable <= MAX_JUMP_SHARE
     assert 0 < float(truth.slack[0]) < 1e-10
     assert float(truth.slack[1]) == 0
-    assert not close(truth.outputs[0] + 1e-6, truth.outputs[0], truth.slack[0]).any()
-    assert close(truth.outputs[0] + 1e-14, truth.outputs[0], truth.slack[0]).all()
+    assert not within_slack(truth.outputs[0] + 1e-6, truth.outputs[0], truth.slack[0]).any()
+    assert within_slack(truth.outputs[0] + 1e-14, truth.outputs[0], truth.slack[0]).all()
 
 
 def test_what_jumps_says_nothing():
-    truth = tell_function(lambda x: [x[0].floor()], [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
-    assert truth.unstable > UNSTABLE
-    truth = tell_function(lambda x: [x[0].floor()], [torch.tensor([1.5, 2.5, 3.0], dtype=torch.float64)])
-    assert truth.unstable <= UNSTABLE
+    truth = run_function_oracle(lambda x: [x[0].floor()], [torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)])
+    assert truth.unstable > MAX_JUMP_SHARE
+    truth = run_function_oracle(lambda x: [x[0].floor()], [torch.tensor([1.5, 2.5, 3.0], dtype=torch.float64)])
+    assert truth.unstable <= MAX_JUMP_SHARE
     assert truth.slack[0].isinf().tolist() == [False, False, True]
 
 
 def test_an_amplifier_has_more_room():
     x = torch.tensor([1e8 + 1, -1e8], dtype=torch.float64)
-    plain, amplified = (tell_function(f, [x]).slack[0] for f in (lambda x: [x[0].sum()], lambda x: [x[0] * 1.0]))
+    plain, amplified = (run_function_oracle(f, [x]).slack[0] for f in (lambda x: [x[0].sum()], lambda x: [x[0] * 1.0]))
     assert float(plain.max()) > 0
     assert float(amplified.max()) > 0
 
 
 def test_single_precision_is_measured_against_double():
     x = torch.linspace(0.1, 3, 8)
-    assert float(tell_function(lambda x: [x[0].exp()], [x]).slack[0]) > float(
-        tell_function(lambda x: [x[0].exp()], [x.double()]).slack[0]
+    assert float(run_function_oracle(lambda x: [x[0].exp()], [x]).slack[0]) > float(
+        run_function_oracle(lambda x: [x[0].exp()], [x.double()]).slack[0]
     )
 
 
 def test_the_function_gets_copies():
     x = torch.ones(2)
-    tell_function(lambda x: [x[0].add_(1)], [x])
+    run_function_oracle(lambda x: [x[0].add_(1)], [x])
     assert x.tolist() == [1, 1]
 
 
 def test_far_parts_cost_digits():
-    assert rounding([torch.tensor([1e6]).double()]) > rounding([torch.tensor([1.0]).double()])
-    assert rounding([torch.tensor([5])]) == 0
+    assert folding_error([torch.tensor([1e6]).double()]) > folding_error([torch.tensor([1.0]).double()])
+    assert folding_error([torch.tensor([5])]) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._library import custom_ops
 
-from strategies.validation.assertions.ops import FunctionOp, Op, replaced
+from strategies.validation.assertions.ops import FunctionOp, Op, map_leaves
 from strategies.validation.assertions.rule import NotARule
 from tests.localtensor import rules_tried
 
@@ -45,7 +45,7 @@ def test_what_is_no_single_op_is_refused(op):
 
 
 def test_what_is_no_list_is_replaced_wherever_it_stands():
-    assert replaced([1, (2, {"k": 3})], lambda x: x + 1) == [2, (3, {"k": 4})]
+    assert map_leaves([1, (2, {"k": 3})], lambda x: x + 1) == [2, (3, {"k": 4})]
 
 
 def test_a_function_is_an_op_of_tensors():

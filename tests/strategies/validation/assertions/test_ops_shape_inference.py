@@ -3,17 +3,25 @@
 import pytest
 import torch
 
-from strategies.validation.assertions.calls import TAME, filled, schema_calls
-from strategies.validation.assertions.ops import Op, ShapePlan, accepted, cuts_one, fits, is_case_of, there
+from strategies.validation.assertions.calls import SMALL_PATTERNS, build_call, schema_calls
+from strategies.validation.assertions.ops import (
+    Op,
+    ShapePlan,
+    accepted_plans,
+    has_sharded_dims,
+    is_case_of,
+    materialized,
+    shards_one_dim,
+)
 from strategies.validation.assertions.rule import AssertedRule
 
 
 def shapes_of(op, rule):
     def make(plan, rng):
         sizes = {letter: place for place, letter in enumerate(plan.letters, 2)} | {"1": 1}
-        return there(filled(Op.of(op), plan, sizes, (torch.float64, TAME), rng.choice))
+        return materialized(build_call(Op.of(op), plan, sizes, (torch.float64, SMALL_PATTERNS), rng.choice))
 
-    plans, why = accepted(Op.of(op), AssertedRule.read(rule), make)
+    plans, why = accepted_plans(Op.of(op), AssertedRule.read(rule), make)
     return {" ".join("".join(shape) or "()" for shape in plan.flat) for plan in plans}, why
 
 
@@ -51,11 +59,11 @@ def test_a_square_is_a_case_of_a_rectangle():
     assert is_case_of(plan("ab", "ba"), plan("ab", "bn"))
     assert not is_case_of(plan("ab", "bn"), plan("ab", "ba"))
     assert not is_case_of(plan("ab", "1b"), plan("ab", "nb"))
-    assert fits(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
-    assert not fits(plan("ab", "b"), AssertedRule.read("S(1), S(1) -> R"))
-    assert cuts_one(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
-    assert not cuts_one(plan("ab", "b"), AssertedRule.read("S(0), S(0) -> R"))
-    assert not cuts_one(plan("ab", "1b"), AssertedRule.read("R, S(0) -> R"))  # that dim is broadcast
+    assert has_sharded_dims(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
+    assert not has_sharded_dims(plan("ab", "b"), AssertedRule.read("S(1), S(1) -> R"))
+    assert shards_one_dim(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
+    assert not shards_one_dim(plan("ab", "b"), AssertedRule.read("S(0), S(0) -> R"))
+    assert not shards_one_dim(plan("ab", "1b"), AssertedRule.read("R, S(0) -> R"))  # that dim is broadcast
 
 
 @pytest.mark.parametrize(

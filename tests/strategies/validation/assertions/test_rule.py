@@ -4,7 +4,7 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement
-from strategies.validation.assertions.rule import AssertedRule, NotARule, layouts, shard_dim
+from strategies.validation.assertions.rule import AssertedRule, NotARule, read_layouts, shard_dim
 
 TEXTS = ["S(0), R -> S(0)", "P(sum) -> P(max), -", "SS(0,2), R -> SS(1,3)", "R -> -", "R ->"]
 
@@ -30,15 +30,15 @@ def test_what_has_no_two_sides_is_refused(rule):
 
 
 def test_several_tensors_on_one_axis_or_on_several():
-    assert layouts("S(0), R", "c", "a") == ((Shard(0),), (Replicate(),))
-    assert layouts([Shard(0), "R"], "c", "a") == ((Shard(0),), (Replicate(),))
-    assert layouts([("S(0)", "R"), "P(sum), S(1)"], "c", "a") == ((Shard(0), Replicate()), (Partial(), Shard(1)))
+    assert read_layouts("S(0), R", "c", "a") == ((Shard(0),), (Replicate(),))
+    assert read_layouts([Shard(0), "R"], "c", "a") == ((Shard(0),), (Replicate(),))
+    assert read_layouts([("S(0)", "R"), "P(sum), S(1)"], "c", "a") == ((Shard(0), Replicate()), (Partial(), Shard(1)))
 
 
 @pytest.mark.parametrize("side", [[], [("S(0)", "R"), "R"], "-", 4, [()]])
 def test_tensors_on_different_numbers_of_axes_are_refused(side):
     with pytest.raises(NotARule, match="call: placed: "):
-        layouts(side, "call", "placed")
+        read_layouts(side, "call", "placed")
 
 
 def test_only_shards_cut():

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 from strategies.model.rule import overload
-from strategies.validation.discovery.codegen import NotEmitted, emit
+from strategies.validation.discovery.codegen import NotEmitted, module_text
 from strategies.validation.discovery.discover import Discovery, discover
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import LIB, planted
@@ -52,7 +52,7 @@ def calls_of(op):
 
 
 def text_of(op):
-    return emit(discover(op, given=calls_of(op)))
+    return module_text(discover(op, given=calls_of(op)))
 
 
 SHOWN = {
@@ -139,18 +139,18 @@ def test_the_text_is_plain_torch_and_says_what_it_is():
 
 
 def test_all_dims_alike_are_a_loop():
-    text = emit(discover("planted.forgotten", given=[planted("forgotten", x) for x in (X, X[0])]))
+    text = module_text(discover("planted.forgotten", given=[planted("forgotten", x) for x in (X, X[0])]))
     assert "        for d in range(ndims[0]):\n            found.append(([Shard(d)], [Shard(d)]))\n" in text
 
 
 def test_what_cannot_be_emitted_is_refused():
     with pytest.raises(NotEmitted, match="no rule is missing"):
-        emit(Discovery("aten.neg.default", "single-dim strategy", (), (), 1, 1, 0))
+        module_text(Discovery("aten.neg.default", "single-dim strategy", (), (), 1, 1, 0))
     some = discover("planted.forgotten", given=[planted("forgotten", X)])
     with pytest.raises(NotEmitted, match="cannot be added to"):
-        emit(Discovery(some.op, "rule", some.missing, some.surveys, some.samples, 1, 0))
+        module_text(Discovery(some.op, "rule", some.missing, some.surveys, some.samples, 1, 0))
     with pytest.raises(NotEmitted, match="a list of tensors"):
-        emit(Discovery("aten.split.Tensor", "", some.missing, some.surveys, some.samples, 1, 0))
+        module_text(Discovery("aten.split.Tensor", "", some.missing, some.surveys, some.samples, 1, 0))
 
 
 @pytest.mark.parametrize("schema", ["(Tensor x, int d=0) -> Tensor", "(Tensor[] tensors, Tensor found) -> Tensor"])
@@ -159,4 +159,4 @@ def test_an_argument_that_a_local_of_the_module_would_hide_is_refused(schema):
     LIB.define(f"{name}{schema}")
     some = discover("planted.forgotten", given=[planted("forgotten", X)])
     with pytest.raises(NotEmitted, match=r"an argument is called (d|found)\."):
-        emit(Discovery(f"planted.{name}.default", "", some.missing, some.surveys, some.samples, 1, 0))
+        module_text(Discovery(f"planted.{name}.default", "", some.missing, some.surveys, some.samples, 1, 0))

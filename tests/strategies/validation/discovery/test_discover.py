@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.validation.discovery.discover import NoSuchOp, discover, overloads, samples_of
+from strategies.validation.discovery.discover import NoSuchOp, discover, resolve_overloads, samples_of
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
@@ -8,20 +8,20 @@ X = numbers(4, 6)
 
 
 def test_a_name_stands_for_one_overload_or_for_those_that_dtensor_knows():
-    assert overloads("aten.add.Tensor") == overloads("add.Tensor") == ["aten.add.Tensor"]
-    assert overloads("aten.sum") == overloads("sum") == ["aten.sum.default", "aten.sum.dim_IntList"]
-    assert overloads("planted.forgotten") == ["planted.forgotten.default"]
+    assert resolve_overloads("aten.add.Tensor") == resolve_overloads("add.Tensor") == ["aten.add.Tensor"]
+    assert resolve_overloads("aten.sum") == resolve_overloads("sum") == ["aten.sum.default", "aten.sum.dim_IntList"]
+    assert resolve_overloads("planted.forgotten") == ["planted.forgotten.default"]
 
 
 @pytest.mark.parametrize("name", ["nosuch", "aten.nosuch.default", "aten.add.nosuch", "", "a.b.c.d"])
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(NoSuchOp, match="no op and no overload has this name"):
-        overloads(name)
+        resolve_overloads(name)
 
 
 def test_a_near_name_is_offered():
     with pytest.raises(NoSuchOp, match="Did you mean cumsum"):
-        overloads("cumsun")
+        resolve_overloads("cumsun")
 
 
 def test_what_is_missing_comes_with_the_calls_that_it_rests_on():
@@ -40,7 +40,7 @@ def test_what_cannot_be_searched_is_not_among_the_samples():
 def test_an_op_without_a_rule_in_dtensor_is_searched_too(monkeypatch):
     from strategies.torch_api import dtensor
 
-    monkeypatch.setattr(dtensor, "source_of", lambda op: "")
+    monkeypatch.setattr(dtensor, "registry_of", lambda op: "")
     assert [str(r).partition(": ")[2] for r in discover("planted.far", given=[planted("far", X)]).missing][:2] == [
         "S(0) -> S(0)", "S(1) -> S(1)",
     ]  # fmt: skip

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from strategies.validation.discovery.discover import discover
-from strategies.validation.discovery.rule_inference import Line, in_words, lines, names_of
+from strategies.validation.discovery.rule_inference import RuleLine, infer_lines, line_text, values_by_name
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
@@ -10,7 +10,7 @@ X, CUBE, ROW = numbers(4, 6), numbers(4, 6, 5), numbers(6)
 
 
 def said(*given, op=""):
-    return [in_words(line) for line in lines(discover(op or given[0].op, given=given).surveys)]
+    return [line_text(line) for line in infer_lines(discover(op or given[0].op, given=given).surveys)]
 
 
 def test_rules_of_all_dims_become_one_line_for_each_d():
@@ -55,12 +55,12 @@ def test_leading_dims_are_told_from_the_last_two():
 def test_no_line_says_what_a_survey_speaks_against():
     calls = [sample("add.Tensor", x, y, alpha=a) for x, y in ((X, X), (CUBE, X[:, :5]), (X, ROW)) for a in (1, -1, 0)]
     surveys = discover("aten.add.Tensor", given=calls).surveys
-    for line in lines(surveys):
+    for line in infer_lines(surveys):
         for one in surveys:
-            words = names_of(one) | {"Shard": str, "Partial": str, "Replicate": lambda: "R"}
+            words = values_by_name(one) | {"Shard": str, "Partial": str, "Replicate": lambda: "R"}
             holds = all(eval(where, words | {"d": 0}) for where in line.where)
             assert not holds or not any(
-                b.against for n, b in one.backing.items() if n.endswith(in_words(line).partition(" where")[0])
+                b.against for n, b in one.backing.items() if n.endswith(line_text(line).partition(" where")[0])
             )
 
 
@@ -71,9 +71,9 @@ def test_nothing_missing_makes_no_lines():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (Line(("Partial('max')", "Replicate()"), ("None",)), "P(max), R -> None"),
-        (Line(("Shard(d)",), ("Shard(d + max(ndims) - ndims[0])",), (), 0), "S(d) -> S(d + max(ndims) - ndims[0])"),
+        (RuleLine(("Partial('max')", "Replicate()"), ("None",)), "P(max), R -> None"),
+        (RuleLine(("Shard(d)",), ("Shard(d + max(ndims) - ndims[0])",), (), 0), "S(d) -> S(d + max(ndims) - ndims[0])"),
     ],
 )
 def test_lines_in_words(line, words):
-    assert in_words(line) == words
+    assert line_text(line) == words
