@@ -2,17 +2,18 @@
 # On a machine with Python >= 3.10 and nothing else, each target first makes .venv and fills it.
 
 VENV   := .venv
+# Two workers, a file at a time and the long ones first: what a file prepares for its tests is made once, not by each worker.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 TRIAL  := $(VENV)/.trial
 # Left behind by a setup that was interrupted; holds the number of the process that is at work.
 BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
-# Not before every commit: tests that type what the pages and the help say, build the wheel, plant bugs, start
-# processes by the dozen, or try every overload.
-LONG   := --ignore=tests/architecture/test_mutants.py --ignore=tests/localtensor/processes \
-          --ignore=tests/localtensor/runner/test_torchrun.py --ignore=tests/localtensor/threads/test_rank_world.py \
-          --ignore=tests/localtensor/lockstep/dispatch/test_every_overload.py --ignore=tests/localtensor/testing
+# Before every commit: the examples in docstrings, the structure, and the packages that all others are built on.
+FAST   := tests/architecture $(addprefix tests/localtensor/,_util layout collectives concurrency errors lockstep) \
+          $(addprefix tests/strategies/,model torch_api) localtensor strategies \
+          --ignore=tests/architecture/test_mutants.py --ignore=tests/localtensor/lockstep/dispatch/test_every_overload.py
 
 # Hundreds of tests start Python anew: without its cache each such process would compile every module of ours once more.
 export PYTHONDONTWRITEBYTECODE :=
@@ -35,15 +36,15 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; README has the table." >&2; exit $$code; fi
 
-test: $(READY) ## the whole suite, on two workers; what CI runs  (under 15 minutes)
-	@$(PYTEST) -n 2
+test: $(READY) ## the whole suite, on two workers; what CI runs  (some six minutes)
+	@$(PYTEST) $(WORKERS)
 
-check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under two minutes)
+check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under a minute)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
-	$(PYTEST) -q -n 2 $(LONG) tests/architecture tests/localtensor localtensor
+	$(PYTEST) -q $(WORKERS) $(FAST)
 
 fix: $(READY) ## format, and repair what the linter can repair by itself  (a second)
 	$(PY) -m ruff check --fix .

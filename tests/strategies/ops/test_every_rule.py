@@ -1,4 +1,4 @@
-"""Every rule of our own before the court, in CI: a few calls of each overload.  `python -m strategies.ops` tries all."""
+"""Every rule of our own tested against real execution, in CI: a few calls of each overload.  `python -m strategies.ops` tests all."""
 
 from collections import Counter
 
@@ -10,8 +10,6 @@ from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.validation.claims import calls_of_overloads
 from strategies.ops.validation.run import ValidationEffort, validate_rules
 
-PARTS = 2
-"""So that workers can share it.  Each captures the calls of all once, which is a quarter of the cost: so no more of them."""
 MOST = 2
 TERMS = ValidationEffort(ranks=(3,), budget=1)
 """Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
@@ -23,21 +21,20 @@ LEAST = 0.9
 def captured():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with WorkerPool(1) as crew:
+    with WorkerPool(1) as workers:
         yield calls_of_overloads(
-            crew, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",)
+            workers, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",)
         )
     torch.set_num_threads(before)
 
 
 @pytest.mark.filterwarnings("ignore")  # OpInfo calls what torch deprecates
-@pytest.mark.parametrize("part", range(PARTS))
-def test_no_rule_of_our_own_is_wrong(part, captured):
-    entries = list(OUR_RULES)[part::PARTS]
-    with WorkerPool(1) as crew:
-        heard = validate_rules(crew, entries, captured.of, captured.without, TERMS)
-    assert [sentence for one in heard for sentence in one.wrong] == []
-    assert [one.op for one in heard] == [entry.op for entry in entries]
-    untested = Counter(one.op for one in heard if not one.tested)
+def test_no_rule_of_our_own_is_wrong(captured):
+    entries = list(OUR_RULES)
+    with WorkerPool(1) as workers:
+        results = validate_rules(workers, entries, captured.of, captured.without, TERMS)
+    assert [sentence for one in results for sentence in one.wrong] == []
+    assert [one.op for one in results] == [entry.op for entry in entries]
+    untested = Counter(one.op for one in results if not one.tested)
     assert len(untested) <= (1 - LEAST) * len(entries), sorted(untested)
-    assert all(one.untried or one.calls for one in heard)  # nothing is left out without a reason
+    assert all(one.untried or one.calls for one in results)  # nothing is left out without a reason
