@@ -21,13 +21,7 @@ from strategies.model.oracle import run_stable_oracle
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
-from strategies.ops.semantics.local_call import (
-    LocalCall,
-    local_call_at,
-    own_arguments_function,
-    replacement_call,
-    why_inapplicable,
-)
+from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery, query_of
 from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import VariantCounts
@@ -42,12 +36,12 @@ def query_of_sample(sample: Sample, raw: Any) -> RuleQuery:
 
 def own_claims(entry: OpRule, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
     """A claim for each placement rule that applies to that many ranks, with the local calls if they differ from the sample's."""
-    query, call = replacement_call(entry, query_of_sample(sample, raw), sample.call)
-    whole, own = LocalCall(query, call), own_arguments_function(entry)
+    query, call = local_call.replacement_call(entry, query_of_sample(sample, raw), sample.call)
+    whole, own = local_call.LocalCall(query, call), local_call.own_arguments_function(entry)
     found = []
     for line in dict.fromkeys(entry.lines(query)):
-        if not why_inapplicable(line, query, ranks):
-            local = tuple(local_call_at(whole, line, ranks, rank, own).call for rank in range(ranks))
+        if not local_call.why_inapplicable(line, query, ranks):
+            local = tuple(local_call.local_call_at(whole, line, ranks, rank, own).call for rank in range(ranks))
             rule = Rule(sample.op, line.inputs, line.outputs)
             found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))
     return found
