@@ -28,13 +28,16 @@ _OPTIONS: dict[str, tuple[str, str, rank_marks.Check, str]] = {
     "on": ("--ranks-on", "|".join(rank_marks.RANK_BACKENDS), rank_marks.check_backend, (
            "what ranks are: threads of this process, one at a time (default), or processes over gloo or NCCL")),
     "schedule": ("--rank-schedule", "TEXT", rank_marks.check_schedule, (
-                 "the order in which rank threads run: round_robin (default), shuffled:7, pct:7, or the text that a failure prints to repeat it")),
+                 "the order in which rank threads run: round_robin (default), shuffled:7, pct:7, "
+                 "or the text that a failure prints to repeat it")),
     "seed": ("--rank-seed", "N", rank_marks.check_seed, "the seed of every rank's random generators (0)"),
     "flaky": ("--rank-flaky", "N", rank_marks.check_flaky,
               "run each rank test under N schedules, up to the first that it fails under"),
-    "timeout": ("--rank-timeout", "SECONDS", rank_marks.check_timeout, "for one run of all ranks of a test; 0 is no limit (300)"),
+    "timeout": ("--rank-timeout", "SECONDS", rank_marks.check_timeout,
+                "for one run of all ranks of a test; 0 is no limit (300)"),
     "leftovers": ("--rank-leftovers", "|".join(rank_marks.LEFTOVERS), rank_marks.check_leftovers, (
-                  "what becomes of process groups that a test made and did not destroy: nothing (default), a warning, or a failure")),
+                  "what becomes of process groups that a test made and did not destroy: "
+                  "nothing (default), a warning, or a failure")),
 }  # fmt: skip
 
 
