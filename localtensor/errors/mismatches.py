@@ -29,9 +29,8 @@ class CollectiveMismatch(base.ProgramFault):
         order = [rank for _, ranks in base.minority_first(facts) for rank in ranks]
         self.calls = tuple(sorted(calls, key=lambda call: order.index(call.rank)))
         self.last = tuple(last)
-        sentence = base.refusal_sentence(
-            self._call_text(), self._argument(), self._values(facts), self.PROBLEM, self._remedy(facts)
-        )
+        values, remedy = self._values(facts), self._remedy(facts)
+        sentence = base.refusal_sentence(self._call_text(), self._argument(), values, self.PROBLEM, remedy)
         details = [*base.likely_culprit_lines(facts), *base.call_lines(self.calls), *base.last_collective_lines(last)]
         super().__init__(sentence, details, [call.place for call in self.calls], order)
 
@@ -104,9 +103,8 @@ class ShapeMismatch(_TensorMismatch):
     def _remedy(self, facts: Mapping[int, str]) -> str:
         kind = self.calls[0].kind.replace("_", "")
         if "broadcast" in kind:
-            return (
-                "Pass a tensor of the root's shape on every rank; where only the root knows it, broadcast that first."
-            )
+            remedy = "Pass a tensor of the root's shape on every rank;"
+            return f"{remedy} where only the root knows it, broadcast that first."
         if "scatter" in kind and "reduce" not in kind:
             return "Let each rank receive into a tensor of the shape that the root has for it."
         if "alltoall" in kind:
@@ -130,9 +128,8 @@ class DtypeMismatch(_TensorMismatch):
     def _remedy(self, facts: Mapping[int, str]) -> str:
         most = base.minority_first(facts)[-1]
         to = f"{most[0]}, as most ranks do," if 2 * len(most[1]) > len(facts) else "one dtype"
-        return (
-            f"Convert to {to} with x.to(...) before the call; see what autocast or a default dtype does on each rank."
-        )
+        remedy = f"Convert to {to} with x.to(...) before the call;"
+        return f"{remedy} see what autocast or a default dtype does on each rank."
 
 
 class LayoutMismatch(_TensorMismatch):
@@ -208,26 +205,18 @@ class GroupMismatch(CollectiveMismatch):
     def __init__(self, name: str, groups: Mapping[int, tuple[int, ...]], places: Mapping[int, Place | None]) -> None:
         self.calls, self.last = (), ()
         self.name, self.groups = name, dict(groups)
-        facts = {
-            rank: f"[{base.rank_ranges(members)}]" if members else "never made" for rank, members in groups.items()
-        }
+        facts = {rank: f"[{base.rank_ranges(ids)}]" if ids else "never made" for rank, ids in groups.items()}
         order = [rank for _, ranks in base.minority_first(facts) for rank in ranks]
         sentence = base.refusal_sentence(
             "new_group", "ranks", base.facts_by_rank(facts),
             f"process group {name} must have the same members on every rank",
             "Make all process groups on every rank, in the same order, also those that the rank is no member of.",
         )  # fmt: skip
-        lines = [
-            (rank, f"group {name}{' of' * bool(groups[rank])} {facts[rank]}{base.place_suffix(places.get(rank))}")
-            for rank in order
-        ]
-        base.ProgramFault.__init__(
-            self,
-            sentence,
-            [*base.likely_culprit_lines(facts), *base.merge_equal_lines(lines)],
-            [places.get(rank) for rank in order],
-            order,
-        )
+        found = [places.get(rank) for rank in order]
+        texts = [f"group {name}{' of' * bool(groups[rank])} {facts[rank]}" for rank in order]
+        lines = [(rank, text + base.place_suffix(place)) for rank, text, place in zip(order, texts, found, strict=True)]
+        details = [*base.likely_culprit_lines(facts), *base.merge_equal_lines(lines)]
+        base.ProgramFault.__init__(self, sentence, details, found, order)
 
 
 class MessageMismatch(CollectiveMismatch):

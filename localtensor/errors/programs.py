@@ -18,15 +18,14 @@ class EarlyReturn(base.ProgramFault):
         early = sorted(awaited & returned.keys()) or sorted(returned)
         sentence = base.refusal_sentence(
             "run", "fn",
-            f"{base.rank_names(early)} returned while {_ranks_and_verb(waits, 'wait')} for {'it' if len(early) == 1 else 'them'}",
+            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {'it' if len(early) == 1 else 'them'}",
             "a rank must take part in every collective that its groups call",
             "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
         )  # fmt: skip
         left = [(rank, f"returned, last seen{base.place_suffix(returned[rank]) or ' in no call'}") for rank in early]
         places = [*map(returned.get, early), *_places(waits)]
-        super().__init__(
-            sentence, [*base.merge_equal_lines(left, " "), *base.wait_lines(waits)], places, [*early, *_ranks(waits)]
-        )
+        details = [*base.merge_equal_lines(left, " "), *base.wait_lines(waits)]
+        super().__init__(sentence, details, places, [*early, *_ranks(waits)])
 
 
 class Deadlock(base.ProgramFault):
@@ -36,12 +35,10 @@ class Deadlock(base.ProgramFault):
         self.waits = tuple(sorted(waits, key=lambda wait: wait.rank))
         self.circle = _find_cycle({wait.rank: set(wait.ranks) for wait in waits})
         inside = [wait for wait in self.waits if wait.rank in self.circle]
-        problem = "no rank can go on" + (
-            f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
-        )
-        sentence = base.refusal_sentence(
-            "run", "fn", _ranks_and_verb(waits, "wait"), problem, _deadlock_remedy([wait.call for wait in inside])
-        )
+        problem = "no rank can go on"
+        problem += f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
+        remedy = _deadlock_remedy([wait.call for wait in inside])
+        sentence = base.refusal_sentence("run", "fn", _ranks_and_wait(waits), problem, remedy)
         first = [*inside, *(wait for wait in self.waits if wait not in inside)]
         super().__init__(sentence, base.wait_lines(self.waits), _places(first), _ranks(first))
 
@@ -60,9 +57,8 @@ class WorkNotWaited(base.ProgramFault):
             "the function returned while its output may still be on the way",
             "Keep the Work that the call returns, and call its wait() before the output is read.",
         )  # fmt: skip
-        super().__init__(
-            sentence, base.call_lines(calls), [call.place for call in calls], [call.rank for call in calls]
-        )
+        ranks = [call.rank for call in calls]
+        super().__init__(sentence, base.call_lines(calls), [call.place for call in calls], ranks)
 
 
 class ReadBeforeWait(base.ProgramFault):
@@ -148,12 +144,8 @@ class RanksDisagree(base.ProgramFault):
             "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank.",
         )  # fmt: skip
         lines = [(rank, f"{values[rank]}{base.place_suffix(places.get(rank))}") for rank in order]
-        super().__init__(
-            sentence,
-            [*base.likely_culprit_lines(values), *base.merge_equal_lines(lines)],
-            [places.get(rank) for rank in order],
-            order,
-        )
+        details = [*base.likely_culprit_lines(values), *base.merge_equal_lines(lines)]
+        super().__init__(sentence, details, [places.get(rank) for rank in order], order)
 
 
 class RankRaised(base.ProgramFault):
@@ -177,15 +169,14 @@ class RankRaised(base.ProgramFault):
         self.where = where = dict(places or {})
         first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
         problem = "this is the first rank that raised"
-        problem += f", and {_ranks_and_verb(waiting, 'wait')} for others since" if waiting else ""
+        problem += f", and {_ranks_and_wait(waiting)} for others since" if waiting else ""
         problem += f", and {base.rank_names(one.rank for one in busy)} had not come back" if busy else ""
         sentence = base.refusal_sentence(
             "run", f"rank {first.rank}", f"{_raised_text(first)}{base.place_suffix(where.get(first.rank))}", problem,
             "Repair this line first: what the other ranks say may only be its echo.",
         )  # fmt: skip
-        lines = base.merge_equal_lines(
-            (one.rank, f"{_raised_text(one)}{base.place_suffix(where.get(one.rank))}") for one in others
-        )
+        texts = [(one.rank, f"{_raised_text(one)}{base.place_suffix(where.get(one.rank))}") for one in others]
+        lines = base.merge_equal_lines(texts)
         order = [one.rank for one in (first, *others)]
         super().__init__(
             sentence, [*lines, *base.wait_lines(waiting), *base.busy_lines(busy)],
@@ -212,9 +203,9 @@ def _call_text(calls: Sequence[Call]) -> str:
     )
 
 
-def _ranks_and_verb(waits: Iterable[Wait], verb: str) -> str:
+def _ranks_and_wait(waits: Iterable[Wait]) -> str:
     ranks = {wait.rank for wait in waits}
-    return f"{base.rank_names(ranks)} {verb}{'s' if len(ranks) == 1 else ''}"
+    return f"{base.rank_names(ranks)} wait{'s' if len(ranks) == 1 else ''}"
 
 
 def _ranks(waits: Iterable[Wait]) -> list[int]:
@@ -252,9 +243,8 @@ def _deadlock_remedy(calls: Sequence[Call]) -> str:
     if all("recv" in call.kind for call in calls):
         return "Let one of the ranks send before it receives."
     if all("send" in call.kind for call in calls):
-        return (
-            "Let one of the ranks receive before it sends, or start both by batch_isend_irecv and wait for them after."
-        )
+        remedy = "Let one of the ranks receive before it sends,"
+        return f"{remedy} or start both by batch_isend_irecv and wait for them after."
     return "Put the sends, receives and collectives of these ranks into one order, in which each meets its other half."
 
 

@@ -21,9 +21,8 @@ class PiecesDiffer(base.Refusal):
     def __init__(self, argument: str, length: int, ranks: int) -> None:
         problem = "a list is dealt out, one piece for each rank"
         remedy = f"Make it {ranks} long, or pass a tuple to give it whole to every rank."
-        super().__init__(
-            "run", argument, f"a list of {length} for {ranks} rank{'s' if ranks != 1 else ''}", problem, remedy
-        )
+        values = f"a list of {length} for {ranks} rank{'s' if ranks != 1 else ''}"
+        super().__init__("run", argument, values, problem, remedy)
 
 
 class NotCopyable(base.Refusal):
@@ -31,10 +30,8 @@ class NotCopyable(base.Refusal):
 
     def __init__(self, argument: str, kind: str, detail: str) -> None:
         problem = f"each rank gets its own deep copy, and this one failed ({base.first_line(detail)})"
-        remedy = (
-            "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
-        )
-        super().__init__("run", argument, kind, problem, remedy)
+        remedy = "bind it there by a closure or functools.partial: then the ranks share it."
+        super().__init__("run", argument, kind, problem, f"Make it inside the function, or {remedy}")
 
 
 class NestedRun(base.Refusal):
@@ -72,12 +69,8 @@ class NeverEnded(base.ProgramFault):
             lines.append(
                 f"  {base.rank_names(left_behind)} could not be stopped: the thread goes on until the process ends"
             )
-        ranks = [
-            *([] if rank is None else [rank]),
-            *(wait.rank for wait in waits),
-            *left_behind,
-            *(one.rank for one in busy),
-        ]
+        ranks = [] if rank is None else [rank]
+        ranks += [*(wait.rank for wait in waits), *left_behind, *(one.rank for one in busy)]
         super().__init__(sentence, lines, [running, *(wait.call.place for wait in waits)], ranks)
 
 

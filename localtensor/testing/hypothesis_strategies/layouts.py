@@ -45,11 +45,8 @@ def placement_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ..
         found += map(Shard, range(ndim))
     wanted = [kind for kind in REDUCTIONS if "P" in kinds or f"P({kind})" in kinds]
     beside = shards.COMMUTING_KINDS if pending in shards.COMMUTING_KINDS else frozenset({pending})
-    found += [
-        Partial(kind)
-        for kind in wanted
-        if (dtype is None or is_unambiguous(kind, dtype)) and (not pending or kind in beside)
-    ]
+    defined = [kind for kind in wanted if dtype is None or is_unambiguous(kind, dtype)]
+    found += [Partial(kind) for kind in defined if not pending or kind in beside]
     if "SS" in kinds:
         found += [StridedShard(dim, split_factor=factor) for dim in range(ndim) for factor in FACTORS]
     return tuple(found)

@@ -50,9 +50,8 @@ def collective_results(step: model.Step, rank: int, steps: dict[int, model.Step]
         case "all_to_all_single":
             starts = [sum(steps[member].splits[i][:me]) for i, member in enumerate(step.members)]
             rows = [steps[member].splits[i][me] for i, member in enumerate(step.members)]
-            return [
-                np.concatenate([x[start : start + many] for x, start, many in zip(held, starts, rows, strict=True)])
-            ]
+            cuts = [slice(start, start + many) for start, many in zip(starts, rows, strict=True)]
+            return [np.concatenate([x[cut] for x, cut in zip(held, cuts, strict=True)])]
         case "permute":
             return [held[step.order.index(me)]]
     return reduction_results(step, me, held, steps)
@@ -149,9 +148,8 @@ class ReferenceRun:
         for n in range(max(len(rank.made) for rank in self.ranks)):
             makers = self.check_made(n)
             if 0 < sum(rank in makers for rank in makers[min(makers)]) < len(makers[min(makers)]):
-                raise IllegalProgram(
-                    "a group that one of its members never makes"
-                )  # a rank that is no member may leave the last out
+                # A rank that is no member may leave the last out.
+                raise IllegalProgram("a group that one of its members never makes")
         return [(rank.acc, rank.out) for rank in self.ranks]
 
     def check_made(self, n: int) -> dict[int, tuple[int, ...]]:

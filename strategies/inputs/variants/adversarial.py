@@ -326,7 +326,7 @@ def few_integers(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | N
 
 def _is_operand(x: Tensor, name: str) -> bool:
     """Whether the tensor holds integers that are operands of arithmetic."""
-    whole = not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
+    whole = not (_real(x) or x.dtype == torch.bool)
     return whole and name in arguments.OPERANDS and x.numel() > 1
 
 
@@ -337,16 +337,11 @@ def _takes_any_integers(sample: Sample) -> bool:
     return not sizes and not arguments.trusts_caller(sample.op) and not sample.origin.startswith("samples()")
 
 
-def own_values(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """The sample's own values, for another decomposition."""
-    return sample.tensors
-
-
 VALUES: tuple[Values, ...] = (
     Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", with_nan_and_infinities, partial="never", wild=True),
     Values("holes", "one rank's part is NaN, and the others' are numbers", with_nans, partial="only", wild=True),
-    Values("cancelling", "parts a thousand times larger than their total cross every threshold", own_values, partial="only",
-           split="far"),
+    Values("cancelling", "parts a thousand times larger than their total cross every threshold",
+           lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
     Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(with_maxima_in_the_middle)),

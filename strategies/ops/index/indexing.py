@@ -23,7 +23,7 @@ from strategies.model.rule import Leaf
 from strategies.ops.lib import dim_maps
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
-from strategies.ops.shape.slices import Lines, diagonal, select, slice_dim
+from strategies.ops.shape.slices import Lines, diagonal, only_partial_rules, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
 MAX_MODE = 2
@@ -56,11 +56,6 @@ def gather(query: RuleQuery) -> Iterator[PlacementRule]:
 def take(query: RuleQuery) -> Iterator[PlacementRule]:
     yield from dim_maps.partial_rules(query, [0])
     yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(query.meta("index").ndim), leaf=1)
-
-
-def masked_select(query: RuleQuery) -> Iterator[PlacementRule]:
-    """The mask determines the number of elements, and is replicated; only the elements may be partial."""
-    yield from dim_maps.partial_rules(query, [0])
 
 
 def index_fill(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -192,15 +187,11 @@ def index_put(query: RuleQuery) -> Iterator[PlacementRule]:
     for dim, place in where.free:
         yield query.line({0: Shard(dim)} | cut(place, query.tensors[0].shape[dim]), [Shard(dim)])
     for b in range(where.ndim if adds and not where.masks else 0):
-        size = _broadcast(query, where, b)
+        metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
+        sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
+        size = next((size for size in sizes if size != 1), 1)
         inputs = _sharded_indices(query, where, b, size) | cut(where.at + b, size)
         yield query.line({0: Partial("sum")} | inputs, [Partial("sum")])
-
-
-def _broadcast(query: RuleQuery, where: IndexLayout, b: int) -> int:
-    metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
-    sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
-    return next((size for size in sizes if size != 1), 1)
 
 
 _FREE = "dims that are not indexed go by themselves; places may be cut where the tensor is whole"
@@ -253,8 +244,8 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
     rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
     rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
-    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
-    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], only_partial_rules),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], only_partial_rules),
     rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
     rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], write_into_view(select)),
     rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], write_into_view(slice_dim)),

@@ -126,10 +126,6 @@ def im2col_or_col2im(query: RuleQuery) -> Iterator[PlacementRule]:
     yield from linear_partial_rules(query, ["self"])
 
 
-def _batched(query: RuleQuery) -> bool:
-    return query.meta("input").ndim == query.meta("weight").ndim
-
-
 def _by_channel(query: RuleQuery) -> bool:
     """Whether each channel of the result depends on all channels of the input."""
     return int(query["groups"]) == 1
@@ -142,8 +138,8 @@ def _weight_dims(query: RuleQuery) -> tuple[int, int]:
 
 def convolution(query: RuleQuery) -> Iterator[PlacementRule]:
     """Linear in input and in weight; the bias must then be a partial sum, too, or it is added on each rank."""
-    if not _batched(query):
-        return
+    if query.meta("input").ndim != query.meta("weight").ndim:
+        return  # an image without a batch
     bias = query.leaf("bias") is not None
     yield named_shard_rule(query, {"input": 0}, [0])
     if _by_channel(query):
@@ -161,8 +157,8 @@ def convolution(query: RuleQuery) -> Iterator[PlacementRule]:
 
 def convolution_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradients of input, weight and bias; each is a sum over a dim that the others have."""
-    if not _batched(query):
-        return
+    if query.meta("input").ndim != query.meta("weight").ndim:
+        return  # an image without a batch
     total = Partial("sum")
     # torch omits a gradient for an empty batch
     yield named_shard_rule(query, {"grad_output": 0, "input": 0}, [0, total, total], "filled")

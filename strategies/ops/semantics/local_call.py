@@ -199,7 +199,7 @@ _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.sem
 def check_registry(book: rulebook.RuleRegistry) -> None:
     """Raises `InvalidRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
 
-    >>> check_registry(RuleRegistry({"aten.mm.default": OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
+    >>> check_registry(rulebook.RuleRegistry({"aten.mm.default": rulebook.OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
     Traceback (most recent call last):
     ...
     strategies.ops.semantics.local_call.InvalidRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
@@ -269,11 +269,11 @@ def replacement_call(entry: rulebook.OpRule, query: rulebook.RuleQuery, call: Ca
 def own_arguments_function(entry: rulebook.OpRule) -> rulebook.OwnArguments:
     """The function for the own arguments of the call on a piece; none if the piece is the whole.
 
-    >>> entry = OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
+    >>> entry = rulebook.OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
     >>> import torch
     >>> from dataclasses import replace
-    >>> whole = RuleQuery(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
-    >>> own_arguments_function(entry)(replace(whole, outputs=(Meta((2,), torch.float32),)), whole)
+    >>> whole = rulebook.RuleQuery(entry.op, {"size": [-1]}, (), (rulebook.Meta((4,), torch.float32),))
+    >>> own_arguments_function(entry)(replace(whole, outputs=(rulebook.Meta((2,), torch.float32),)), whole)
     {'size': [2]}
     """
 
@@ -322,7 +322,8 @@ def check_line(entry: rulebook.OpRule, line: object, query: rulebook.RuleQuery) 
         ("results", line.outputs, query.outputs),
     ):
         if not isinstance(placements, tuple) or len(placements) != len(metas):
-            count = f"the call has {len(metas)} {what}, the line speaks of {_count(placements)}"
+            count = str(len(placements)) if isinstance(placements, tuple) else f"{placements!r}, which is no tuple"
+            count = f"the call has {len(metas)} {what}, the line speaks of {count}"
             raise _bad(entry, _text(line), count, _AS_DOCUMENTED)
         for number, (placement, meta) in enumerate(zip(placements, metas, strict=True)):
             problem = _problem(placement, meta)
@@ -344,10 +345,6 @@ def _problem(placement: object, meta: rulebook.Meta | None) -> str:
     if cut is not None and not 0 <= cut[0] < meta.ndim:
         return f"{short(placement)}: there is no dim {cut[0]} in {meta}"
     return ""
-
-
-def _count(placements: object) -> str:
-    return str(len(placements)) if isinstance(placements, tuple) else f"{placements!r}, which is no tuple"
 
 
 def _text(line: rulebook.PlacementRule) -> str:

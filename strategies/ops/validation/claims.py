@@ -153,16 +153,15 @@ def calls_of_overloads(
 def embedding_gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample]:
     """The call of `embedding_dense_backward` for each call of `embedding`."""
     rng = torch.Generator().manual_seed(seed)
-    return [
-        _gradient(argument_values(one), one.origin, rng) for one in lookups if one.tensors[0].dtype.is_floating_point
-    ]
-
-
-def _gradient(given: Mapping[str, Any], origin: str, rng: torch.Generator) -> Sample:
-    table, places = given["weight"], given["indices"]
-    grad = torch.randn((*places.shape, table.shape[1]), generator=rng, dtype=table.dtype)
-    call = Call(GRADIENT, (Leaf(0), Leaf(1), table.shape[0], given["padding_idx"], given["scale_grad_by_freq"]))
-    return Sample(call, (grad, places), f"{origin}, backward")
+    made = []
+    for lookup in lookups:
+        given = argument_values(lookup)
+        table, places = given["weight"], given["indices"]
+        if lookup.tensors[0].dtype.is_floating_point:
+            grad = torch.randn((*places.shape, table.shape[1]), generator=rng, dtype=table.dtype)
+            call = Call(GRADIENT, (Leaf(0), Leaf(1), table.shape[0], given["padding_idx"], given["scale_grad_by_freq"]))
+            made.append(Sample(call, (grad, places), f"{lookup.origin}, backward"))
+    return made
 
 
 def _captured(
