@@ -83,11 +83,8 @@ def _settings(config: pytest.Config) -> rank_marks.SessionSettings:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     settings = config.stash[rank_marks.SETTINGS]
-    typed = [
-        f"{_OPTIONS[name][0].removeprefix('--')} {getattr(settings, name)}"
-        for name in _OPTIONS
-        if name in settings.typed
-    ]
+    named = [(option.removeprefix("--"), name) for name, (option, *_) in _OPTIONS.items() if name in settings.typed]
+    typed = [f"{option} {getattr(settings, name)}" for option, name in named]
     return [f"localtensor: {', '.join(typed)}"] if typed else []
 
 
@@ -112,33 +109,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = rank_marks.collect_marks(_marks_with_nodes(item))
         if marks.there or not _OURS.isdisjoint(item.fixturenames):
             try:
-                _plan_item(item, marks, fixtures.requested_fixtures(item), settings)
+                _plan_item(item, marks, settings)
             except pytest.UsageError as refusal:
                 if not hasattr(config, "workerinput"):
                     raise
                 item.stash[_REFUSED] = str(refusal)  # xdist would report a worker that ends here as crashed
 
 
-def _plan_item(
-    item: pytest.Function,
-    marks: rank_marks.Marks,
-    requested: fixtures.RequestedFixtures,
-    settings: rank_marks.SessionSettings,
-) -> None:
+def _plan_item(item: pytest.Function, marks: rank_marks.Marks, settings: rank_marks.SessionSettings) -> None:
+    requested = fixtures.requested_fixtures(item)
     per_rank = sorted(requested.ours & fixtures.PER_RANK)
     if requested.wide is not None:
         fixture, scope, needs = requested.wide
-        problem = f"it has {scope} scope, and {needs} has a value in each rank of one test"
-        raise rank_marks.usage_error(
-            item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope."
+        problem, remedy = (
+            f"it has {scope} scope, and {needs} has a value in each rank of one test",
+            "Give it function scope.",
         )
+        raise rank_marks.usage_error(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, remedy)
     beside = "world" in requested.ours
     if marks.there or (settings.ranks is not None and per_rank and not beside):
         if beside:
-            problem = "the ranks of a test cannot start another run"
-            raise rank_marks.usage_error(
-                item.nodeid, "fixture world", "asked for in a rank test", problem, "Leave out the mark or the fixture."
-            )
+            value, problem = "asked for in a rank test", "the ranks of a test cannot start another run"
+            remedy = "Leave out the mark or the fixture."
+            raise rank_marks.usage_error(item.nodeid, "fixture world", value, problem, remedy)
         callspec = getattr(item, "callspec", None)
         chosen = callspec.params.get(_RANKS_PARAMETER) if callspec is not None else None
         item.stash[rank_marks.PLAN] = rank_marks.plan_test(item.nodeid, marks, settings, chosen)
@@ -216,9 +209,8 @@ def _ranks(request: pytest.FixtureRequest) -> int:
 
 
 def _fail_outside(name: str) -> Any:
-    pytest.fail(
-        f"fixture {name}: asked for outside a rank test. Mark the test with @pytest.mark.ranks(4).", pytrace=False
-    )
+    problem = "asked for outside a rank test"
+    pytest.fail(f"fixture {name}: {problem}. Mark the test with @pytest.mark.ranks(4).", pytrace=False)
 
 
 @pytest.fixture

@@ -92,12 +92,8 @@ def _only_own_groups(result: rank_run.SuiteResult) -> bool:
 
 
 def _body(case: Any) -> Callable[[RankProcess], None]:
-    kind, name, ranks, set_precisions = (
-        type(case),
-        case._current_test_name,
-        case.world_size,
-        rank_run.precision_setter(type(case)),
-    )
+    kind, name, ranks = type(case), case._current_test_name, case.world_size
+    set_precisions = rank_run.precision_setter(kind)
 
     def body(process: RankProcess) -> None:
         set_precisions()

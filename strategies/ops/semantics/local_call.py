@@ -199,7 +199,8 @@ _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.sem
 def check_registry(book: rulebook.RuleRegistry) -> None:
     """Raises `InvalidRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
 
-    >>> check_registry(rulebook.RuleRegistry({"aten.mm.default": rulebook.OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
+    >>> entry = rulebook.OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))
+    >>> check_registry(rulebook.RuleRegistry.of(entry))
     Traceback (most recent call last):
     ...
     strategies.ops.semantics.local_call.InvalidRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
