@@ -235,9 +235,8 @@ class MessageMismatch(CollectiveMismatch):
             f"a message and the tensor that receives it must have one {what}",
             "Receive into a tensor like the one that is sent; where the receiver cannot know it, send its shape first.",
         )  # fmt: skip
-        base.ProgramFault.__init__(
-            self, sentence, base.call_lines(self.calls), [send.place, recv.place], [send.rank, recv.rank]
-        )
+        places = [send.place, recv.place]
+        base.ProgramFault.__init__(self, sentence, base.call_lines(self.calls), places, [send.rank, recv.rank])
 
 
 def _first_difference(calls: Sequence[Call], of: Callable[[str], str]) -> int:

@@ -197,10 +197,8 @@ class CollectiveFailed(base.ProgramFault):
 
 def _call_text(calls: Sequence[Call]) -> str:
     """The call, or the first of several."""
-    first = base.call_summary(replace(calls[0], place=None))
-    return (
-        first if len({base.call_summary(replace(call, place=None)) for call in calls}) == 1 else f"{first} and others"
-    )
+    summaries = [base.call_summary(replace(call, place=None)) for call in calls]
+    return summaries[0] if len(set(summaries)) == 1 else f"{summaries[0]} and others"
 
 
 def _ranks_and_wait(waits: Iterable[Wait]) -> str:

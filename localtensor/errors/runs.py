@@ -66,9 +66,8 @@ class NeverEnded(base.ProgramFault):
         )  # fmt: skip
         lines = [*base.wait_lines(waits), *base.busy_lines(busy)]
         if left_behind:
-            lines.append(
-                f"  {base.rank_names(left_behind)} could not be stopped: the thread goes on until the process ends"
-            )
+            ranks_left = base.rank_names(left_behind)
+            lines.append(f"  {ranks_left} could not be stopped: the thread goes on until the process ends")
         ranks = [] if rank is None else [rank]
         ranks += [*(wait.rank for wait in waits), *left_behind, *(one.rank for one in busy)]
         super().__init__(sentence, lines, [running, *(wait.call.place for wait in waits)], ranks)

@@ -77,9 +77,8 @@ def arguments_agree(steps: list[model.Step]) -> bool:
     many = range(len(steps))
     if steps[0].kind == "permute":
         return all(np.prod(steps[i].shape) == np.prod(steps[steps[0].order[i]].shape) for i in many)
-    return steps[0].kind not in model.SPLITS or all(
-        steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many
-    )
+    agree = (steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many)
+    return steps[0].kind not in model.SPLITS or all(agree)
 
 
 def shared_arguments(step: model.Step) -> tuple[object, ...]:

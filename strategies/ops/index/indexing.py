@@ -62,9 +62,8 @@ def index_fill(query: RuleQuery) -> Iterator[PlacementRule]:
     """The value is an equal number on every rank, or a tensor that is partial like the first one."""
     given = query.meta("self")
     value = query.leaf("value")
-    yield from dim_maps.partial_rules(
-        query, [0], dim_maps.reductions_keeping(query["value"]) if value is None else ("avg", "max", "min")
-    )
+    kinds = dim_maps.reductions_keeping(query["value"]) if value is None else ("avg", "max", "min")
+    yield from dim_maps.partial_rules(query, [0], kinds)
     if value is not None:
         yield from dim_maps.partial_rules(query, [0, value])
     yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))

@@ -181,9 +181,8 @@ def nonwriting_query(op: str, query: RuleQuery, outs: Sequence[int]) -> tuple[Ru
     given = pytree.tree_map(lambda v: places.get(v.index) if isinstance(v, Leaf) else v, dict(query.arguments))
     written = [leaf for name in _names(query.op, out=False) for leaf in query.leaves(name)] + list(outs)
     outputs = query.outputs or tuple(query.tensors[leaf] for leaf in written)
-    arguments = {
-        a.name: given[a.name] if a.name in given else _implied(a, outputs) for a in overload(op)._schema.arguments
-    }
+    schema = overload(op)._schema.arguments
+    arguments = {a.name: given[a.name] if a.name in given else _implied(a, outputs) for a in schema}
     return RuleQuery(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
 
 
@@ -316,15 +315,13 @@ class ForeachRule:
                 value = Leaf(len(leaves) - 1)
             arguments[argument.name] = value
         tensors = tuple(query.tensors[leaf] for leaf in leaves)
-        return ForeachElement(
-            self.rule, RuleQuery(self.rule.op, arguments, tensors, (query.outputs[i],)), tuple(leaves)
-        )
+        element = RuleQuery(self.rule.op, arguments, tensors, (query.outputs[i],))
+        return ForeachElement(self.rule, element, tuple(leaves))
 
     def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         elements = self.elements(query)
-        found = [
-            {(*line.inputs, None, *line.outputs, line.cut): line for line in e.rule.lines(e.ask)} for e in elements
-        ]
+        offered = [e.rule.lines(e.ask) for e in elements]
+        found = [{(*line.inputs, None, *line.outputs, line.cut): line for line in lines} for lines in offered]
         for name in dict.fromkeys(name for lines in found for name in lines):
             yield from _joined(query, elements, [lines.get(name) for lines in found])
         for i, lines in enumerate(found if 1 < len(found) <= LONGEST_LIST_ONE_BY_ONE else ()):
@@ -354,8 +351,5 @@ def _joined(
         if any(inputs.setdefault(leaf, p) != p for leaf, p in zip(element.leaves, placed, strict=True)):
             return
         outputs += line.outputs if line is not None else [Replicate()]
-    yield PlacementRule(
-        tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors))),
-        tuple(outputs),
-        max(cuts, key=CUTS_BY_STRICTNESS.index),
-    )
+    placed_inputs = tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors)))
+    yield PlacementRule(placed_inputs, tuple(outputs), max(cuts, key=CUTS_BY_STRICTNESS.index))

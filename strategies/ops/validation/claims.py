@@ -170,6 +170,5 @@ def _captured(
     for dtype in dtypes:
         if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):
             for which in sizes:
-                yield from opinfo_samples.capture_calls(
-                    info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted
-                )[0]
+                kind = SAMPLE_DTYPES[dtype]
+                yield from opinfo_samples.capture_calls(info, kind, which, device="cpu", seed=seed, wanted=wanted)[0]
