@@ -175,7 +175,8 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("pooling", REASON, overloads_of("""max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
           adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d"""), forward),
     rules("pooling", f"{REASON}, and a mean is linear", overloads_of("""avg_pool1d avg_pool2d avg_pool3d
-          adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d"""), average_pool),
+          adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d"""),
+          average_pool),
     rules("pooling", f"{REASON}, and its gradient is linear", overloads_of("""avg_pool2d_backward avg_pool3d_backward
           _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward max_pool2d_with_indices_backward
           max_pool3d_with_indices_backward adaptive_max_pool2d_backward"""), backward),
