@@ -104,11 +104,8 @@ def open_mode(mode: object, busy: Callable[[str], Exception]) -> None:
     with _modes_lock:
         simulation = running()
         if simulation is not None:
-            raise busy(
-                "this is a rank of localtensor.run"
-                if simulation.is_rank()
-                else "localtensor.run is at work in another thread"
-            )
+            elsewhere = "localtensor.run is at work in another thread"
+            raise busy("this is a rank of localtensor.run" if simulation.is_rank() else elsewhere)
         if any(mode is one for one in _open_modes):
             raise busy("this mode is entered already")
         _open_modes.append(mode)
@@ -130,12 +127,8 @@ def refuse_inside_mode(busy: Callable[[str], Exception]) -> None:
 
 
 def _why_busy() -> str:
-    where = (
-        "was called inside of a LocalTensorMode"
-        if _ambient.modes
-        else "was called while another thread is in a LocalTensorMode"
-    )
-    return f"localtensor.run {where}"
+    where = "inside of a LocalTensorMode" if _ambient.modes else "while another thread is in a LocalTensorMode"
+    return f"localtensor.run was called {where}"
 
 
 def set_idle_mode_factory(make: Callable[[int], Any]) -> None:

@@ -119,11 +119,8 @@ def handled_exception() -> str | None:
 
 def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:
     """The lines of a traceback that belong to the user's own code, outermost first."""
-    return [
-        Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in walk
-        if is_user_file(frame.f_code.co_filename)
-    ]
+    codes = [(frame.f_code, line) for frame, line in walk]
+    return [Place(code.co_filename, line, code.co_name) for code, line in codes if is_user_file(code.co_filename)]
 
 
 def place_of_error(error: BaseException) -> Place | None:

@@ -52,8 +52,5 @@ def _no_test() -> None:
 @functools.cache
 def _original_lookups() -> Mapping[Any, Any]:
     """torch's own function, by module that has it."""
-    return {
-        home: getattr(home, TEST_LOOKUP)
-        for home in map(importlib.import_module, LOOKUP_MODULES)
-        if hasattr(home, TEST_LOOKUP)
-    }
+    homes = map(importlib.import_module, LOOKUP_MODULES)
+    return {home: getattr(home, TEST_LOOKUP) for home in homes if hasattr(home, TEST_LOOKUP)}

@@ -226,16 +226,12 @@ def _run(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: i
         try:
             made.check()
         except Exception as error:  # why: any error of the user's check is the outcome of the run
-            kind, detail = "check", _error_line(error)
+            words = str(error).partition("\n")[0]
+            plain = bool(words) and isinstance(error, AssertionError)
+            kind, detail = "check", words if plain else f"{type(error).__name__}: {words}"
     if not kind:
         return None, len(stage.trace)
     return Failure(kind, detail, schedule.text, tuple(stage.trace)), len(stage.trace)
-
-
-def _error_line(error: Exception) -> str:
-    """One line: the message of an assertion, or the type and message of any other error."""
-    words = str(error).partition("\n")[0]
-    return words if words and isinstance(error, AssertionError) else f"{type(error).__name__}: {words}"
 
 
 def _confirmed(group: ThreadGroup, program: ProgramMaker, schedule: Schedule, steps: int, failure: Failure) -> Failure:

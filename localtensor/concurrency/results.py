@@ -44,9 +44,8 @@ class Failure:
 
     def __str__(self) -> str:
         flaky = "\nThe same schedule did not fail again: something else than the schedule decides."
-        steps = "\n".join(
-            line for who, steps in groupby(self.steps, lambda step: step[0]) for line in _thread_lines(who, steps)
-        )
+        by_thread = groupby(self.steps, lambda step: step[0])
+        steps = "\n".join(line for who, steps in by_thread for line in _thread_lines(who, steps))
         return f"{self.kind}: {self.detail}\n{steps}\nReplay: {self.text}{'' if self.repeats else flaky}"
 
 

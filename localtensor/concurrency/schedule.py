@@ -264,9 +264,8 @@ class _ListedAnswers:
         answer = self._answer(f"r{free}")
         if answer[0] != "r" or int(answer[1:]) not in runnable:
             ranks = ", ".join(map(str, runnable[:8])) + (f" and {len(runnable) - 8} more" if runnable[8:] else "")
-            raise ReplayDiverged(
-                f"answer {self._place} in the text is {_describe(answer)}, and what can run is {ranks}"
-            )
+            shown = _describe(answer)
+            raise ReplayDiverged(f"answer {self._place} in the text is {shown}, and what can run is {ranks}")
         return int(answer[1:])
 
     def number(self, below: int) -> int:

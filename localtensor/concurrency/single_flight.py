@@ -96,9 +96,8 @@ class SingleFlightCache(Generic[V]):
         parts: Callable[[Any], Mapping[str, Any]] = key_parts,
     ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise BadCache(
-                "SingleFlightCache", "limit", limit, "a cache keeps one value or more", "Pass a whole number from 1 on."
-            )
+            problem = "a cache keeps one value or more"
+            raise BadCache("SingleFlightCache", "limit", limit, problem, "Pass a whole number from 1 on.")
         self.name = name
         self._compute = compute
         self._limit = limit
@@ -224,12 +223,9 @@ class SingleFlightCache(Generic[V]):
             raise
         self._sync.step("computed")
         cell.value = value
-        self._keep(table, cell)
-        return value
-
-    def _keep(self, table: BucketTable, cell: CacheCell) -> None:
         for _ in self._own.run(cell.owner, table.keep, cell, self._limit):
             self._counters["evictions"].add()
+        return value
 
     def _forget(self, table: BucketTable, cell: CacheCell) -> None:
         self._own.run(cell.owner, table.remove, cell)

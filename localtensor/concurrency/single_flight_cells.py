@@ -242,7 +242,8 @@ def miss_explanation(key: Hashable, kept: Iterable[Hashable], parts: PartsOf = k
         return "nothing is kept"
     differ, theirs = nearest
     same = [name for name, part in mine.items() if name not in differ and not getattr(part, "quiet", False)]
-    shared = f"same {_join_names(same)}; " if same else ""
+    shared = " and ".join(filter(None, (", ".join(same[:-1]), *same[-1:])))
+    shared = f"same {shared}; " if same else ""
     return f"{shared}differs in: {', '.join(f'{n}={_part_text(mine, n)} vs {_part_text(theirs, n)}' for n in differ)}"
 
 
@@ -255,7 +256,3 @@ def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool
 
 def _part_text(parts: Mapping[str, Any], name: str) -> str:
     return short_repr(parts[name]) if name in parts else ABSENT
-
-
-def _join_names(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

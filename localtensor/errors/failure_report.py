@@ -8,18 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from localtensor._util.events import Call, Place, Raised
-from localtensor.errors.base import (
-    LocalTensorError,
-    ProgramFault,
-    busy_lines,
-    call_lines,
-    first_line,
-    minority_first,
-    place_suffix,
-    rank_names,
-    truncate_lines,
-    wait_lines,
-)
+from localtensor.errors import base
 from localtensor.errors.programs import RankRaised
 
 MOST_FAILURES = 10  # different failures that are listed
@@ -34,7 +23,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")  # in the repr of an object; failu
 _ADVICE = re.compile(r"^\s*(Use -v to get|Full diff:$|\.\.\.Full output truncated)")
 
 
-def failure_text(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, str] | None = None) -> str:
+def failure_text(fault: base.LocalTensorError, ranks: int, replay: str, passed: Mapping[int, str] | None = None) -> str:
     """The text under a failure on so many ranks, at most some 30 lines, without colours.
 
     For a `RankRaised`: the first cause, the ranks that agree with it, the failures of others, the ranks that passed and
@@ -50,7 +39,7 @@ def failure_text(fault: LocalTensorError, ranks: int, replay: str, passed: Mappi
     Replay: pytest test_a.py
     """
     lines = _of_ranks(fault, ranks, passed or {}) if isinstance(fault, RankRaised) else []
-    if isinstance(fault, ProgramFault) and "Last collectives:" not in str(fault):
+    if isinstance(fault, base.ProgramFault) and "Last collectives:" not in str(fault):
         lines += last_call_lines(fault.log)
     if replay:
         lines.append(f"Replay: {replay}")
@@ -65,7 +54,7 @@ def last_call_lines(log: Sequence[Call]) -> list[str]:
         names.setdefault(_name(call))
         if len(names) == MOST_COLLECTIVES:
             break
-    lines = call_lines(call for call in log if _name(call) in names)
+    lines = base.call_lines(call for call in log if _name(call) in names)
     return ["Last collectives:", *map(_cut, lines[-MOST_COLLECTIVES:])] if lines else []
 
 
@@ -79,20 +68,20 @@ def _of_ranks(fault: RankRaised, ranks: int, passed: Mapping[int, str]) -> list[
     heading = f"First cause: rank {first.rank} of {ranks}{_at(places.get(first.rank))}"
     agree = [one.rank for one in fault.raised[1:] if _fact(one, places) == _fact(first, places)]
     if agree:
-        heading += f"; {rank_names(agree)} agree{'s' if len(agree) == 1 else ''}"
+        heading += f"; {base.rank_names(agree)} agree{'s' if len(agree) == 1 else ''}"
     failed = {one.rank for one in fault.raised}
     busy_ranks = {*(wait.rank for wait in fault.waits), *(one.rank for one in fault.busy)}
     passed_ranks = [rank for rank in range(ranks) if rank not in failed and (rank not in busy_ranks or rank in passed)]
     return [
         heading,
         *_failure_lines(fault.raised, places),
-        *truncate_lines(_passed_lines(passed_ranks, passed), MOST_WAITS),
-        *map(_cut, truncate_lines([*wait_lines(fault.waits), *busy_lines(fault.busy)], MOST_WAITS)),
+        *base.truncate_lines(_passed_lines(passed_ranks, passed), MOST_WAITS),
+        *map(_cut, base.truncate_lines([*base.wait_lines(fault.waits), *base.busy_lines(fault.busy)], MOST_WAITS)),
     ]
 
 
 def _at(place: Place | None) -> str:
-    return f",{place_suffix(place)}" if place else ""
+    return f",{base.place_suffix(place)}" if place else ""
 
 
 def _fact(one: Raised, places: Mapping[int, Place | None]) -> tuple[str, str, Place | None]:
@@ -102,7 +91,7 @@ def _fact(one: Raised, places: Mapping[int, Place | None]) -> tuple[str, str, Pl
 def _failure_lines(raised: Sequence[Raised], places: Mapping[int, Place | None]) -> list[str]:
     """The failure of each group of ranks: that of the first cause, then the rarest."""
     first = raised[0]
-    facts = minority_first({one.rank: _fact(one, places) for one in raised})
+    facts = base.minority_first({one.rank: _fact(one, places) for one in raised})
     facts.sort(key=lambda item: first.rank not in item[1])
     listed, rest = facts[:MOST_FAILURES], facts[MOST_FAILURES:]
     if len(rest) == 1:
@@ -114,10 +103,10 @@ def _failure_lines(raised: Sequence[Raised], places: Mapping[int, Place | None])
         one = by_rank[ranks_alike[0]]
         shared = _message_lines(first.message) if index else []
         elsewhere = places.get(one.rank) if places.get(one.rank) != places.get(first.rank) else None
-        lines += _rank_failure_lines(rank_names(ranks_alike), one, shared, elsewhere, most)
+        lines += _rank_failure_lines(base.rank_names(ranks_alike), one, shared, elsewhere, most)
     if rest:
         others = [rank for _, ranks_alike in rest for rank in ranks_alike]
-        lines.append(_cut(f"  and {len(rest)} other ways to fail, on {rank_names(others)}"))
+        lines.append(_cut(f"  and {len(rest)} other ways to fail, on {base.rank_names(others)}"))
     return lines
 
 
@@ -153,10 +142,12 @@ def strip_colours_and_addresses(text: str) -> str:
 
 def _passed_lines(passed_ranks: Iterable[int], passed: Mapping[int, str]) -> list[str]:
     texts = {
-        rank: f"passed: {first_line(strip_colours_and_addresses(passed[rank]), 80)}" if rank in passed else "passed"
+        rank: f"passed: {base.first_line(strip_colours_and_addresses(passed[rank]), 80)}"
+        if rank in passed
+        else "passed"
         for rank in passed_ranks
     }
-    return [_cut(f"  {rank_names(ranks_alike)}: {what}") for what, ranks_alike in minority_first(texts)]
+    return [_cut(f"  {base.rank_names(ranks_alike)}: {what}") for what, ranks_alike in base.minority_first(texts)]
 
 
 def _cut(line: str) -> str:

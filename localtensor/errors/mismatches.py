@@ -9,22 +9,10 @@ from math import prod
 from typing import ClassVar
 
 from localtensor._util.events import Call, Place
-from localtensor.errors.base import (
-    ProgramFault,
-    call_lines,
-    call_summary,
-    facts_by_rank,
-    last_collective_lines,
-    likely_culprit_lines,
-    merge_equal_lines,
-    minority_first,
-    place_suffix,
-    rank_ranges,
-    refusal_sentence,
-)
+from localtensor.errors import base
 
 
-class CollectiveMismatch(ProgramFault):
+class CollectiveMismatch(base.ProgramFault):
     """The calls at one position of a group's sequence differ.
 
     `calls` has one for each rank that has arrived, in the order of the message: where most ranks agree, the others
@@ -38,29 +26,28 @@ class CollectiveMismatch(ProgramFault):
 
     def __init__(self, calls: Sequence[Call], last: Sequence[Call] = ()) -> None:
         facts = self._facts(calls)
-        order = [rank for _, ranks in minority_first(facts) for rank in ranks]
+        order = [rank for _, ranks in base.minority_first(facts) for rank in ranks]
         self.calls = tuple(sorted(calls, key=lambda call: order.index(call.rank)))
         self.last = tuple(last)
-        sentence = refusal_sentence(
-            self._call_text(), self._argument(), self._values(facts), self.PROBLEM, self._remedy(facts)
-        )
-        details = [*likely_culprit_lines(facts), *call_lines(self.calls), *last_collective_lines(last)]
+        values, remedy = self._values(facts), self._remedy(facts)
+        sentence = base.refusal_sentence(self._call_text(), self._argument(), values, self.PROBLEM, remedy)
+        details = [*base.likely_culprit_lines(facts), *base.call_lines(self.calls), *base.last_collective_lines(last)]
         super().__init__(sentence, details, [call.place for call in self.calls], order)
 
     def _facts(self, calls: Sequence[Call]) -> dict[int, str]:
         return {call.rank: self._fact(call) for call in calls}
 
     def _fact(self, call: Call) -> str:
-        return self.FACT.format(call=call) if self.FACT else call_summary(replace(call, place=None))
+        return self.FACT.format(call=call) if self.FACT else base.call_summary(replace(call, place=None))
 
     def _call_text(self) -> str:
-        return call_summary(replace(self.calls[0], place=None))
+        return base.call_summary(replace(self.calls[0], place=None))
 
     def _argument(self) -> str:
         return self.ARGUMENT
 
     def _values(self, facts: Mapping[int, str]) -> str:
-        return facts_by_rank(facts)
+        return base.facts_by_rank(facts)
 
     def _remedy(self, facts: Mapping[int, str]) -> str:
         return self.REMEDY
@@ -116,9 +103,8 @@ class ShapeMismatch(_TensorMismatch):
     def _remedy(self, facts: Mapping[int, str]) -> str:
         kind = self.calls[0].kind.replace("_", "")
         if "broadcast" in kind:
-            return (
-                "Pass a tensor of the root's shape on every rank; where only the root knows it, broadcast that first."
-            )
+            remedy = "Pass a tensor of the root's shape on every rank;"
+            return f"{remedy} where only the root knows it, broadcast that first."
         if "scatter" in kind and "reduce" not in kind:
             return "Let each rank receive into a tensor of the shape that the root has for it."
         if "alltoall" in kind:
@@ -140,11 +126,10 @@ class DtypeMismatch(_TensorMismatch):
         return tensor.partition("[")[0]
 
     def _remedy(self, facts: Mapping[int, str]) -> str:
-        most = minority_first(facts)[-1]
+        most = base.minority_first(facts)[-1]
         to = f"{most[0]}, as most ranks do," if 2 * len(most[1]) > len(facts) else "one dtype"
-        return (
-            f"Convert to {to} with x.to(...) before the call; see what autocast or a default dtype does on each rank."
-        )
+        remedy = f"Convert to {to} with x.to(...) before the call;"
+        return f"{remedy} see what autocast or a default dtype does on each rank."
 
 
 class LayoutMismatch(_TensorMismatch):
@@ -208,7 +193,7 @@ class SplitMismatch(CollectiveMismatch):
                 room = _split_for(sender, receiver.output_splits, receiver)
                 if sent is not None and room is not None and sent != room:
                     return f"rank {sender.rank} sends {sent} to rank {receiver.rank}, which makes room for {room}"
-        return facts_by_rank(facts)
+        return base.facts_by_rank(facts)
 
 
 class GroupMismatch(CollectiveMismatch):
@@ -220,23 +205,18 @@ class GroupMismatch(CollectiveMismatch):
     def __init__(self, name: str, groups: Mapping[int, tuple[int, ...]], places: Mapping[int, Place | None]) -> None:
         self.calls, self.last = (), ()
         self.name, self.groups = name, dict(groups)
-        facts = {rank: f"[{rank_ranges(members)}]" if members else "never made" for rank, members in groups.items()}
-        order = [rank for _, ranks in minority_first(facts) for rank in ranks]
-        sentence = refusal_sentence(
-            "new_group", "ranks", facts_by_rank(facts), f"process group {name} must have the same members on every rank",
+        facts = {rank: f"[{base.rank_ranges(ids)}]" if ids else "never made" for rank, ids in groups.items()}
+        order = [rank for _, ranks in base.minority_first(facts) for rank in ranks]
+        sentence = base.refusal_sentence(
+            "new_group", "ranks", base.facts_by_rank(facts),
+            f"process group {name} must have the same members on every rank",
             "Make all process groups on every rank, in the same order, also those that the rank is no member of.",
         )  # fmt: skip
-        lines = [
-            (rank, f"group {name}{' of' * bool(groups[rank])} {facts[rank]}{place_suffix(places.get(rank))}")
-            for rank in order
-        ]
-        ProgramFault.__init__(
-            self,
-            sentence,
-            [*likely_culprit_lines(facts), *merge_equal_lines(lines)],
-            [places.get(rank) for rank in order],
-            order,
-        )
+        found = [places.get(rank) for rank in order]
+        texts = [f"group {name}{' of' * bool(groups[rank])} {facts[rank]}" for rank in order]
+        lines = [(rank, text + base.place_suffix(place)) for rank, text, place in zip(order, texts, found, strict=True)]
+        details = [*base.likely_culprit_lines(facts), *base.merge_equal_lines(lines)]
+        base.ProgramFault.__init__(self, sentence, details, found, order)
 
 
 class MessageMismatch(CollectiveMismatch):
@@ -248,14 +228,15 @@ class MessageMismatch(CollectiveMismatch):
         parts = {"shape": ShapeMismatch._of, "dtype": DtypeMismatch._of}
         odd = [name for name, of in parts.items() if [*map(of, send.tensors)] != [*map(of, recv.tensors)]]
         what = " and ".join(odd) or "number of tensors"
-        sentence = refusal_sentence(
-            call_summary(replace(recv, place=None)), "tensor",
+        sentence = base.refusal_sentence(
+            base.call_summary(replace(recv, place=None)), "tensor",
             f"{', '.join(send.tensors)} sent by rank {send.rank}, "
             f"{', '.join(recv.tensors)} to receive it on rank {recv.rank}",
             f"a message and the tensor that receives it must have one {what}",
             "Receive into a tensor like the one that is sent; where the receiver cannot know it, send its shape first.",
         )  # fmt: skip
-        ProgramFault.__init__(self, sentence, call_lines(self.calls), [send.place, recv.place], [send.rank, recv.rank])
+        places = [send.place, recv.place]
+        base.ProgramFault.__init__(self, sentence, base.call_lines(self.calls), places, [send.rank, recv.rank])
 
 
 def _first_difference(calls: Sequence[Call], of: Callable[[str], str]) -> int:

@@ -4,123 +4,107 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from localtensor._util.events import Call, Place, Raised, Wait, Waiting
-from localtensor.errors.base import (
-    ProgramFault,
-    busy_lines,
-    call_lines,
-    call_summary,
-    facts_by_rank,
-    first_line,
-    likely_culprit_lines,
-    merge_equal_lines,
-    minority_first,
-    place_suffix,
-    rank_names,
-    rank_ranges,
-    refusal_sentence,
-    truncate_lines,
-    wait_lines,
-)
+from localtensor.errors import base
 
 LONGEST_CIRCLE = 12  # ranks of a circle that are printed
 
 
-class EarlyReturn(ProgramFault):
+class EarlyReturn(base.ProgramFault):
     """Ranks returned while others wait for them; `returned` holds where each was last seen."""
 
     def __init__(self, waits: Sequence[Wait], returned: Mapping[int, Place | None]) -> None:
         self.waits, self.returned = tuple(waits), dict(returned)
         awaited = {rank for wait in waits for rank in wait.ranks}
         early = sorted(awaited & returned.keys()) or sorted(returned)
-        sentence = refusal_sentence(
-            "run", "fn", f"{rank_names(early)} returned while {_ranks_and_verb(waits, 'wait')} for {'it' if len(early) == 1 else 'them'}",
+        sentence = base.refusal_sentence(
+            "run", "fn",
+            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {'it' if len(early) == 1 else 'them'}",
             "a rank must take part in every collective that its groups call",
             "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
         )  # fmt: skip
-        left = [(rank, f"returned, last seen{place_suffix(returned[rank]) or ' in no call'}") for rank in early]
+        left = [(rank, f"returned, last seen{base.place_suffix(returned[rank]) or ' in no call'}") for rank in early]
         places = [*map(returned.get, early), *_places(waits)]
-        super().__init__(
-            sentence, [*merge_equal_lines(left, " "), *wait_lines(waits)], places, [*early, *_ranks(waits)]
-        )
+        details = [*base.merge_equal_lines(left, " "), *base.wait_lines(waits)]
+        super().__init__(sentence, details, places, [*early, *_ranks(waits)])
 
 
-class Deadlock(ProgramFault):
+class Deadlock(base.ProgramFault):
     """No rank can go on: each waits for another.  `circle` are the ranks of a cycle of waits, () if there is none."""
 
     def __init__(self, waits: Sequence[Wait]) -> None:
         self.waits = tuple(sorted(waits, key=lambda wait: wait.rank))
         self.circle = _find_cycle({wait.rank: set(wait.ranks) for wait in waits})
         inside = [wait for wait in self.waits if wait.rank in self.circle]
-        problem = "no rank can go on" + (
-            f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
-        )
-        sentence = refusal_sentence(
-            "run", "fn", _ranks_and_verb(waits, "wait"), problem, _deadlock_remedy([wait.call for wait in inside])
-        )
+        problem = "no rank can go on"
+        problem += f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
+        remedy = _deadlock_remedy([wait.call for wait in inside])
+        sentence = base.refusal_sentence("run", "fn", _ranks_and_wait(waits), problem, remedy)
         first = [*inside, *(wait for wait in self.waits if wait not in inside)]
-        super().__init__(sentence, wait_lines(self.waits), _places(first), _ranks(first))
+        super().__init__(sentence, base.wait_lines(self.waits), _places(first), _ranks(first))
 
     def _cycle_text(self) -> str:
         shown = list(map(str, self.circle[:LONGEST_CIRCLE]))
         return " -> ".join([*shown, *(["..."] if len(self.circle) > LONGEST_CIRCLE else []), str(self.circle[0])])
 
 
-class WorkNotWaited(ProgramFault):
+class WorkNotWaited(base.ProgramFault):
     """Asynchronous collectives without a wait(): their outputs may hold anything."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
-        sentence = refusal_sentence(
-            _call_text(calls), "async_op", f"not waited for on {rank_names({call.rank for call in calls})}",
+        sentence = base.refusal_sentence(
+            _call_text(calls), "async_op", f"not waited for on {base.rank_names({call.rank for call in calls})}",
             "the function returned while its output may still be on the way",
             "Keep the Work that the call returns, and call its wait() before the output is read.",
         )  # fmt: skip
-        super().__init__(sentence, call_lines(calls), [call.place for call in calls], [call.rank for call in calls])
+        ranks = [call.rank for call in calls]
+        super().__init__(sentence, base.call_lines(calls), [call.place for call in calls], ranks)
 
 
-class ReadBeforeWait(ProgramFault):
+class ReadBeforeWait(base.ProgramFault):
     """The output of an asynchronous collective was read before its wait()."""
 
     def __init__(self, call: Call, op: str, place: Place | None) -> None:
         self.call, self.op = call, op
-        sentence = refusal_sentence(
-            call_summary(replace(call, place=None)), "output", f"read by {op} on rank {call.rank}{place_suffix(place)}",
+        sentence = base.refusal_sentence(
+            base.call_summary(replace(call, place=None)), "output",
+            f"read by {op} on rank {call.rank}{base.place_suffix(place)}",
             "until wait() it may hold the old numbers, the new ones or some of both",
             "Call wait() on the Work that the call returned before this line.",
         )  # fmt: skip
-        super().__init__(sentence, call_lines([call]), [place, call.place], [call.rank])
+        super().__init__(sentence, base.call_lines([call]), [place, call.place], [call.rank])
 
 
-class BufferReused(ProgramFault):
+class BufferReused(base.ProgramFault):
     """A buffer was written while a collective on it was on the way; `op` is None if that shows only at the wait."""
 
     def __init__(self, call: Call, op: str | None, place: Place | None) -> None:
         self.call, self.op = call, op
-        found = f"written by {op} on rank {call.rank}{place_suffix(place)}"
-        sentence = refusal_sentence(
-            call_summary(replace(call, place=None)), "buffer",
-            found if op else f"found changed on rank {call.rank} at its wait{place_suffix(place)}",
+        found = f"written by {op} on rank {call.rank}{base.place_suffix(place)}"
+        sentence = base.refusal_sentence(
+            base.call_summary(replace(call, place=None)), "buffer",
+            found if op else f"found changed on rank {call.rank} at its wait{base.place_suffix(place)}",
             "until wait() the collective may still read it, or write to it",
             "Call wait() before the tensor is written, or pass the call a clone.",
         )  # fmt: skip
-        super().__init__(sentence, call_lines([call]), [place, call.place], [call.rank])
+        super().__init__(sentence, base.call_lines([call]), [place, call.place], [call.rank])
 
 
-class MessagesLeftOver(ProgramFault):
+class MessagesLeftOver(base.ProgramFault):
     """Sends and receives that were never matched."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
-        sentence = refusal_sentence(
-            _call_text(calls), "peer", f"never met on {rank_names({call.rank for call in calls})}",
+        sentence = base.refusal_sentence(
+            _call_text(calls), "peer", f"never met on {base.rank_names({call.rank for call in calls})}",
             "a send meets the recv of the rank that it names, in the same group and with the same tag",
             "Make the other half of each call on the rank that it names, or leave the call out.",
         )  # fmt: skip
-        details = [*call_lines(calls), *truncate_lines(list(_near_miss_lines(calls)))]
+        details = [*base.call_lines(calls), *base.truncate_lines(list(_near_miss_lines(calls)))]
         super().__init__(sentence, details, [call.place for call in calls], [call.rank for call in calls])
 
 
-class GroupsLeftOver(ProgramFault):
+class GroupsLeftOver(base.ProgramFault):
     """Process groups that the program made and did not destroy; `places` holds, by name, where each was made."""
 
     def __init__(
@@ -128,19 +112,19 @@ class GroupsLeftOver(ProgramFault):
     ) -> None:
         self.groups = dict(groups)
         names = f"group{'s' if len(groups) != 1 else ''} {', '.join(list(groups)[:8])}"
-        sentence = refusal_sentence(
-            "new_group", "group", f"{names}{' and others' if len(groups) > 8 else ''} on {rank_names(ranks)}",
+        sentence = base.refusal_sentence(
+            "new_group", "group", f"{names}{' and others' if len(groups) > 8 else ''} on {base.rank_names(ranks)}",
             "made by the function, and still there when it returned",
             "Call torch.distributed.destroy_process_group(group) on each rank that made it.",
         )  # fmt: skip
         lines = [
-            f"  group {name} of ranks {rank_ranges(members)}{place_suffix(places.get(name))}"
+            f"  group {name} of ranks {base.rank_ranges(members)}{base.place_suffix(places.get(name))}"
             for name, members in groups.items()
         ]
-        super().__init__(sentence, truncate_lines(lines), [places.get(name) for name in groups], ranks)
+        super().__init__(sentence, base.truncate_lines(lines), [places.get(name) for name in groups], ranks)
 
 
-class RanksDisagree(ProgramFault):
+class RanksDisagree(base.ProgramFault):
     """A value that the program asserts to be the same on all ranks differs; `values` are short forms by rank."""
 
     def __init__(
@@ -153,22 +137,18 @@ class RanksDisagree(ProgramFault):
         call: str = "assert_same_on_all_ranks",
     ) -> None:
         self.values = dict(values)
-        order = [rank for _, ranks in minority_first(values) for rank in ranks]
-        sentence = refusal_sentence(
-            call, what, facts_by_rank({rank: first_line(value, 80) for rank, value in values.items()}),
+        order = [rank for _, ranks in base.minority_first(values) for rank in ranks]
+        sentence = base.refusal_sentence(
+            call, what, base.facts_by_rank({rank: base.first_line(value, 80) for rank, value in values.items()}),
             f"the ranks disagree{detail and ', '}{detail}",
             "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank.",
         )  # fmt: skip
-        lines = [(rank, f"{values[rank]}{place_suffix(places.get(rank))}") for rank in order]
-        super().__init__(
-            sentence,
-            [*likely_culprit_lines(values), *merge_equal_lines(lines)],
-            [places.get(rank) for rank in order],
-            order,
-        )
+        lines = [(rank, f"{values[rank]}{base.place_suffix(places.get(rank))}") for rank in order]
+        details = [*base.likely_culprit_lines(values), *base.merge_equal_lines(lines)]
+        super().__init__(sentence, details, [places.get(rank) for rank in order], order)
 
 
-class RankRaised(ProgramFault):
+class RankRaised(base.ProgramFault):
     """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__.
 
     `where` are the lines that they came from, by rank.  `waits` are the waits of the other ranks; `busy` are real
@@ -189,42 +169,41 @@ class RankRaised(ProgramFault):
         self.where = where = dict(places or {})
         first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
         problem = "this is the first rank that raised"
-        problem += f", and {_ranks_and_verb(waiting, 'wait')} for others since" if waiting else ""
-        problem += f", and {rank_names(one.rank for one in busy)} had not come back" if busy else ""
-        sentence = refusal_sentence(
-            "run", f"rank {first.rank}", f"{_raised_text(first)}{place_suffix(where.get(first.rank))}", problem,
+        problem += f", and {_ranks_and_wait(waiting)} for others since" if waiting else ""
+        problem += f", and {base.rank_names(one.rank for one in busy)} had not come back" if busy else ""
+        sentence = base.refusal_sentence(
+            "run", f"rank {first.rank}", f"{_raised_text(first)}{base.place_suffix(where.get(first.rank))}", problem,
             "Repair this line first: what the other ranks say may only be its echo.",
         )  # fmt: skip
-        lines = merge_equal_lines(
-            (one.rank, f"{_raised_text(one)}{place_suffix(where.get(one.rank))}") for one in others
-        )
+        texts = [(one.rank, f"{_raised_text(one)}{base.place_suffix(where.get(one.rank))}") for one in others]
+        lines = base.merge_equal_lines(texts)
         order = [one.rank for one in (first, *others)]
         super().__init__(
-            sentence, [*lines, *wait_lines(waiting), *busy_lines(busy)],
+            sentence, [*lines, *base.wait_lines(waiting), *base.busy_lines(busy)],
             [*map(where.get, order), *_places(waiting)], [*order, *_ranks(waiting), *(one.rank for one in busy)],
         )  # fmt: skip
 
 
-class CollectiveFailed(ProgramFault):
+class CollectiveFailed(base.ProgramFault):
     """All members have arrived and agree, and the collective refuses what they bring; `detail` is its own message."""
 
     def __init__(self, calls: Sequence[Call], detail: str) -> None:
         self.calls, self.detail = tuple(calls), detail
         problem = "all ranks have arrived, and what they bring is refused"
         ranks = [call.rank for call in calls]
-        sentence = refusal_sentence(_call_text(calls), "tensors", f"of {rank_names(ranks)}", problem, detail)
-        super().__init__(sentence, call_lines(calls), [call.place for call in calls], ranks)
+        sentence = base.refusal_sentence(_call_text(calls), "tensors", f"of {base.rank_names(ranks)}", problem, detail)
+        super().__init__(sentence, base.call_lines(calls), [call.place for call in calls], ranks)
 
 
 def _call_text(calls: Sequence[Call]) -> str:
     """The call, or the first of several."""
-    first = call_summary(replace(calls[0], place=None))
-    return first if len({call_summary(replace(call, place=None)) for call in calls}) == 1 else f"{first} and others"
+    summaries = [base.call_summary(replace(call, place=None)) for call in calls]
+    return summaries[0] if len(set(summaries)) == 1 else f"{summaries[0]} and others"
 
 
-def _ranks_and_verb(waits: Iterable[Wait], verb: str) -> str:
+def _ranks_and_wait(waits: Iterable[Wait]) -> str:
     ranks = {wait.rank for wait in waits}
-    return f"{rank_names(ranks)} {verb}{'s' if len(ranks) == 1 else ''}"
+    return f"{base.rank_names(ranks)} wait{'s' if len(ranks) == 1 else ''}"
 
 
 def _ranks(waits: Iterable[Wait]) -> list[int]:
@@ -262,9 +241,8 @@ def _deadlock_remedy(calls: Sequence[Call]) -> str:
     if all("recv" in call.kind for call in calls):
         return "Let one of the ranks send before it receives."
     if all("send" in call.kind for call in calls):
-        return (
-            "Let one of the ranks receive before it sends, or start both by batch_isend_irecv and wait for them after."
-        )
+        remedy = "Let one of the ranks receive before it sends,"
+        return f"{remedy} or start both by batch_isend_irecv and wait for them after."
     return "Put the sends, receives and collectives of these ranks into one order, in which each meets its other half."
 
 
@@ -281,5 +259,5 @@ def _near_miss_lines(calls: Sequence[Call]) -> Iterable[str]:
 
 
 def _raised_text(raised: Raised) -> str:
-    message = first_line(raised.message)
+    message = base.first_line(raised.message)
     return f"{raised.kind}: {message}" if message else raised.kind

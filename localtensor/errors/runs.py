@@ -3,59 +3,47 @@
 from collections.abc import Mapping, Sequence
 
 from localtensor._util.events import Place, Wait, Waiting
-from localtensor.errors.base import (
-    ProgramFault,
-    Refusal,
-    busy_lines,
-    first_line,
-    place_suffix,
-    rank_names,
-    refusal_sentence,
-    wait_lines,
-)
+from localtensor.errors import base
 
 
-class NotCallableWith(Refusal):
+class NotCallableWith(base.Refusal):
     """The function for the ranks is not callable, or takes other arguments."""
 
     def __init__(self, fn: object, problem: str) -> None:
-        name = getattr(fn, "__qualname__", None) or first_line(repr(fn), 60)
+        name = getattr(fn, "__qualname__", None) or base.first_line(repr(fn), 60)
         remedy = "Pass a function, and after it the arguments that it takes on one rank."
         super().__init__("run", "fn", str(name), problem, remedy)
 
 
-class PiecesDiffer(Refusal):
+class PiecesDiffer(base.Refusal):
     """A list does not have one piece for each rank."""
 
     def __init__(self, argument: str, length: int, ranks: int) -> None:
         problem = "a list is dealt out, one piece for each rank"
         remedy = f"Make it {ranks} long, or pass a tuple to give it whole to every rank."
-        super().__init__(
-            "run", argument, f"a list of {length} for {ranks} rank{'s' if ranks != 1 else ''}", problem, remedy
-        )
+        values = f"a list of {length} for {ranks} rank{'s' if ranks != 1 else ''}"
+        super().__init__("run", argument, values, problem, remedy)
 
 
-class NotCopyable(Refusal):
+class NotCopyable(base.Refusal):
     """An argument that cannot be copied for each rank."""
 
     def __init__(self, argument: str, kind: str, detail: str) -> None:
-        problem = f"each rank gets its own deep copy, and this one failed ({first_line(detail)})"
-        remedy = (
-            "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
-        )
-        super().__init__("run", argument, kind, problem, remedy)
+        problem = f"each rank gets its own deep copy, and this one failed ({base.first_line(detail)})"
+        remedy = "bind it there by a closure or functools.partial: then the ranks share it."
+        super().__init__("run", argument, kind, problem, f"Make it inside the function, or {remedy}")
 
 
-class NestedRun(Refusal):
+class NestedRun(base.Refusal):
     """A rank starts another run."""
 
     def __init__(self, rank: int, place: Place | None = None) -> None:
         problem = "the ranks of a run cannot start another"
         remedy = "Call run where no run is going on, or make a process group inside this one with new_group."
-        super().__init__("run", "fn", f"called by rank {rank}{place_suffix(place)}", problem, remedy)
+        super().__init__("run", "fn", f"called by rank {rank}{base.place_suffix(place)}", problem, remedy)
 
 
-class NeverEnded(ProgramFault):
+class NeverEnded(base.ProgramFault):
     """A run past its time limit; `left_behind` are ranks whose threads could not be stopped, `busy` real processes."""
 
     def __init__(
@@ -69,26 +57,23 @@ class NeverEnded(ProgramFault):
     ) -> None:
         self.seconds, self.rank = seconds, rank
         self.waits, self.left_behind, self.busy = tuple(waits), tuple(left_behind), tuple(busy)
-        at_work = f"rank {rank} was running{place_suffix(running)}" if rank is not None else "no rank was running"
+        at_work = f"rank {rank} was running{base.place_suffix(running)}" if rank is not None else "no rank was running"
         if busy:
-            at_work = f"{rank_names(one.rank for one in busy)} {'was' if len(busy) == 1 else 'were'} still at work"
-        sentence = refusal_sentence(
+            at_work = f"{base.rank_names(one.rank for one in busy)} {'was' if len(busy) == 1 else 'were'} still at work"
+        sentence = base.refusal_sentence(
             "run", "timeout", f"timeout={seconds:g}", f"the run has not ended in time; {at_work}",
             "Look for a loop without end there, or give timeout= more seconds.",
         )  # fmt: skip
-        lines = [*wait_lines(waits), *busy_lines(busy)]
+        lines = [*base.wait_lines(waits), *base.busy_lines(busy)]
         if left_behind:
-            lines.append(f"  {rank_names(left_behind)} could not be stopped: the thread goes on until the process ends")
-        ranks = [
-            *([] if rank is None else [rank]),
-            *(wait.rank for wait in waits),
-            *left_behind,
-            *(one.rank for one in busy),
-        ]
+            ranks_left = base.rank_names(left_behind)
+            lines.append(f"  {ranks_left} could not be stopped: the thread goes on until the process ends")
+        ranks = [] if rank is None else [rank]
+        ranks += [*(wait.rank for wait in waits), *left_behind, *(one.rank for one in busy)]
         super().__init__(sentence, lines, [running, *(wait.call.place for wait in waits)], ranks)
 
 
-class NotServed(Refusal):
+class NotServed(base.Refusal):
     """A call of torch.distributed that rank threads do not support."""
 
     def __init__(self, call: str, detail: str, gloo_has_it: bool = True) -> None:
@@ -99,14 +84,14 @@ class NotServed(Refusal):
         super().__init__(call, "on", "rank threads", problem, remedy)
 
 
-class ForeignThread(Refusal, argument="thread", values="called from {thread}"):
+class ForeignThread(base.Refusal, argument="thread", values="called from {thread}"):
     """A collective called from a thread that is not a rank's."""
 
     PROBLEM = "a collective belongs to a rank, and this thread is none"
     REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
 
 
-class NoSuchScript(Refusal):
+class NoSuchScript(base.Refusal):
     """A script that is not there."""
 
     def __init__(self, name: object, kind: str = "file") -> None:
@@ -116,28 +101,28 @@ class NoSuchScript(Refusal):
         super().__init__("run", "script", str(name), f"there is no such {kind}", remedy)
 
 
-class ThreadsOnly(Refusal):
+class ThreadsOnly(base.Refusal):
     """An option that has a meaning on rank threads only."""
 
     def __init__(self, option: str, value: object, on: str) -> None:
         problem = f"it says who runs next, and with on={on!r} that is up to the operating system"
         remedy = "Leave it out, or run on threads."
-        super().__init__("run", option, f"{option}={first_line(str(value), 60)}", problem, remedy)
+        super().__init__("run", option, f"{option}={base.first_line(str(value), 60)}", problem, remedy)
 
 
-class ScriptFailed(Refusal):
+class ScriptFailed(base.Refusal):
     """A script that ended with an error; `exit_codes` are by rank."""
 
     def __init__(self, exit_codes: Mapping[int, int]) -> None:
         self.exit_codes = dict(exit_codes)
         bad = {rank: code for rank, code in exit_codes.items() if code}
         codes = sorted(set(bad.values()))
-        phrases = [f"{rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
+        phrases = [f"{base.rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
         remedy = "See what it printed: the first rank to fail is the one to repair."
         super().__init__("run", "script", "; ".join(phrases), "these ranks ended with an error", remedy)
 
 
-class TooFewGpus(Refusal):
+class TooFewGpus(base.Refusal):
     """More ranks than this machine has GPUs, for a backend that wants one for each."""
 
     def __init__(self, ranks: int, gpus: int) -> None:
@@ -146,24 +131,24 @@ class TooFewGpus(Refusal):
         super().__init__("run", "ranks", f"ranks={ranks}", problem, f"{remedy} on='gloo'.")
 
 
-class UnknownWay(Refusal):
+class UnknownWay(base.Refusal):
     """An unknown choice of an argument: `on`, or what happens to groups that are left over."""
 
     def __init__(self, word: object, known: Sequence[object], argument: str = "on") -> None:
         remedy = f"Write {', '.join(map(repr, known))}."
         problem = "there is no such way to run" if argument == "on" else "there is no such choice"
-        super().__init__("run", argument, f"{argument}={first_line(repr(word), 60)}", problem, remedy)
+        super().__init__("run", argument, f"{argument}={base.first_line(repr(word), 60)}", problem, remedy)
 
 
-class BadSchedule(Refusal):
+class BadSchedule(base.Refusal):
     """A schedule that cannot be read."""
 
     def __init__(self, text: str, problem: str) -> None:
         remedy = "Copy the text after 'Replay:' in an error's message whole."
-        super().__init__("run", "schedule", first_line(repr(text), 80), problem, remedy)
+        super().__init__("run", "schedule", base.first_line(repr(text), 80), problem, remedy)
 
 
-class ReplayDiverged(Refusal, call="run", argument="schedule", values="a replay"):
+class ReplayDiverged(base.Refusal, call="run", argument="schedule", values="a replay"):
     """A program that behaves differently than when the schedule was written."""
 
     REMEDY = (
@@ -172,81 +157,81 @@ class ReplayDiverged(Refusal, call="run", argument="schedule", values="a replay"
     )
 
 
-class BadGroup(Refusal):
+class BadGroup(base.Refusal):
     """A process group that a rank cannot have."""
 
 
-class TorchChanged(Refusal, call="localtensor", argument="torch"):
+class TorchChanged(base.Refusal, call="localtensor", argument="torch"):
     """A private part of torch that is missing or different in this version."""
 
     REMEDY = "Use torch 2.13, with which this was tried, and report it with your version."
 
 
-class NoRanks(Refusal, argument="ranks", values="ranks={ranks!r}"):
+class NoRanks(base.Refusal, argument="ranks", values="ranks={ranks!r}"):
     """A pool of no processes."""
 
     PROBLEM = "a group has at least one rank, and a whole number of them"
     REMEDY = "Ask for 1 rank or more."
 
 
-class NoSuchBackend(Refusal, argument="backend", values="backend={backend!r}"):
+class NoSuchBackend(base.Refusal, argument="backend", values="backend={backend!r}"):
     """A communication backend that worker processes cannot use here."""
 
     REMEDY = "Choose one of {known}."
 
 
-class NoTime(Refusal, values="{argument}={seconds!r}"):
+class NoTime(base.Refusal, values="{argument}={seconds!r}"):
     """A limit that ends a call before it begins, or never."""
 
     PROBLEM = "a limit is more than 0 seconds, and at most a day"
     REMEDY = "Give it 30, say."
 
 
-class WrongArguments(Refusal, argument="args_per_rank"):
+class WrongArguments(base.Refusal, argument="args_per_rank"):
     """Not one tuple of arguments for each rank."""
 
     REMEDY = "Give one tuple of arguments for each rank, in rank order."
 
 
-class NotImportable(Refusal, argument="fn"):
+class NotImportable(base.Refusal, argument="fn"):
     """A function that another process cannot find by its name."""
 
     PROBLEM = "worker processes find a function by module and name, and this failed ({detail})"
     REMEDY = "Define it at the top level of a module that can be imported."
 
 
-class NotSendable(Refusal, values="a {kind} of rank {rank}"):
+class NotSendable(base.Refusal, values="a {kind} of rank {rank}"):
     """A value that cannot travel between the caller and a rank."""
 
     PROBLEM = "it cannot be pickled or read back ({detail})"
     REMEDY = "Send plain data and tensors, and make live objects inside the function."
 
 
-class PoolClosed(Refusal, argument="pool", values="Pool({ranks})"):
+class PoolClosed(base.Refusal, argument="pool", values="Pool({ranks})"):
     """A call on a pool whose processes were given up."""
 
     PROBLEM = "this pool was closed"
     REMEDY = "Make a new Pool, or call before close()."
 
 
-class PoolDidNotStart(Refusal, argument="pool", values="Pool({ranks})"):
+class PoolDidNotStart(base.Refusal, argument="pool", values="Pool({ranks})"):
     """Worker processes that ended, failed or hung before their first job."""
 
     PROBLEM = "the worker processes did not come up ({detail})"
     REMEDY = "In a script, start it under `if __name__ == '__main__':`; else see what the workers printed."
 
 
-class BadProgram(Refusal, call="explore", argument="program"):
+class BadProgram(base.Refusal, call="explore", argument="program"):
     """The argument of `explore` is not a program of threads."""
 
     REMEDY = "Pass a function of a Sync that returns Program(threads=[...], check=...), with new objects each time."
 
 
-class BadExploration(Refusal, call="explore"):
+class BadExploration(base.Refusal, call="explore"):
     """An invalid setting of `explore`."""
 
 
-class WaitsAlone(Refusal, call="explore", argument="program"):
+class WaitsAlone(base.Refusal, call="explore", argument="program"):
     """A wait for a lock or gate while no thread of the program runs, so that no thread can ever release it."""
 
     PROBLEM = "it is waited for outside of the threads, and no thread can release it"

@@ -13,51 +13,31 @@ from typing import Any
 
 import pytest
 
-from localtensor.pytest_plugin.fixtures import (
-    PER_RANK,
-    Comms,
-    RequestedFixtures,
-    World,
-    defer_fixture,
-    requested_fixtures,
-)
-from localtensor.pytest_plugin.marks import (
-    LEFTOVERS,
-    PLAN,
-    RANK_BACKENDS,
-    SETTINGS,
-    Check,
-    Marks,
-    SessionSettings,
-    check_backend,
-    check_flaky,
-    check_leftovers,
-    check_ranks,
-    check_schedule,
-    check_seed,
-    check_timeout,
-    collect_marks,
-    plan_test,
-    usage_error,
-)
+from localtensor.pytest_plugin import fixtures
+from localtensor.pytest_plugin import marks as rank_marks
 
 _RANKS_PARAMETER = "_ranks"  # the parameter of a test with several numbers of ranks
 _TEST = pytest.StashKey[Any]()
 _REFUSED = pytest.StashKey[str]()
-_OURS = PER_RANK | {"world"}
-_OPTIONS: dict[str, tuple[str, str, Check, str]] = {
+_OURS = fixtures.PER_RANK | {"world"}
+_OPTIONS: dict[str, tuple[str, str, rank_marks.Check, str]] = {
     # setting: option, metavar, check, help
-    "ranks": ("--ranks", "N", check_ranks, ("run tests that ask for rank, world_size, mesh or comms on N ranks; "
+    "ranks": ("--ranks", "N", rank_marks.check_ranks, (
+              "run tests that ask for rank, world_size, mesh or comms on N ranks; "
               "@pytest.mark.ranks without a number takes N too (2 without this option)")),
-    "on": ("--ranks-on", "|".join(RANK_BACKENDS), check_backend, ("what ranks are: threads of this process, one at a time (default), "
-           "or processes over gloo or NCCL")),
-    "schedule": ("--rank-schedule", "TEXT", check_schedule, ("the order in which rank threads run: round_robin (default), "
-                 "shuffled:7, pct:7, or the text that a failure prints to repeat it")),
-    "seed": ("--rank-seed", "N", check_seed, "the seed of every rank's random generators (0)"),
-    "flaky": ("--rank-flaky", "N", check_flaky, "run each rank test under N schedules, up to the first that it fails under"),
-    "timeout": ("--rank-timeout", "SECONDS", check_timeout, "for one run of all ranks of a test; 0 is no limit (300)"),
-    "leftovers": ("--rank-leftovers", "|".join(LEFTOVERS), check_leftovers, ("what becomes of process groups that a test "
-                  "made and did not destroy: nothing (default), a warning, or a failure")),
+    "on": ("--ranks-on", "|".join(rank_marks.RANK_BACKENDS), rank_marks.check_backend, (
+           "what ranks are: threads of this process, one at a time (default), or processes over gloo or NCCL")),
+    "schedule": ("--rank-schedule", "TEXT", rank_marks.check_schedule, (
+                 "the order in which rank threads run: round_robin (default), shuffled:7, pct:7, "
+                 "or the text that a failure prints to repeat it")),
+    "seed": ("--rank-seed", "N", rank_marks.check_seed, "the seed of every rank's random generators (0)"),
+    "flaky": ("--rank-flaky", "N", rank_marks.check_flaky,
+              "run each rank test under N schedules, up to the first that it fails under"),
+    "timeout": ("--rank-timeout", "SECONDS", rank_marks.check_timeout,
+                "for one run of all ranks of a test; 0 is no limit (300)"),
+    "leftovers": ("--rank-leftovers", "|".join(rank_marks.LEFTOVERS), rank_marks.check_leftovers, (
+                  "what becomes of process groups that a test made and did not destroy: "
+                  "nothing (default), a warning, or a failure")),
 }  # fmt: skip
 
 
@@ -80,14 +60,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "mesh(shape, names=None): the test body runs on the ranks of a mesh, which the fixture mesh gives it: "
         'mesh((2, 2), names=("dp", "tp")) (localtensor)',
     )
-    config.stash[SETTINGS] = _settings(config)
+    config.stash[rank_marks.SETTINGS] = _settings(config)
 
 
 def _ini_name(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-def _settings(config: pytest.Config) -> SessionSettings:
+def _settings(config: pytest.Config) -> rank_marks.SessionSettings:
     settings: dict[str, Any] = {}
     typed = set()
     for name, (option, _, check, _) in _OPTIONS.items():
@@ -98,21 +78,18 @@ def _settings(config: pytest.Config) -> SessionSettings:
             typed.add(name)
         if value is not None:
             settings[name] = check("pytest", source, value)
-    return SessionSettings(typed=frozenset(typed), **settings)
+    return rank_marks.SessionSettings(typed=frozenset(typed), **settings)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    settings = config.stash[SETTINGS]
-    typed = [
-        f"{_OPTIONS[name][0].removeprefix('--')} {getattr(settings, name)}"
-        for name in _OPTIONS
-        if name in settings.typed
-    ]
+    settings = config.stash[rank_marks.SETTINGS]
+    named = [(option.removeprefix("--"), name) for name, (option, *_) in _OPTIONS.items() if name in settings.typed]
+    typed = [f"{option} {getattr(settings, name)}" for option, name in named]
     return [f"localtensor: {', '.join(typed)}"] if typed else []
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    numbers = collect_marks(_marks_with_nodes(metafunc.definition)).numbers
+    numbers = rank_marks.collect_marks(_marks_with_nodes(metafunc.definition)).numbers
     if len(numbers) > 1:
         metafunc.fixturenames.append(_RANKS_PARAMETER)
         metafunc.parametrize(_RANKS_PARAMETER, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
@@ -125,41 +102,44 @@ def _marks_with_nodes(node: pytest.Item) -> list[tuple[Any, pytest.Mark]]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives each rank test its plan.  Raises `pytest.UsageError` for the first that cannot run; under xdist that test fails."""
-    settings = config.stash[SETTINGS]
+    settings = config.stash[rank_marks.SETTINGS]
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
-        marks = collect_marks(_marks_with_nodes(item))
+        marks = rank_marks.collect_marks(_marks_with_nodes(item))
         if marks.there or not _OURS.isdisjoint(item.fixturenames):
             try:
-                _plan_item(item, marks, requested_fixtures(item), settings)
+                _plan_item(item, marks, settings)
             except pytest.UsageError as refusal:
                 if not hasattr(config, "workerinput"):
                     raise
                 item.stash[_REFUSED] = str(refusal)  # xdist would report a worker that ends here as crashed
 
 
-def _plan_item(item: pytest.Function, marks: Marks, requested: RequestedFixtures, settings: SessionSettings) -> None:
-    per_rank = sorted(requested.ours & PER_RANK)
+def _plan_item(item: pytest.Function, marks: rank_marks.Marks, settings: rank_marks.SessionSettings) -> None:
+    requested = fixtures.requested_fixtures(item)
+    per_rank = sorted(requested.ours & fixtures.PER_RANK)
     if requested.wide is not None:
         fixture, scope, needs = requested.wide
-        problem = f"it has {scope} scope, and {needs} has a value in each rank of one test"
-        raise usage_error(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope.")
+        problem, remedy = (
+            f"it has {scope} scope, and {needs} has a value in each rank of one test",
+            "Give it function scope.",
+        )
+        raise rank_marks.usage_error(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, remedy)
     beside = "world" in requested.ours
     if marks.there or (settings.ranks is not None and per_rank and not beside):
         if beside:
-            problem = "the ranks of a test cannot start another run"
-            raise usage_error(
-                item.nodeid, "fixture world", "asked for in a rank test", problem, "Leave out the mark or the fixture."
-            )
+            value, problem = "asked for in a rank test", "the ranks of a test cannot start another run"
+            remedy = "Leave out the mark or the fixture."
+            raise rank_marks.usage_error(item.nodeid, "fixture world", value, problem, remedy)
         callspec = getattr(item, "callspec", None)
         chosen = callspec.params.get(_RANKS_PARAMETER) if callspec is not None else None
-        item.stash[PLAN] = plan_test(item.nodeid, marks, settings, chosen)
+        item.stash[rank_marks.PLAN] = rank_marks.plan_test(item.nodeid, marks, settings, chosen)
         return
     outside = [name for name in per_rank if not (beside and name == "comms")]
     if outside:
         problem = "it has a value in each rank, and this test does not run on ranks"
-        raise usage_error(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
+        raise rank_marks.usage_error(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
                       "Mark the test with @pytest.mark.ranks(4), or give --ranks 4.")  # fmt: skip
 
 
@@ -167,7 +147,7 @@ def _plan_item(item: pytest.Function, marks: Marks, requested: RequestedFixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if _REFUSED in item.stash:
         pytest.fail(item.stash[_REFUSED], pytrace=False)
-    plan = item.stash.get(PLAN, None)
+    plan = item.stash.get(rank_marks.PLAN, None)
     if plan is not None:
         from localtensor.pytest_plugin.item import RankTest
 
@@ -176,10 +156,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Any:
-    plan = request._pyfuncitem.stash.get(PLAN, None)  # private to pytest: see the list in `fixtures`
+    plan = request._pyfuncitem.stash.get(rank_marks.PLAN, None)  # private to pytest: see the list in `fixtures`
     if plan is None:
         return None
-    return defer_fixture(fixturedef, request, has_log=plan.on == "threads")
+    return fixtures.defer_fixture(fixturedef, request, has_log=plan.on == "threads")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -193,7 +173,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def pytest_assertion_pass(item: pytest.Item, lineno: int, expl: str) -> None:
-    if PLAN in item.stash:
+    if rank_marks.PLAN in item.stash:
         from localtensor.pytest_plugin.assertions import record_passed
 
         record_passed(item.stash, lineno, expl)
@@ -229,9 +209,8 @@ def _ranks(request: pytest.FixtureRequest) -> int:
 
 
 def _fail_outside(name: str) -> Any:
-    pytest.fail(
-        f"fixture {name}: asked for outside a rank test. Mark the test with @pytest.mark.ranks(4).", pytrace=False
-    )
+    problem = "asked for outside a rank test"
+    pytest.fail(f"fixture {name}: {problem}. Mark the test with @pytest.mark.ranks(4).", pytrace=False)
 
 
 @pytest.fixture
@@ -253,17 +232,17 @@ def mesh() -> Any:
 
 
 @pytest.fixture
-def world(pytestconfig: pytest.Config) -> World:
+def world(pytestconfig: pytest.Config) -> fixtures.World:
     """In an ordinary test: `world.run(fn, *args, ranks=4)` runs fn on ranks, as localtensor.run does, with the
     session's options as defaults."""
-    return World(pytestconfig.stash[SETTINGS])
+    return fixtures.World(pytestconfig.stash[rank_marks.SETTINGS])
 
 
 @pytest.fixture
-def comms(request: pytest.FixtureRequest) -> Comms:
+def comms(request: pytest.FixtureRequest) -> fixtures.Comms:
     """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`: the
     calls of the ranks of the last `world.run`."""
     if "world" not in request.fixturenames:
         _fail_outside("comms")
-    ran: World = request.getfixturevalue("world")
-    return Comms(lambda: ran.calls, None)
+    ran: fixtures.World = request.getfixturevalue("world")
+    return fixtures.Comms(lambda: ran.calls, None)

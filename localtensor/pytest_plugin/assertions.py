@@ -6,7 +6,7 @@ each.  An assertion in a loop passes many times: the last one counts.
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import TypeVar
 from unittest import SkipTest
@@ -67,13 +67,16 @@ def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, Loc
     """
     if not isinstance(fault, RankRaised) or not fault.errors:
         return trim_traceback(fault), fault
-    order = sorted(
-        (one.rank for one in fault.raised if one.rank in fault.errors), key=lambda rank: _priority(fault.errors[rank])
-    )
+    ranks_known = [one.rank for one in fault.raised if one.rank in fault.errors]
+    order = sorted(ranks_known, key=lambda rank: _priority(fault.errors[rank]))
     first = order[0]
     error = trim_traceback(fault.errors[first])
     if isinstance(error, _SKIPS):
-        _name_ranks_in(error, [rank for rank in order if isinstance(fault.errors[rank], _SKIPS)], ranks)
+        skipped = [rank for rank in order if isinstance(fault.errors[rank], _SKIPS)]
+        where = f"all {ranks} ranks" if len(skipped) == ranks > 1 else f"{rank_names(skipped)} of {ranks}"
+        error.args = (f"{error} (on {where})",)
+        if isinstance(error, pytest.skip.Exception):
+            error.msg = error.args[0]
     reordered = copy.copy(fault)
     reordered.raised = tuple(sorted(fault.raised, key=lambda one: one.rank != first))
     return error, reordered
@@ -85,23 +88,10 @@ def _priority(error: BaseException) -> int:
         return 0
     if isinstance(error, _SKIPS):
         return 4
-    if _is_hypothesis_control(error):
-        return 3
+    hypothesis = sys.modules.get("hypothesis.errors")
+    if hypothesis is not None and isinstance(error, (hypothesis.UnsatisfiedAssumption, hypothesis.StopTest)):
+        return 3  # Hypothesis drops an example by it, as by `assume(False)`
     return 2 if isinstance(error, pytest.xfail.Exception) else 1
-
-
-def _is_hypothesis_control(error: BaseException) -> bool:
-    """Whether Hypothesis drops an example by this exception, as by `assume(False)`."""
-    errors = sys.modules.get("hypothesis.errors")
-    return errors is not None and isinstance(error, (errors.UnsatisfiedAssumption, errors.StopTest))
-
-
-def _name_ranks_in(skip: BaseException, skipped: Sequence[int], ranks: int) -> None:
-    where = f"all {ranks} ranks" if len(skipped) == ranks > 1 else f"{rank_names(skipped)} of {ranks}"
-    text = f"{skip} (on {where})"
-    skip.args = (text,)
-    if isinstance(skip, pytest.skip.Exception):
-        skip.msg = text
 
 
 def trim_traceback(error: Caught) -> Caught:
@@ -110,7 +100,11 @@ def trim_traceback(error: Caught) -> Caught:
     An error of this project is about the user's lines: no other frame stays.  Any other exception that passed no user
     code keeps all its frames.
     """
-    frames = list(_frames(error.__traceback__))
+    frames: list[TracebackType] = []
+    frame = error.__traceback__
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.tb_next
     theirs = [is_user_file(one.tb_frame.f_code.co_filename) for one in frames]
     if isinstance(error, LocalTensorError):
         kept = [one for one, user in zip(frames, theirs) if user]
@@ -123,9 +117,3 @@ def trim_traceback(error: Caught) -> Caught:
         chain = TracebackType(chain, one.tb_frame, one.tb_lasti, one.tb_lineno)
     error.__traceback__ = chain
     return error
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next

@@ -342,9 +342,8 @@ class Comms(Sequence["Call"]):
         calls = self.calls
         texts = [_call_text(call, with_rank=self.rank is None) for call in calls[:MOST_SHOWN]]
         texts += [f"and {len(calls) - MOST_SHOWN} more"] if len(calls) > MOST_SHOWN else []
-        return (
-            f"Comms({'all ranks' if self.rank is None else f'rank {self.rank}'}: {', '.join(texts) or 'nothing yet'})"
-        )
+        who = "all ranks" if self.rank is None else f"rank {self.rank}"
+        return f"Comms({who}: {', '.join(texts) or 'nothing yet'})"
 
 
 def _call_text(call: "Call", *, with_rank: bool) -> str:

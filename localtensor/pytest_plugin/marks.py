@@ -103,25 +103,22 @@ def plan_test(nodeid: str, marks: Marks, settings: SessionSettings, chosen: int 
     """
     for number in marks.numbers:
         if not is_rank_count(number):
-            raise usage_error(
-                nodeid, "@pytest.mark.ranks", repr(number), _NUMBER, "Write for instance @pytest.mark.ranks(4)."
-            )
+            remedy = "Write for instance @pytest.mark.ranks(4)."
+            raise usage_error(nodeid, "@pytest.mark.ranks", repr(number), _NUMBER, remedy)
     if len(set(marks.numbers)) < len(marks.numbers):
         problem = "each number makes a test, and one is there twice"
         raise usage_error(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, "Leave one out.")
     if len(marks.numbers) > 1 and chosen is None:
-        problem = (
-            "several numbers make a test of each, which goes with functions and methods that pytest can parametrize"
-        )
+        problem = "several numbers make a test of each,"
+        problem += " which goes with functions and methods that pytest can parametrize"
         remedy = "Give one number, or write the mark as a decorator of a function."
         raise usage_error(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, remedy)
     number = chosen or (marks.numbers[0] if marks.numbers else None)
     shape, names = _mesh(nodeid, marks.mesh) if marks.mesh else (None, None)
     if shape is not None and number is not None and math.prod(shape) != number:
         problem = f"that is a mesh of {math.prod(shape)} ranks, and @pytest.mark.ranks says {number}"
-        raise usage_error(
-            nodeid, "@pytest.mark.mesh", str(shape), problem, "Make them agree, or leave one of the marks out."
-        )
+        remedy = "Make them agree, or leave one of the marks out."
+        raise usage_error(nodeid, "@pytest.mark.mesh", str(shape), problem, remedy)
     by_option = shape is None and number is None
     ranks = math.prod(shape) if shape is not None else number or settings.ranks or RANKS
     keywords = _keywords(nodeid, marks.keywords)
@@ -160,17 +157,11 @@ def _mesh(nodeid: str, mesh: pytest.Mark) -> tuple[tuple[int, ...], tuple[str, .
     shape, call = _shape(mesh), "@pytest.mark.mesh"
     if set(mesh.kwargs) - {"shape", "names"} or len(mesh.args) > 1 or ("shape" in mesh.kwargs and mesh.args):
         takes = ", ".join([*map(repr, mesh.args), *mesh.kwargs])
-        raise usage_error(
-            nodeid, call, takes, "it takes a shape and names=", 'Write @pytest.mark.mesh((2, 2), names=("dp", "tp")).'
-        )
+        remedy = 'Write @pytest.mark.mesh((2, 2), names=("dp", "tp")).'
+        raise usage_error(nodeid, call, takes, "it takes a shape and names=", remedy)
     if not shape or not all(map(is_rank_count, shape)):
-        raise usage_error(
-            nodeid,
-            call,
-            str(shape),
-            "a shape is whole numbers from 1 up",
-            "Write for instance @pytest.mark.mesh((2, 2)).",
-        )
+        remedy = "Write for instance @pytest.mark.mesh((2, 2))."
+        raise usage_error(nodeid, call, str(shape), "a shape is whole numbers from 1 up", remedy)
     names = mesh.kwargs.get("names")
     if names is None:
         return shape, None

@@ -73,9 +73,8 @@ class RankData:
         first, value = self._drawn[self._count]
         self._count += 1
         if first != _strategy_text(strategy):
-            problem = (
-                f"another rank drew {first} as its value {self._count}, and all ranks draw the same values in one order"
-            )
+            problem = f"another rank drew {first} as its value {self._count}"
+            problem += ", and all ranks draw the same values in one order"
             remedy = "Draw on every rank, before the ranks part."
             pytest.fail(f"data.draw: strategy: {_strategy_text(strategy)}: {problem}. {remedy}", pytrace=False)
         return value
@@ -156,9 +155,7 @@ class RankBody:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    drawn: dict[int, list[tuple[str, Any]]] = field(
-        default_factory=dict
-    )  # by data object of Hypothesis, in this example
+    drawn: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)  # by data object, in this example
     hypothesis_values: list[tuple[Any, Any]] = field(default_factory=hypothesis_variables)
     failed: dict[int, BaseException] = field(default_factory=dict)  # failed with fixtures left to tear down
     done: set[int] = field(default_factory=set)
@@ -229,9 +226,8 @@ class RankBody:
         raised = [Raised(rank, type(error).__name__, str(error), "") for rank, error in self.failed.items()]
         places = {rank: place_of_error(error) for rank, error in self.failed.items()}
         log: Sequence[Call] = getattr(fault, "log", ())
-        last = {
-            call.rank: str(call.place) for call in log if call.rank not in self.failed and call.rank not in self.done
-        }
+        ended = self.failed.keys() | self.done
+        last = {call.rank: str(call.place) for call in log if call.rank not in ended}
         cause = RankRaised(raised, (), places, [Waiting(rank, where) for rank, where in sorted(last.items())])
         cause.errors, cause.log = dict(self.failed), tuple(log)
         return cause
@@ -264,11 +260,9 @@ def _own_instance(instance: Any, copies: dict[int, Any]) -> Any:
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():
         own.__dict__[name] = copy_for_rank(value, copies)
-    for loop in (
-        "_asyncioRunner",
-        "_asyncioTestLoop",
-    ):  # of unittest's async test case (the second of Python 3.10), which
-        if getattr(own, loop, None) is not None:  # closes it when an object is collected
+    # Of unittest's async test case (the second of Python 3.10), which closes it when an object is collected.
+    for loop in ("_asyncioRunner", "_asyncioTestLoop"):
+        if getattr(own, loop, None) is not None:
             setattr(own, loop, None)
     return own
 

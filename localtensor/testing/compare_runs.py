@@ -93,17 +93,14 @@ def _difference_texts(first: object, second: object) -> Iterator[str]:
         far = f"by {abs(first - second):.3g}"
     yield f"{short_text(first)} in the first, {short_text(second)} in the second{far and ', '}{far}"
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
-        worst = _largest_difference(first, second)
-        if worst:
-            yield worst
+        yield from _largest_difference(first, second)
 
 
-def _largest_difference(first: Tensor, second: Tensor) -> str:
-    """The place and values of the largest difference of two tensors; empty for those that are printed whole."""
+def _largest_difference(first: Tensor, second: Tensor) -> Iterator[str]:
+    """The place and values of the largest difference of two tensors; none for those that are printed whole."""
     if first.dtype != second.dtype or first.numel() <= 8 or first.is_complex():
-        return ""
+        return
     apart = (first.double() - second.double()).abs().nan_to_num(nan=float("inf"))
     apart[(first == second) | (first.isnan() & second.isnan())] = 0
-    at = torch.unravel_index(apart.argmax(), apart.shape)
-    place = [int(index) for index in at]
-    return f"farthest at {place}: {first[tuple(place)].item()} and {second[tuple(place)].item()}"
+    place = [int(index) for index in torch.unravel_index(apart.argmax(), apart.shape)]
+    yield f"farthest at {place}: {first[tuple(place)].item()} and {second[tuple(place)].item()}"

@@ -144,12 +144,9 @@ def _with_bits_of(row: Tensor, fresh: Tensor) -> Tensor:
 def _strided_copy(x: Tensor) -> Tensor:
     """A copy with the same strides, also those of 0."""
     fresh = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    fresh.as_strided(_without_repeats(x), x.stride()).copy_(x.as_strided(_without_repeats(x), x.stride()))
+    once = [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
+    fresh.as_strided(once, x.stride()).copy_(x.as_strided(once, x.stride()))
     return _with_bits_of(x, fresh)
-
-
-def _without_repeats(x: Tensor) -> list[int]:
-    return [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
 
 
 def differences_from_reference(
@@ -173,10 +170,8 @@ def _differences(twin: Mapping[int, RankOutcome], result: Any, args: Any, kwargs
             continue
         yield from value_differences(rank, "argument", tuple(args), tuple(alone.args))
         yield from value_differences(rank, "argument", kwargs, alone.kwargs)
-        mine, theirs = (
-            _returned_arguments(result, args, kwargs),
-            _returned_arguments(alone.result, alone.args, alone.kwargs),
-        )
+        mine = _returned_arguments(result, args, kwargs)
+        theirs = _returned_arguments(alone.result, alone.args, alone.kwargs)
         if mine != theirs:
             yield LockstepDifference(rank, "result", "identity", mine, theirs)
 
@@ -208,9 +203,7 @@ def value_differences(rank: int, place: str, mine: Any, alone: Any) -> Iterator[
 
 def same_value(one: object, other: object) -> bool:
     """Equal and of one type, or both not a number."""
-    if type(one) is not type(other):
-        return False
-    return one is other or equal_or_nan(one, other)
+    return type(one) is type(other) and (one is other or equal_or_nan(one, other))
 
 
 def _tensor_differences(rank: int, place: str, mine: Tensor, alone: Tensor) -> Iterator[LockstepDifference]:
@@ -218,11 +211,9 @@ def _tensor_differences(rank: int, place: str, mine: Tensor, alone: Tensor) -> I
         if getattr(mine, what) != getattr(alone, what):
             yield LockstepDifference(rank, place, what, getattr(mine, what), getattr(alone, what))
             return
-    if (
-        mine.layout is torch.strided
-        and significant_strides(mine) != significant_strides(alone)
-        and not _same_layout_but_gaps(mine, alone)
-    ):
+    differ = mine.layout is torch.strided and significant_strides(mine) != significant_strides(alone)
+    if differ and list(mine.stride()) != list(dense_strides(alone.shape, alone.stride())[0]):
+        # Not only in gaps between elements, which a stack of fresh results does not have.
         yield LockstepDifference(rank, place, "stride", mine.stride(), alone.stride())
     if not same_to_the_bit(mine, alone):
         yield LockstepDifference(rank, place, "value", mine, alone)
@@ -231,11 +222,6 @@ def _tensor_differences(rank: int, place: str, mine: Tensor, alone: Tensor) -> I
 def significant_strides(x: Tensor) -> list[int | None]:
     """The significant strides: None for a dim of one element, and for an empty tensor."""
     return [step if size > 1 and x.numel() else None for size, step in zip(x.shape, x.stride(), strict=True)]
-
-
-def _same_layout_but_gaps(mine: Tensor, alone: Tensor) -> bool:
-    """Whether the layouts are equal except for gaps between elements, which a stack of fresh results does not have."""
-    return list(mine.stride()) == list(dense_strides(alone.shape, alone.stride())[0])
 
 
 def same_to_the_bit(one: Tensor, other: Tensor) -> bool:
@@ -345,9 +331,8 @@ def _floating_tensors(value: Any) -> list[Tensor]:
 
 def _nudged(generator: torch.Generator, x: Tensor) -> Tensor:
     if x.is_complex():
-        return torch.view_as_complex(
-            _nudged(generator, torch.view_as_real(x.resolve_conj().resolve_neg()).contiguous())
-        )
+        pairs = torch.view_as_real(x.resolve_conj().resolve_neg()).contiguous()
+        return torch.view_as_complex(_nudged(generator, pairs))
     if x.element_size() < 2 or x.layout is not torch.strided:
         return x
     towards = torch.randint(0, 2, x.shape, generator=generator) * 2.0 - 1

@@ -99,9 +99,8 @@ def _body(kind: Any, test_id: str) -> Callable[[RankProcess], None]:
         set_precisions()
         common_utils.set_rng_seed()
         results = _ResultQueue()
-        rank_class = type(kind)(
-            kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        )
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        rank_class = type(kind)(kind.__name__, (kind,), names)
         rank_class._worker_loop(process.rank, ranks, file, _TaskQueue(test_id), results)
         if results.skip is not None:
             raise results.skip

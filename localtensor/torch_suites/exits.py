@@ -130,11 +130,7 @@ def raise_fault(fault: ProgramFault, ranks: int) -> NoReturn:
     """Raises the `Exception` of the rank that was the first cause, else the fault; a note describes the other ranks."""
     __tracebackhide__ = True
     cause = fault.errors.get(fault.raised[0].rank) if isinstance(fault, RankRaised) else None
-    text = (
-        failure_text(fault, ranks, fault.replay or "")
-        if isinstance(fault, RankRaised)
-        else failure_text(fault, ranks, "")
-    )
+    text = failure_text(fault, ranks, (fault.replay or "") if isinstance(fault, RankRaised) else "")
     if isinstance(cause, Exception):
         shown: Exception = cause.with_traceback(user_traceback(cause.__traceback__))
         attach_note(shown, text)
@@ -152,13 +148,12 @@ def attach_note(error: BaseException, text: str) -> None:
 def user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from its first frame outside of this project, torch's test bases and unittest; else all of it."""
     here = trace
-    while here is not None and _is_internal(here.tb_frame.f_code.co_filename):
+    while here is not None:
+        file = here.tb_frame.f_code.co_filename
+        if not (file.startswith(_OURS) or any(part in file for part in _TORCH_TEST_DIRS)):
+            return here
         here = here.tb_next
-    return here or trace
-
-
-def _is_internal(file: str) -> bool:
-    return file.startswith(_OURS) or any(part in file for part in _TORCH_TEST_DIRS)
+    return trace
 
 
 def skip_test(why: object) -> NoReturn:

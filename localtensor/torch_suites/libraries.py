@@ -55,7 +55,8 @@ def step_aside() -> bool:
 
 def _polling(name: str) -> Callable[..., Any]:
     def wait_in_turns(original: Callable[..., Any], self: Any, keys: Any, *rest: Any, **options: Any) -> Any:
-        limit = _limit(self, rest, options) if name == "wait" else self.timeout
+        limits = [value for value in (*rest, *options.values()) if isinstance(value, timedelta)]
+        limit = limits[0] if limits and name == "wait" else self.timeout
         end = time.monotonic() + limit.total_seconds()
         while not _has_keys(self, name, keys) and time.monotonic() < end:
             if not step_aside():
@@ -65,10 +66,6 @@ def _polling(name: str) -> Callable[..., Any]:
         return _time_out(original, self, name, keys)
 
     return wait_in_turns
-
-
-def _limit(store: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> timedelta:
-    return next((value for value in (*rest, *options.values()) if isinstance(value, timedelta)), store.timeout)
 
 
 def _has_keys(store: dist.Store, name: str, keys: Any) -> bool:
@@ -109,16 +106,8 @@ PRIVATE = {
 }
 
 _TORCH_NAMESPACES = (
-    "aten",
-    "prims",
-    "prim",
-    "c10d",
-    "_c10d_functional",
-    "_dtensor",
-    "inductor",
-    "quantized",
-    "higher_order",
-)
+    "aten", "prims", "prim", "c10d", "_c10d_functional", "_dtensor", "inductor", "quantized", "higher_order",
+)  # fmt: skip
 
 
 class _Registrations:

@@ -15,16 +15,9 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.testing._internal import common_distributed, common_utils
 
+from localtensor.torch_suites import rank_run
 from localtensor.torch_suites.exits import RankProcess, raise_fault, skip_test
 from localtensor.torch_suites.libraries import is_rank
-from localtensor.torch_suites.rank_run import (
-    SuiteOptions,
-    SuiteResult,
-    needs_fallback,
-    precision_setter,
-    run_ranks,
-    warn_fallback,
-)
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -44,13 +37,13 @@ _NAMES = ("_start_processes", "_join_processes", "_check_return_codes", "run_tes
 BASE = common_distributed.MultiProcessTestCase
 
 
-def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
+def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: getattr(owner, name) for name in _NAMES}
 
     def _start_processes(self: Any, proc: Any) -> None:
         if type(self)._join_processes is not _join_processes:
-            warn_fallback(f"{type(self).__name__} joins its processes itself")
+            rank_run.warn_fallback(f"{type(self).__name__} joins its processes itself")
             stock["_start_processes"](self, proc)
             return
         self.processes = [RankProcess(rank) for rank in range(int(self.world_size))]
@@ -60,8 +53,8 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
         if not self.processes or not all(isinstance(process, RankProcess) for process in self.processes):
             stock["_join_processes"](self, fn)
             return
-        result = run_ranks(_body(self), len(self.processes), how)
-        if needs_fallback(result):
+        result = rank_run.run_ranks(_body(self), len(self.processes), how)
+        if rank_run.needs_fallback(result):
             with open(self.file_name, "wb"):  # the rendezvous file of the processes is empty, as before
                 pass
             stock["_start_processes"](self, multiprocessing.get_context("spawn").Process)
@@ -86,7 +79,7 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
 
 
 def _body(case: Any) -> Callable[[RankProcess], None]:
-    kind, name, set_precisions = type(case), case._current_test_name(), precision_setter(type(case))
+    kind, name, set_precisions = type(case), case._current_test_name(), rank_run.precision_setter(type(case))
     options = {"fake_pg": getattr(case, "fake_pg", False)}
 
     def body(process: RankProcess) -> None:
@@ -96,7 +89,7 @@ def _body(case: Any) -> Callable[[RankProcess], None]:
     return body
 
 
-def _raise_outcome(result: SuiteResult) -> None:
+def _raise_outcome(result: rank_run.SuiteResult) -> None:
     """Raises the error that ended the run, or a skip with the test's own reason."""
     __tracebackhide__ = True
     codes = [process.exitcode for process in result.processes]

@@ -15,16 +15,9 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
 from localtensor.errors import GroupMismatch, LocalTensorError
+from localtensor.torch_suites import rank_run
 from localtensor.torch_suites.exits import RankProcess, raise_fault, skip_test
 from localtensor.torch_suites.libraries import is_rank
-from localtensor.torch_suites.rank_run import (
-    SuiteOptions,
-    SuiteResult,
-    needs_fallback,
-    precision_setter,
-    run_ranks,
-    warn_fallback,
-)
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -49,13 +42,13 @@ class _UnjoinedRanks:
         self.case = case
 
 
-def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
+def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: inspect.getattr_static(owner, name) for name in _REPLACED}
 
     def _spawn_threads(self: Any) -> None:
         if inspect.getattr_static(type(self), "_join_threads") is not replacements["_join_threads"]:
-            warn_fallback(f"{type(self).__name__} joins its threads itself")
+            rank_run.warn_fallback(f"{type(self).__name__} joins its threads itself")
             stock["_spawn_threads"](self)
             return
         type(self).global_store = dist.HashStore()
@@ -65,8 +58,8 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
         __tracebackhide__ = True
         if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):
             case = threads[0].case
-            result = run_ranks(_body(case), int(case.world_size), how)
-            if not (needs_fallback(result) or _only_own_groups(result)):
+            result = rank_run.run_ranks(_body(case), int(case.world_size), how)
+            if not (rank_run.needs_fallback(result) or _only_own_groups(result)):
                 raise_outcome(result)
                 return
             case.threads = threads = []
@@ -81,7 +74,7 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
     return replacements
 
 
-def _only_own_groups(result: SuiteResult) -> bool:
+def _only_own_groups(result: rank_run.SuiteResult) -> bool:
     """Whether each rank made only its own group, and groups of one name are disjoint.
 
     On real processes such groups collide as soon as anything is sent.  torch's own threads let a test inspect them, so
@@ -94,17 +87,13 @@ def _only_own_groups(result: SuiteResult) -> bool:
     own = all(rank in members for rank, members in fault.groups.items())
     if not own or sum(map(len, made)) != len(set().union(*made)):
         return False
-    warn_fallback(f"each rank made only its own process group of the name {fault.name!r}")
+    rank_run.warn_fallback(f"each rank made only its own process group of the name {fault.name!r}")
     return True
 
 
 def _body(case: Any) -> Callable[[RankProcess], None]:
-    kind, name, ranks, set_precisions = (
-        type(case),
-        case._current_test_name,
-        case.world_size,
-        precision_setter(type(case)),
-    )
+    kind, name, ranks = type(case), case._current_test_name, case.world_size
+    set_precisions = rank_run.precision_setter(kind)
 
     def body(process: RankProcess) -> None:
         set_precisions()
@@ -131,7 +120,7 @@ def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
     return run_test_with_threaded_pg
 
 
-def raise_outcome(result: SuiteResult) -> None:
+def raise_outcome(result: rank_run.SuiteResult) -> None:
     """Raises the error that ended the run, or the skip of any rank, which torch counts for all."""
     __tracebackhide__ = True
     codes = [process.exitcode for process in result.processes]
@@ -146,7 +135,7 @@ def raise_outcome(result: SuiteResult) -> None:
         raise_fault(result.fault, len(codes))
 
 
-def _raise_as_runtime_error(result: SuiteResult) -> None:
+def _raise_as_runtime_error(result: rank_run.SuiteResult) -> None:
     """As `raise_outcome`, but wraps other exceptions in the `RuntimeError` that a test of torch may expect."""
     __tracebackhide__ = True
     try:
@@ -158,7 +147,7 @@ def _raise_as_runtime_error(result: SuiteResult) -> None:
         raise RuntimeError("\n".join(f"rank {process.rank} raised\n{process.text}" for process in raised)) from cause
 
 
-def comms_decorator(how: SuiteOptions) -> Callable[..., Any]:
+def comms_decorator(how: rank_run.SuiteOptions) -> Callable[..., Any]:
     """A replacement for torch's `spawn_threads_and_init_comms`, which runs a test method on ranks with one `self`."""
     default = common_distributed.DEFAULT_WORLD_SIZE
 
@@ -175,7 +164,7 @@ def comms_decorator(how: SuiteOptions) -> Callable[..., Any]:
                 dist.init_process_group("threaded", rank=process.rank, world_size=world_size)
                 func(self, *args, **kwargs)
 
-            _raise_as_runtime_error(run_ranks(body, world_size, how))
+            _raise_as_runtime_error(rank_run.run_ranks(body, world_size, how))
 
         return wrapper
 

@@ -58,11 +58,9 @@ def gather_samples(
     if more.infos:
         found, dead, no = gather(workers, more, settings, None, progress.tick, passes)
         by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
-    wanted = (
-        [m.op for m in population.all_registered_overloads(settings.device)]
-        if picked.everything
-        else sorted(picked.overloads)
-    )
+    wanted = sorted(picked.overloads)
+    if picked.everything:
+        wanted = [m.op for m in population.all_registered_overloads(settings.device)]
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
     made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
     shelf: SamplesByOp = {op: ((), why) for op, why in reasons.items()}

@@ -140,7 +140,11 @@ def _drawn_samples(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int
         found.extend(enumerate(itertools.islice(every, MOST_DRAWN)))  # extend keeps the samples before an error
     except _REFUSALS as error:
         failed[error_in_one_line(error, 100)] += 1
-    small = [(number, sample) for number, sample in found if _numel(sample) <= MOST_INPUT]
+    small = []
+    for number, sample in found:
+        tensors = [x for x in (sample.input, *sample.args) if isinstance(x, Tensor)]  # those in lists are never large
+        if sum(x.numel() for x in tensors) <= MOST_INPUT:
+            small.append((number, sample))
     if len(small) < len(found):
         failed[f"samples of more than {MOST_INPUT} elements are left out"] += len(found) - len(small)
     return _evenly(small, MOST_CALLS)
@@ -150,11 +154,6 @@ def _evenly(found: Sequence[T], most: int) -> list[T]:
     """At most so many items at even distances, since neighbours are alike."""
     step = max(1.0, len(found) / most)
     return [found[int(i * step)] for i in range(min(most, len(found)))]
-
-
-def _numel(sample: Any) -> int:
-    """Elements of the tensors of the call, without those in lists, which are never large."""
-    return sum(x.numel() for x in (sample.input, *sample.args) if isinstance(x, Tensor))
 
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip
@@ -213,10 +212,11 @@ class _Recorder(TorchDispatchMode):
     def best(self) -> list[Sample]:
         """A diverse subset of the samples of each overload."""
         most = {op: MOST_KEPT if self._own.get(op.split(".")[1]) else MOST_OTHERS for op in self.kept}
-        few = {
-            op: found if len(found) <= most[op] else diverse_subset(found, most[op]) for op, found in self.kept.items()
-        }
-        return [sample for found in few.values() for sample in found]
+        return [
+            sample
+            for op, found in self.kept.items()
+            for sample in (found if len(found) <= most[op] else diverse_subset(found, most[op]))
+        ]
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
         """The call with its tensors as they are before it; None if one like it is recorded already."""
@@ -268,8 +268,7 @@ def siblings(op: str, have: Sequence[str]) -> list[str]:
 def _distance(op: str, other: str) -> float | None:
     ours, theirs = _root(op), _root(other)
     if ours == theirs:
-        same = op.split(".")[1] == other.split(".")[1]
-        return 0.0 if same else 0.1
+        return 0.0 if op.split(".")[1] == other.split(".")[1] else 0.1
     return _name_distance(ours, theirs)
 
 

@@ -154,14 +154,11 @@ def _tensor(value: Any, given: dict[str, Any]) -> Any:
     first = next((v for v in given.values() if isinstance(v, Tensor)), None)
     if first is None or not isinstance(value, (bool, int, float, complex)):
         return ABSENT
-    dtype = first.dtype if _fits(value, first.dtype) else None
-    return torch.full(first.shape, value, dtype=dtype)
-
-
-def _fits(value: Any, dtype: torch.dtype) -> bool:
+    dtype = first.dtype
+    fits = dtype.is_floating_point or dtype.is_complex or (isinstance(value, int) and dtype != torch.bool)
     if isinstance(value, complex):
-        return dtype.is_complex
-    return dtype.is_floating_point or dtype.is_complex or (isinstance(value, int) and dtype != torch.bool)
+        fits = dtype.is_complex
+    return torch.full(first.shape, value, dtype=dtype if fits else None)
 
 
 def _number(x: Tensor, wanted: str) -> Any:

@@ -39,9 +39,8 @@ def pick(settings: Settings, rules: RegisteredRules | None) -> SampleSelection:
     """The OpInfos and overloads that the settings select.  Raises `UnknownOp`."""
     if rules is not None:
         theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
-        return (
-            select_overloads(theirs, opinfo_samples.database()) if theirs else SampleSelection(())
-        )  # importing OpInfo takes seconds
+        # Importing OpInfo takes seconds.
+        return select_overloads(theirs, opinfo_samples.database()) if theirs else SampleSelection(())
     database = opinfo_samples.database()
     if settings.everything:
         return SampleSelection(tuple(range(len(database))), everything=True)

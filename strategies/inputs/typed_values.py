@@ -96,9 +96,8 @@ class _Draw:
     def value(self, argument: Any) -> Any:
         """A value for the argument, or `ABSENT`."""
         what, optional = argument_kind(argument), str(argument.type).startswith("Optional")
-        if what == "Generator" or (
-            argument.kwarg_only and what in ("Layout", "Device", "MemoryFormat", "bool") and optional
-        ):
+        factory = argument.kwarg_only and what in ("Layout", "Device", "MemoryFormat", "bool")
+        if what == "Generator" or (factory and optional):
             return ABSENT
         if (optional or argument.has_default_value()) and self.rng.random() < 0.5:
             return ABSENT if argument.has_default_value() else None
@@ -146,8 +145,7 @@ class _Draw:
     def _number(self, name: str) -> bool | int | float:
         if self.dtype == torch.bool:
             return self.rng.choice([True, False])
-        whole = [2, 1, 3, -1]
-        return self.rng.choice([0.5, 2.0, 1, -1.5] if self.dtype.is_floating_point else whole)
+        return self.rng.choice([0.5, 2.0, 1, -1.5] if self.dtype.is_floating_point else [2, 1, 3, -1])
 
     def _numbers(self, name: str) -> list[Any]:
         return [self._number(name) for _ in self.lists]

@@ -51,14 +51,9 @@ class CallKind:
 def call_kind(sample: Sample) -> CallKind:
     """The kind of a call: operands of arithmetic by their sign, other values as they are, optional tensors by presence."""
     letters = "".join(dtype_letter(t.dtype) for t in sample.tensors)
-    facts = [
-        ArgumentCondition(name, _condition(value, computes)) for name, value, computes in non_tensor_arguments(sample)
-    ]
-    facts += [
-        ArgumentCondition(a.name, "is not None")
-        for a, value in _given(sample)
-        if "Optional" in a.kind and holds_tensor(value)
-    ]
+    facts = [ArgumentCondition(name, _condition(value, sums)) for name, value, sums in non_tensor_arguments(sample)]
+    present = [a.name for a, value in _given(sample) if "Optional" in a.kind and holds_tensor(value)]
+    facts += [ArgumentCondition(name, "is not None") for name in present]
     return CallKind(tuple(t.ndim for t in sample.tensors), letters, tuple(sorted(facts, key=str)))
 
 
@@ -196,12 +191,9 @@ class NoKey(Refusal):
     """A call has an argument that cannot be part of a cache key."""
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
-        remedy = "Propagate this call without a cache, or pass a plain value"
-        super().__init__("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + ".")
-
-
-def _brief(value: object) -> str:
-    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else short_repr(value, 40)
+        shown = f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else short_repr(value, 40)
+        remedy = "Propagate this call without a cache, or pass a plain value."
+        super().__init__("key_of", argument, f"{type(value).__name__} {shown}", problem, remedy)
 
 
 def _has_text(placement: Placement) -> bool:

@@ -37,12 +37,7 @@ class NamedPlacement(Placement):
         return NamedPlacement, (self.text,)  # torch's C++ base class cannot be pickled
 
 
-_CONSTANTS = {
-    torch.dtype: "dtype",
-    torch.device: "device",
-    torch.layout: "layout",
-    torch.memory_format: "memory_format",
-}
+_CONSTANTS = {getattr(torch, kind): kind for kind in ("dtype", "device", "layout", "memory_format")}
 
 
 def value(x: Any) -> Any:
@@ -63,9 +58,8 @@ def value(x: Any) -> Any:
         return {_CONSTANTS[type(x)]: str(x).removeprefix("torch.")}
     if isinstance(x, Tensor):
         return {"tensor": tensor(x)}
-    raise NotEncodable(
-        f"an argument of type {type(x).__name__}"
-    )  # its repr may contain an address, which differs by run
+    # Its repr may contain an address, which differs by run.
+    raise NotEncodable(f"an argument of type {type(x).__name__}")
 
 
 def read_value(data: Any) -> Any:

@@ -108,27 +108,18 @@ def metadata_only(name: str) -> str:
     return ""
 
 
-def _incomparable(values: Sequence[Any]) -> str:
-    half = any(isinstance(v, Tensor) and v.dtype == torch.complex32 for v in values)
-    return "complex32, which torch cannot compare: judged by metadata only" if half else ""
-
-
 def run_oracle(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> OracleResult:
     """The oracle of a call, on the sample's tensors unless others are given.  Raises one of `REJECTIONS` if the op does."""
     inputs = tuple(sample.tensors if tensors is None else tensors)
-    writes = mutates(sample.op)
-    raw, flat = run_call(sample.call, inputs, mutates=writes)
+    raw, flat = run_call(sample.call, inputs, mutates=mutates(sample.op))
     outputs = tuple(flat)
-    only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
+    only = metadata_only(sample.op)
+    if not only and any(isinstance(v, Tensor) and v.dtype == torch.complex32 for v in (*inputs, *outputs)):
+        only = "complex32, which torch cannot compare: judged by metadata only"
     if only:
         return OracleResult(inputs, outputs, (None,) * len(outputs), raw, only)
-    slack = _slack(
-        lambda given: run_call(sample.call, given, mutates=False)[1],
-        outputs,
-        inputs,
-        strided_copies(sample.call, inputs),
-        seed,
-    )
+    spaced = strided_copies(sample.call, inputs)
+    slack = _slack(lambda given: run_call(sample.call, given, mutates=False)[1], outputs, inputs, spaced, seed)
     return OracleResult(inputs, outputs, slack, raw, "", share_unstable(slack))
 
 
@@ -158,9 +149,8 @@ def _slack(
     slack = tuple(measured_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
     if any(x.dtype in DOUBLE_OF for x in inputs):
         best = _rerun(function, [x.to(DOUBLE_OF.get(x.dtype, x.dtype), copy=True) for x in inputs], len(outputs))
-        slack = tuple(
-            widen_slack(s, o, b) for s, o, b in zip(slack, outputs, best or [None] * len(outputs), strict=True)
-        )
+        whole = zip(slack, outputs, best or [None] * len(outputs), strict=True)
+        slack = tuple(widen_slack(s, o, b) for s, o, b in whole)
     return slack
 
 
@@ -198,9 +188,8 @@ def same_results(a: OracleResult, b: OracleResult) -> bool:
     if len(a.outputs) != len(b.outputs):
         return False
     pairs = [(x, y) for x, y in zip(a.outputs, b.outputs, strict=True) if isinstance(x, Tensor)]
-    return all(isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype for x, y in pairs) and all(
-        bool(within_slack(x, y, torch.zeros(())).all()) for x, y in pairs
-    )
+    alike = all(isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype for x, y in pairs)
+    return alike and all(bool(within_slack(x, y, torch.zeros(())).all()) for x, y in pairs)
 
 
 def equal_within(got: Tensor, want: Tensor, slack: Tensor) -> bool:

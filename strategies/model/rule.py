@@ -206,9 +206,7 @@ def written_leaves(call: Call) -> tuple[int, ...]:
 def out_leaves(call: Call) -> tuple[int, ...]:
     """The tensors given as `out=`, by leaf number, in the order of the results."""
     given = dict(call.kwargs)
-    return leaf_numbers(
-        [given.get(argument.name) for argument in overload(call.op)._schema.arguments if argument.is_out]
-    )
+    return leaf_numbers([given.get(a.name) for a in overload(call.op)._schema.arguments if a.is_out])
 
 
 @dataclass(frozen=True, slots=True)

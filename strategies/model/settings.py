@@ -75,24 +75,20 @@ class Settings:
             raise BadSetting("--all", " ".join(self.patterns), "ops are named as well", "Drop --all or the names.")
         for ranks in self.ranks:
             if ranks < 2:
-                raise BadSetting(
-                    "--ranks", ranks, "a rule needs at least 2 ranks to be wrong", "Pass --ranks 2 or more."
-                )
+                problem = "a rule needs at least 2 ranks to be wrong"
+                raise BadSetting("--ranks", ranks, problem, "Pass --ranks 2 or more.")
             if ranks > 64:
-                raise BadSetting(
-                    "--ranks", ranks, "that many real processes would not fit one machine", "Pass at most 64."
-                )
+                problem = "that many real processes would not fit one machine"
+                raise BadSetting("--ranks", ranks, problem, "Pass at most 64.")
         for name in self.dtypes:
             if name not in DTYPES:
-                raise BadSetting(
-                    "--dtype", name, "this dtype is not among those tried", f"Choose of {', '.join(DTYPES)}."
-                )
+                remedy = f"Choose of {', '.join(DTYPES)}."
+                raise BadSetting("--dtype", name, "this dtype is not among those tried", remedy)
         if self.confirm not in ("gloo", "nccl", "none"):
             raise BadSetting("--confirm", self.confirm, "no such way to confirm", "Choose gloo, nccl or none.")
         if self.workers < 1:
-            raise BadSetting(
-                "--workers", self.workers, "a validation needs at least one worker", "Pass --workers 1 or more."
-            )
+            problem = "a validation needs at least one worker"
+            raise BadSetting("--workers", self.workers, problem, "Pass --workers 1 or more.")
         if not 0 <= self.seed < 2**63:
             raise BadSetting("--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
         _check_meshes(self.meshes)
@@ -141,12 +137,8 @@ def _check_journal(settings: Settings) -> None:
         if count < 1 or not 1 <= number <= count:
             raise BadSetting("--shard", shown, "there is no such shard", "Write --shard 1/4 to --shard 4/4.")
         if settings.journal is None:
-            raise BadSetting(
-                "--shard",
-                shown,
-                "without a journal it cannot be merged with the others",
-                "Name a journal: --journal FILE.",
-            )
+            problem = "without a journal it cannot be merged with the others"
+            raise BadSetting("--shard", shown, problem, "Name a journal: --journal FILE.")
 
 
 def _check_device(settings: Settings) -> None:
@@ -154,9 +146,8 @@ def _check_device(settings: Settings) -> None:
         raise BadSetting("--device", settings.device, "unknown device", "Choose cpu or cuda.")
     gpus = torch.cuda.device_count() if settings.device == "cuda" or settings.confirm == "nccl" else 0
     if settings.device == "cuda" and not gpus:
-        raise BadSetting(
-            "--device", "cuda", "torch sees no CUDA device here", "Run on a machine with a GPU, or pass --device cpu."
-        )
+        remedy = "Run on a machine with a GPU, or pass --device cpu."
+        raise BadSetting("--device", "cuda", "torch sees no CUDA device here", remedy)
     if settings.confirm == "nccl" and gpus < max(settings.ranks):
         need = f"nccl needs {max(settings.ranks)} GPUs for {max(settings.ranks)} ranks, here are {gpus}"
         raise BadSetting("--confirm", "nccl", need, "Pass --confirm gloo, or fewer --ranks.")

@@ -13,16 +13,12 @@ from strategies.ops.pointwise import creation, linear, monotone, unary_binary
 from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
 from strategies.ops.shape import joining, slices, views
 
-CALL = "strategies.ops.collected"
 
-
-class TwoRules(Refusal):
+class TwoRules(Refusal, call="strategies.ops.collected", argument="entries"):
     """Two rules for one overload: which of them holds would depend on the order of the imports."""
 
-    def __init__(self, first: OpRule, second: OpRule) -> None:
-        value = f"{first.op} of the families {first.family} ({first.where}) and {second.family} ({second.where})"
-        problem = "an overload has one rule, and these are two"
-        super().__init__(CALL, "entries", value, problem, "Take it out of one of the two families.")
+    PROBLEM = "an overload has one rule, and these are two"
+    REMEDY = "Take it out of one of the two families."
 
 
 def collected(entries: Iterable[OpRule]) -> RuleRegistry:
@@ -30,7 +26,10 @@ def collected(entries: Iterable[OpRule]) -> RuleRegistry:
     found: dict[str, OpRule] = {}
     for entry in entries:
         if entry.op in found:
-            raise TwoRules(found[entry.op], entry)
+            first = found[entry.op]
+            raise TwoRules(
+                f"{entry.op} of the families {first.family} ({first.where}) and {entry.family} ({entry.where})"
+            )
         found[entry.op] = entry
     return RuleRegistry(found)
 

@@ -23,17 +23,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
+from localtensor.layout import shards
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import is_unambiguous, partial_values
-from localtensor.layout.shards import (
-    COMMUTING_KINDS,
-    Layout,
-    has_one_meaning,
-    in_axis_order,
-    in_rank_order,
-    split_axis,
-    split_by_axes,
-)
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard, parse, shape_text, shard_cut, short, shorts
 from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, exact_bound, exact_unit, real_dtype
@@ -43,7 +35,7 @@ FACTORS = (2, 3)
 
 
 @functools.lru_cache(1024)
-def placement_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str = "") -> Layout:
+def placement_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str = "") -> shards.Layout:
     """All placements of a tensor of `ndim` dims on one axis, the simplest first; `pending` is its reduction on others.
 
     Reductions that have no agreed meaning for the dtype are left out.
@@ -52,19 +44,18 @@ def placement_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ..
     if "S" in kinds:
         found += map(Shard, range(ndim))
     wanted = [kind for kind in REDUCTIONS if "P" in kinds or f"P({kind})" in kinds]
-    beside = COMMUTING_KINDS if pending in COMMUTING_KINDS else frozenset({pending})
-    found += [
-        Partial(kind)
-        for kind in wanted
-        if (dtype is None or is_unambiguous(kind, dtype)) and (not pending or kind in beside)
-    ]
+    beside = shards.COMMUTING_KINDS if pending in shards.COMMUTING_KINDS else frozenset({pending})
+    defined = [kind for kind in wanted if dtype is None or is_unambiguous(kind, dtype)]
+    found += [Partial(kind) for kind in defined if not pending or kind in beside]
     if "SS" in kinds:
         found += [StridedShard(dim, split_factor=factor) for dim in range(ndim) for factor in FACTORS]
     return tuple(found)
 
 
 @functools.lru_cache(1024)
-def aligned_options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str, most: int) -> Layout:
+def aligned_options(
+    ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str, most: int
+) -> shards.Layout:
     """The options, each at its index among those of a tensor of `most` dims and any dtype.
 
     A missing option is replaced by the one before it.  So an index keeps its meaning if the tensor loses a dim, or gets
@@ -92,9 +83,11 @@ def other_cut_orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int,
     return tuple((dim, order) for dim, axes in shared.items() for order in list(itertools.permutations(axes))[1:])
 
 
-def unambiguous_layout(layout: Layout, shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]) -> Layout:
+def unambiguous_layout(
+    layout: shards.Layout, shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]
+) -> shards.Layout:
     """The layout itself, or with plain shards in place of strided ones if it would have two meanings."""
-    if has_one_meaning(layout, shape, dtype, mesh):
+    if shards.has_one_meaning(layout, shape, dtype, mesh):
         return layout
     return tuple(Shard(p.dim) if isinstance(p, StridedShard) else p for p in layout)
 
@@ -270,7 +263,7 @@ class Sharded:
         spec = self.spec
         turned = {axis for _, axes in spec.shard_order for axis in axes}
         both_ways = any(isinstance(spec.placements[axis], StridedShard) for axis in turned)
-        if both_ways or not has_one_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
+        if both_ways or not shards.has_one_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
             raise BadPlacement("draws.Sharded", shorts(spec.placements), "it has no meaning, or two, for this tensor")
         whole = Drawn(spec.shape, spec.dtype, self.pattern, self.seed).tensor()
         object.__setattr__(self, "whole", whole)
@@ -292,7 +285,7 @@ def cut_pieces(whole: Tensor, spec: Spec, seed: int, *, exact: bool = True) -> l
     def deal(x: Tensor, placement: Placement, ranks: int) -> Sequence[Tensor]:
         if isinstance(placement, Partial):
             return make(x, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
-        return split_axis(x, placement, ranks)
+        return shards.split_axis(x, placement, ranks)
 
-    held = in_rank_order(split_by_axes(whole, *in_axis_order(spec), deal), spec)
+    held = shards.in_rank_order(shards.split_by_axes(whole, *shards.in_axis_order(spec), deal), spec)
     return [piece.clone(memory_format=torch.contiguous_format) for piece in held]

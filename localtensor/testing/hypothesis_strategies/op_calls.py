@@ -42,11 +42,7 @@ def opinfo_database() -> Mapping[str, Any]:
     """torch's OpInfos by full name, such as `add` and `div.floor_rounding`, in their own order."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return MappingProxyType({_full_name(info): info for info in op_db})
-
-
-def _full_name(info: Any) -> str:
-    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+    return MappingProxyType({".".join(filter(None, (info.name, info.variant_test_name))): info for info in op_db})
 
 
 def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tuple[str, ...]:
@@ -58,10 +54,8 @@ def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tu
     wanted = list(known) if names is None else [full for name in names for full in _names_of(name)]
     found = tuple(full for full in wanted if any(dtype in _dtypes(full) for dtype in dtypes))
     if not found:
-        dtype_names = ", ".join(map(str, dtypes))
-        raise BadDraw(
-            "op_calls", "names", names, f"none of them knows {dtype_names}", "Pass other names, or other dtypes."
-        )
+        problem = f"none of them knows {', '.join(map(str, dtypes))}"
+        raise BadDraw("op_calls", "names", names, problem, "Pass other names, or other dtypes.")
     return found
 
 

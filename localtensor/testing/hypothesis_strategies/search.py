@@ -19,15 +19,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import Layout, placements_in_order
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard
-from localtensor.testing.hypothesis_strategies.layouts import (
-    HALVES,
-    aligned_options,
-    other_cut_orders,
-    placement_options,
-    ranks_between,
-    sizes_left,
-    unambiguous_layout,
-)
+from localtensor.testing.hypothesis_strategies import layouts as options
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, full_names, sample_count, supports_dtype
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -63,7 +55,7 @@ class MeshOptions:
 
     def placed(self, draw: Draw, place: Place) -> tuple[Mesh, tuple[Any, ...]]:
         """A mesh, and the result of `place` for each axis; the draws of one axis are adjacent, so that any can be dropped."""
-        ranks = draw(one_of(ranks_between(*self.ranks)))
+        ranks = draw(one_of(options.ranks_between(*self.ranks)))
         many = draw(one_of(tuple(range(self.axes[0], self.axes[1] + 1))))
         sizes: list[int] = []
         found: list[Any] = []
@@ -77,7 +69,7 @@ class MeshOptions:
 
 @st.composite
 def _axis(draw: Draw, left: tuple[int, int, int], last: bool, place: Place, found: Sequence[Any]) -> tuple[int, Any]:
-    size = left[1] // left[2] if last else draw(one_of(sizes_left(*left, draw(one_of(HALVES)))))
+    size = left[1] // left[2] if last else draw(one_of(options.sizes_left(*left, draw(one_of(options.HALVES)))))
     return size, place(draw, found)
 
 
@@ -117,7 +109,7 @@ class SpecOptions:
 
     def spec(self, draw: Draw) -> Spec:
         dtype = draw(one_of(self.dtypes))
-        ndim = self.shapes.ndim(draw, least=0 if placement_options(0, dtype, self.kinds) else 1)
+        ndim = self.shapes.ndim(draw, least=0 if options.placement_options(0, dtype, self.kinds) else 1)
         place = functools.partial(_place, ndim, dtype, self.kinds, self.shapes.most)
         if isinstance(self.meshes, Mesh):
             mesh, placed = self.meshes, layout(draw, self.meshes.sizes, place)
@@ -125,7 +117,7 @@ class SpecOptions:
             mesh, placed = self.meshes.placed(draw, place)
         placed = with_cut_order(draw, placed, mesh.sizes, self.kinds)
         shape = self.shapes.of(draw, ndim)
-        placed = unambiguous_layout(placed, shape, dtype, mesh.sizes)
+        placed = options.unambiguous_layout(placed, shape, dtype, mesh.sizes)
         return Spec(mesh, placed, shape, dtype, shard_order(draw, placed) if self.orders else ())
 
 
@@ -134,7 +126,7 @@ def _place(
 ) -> Any:
     """A placement for the next axis; kinds of Partial that do not mix are not mixed."""
     pending = next((p.reduce_op for p in before if isinstance(p, Partial)), "")
-    return draw(one_of(aligned_options(ndim, dtype, kinds, pending, most)))
+    return draw(one_of(options.aligned_options(ndim, dtype, kinds, pending, most)))
 
 
 def layout(draw: Draw, mesh: tuple[int, ...], place: Place) -> Layout:
@@ -147,7 +139,7 @@ def layout(draw: Draw, mesh: tuple[int, ...], place: Place) -> Layout:
 
 def with_cut_order(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[str, ...]) -> Layout:
     """The layout, or one with a shared dim that the axes cut in another order than from left to right."""
-    others = other_cut_orders(placed) if "SS" in kinds else ()
+    others = options.other_cut_orders(placed) if "SS" in kinds else ()
     order = draw(one_of((None, *others))) if others else None
     cut = {} if order is None else placements_in_order(order[0], order[1], mesh)
     return tuple(cut.get(axis, placement) for axis, placement in enumerate(placed))
@@ -157,7 +149,7 @@ def shard_order(draw: Draw, placed: Layout) -> ShardOrder:
     """For each dim that plain shards of several axes cut, an order of these axes: left to right, or another."""
     others: dict[int, list[tuple[int, ...]]] = {}
     strided = {placement.dim for placement in placed if isinstance(placement, StridedShard)}
-    for dim, order in other_cut_orders(placed):
+    for dim, order in options.other_cut_orders(placed):
         others.setdefault(dim, []).append(order)
     drawn = ((dim, draw(one_of((None, *of_dim)))) for dim, of_dim in others.items() if dim not in strided)
     return tuple((dim, order) for dim, order in drawn if order is not None)
@@ -172,7 +164,7 @@ def layouts(
     @st.composite
     def drawn(draw: Draw) -> Layout:
         placed = with_cut_order(draw, layout(draw, mesh.sizes, place), mesh.sizes, kinds)
-        return unambiguous_layout(placed, shape, dtype, mesh.sizes)
+        return options.unambiguous_layout(placed, shape, dtype, mesh.sizes)
 
     return drawn()
 

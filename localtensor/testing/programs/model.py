@@ -56,9 +56,8 @@ class Step:
     @property
     def blocks(self) -> bool:
         """Whether the call returns only after its peers' calls, as a functional gather along a dim other than 0 does."""
-        return self.style == "sync" or (
-            self.style == "functional" and self.kind == "all_gather_into_tensor" and self.dim > 0
-        )
+        gathers = self.kind == "all_gather_into_tensor" and self.dim > 0
+        return self.style == "sync" or (self.style == "functional" and gathers)
 
     def sends(self, rank: int) -> list[int]:
         return [receiver for sender, receiver in self.pairs if sender == rank]

@@ -157,9 +157,8 @@ def functional_call(step: Step, rank: int) -> str:
         return f"functional.broadcast({x}, {step.members.index(step.root)}, {group})"
     if step.kind == "all_to_all_single":
         me = step.members.index(rank)
-        return (
-            f"functional.all_to_all_single({x}, {[row[me] for row in step.splits]}, {list(step.splits[me])}, {group})"
-        )
+        got, sent = [row[me] for row in step.splits], list(step.splits[me])
+        return f"functional.all_to_all_single({x}, {got}, {sent}, {group})"
     return {
         "all_reduce": f"functional.all_reduce({x}, '{step.op}', {group})",
         "all_gather_into_tensor": f"functional.all_gather_single({x}, {step.dim}, {group})",

@@ -12,18 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from localtensor.testing.programs.model import (
-    IN_PLACE,
-    MESSAGES,
-    OBJECTS,
-    PRIME,
-    REDUCING,
-    ROOTED,
-    SIZE,
-    SPLITS,
-    Event,
-    Step,
-)
+from localtensor.testing.programs import model
 
 BINARY_OPS = {
     "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -42,7 +31,7 @@ def reduce_arrays(held: list[Any], op: str) -> Any:
     return (total / len(held)).astype(total.dtype) if op == "avg" else total
 
 
-def collective_results(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) -> list[Any]:
+def collective_results(step: model.Step, rank: int, steps: dict[int, model.Step], brought: dict[int, Any]) -> list[Any]:
     """The rank's results of a collective, as its own call requests them."""
     me, held = step.members.index(rank), [brought[member] for member in step.members]
     match step.kind:
@@ -61,15 +50,14 @@ def collective_results(step: Step, rank: int, steps: dict[int, Step], brought: d
         case "all_to_all_single":
             starts = [sum(steps[member].splits[i][:me]) for i, member in enumerate(step.members)]
             rows = [steps[member].splits[i][me] for i, member in enumerate(step.members)]
-            return [
-                np.concatenate([x[start : start + many] for x, start, many in zip(held, starts, rows, strict=True)])
-            ]
+            cuts = [slice(start, start + many) for start, many in zip(starts, rows, strict=True)]
+            return [np.concatenate([x[cut] for x, cut in zip(held, cuts, strict=True)])]
         case "permute":
             return [held[step.order.index(me)]]
     return reduction_results(step, me, held, steps)
 
 
-def reduction_results(step: Step, me: int, held: list[Any], steps: dict[int, Step]) -> list[Any]:
+def reduction_results(step: model.Step, me: int, held: list[Any], steps: dict[int, model.Step]) -> list[Any]:
     match step.kind:
         case "all_reduce" | "reduce":
             return [reduce_arrays(held, step.op)]
@@ -82,25 +70,24 @@ def reduction_results(step: Step, me: int, held: list[Any], steps: dict[int, Ste
     return []
 
 
-def arguments_agree(steps: list[Step]) -> bool:
+def arguments_agree(steps: list[model.Step]) -> bool:
     """Whether the arguments of these ranks for one collective agree."""
     if len({shared_arguments(step) for step in steps}) > 1:
         return False
     many = range(len(steps))
     if steps[0].kind == "permute":
         return all(np.prod(steps[i].shape) == np.prod(steps[steps[0].order[i]].shape) for i in many)
-    return steps[0].kind not in SPLITS or all(
-        steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many
-    )
+    agree = (steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many)
+    return steps[0].kind not in model.SPLITS or all(agree)
 
 
-def shared_arguments(step: Step) -> tuple[object, ...]:
+def shared_arguments(step: model.Step) -> tuple[object, ...]:
     """The arguments that must be equal on all ranks."""
-    root = step.root if step.kind in ROOTED else None
-    if step.kind in ("barrier", *OBJECTS):
+    root = step.root if step.kind in model.ROOTED else None
+    if step.kind in ("barrier", *model.OBJECTS):
         return step.kind, root
     shape = {"permute": step.order, "all_to_all_single": step.shape[1]}.get(step.kind, step.shape)
-    return step.kind, root, step.op if step.kind in REDUCING else "", step.dtype, shape
+    return step.kind, root, step.op if step.kind in model.REDUCING else "", step.dtype, shape
 
 
 class ReferenceRank:
@@ -108,20 +95,20 @@ class ReferenceRank:
 
     def __init__(self, rank: int) -> None:
         self.rank, self.at, self.left = rank, 0, False
-        self.acc = np.arange(SIZE) * (rank + 1)
+        self.acc = np.arange(model.SIZE) * (rank + 1)
         self.out: dict[int, list[Any]] = {}
         self.made: list[int] = []  # groups, in the order in which it made them
         self.launched = False  # whether it is inside a blocking call
         # step in flight -> whether writing its input, reading its output is a race
         self.flying: dict[int, tuple[bool, bool]] = {}
 
-    def fed(self, step: Step) -> Any:
+    def fed(self, step: model.Step) -> Any:
         shape = step.brought(self.rank)
-        if step.kind in OBJECTS:
+        if step.kind in model.OBJECTS:
             return self.acc[: self.rank % 3 + 1].tolist()
         if shape is None:
             return None
-        count, times = int(np.prod(shape)), len(step.members) if step.op == "avg" and step.kind in REDUCING else 1
+        count, times = int(np.prod(shape)), len(step.members) if step.op == "avg" and step.kind in model.REDUCING else 1
         numbers = (self.acc[:count] * step.feed[0] + step.feed[1]) % 11 - (0 if step.dtype == "uint8" else 5)
         numbers = (numbers * times).astype(step.dtype)
         return numbers.reshape(shape[::-1]).T if step.layout == "transposed" else numbers.reshape(shape)
@@ -130,19 +117,19 @@ class ReferenceRank:
         flat = [int(number) for x in results for number in np.asarray(x).reshape(-1)]
         for i, number in enumerate(flat):
             self.acc[i] = self.acc[i] * 3 + number
-        self.acc %= PRIME
+        self.acc %= model.PRIME
 
 
 class ReferenceRun:
     """All ranks of the reference, and the collectives and messages in flight between them."""
 
-    def __init__(self, groups: Sequence[tuple[int, ...]], events: Sequence[Sequence[Event]]) -> None:
+    def __init__(self, groups: Sequence[tuple[int, ...]], events: Sequence[Sequence[model.Event]]) -> None:
         self.groups, self.events = groups, events
         self.ranks = [ReferenceRank(rank) for rank in range(len(events))]
         self.count: dict[tuple[int, int], int] = defaultdict(int)  # (group, rank) -> collectives so far
-        self.meetings: dict[tuple[int, int], dict[int, tuple[Step, Any]]] = defaultdict(dict)
-        self.sends: dict[object, list[tuple[Step, Any]]] = defaultdict(list)
-        self.recvs: dict[object, list[Step]] = defaultdict(list)
+        self.meetings: dict[tuple[int, int], dict[int, tuple[model.Step, Any]]] = defaultdict(dict)
+        self.sends: dict[object, list[tuple[model.Step, Any]]] = defaultdict(list)
+        self.recvs: dict[object, list[model.Step]] = defaultdict(list)
         self.stake: dict[tuple[int, int], list[Any]] = {}  # (rank, step) -> what must complete
 
     def play(self) -> list[tuple[Any, dict[int, list[Any]]]]:
@@ -160,9 +147,8 @@ class ReferenceRun:
         for n in range(max(len(rank.made) for rank in self.ranks)):
             makers = self.check_made(n)
             if 0 < sum(rank in makers for rank in makers[min(makers)]) < len(makers[min(makers)]):
-                raise IllegalProgram(
-                    "a group that one of its members never makes"
-                )  # a rank that is no member may leave the last out
+                # A rank that is no member may leave the last out.
+                raise IllegalProgram("a group that one of its members never makes")
         return [(rank.acc, rank.out) for rank in self.ranks]
 
     def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
@@ -181,7 +167,7 @@ class ReferenceRun:
             rank.at += 1
         return rank.at != before
 
-    def done(self, rank: ReferenceRank, event: Event) -> bool:
+    def done(self, rank: ReferenceRank, event: model.Event) -> bool:
         """Executes the event; False if the rank must wait."""
         step = event.call
         match event.what:
@@ -189,7 +175,7 @@ class ReferenceRun:
                 rank.made.append(int(event.how))
                 self.check_made(len(rank.made) - 1)
             case "local":
-                rank.acc = (rank.acc * int(event.how) + 1) % PRIME
+                rank.acc = (rank.acc * int(event.how) + 1) % model.PRIME
             case "return":
                 rank.left = True
             case "raise":
@@ -208,28 +194,31 @@ class ReferenceRun:
                 raise IllegalProgram("a buffer is written before its wait")
         return True
 
-    def launch(self, rank: ReferenceRank, step: Step) -> bool:
+    def launch(self, rank: ReferenceRank, step: model.Step) -> bool:
         if not rank.launched:
             x = rank.fed(step)
-            (self.post if step.kind in MESSAGES else self.join)(rank.rank, step, x)
+            (self.post if step.kind in model.MESSAGES else self.join)(rank.rank, step, x)
             if step.style == "async":
                 held = x is not None and x.size > 0
-                takes = step.kind in IN_PLACE and held
-                rank.flying[step.id] = held, takes or (step.kind not in IN_PLACE and self.size(step, rank.rank) > 0)
+                takes = step.kind in model.IN_PLACE and held
+                rank.flying[step.id] = (
+                    held,
+                    takes or (step.kind not in model.IN_PLACE and self.size(step, rank.rank) > 0),
+                )
         rank.launched = step.blocks and not self.over(rank, step)
         return not rank.launched
 
-    def size(self, step: Step, rank: int) -> int:
+    def size(self, step: model.Step, rank: int) -> int:
         rows, columns = step.shape
-        if step.kind in SPLITS:
+        if step.kind in model.SPLITS:
             rows = sum(row[step.members.index(rank)] for row in step.splits)
         return rows * columns if step.gets(rank) else 0
 
-    def known(self, rank: int, step: Step) -> int:
+    def known(self, rank: int, step: model.Step) -> int:
         """The number of the group in the order of its making, since two groups may have the same members."""
         return self.ranks[rank].made.index(step.group) + 1 if step.group else 0
 
-    def join(self, rank: int, step: Step, x: Any) -> None:
+    def join(self, rank: int, step: model.Step, x: Any) -> None:
         group = self.known(rank, step)
         place = group, self.count[group, rank]
         self.count[group, rank] += 1
@@ -239,7 +228,7 @@ class ReferenceRun:
         if len(parts) == len(step.members) and not arguments_agree([parts[member][0] for member in step.members]):
             raise IllegalProgram("parts that do not fit")
 
-    def post(self, rank: int, step: Step, x: Any) -> None:
+    def post(self, rank: int, step: model.Step, x: Any) -> None:
         stake: list[Any] = []
         group = self.known(rank, step)
         self.stake[rank, step.id] = stake
@@ -252,9 +241,9 @@ class ReferenceRun:
             self.recvs[channel].append(step)
             stake.append((channel, len(self.recvs[channel]), True))
 
-    def over(self, rank: ReferenceRank, step: Step) -> bool:
+    def over(self, rank: ReferenceRank, step: model.Step) -> bool:
         for place in self.stake[rank.rank, step.id]:
-            if step.kind not in MESSAGES:
+            if step.kind not in model.MESSAGES:
                 if len(self.meetings[place]) < len(step.members):
                     return False
                 continue
@@ -266,12 +255,12 @@ class ReferenceRun:
                 raise IllegalProgram("a message that does not fit")
         return True
 
-    def mixed(self, rank: ReferenceRank, step: Step) -> bool:
+    def mixed(self, rank: ReferenceRank, step: model.Step) -> bool:
         if rank.flying.get(step.id, (False, False))[1]:
             raise IllegalProgram("an output is read before its wait")
         if not self.over(rank, step):  # a functional collective waits here
             return step.style == "async"
-        if step.kind in MESSAGES:
+        if step.kind in model.MESSAGES:
             stakes = self.stake[rank.rank, step.id]
             results = [self.sends[channel][number - 1][1] for channel, number, receives in stakes if receives]
         else:

@@ -64,9 +64,8 @@ def rank_programs(
     if isinstance(max_ops, bool) or not isinstance(max_ops, int) or max_ops < 1:
         raise NoProgram("max_ops", max_ops, "a program has at least one op", "Give 1 or more.")
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
-        raise NoProgram(
-            "ranks", ranks, "a program has at least one rank", "Give counts of 1 or more, as in ranks=(2, 3)."
-        )
+        remedy = "Give counts of 1 or more, as in ranks=(2, 3)."
+        raise NoProgram("ranks", ranks, "a program has at least one rank", remedy)
     unknown = [kind for kind in kinds if kind not in (*KINDS, LOCAL)]
     if unknown or not kinds:
         problem = f"no op is called {unknown[0]!r}" if unknown else "there is no kind to draw"
@@ -89,9 +88,8 @@ def _programs(
     made = [Event("group", how=str(g)) for g in range(1, len(groups))]
     if not (closed and made):
         return RankProgram(groups, tuple((*made, *timeline) for timeline in timelines))
-    ends = [
-        Event("close", how=" ".join(f"g{g}," for g in range(1, len(groups)) if rank in groups[g])) for rank in everyone
-    ]
+    own = [" ".join(f"g{g}," for g in range(1, len(groups)) if rank in groups[g]) for rank in everyone]
+    ends = [Event("close", how=names) for names in own]
     return RankProgram(groups, tuple((*made, *timeline, end) for timeline, end in zip(timelines, ends)))
 
 

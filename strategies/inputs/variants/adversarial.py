@@ -18,15 +18,7 @@ import torch
 from torch import Tensor
 
 from strategies.inputs.variants.call_edits import Values
-from strategies.model.arguments import (
-    OPERANDS,
-    SORTED_ARGUMENTS,
-    argument_names,
-    argument_values,
-    is_index,
-    is_index_dtype,
-    trusts_caller,
-)
+from strategies.model import arguments
 from strategies.model.call_signature import non_tensor_arguments
 from strategies.model.rule import Call, Sample, overload
 
@@ -84,7 +76,7 @@ def adversaries(base: Sample, free: frozenset[tuple[int, int]], seed: int) -> It
 
 def keeps_sizes(sample: Sample) -> bool:
     """Whether larger sizes could make the op read out of bounds: it trusts its caller and takes integers beside numbers."""
-    return trusts_caller(sample.op) and len({_real(t) for t in sample.tensors}) > 1
+    return arguments.trusts_caller(sample.op) and len({_real(t) for t in sample.tensors}) > 1
 
 
 def grown_to_odd(base: Sample) -> Sample:
@@ -203,7 +195,7 @@ def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int
         return None
 
     def sprinkle(x: Tensor, name: str) -> Tensor:
-        if not _is_float(x) or x.numel() < 4 or x.ndim == 0 or name in SORTED_ARGUMENTS:
+        if not _is_float(x) or x.numel() < 4 or x.ndim == 0 or name in arguments.SORTED_ARGUMENTS:
             return x
         few = special[: max(2, x.numel() // share)]
         spots = torch.randperm(x.numel(), generator=rng)[: few.numel()].to(x.device)
@@ -219,7 +211,7 @@ def _is_float(x: Tensor) -> bool:
 
 def _changed(sample: Sample, change: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...] | None:
     """The tensors of the sample changed, given the names of their arguments; None if none of them changed."""
-    made = tuple(map(change, sample.tensors, argument_names(sample)))
+    made = tuple(map(change, sample.tensors, arguments.argument_names(sample)))
     return made if any(a is not b for a, b in zip(made, sample.tensors, strict=True)) else None
 
 
@@ -228,7 +220,7 @@ def _floats(draw: Draw) -> Make:
 
     def make(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
         def change(x: Tensor, name: str) -> Tensor:
-            return draw(x, rng) if _is_float(x) and x.numel() > 1 and name not in SORTED_ARGUMENTS else x
+            return draw(x, rng) if _is_float(x) and x.numel() > 1 and name not in arguments.SORTED_ARGUMENTS else x
 
         return _changed(sample, change)
 
@@ -292,12 +284,12 @@ def with_repeated_indices(sample: Sample, rng: torch.Generator) -> tuple[Tensor,
     The result of writing to an index twice is undefined, so ops that write have this form only where they accumulate.
     """
     packet = sample.op.split(".")[1]
-    adds = argument_values(sample).get("accumulate") is True or packet.startswith(_GATHERS)
+    adds = arguments.argument_values(sample).get("accumulate") is True or packet.startswith(_GATHERS)
     if packet.startswith(_WRITES) and not adds:
         return None
 
     def again(x: Tensor, name: str) -> Tensor:
-        if not is_index(name) or not is_index_dtype(x) or x.numel() < 3:
+        if not arguments.is_index(name) or not arguments.is_index_dtype(x) or x.numel() < 3:
             return x
         ends = torch.stack([x.flatten()[0], x.flatten()[-1]])
         return ends[torch.randint(0, 2, x.shape, generator=rng).to(x.device)].to(x.dtype)
@@ -334,27 +326,22 @@ def few_integers(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | N
 
 def _is_operand(x: Tensor, name: str) -> bool:
     """Whether the tensor holds integers that are operands of arithmetic."""
-    whole = not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
-    return whole and name in OPERANDS and x.numel() > 1
+    whole = not (_real(x) or x.dtype == torch.bool)
+    return whole and name in arguments.OPERANDS and x.numel() > 1
 
 
 def _takes_any_integers(sample: Sample) -> bool:
     """Whether the op accepts any integers: it checks its arguments, and they do not determine the result's size."""
     tags = {str(tag).rpartition(".")[2] for tag in overload(sample.op).tags}
     sizes = tags & {"dynamic_output_shape", "data_dependent_output"}
-    return not sizes and not trusts_caller(sample.op) and not sample.origin.startswith("samples()")
-
-
-def own_values(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """The sample's own values, for another decomposition."""
-    return sample.tensors
+    return not sizes and not arguments.trusts_caller(sample.op) and not sample.origin.startswith("samples()")
 
 
 VALUES: tuple[Values, ...] = (
     Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", with_nan_and_infinities, partial="never", wild=True),
     Values("holes", "one rank's part is NaN, and the others' are numbers", with_nans, partial="only", wild=True),
-    Values("cancelling", "parts a thousand times larger than their total cross every threshold", own_values, partial="only",
-           split="far"),
+    Values("cancelling", "parts a thousand times larger than their total cross every threshold",
+           lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
     Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(with_maxima_in_the_middle)),

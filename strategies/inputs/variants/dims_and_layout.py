@@ -13,17 +13,7 @@ from typing import Any
 import torch
 
 from strategies.inputs.variants.call_edits import InputForm
-from strategies.model.arguments import (
-    DIMS,
-    argument_names,
-    argument_values,
-    call_with,
-    is_index,
-    is_index_dtype,
-    schema_arguments,
-    trusts_caller,
-    with_tensors,
-)
+from strategies.model import arguments
 from strategies.model.oracle import strided
 from strategies.model.rule import Sample
 
@@ -34,7 +24,7 @@ def with_dims_respelled(sample: Sample) -> list[Sample]:
     For unsqueeze and stack -1 counts one dim more, so there are two candidates, and the caller must check which has the same
     results.  Ops that trust their caller keep their dims.
     """
-    if not sample.tensors or trusts_caller(sample.op):
+    if not sample.tensors or arguments.trusts_caller(sample.op):
         return []
     ndim = sample.tensors[0].ndim
     candidates = (_dims_changed(sample, partial(_respelled, ndim=n), "dims respelled") for n in (ndim, ndim + 1))
@@ -51,7 +41,7 @@ def _advanced(dim: int, step: int, ndim: int) -> int:
 
 def other_dims(sample: Sample) -> Iterator[Sample]:
     """The same call for every other dim in turn; all dims in a list advance by the same step."""
-    if not sample.tensors or trusts_caller(sample.op):
+    if not sample.tensors or arguments.trusts_caller(sample.op):
         return
     ndim = sample.tensors[0].ndim
     for step in range(1, ndim):
@@ -60,24 +50,24 @@ def other_dims(sample: Sample) -> Iterator[Sample]:
 
 def with_no_dims(sample: Sample) -> Iterator[Sample]:
     """The same call with an empty list of dims, with None, and with all dims listed."""
-    if trusts_caller(sample.op) or not sample.tensors:
+    if arguments.trusts_caller(sample.op) or not sample.tensors:
         return
-    given, ndim = argument_values(sample), sample.tensors[0].ndim
-    for a in schema_arguments(sample.op):
-        if a.name not in DIMS or a.name not in given:
+    given, ndim = arguments.argument_values(sample), sample.tensors[0].ndim
+    for a in arguments.schema_arguments(sample.op):
+        if a.name not in arguments.DIMS or a.name not in given:
             continue
         if a.optional:
-            yield call_with(sample, given | {a.name: None}, f"{a.name}=None")
+            yield arguments.call_with(sample, given | {a.name: None}, f"{a.name}=None")
         if "List[int]" in a.kind:
-            yield call_with(sample, given | {a.name: []}, f"{a.name}=[]")
-            yield call_with(sample, given | {a.name: list(range(ndim))}, f"{a.name} is all dims")
+            yield arguments.call_with(sample, given | {a.name: []}, f"{a.name}=[]")
+            yield arguments.call_with(sample, given | {a.name: list(range(ndim))}, f"{a.name} is all dims")
 
 
 def with_keepdim_negated(sample: Sample) -> Iterator[Sample]:
     """The same reduction with `with_keepdim_negated` negated."""
-    given = argument_values(sample)
-    if isinstance(given.get("keepdim"), bool) and not trusts_caller(sample.op):
-        yield call_with(sample, given | {"keepdim": not given["keepdim"]}, f"keepdim={not given['keepdim']}")
+    given = arguments.argument_values(sample)
+    if isinstance(given.get("keepdim"), bool) and not arguments.trusts_caller(sample.op):
+        yield arguments.call_with(sample, given | {"keepdim": not given["keepdim"]}, f"keepdim={not given['keepdim']}")
 
 
 def _dims_changed(sample: Sample, change: Callable[[int], int], what: str) -> Iterator[Sample]:
@@ -86,15 +76,15 @@ def _dims_changed(sample: Sample, change: Callable[[int], int], what: str) -> It
             return type(value)(map(changed, value))
         return change(value) if type(value) is int else value
 
-    given = argument_values(sample)
+    given = arguments.argument_values(sample)
     spots = [
         a.name
-        for a in schema_arguments(sample.op)
-        if a.name in DIMS and "int" in a.kind and given.get(a.name) is not None
+        for a in arguments.schema_arguments(sample.op)
+        if a.name in arguments.DIMS and "int" in a.kind and given.get(a.name) is not None
     ]
     other = {name: changed(given[name]) for name in spots}
     if any(other[name] != given[name] for name in spots):
-        yield call_with(sample, given | other, what)
+        yield arguments.call_with(sample, given | other, what)
 
 
 DIMENSIONS = (
@@ -112,17 +102,17 @@ def with_negative_indices(sample: Sample) -> Iterator[Sample]:
     Only one of the sizes is right: the caller must check which has the same results.  On a GPU there are none, since an index
     out of range kills the process.
     """
-    if trusts_caller(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
+    if arguments.trusts_caller(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
         return
     first = sample.tensors[0]
     for size in dict.fromkeys([*first.shape, first.numel()]):
         changed = {}
-        for i, (x, name) in enumerate(zip(sample.tensors, argument_names(sample), strict=True)):
-            if is_index(name) and is_index_dtype(x) and x.numel():
+        for i, (x, name) in enumerate(zip(sample.tensors, arguments.argument_names(sample), strict=True)):
+            if arguments.is_index(name) and arguments.is_index_dtype(x) and x.numel():
                 places = torch.arange(x.numel(), device=x.device).view(x.shape)
                 changed[i] = torch.where((places % 2 == 0) & (x >= 0), x - size, x)
         if changed:
-            yield with_tensors(sample, changed, f"indices counted from {size}")
+            yield arguments.with_tensors(sample, changed, f"indices counted from {size}")
 
 
 INDEXED = (
@@ -135,14 +125,14 @@ def with_transposed_memory(sample: Sample) -> Iterator[Sample]:
     large = {i: x for i, x in enumerate(sample.tensors) if x.ndim > 1 and min(x.shape[0], x.shape[-1]) > 1}
     if large:
         laid = {i: x.transpose(0, -1).contiguous().transpose(0, -1) for i, x in large.items()}
-        yield with_tensors(sample, laid, "last dim first in memory")
+        yield arguments.with_tensors(sample, laid, "last dim first in memory")
 
 
 def with_gaps(sample: Sample) -> Iterator[Sample]:
     """Every tensor with a gap after each element."""
     laid = {i: strided(x) for i, x in enumerate(sample.tensors) if x.ndim and x.numel() > 1}
     if laid:
-        yield with_tensors(sample, laid, "with gaps")
+        yield arguments.with_tensors(sample, laid, "with gaps")
 
 
 def with_expanded_tensors(sample: Sample) -> Iterator[Sample]:
@@ -151,7 +141,7 @@ def with_expanded_tensors(sample: Sample) -> Iterator[Sample]:
         for dim in range(x.ndim):
             if x.shape[dim] > 1:
                 row = x.narrow(dim, 0, 1)
-                yield with_tensors(sample, {i: row.expand(x.shape)}, f"operand {i} expanded in dim {dim}")
+                yield arguments.with_tensors(sample, {i: row.expand(x.shape)}, f"operand {i} expanded in dim {dim}")
 
 
 LAYOUTS = (

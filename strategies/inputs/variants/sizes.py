@@ -180,6 +180,8 @@ SIZES = (
 
 
 NUMBERS: tuple[float, ...] = (0, 1, -1, 2, 2.5)
+CODES = (torch.dtype, torch.layout, torch.memory_format, torch.device, str)
+"""Types of values that schemas declare as int."""
 _KEPT = frozenset({"keepdim", "dtype", "reduction", "ignore_index", "layout", "device", "memory_format", "pin_memory"})
 """Arguments with a form of their own, and enumerations, which schemas declare as int."""
 _MODES = "_mode"
@@ -200,7 +202,7 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
         speaks = whole or repeats_sizes(a.name)
         if a.name not in given or a.name in DIMS | _KEPT or "List" in a.kind or (speaks and trusts_caller(sample.op)):
             continue
-        if not any(word in a.kind for word in ("number", "float", "int")) or _is_code(given[a.name]):
+        if not any(word in a.kind for word in ("number", "float", "int")) or isinstance(given[a.name], CODES):
             continue
         for number in (*NUMBERS, *([None] if a.optional else [])):
             named = number is None or not a.name.endswith(_MODES) or number >= 0
@@ -208,11 +210,6 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
             value = float(number) if number is not None and "float" in a.kind else number
             if fits and value != given[a.name]:
                 yield call_with(sample, given | {a.name: value}, f"{a.name}={value}")
-
-
-def _is_code(value: object) -> bool:
-    """Whether it is a dtype, a layout or the like, which schemas declare as int."""
-    return isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device, str))
 
 
 def other_flags(sample: Sample) -> Iterator[Sample]:
@@ -247,10 +244,8 @@ def with_ignored_class(sample: Sample) -> Iterator[Sample]:
     given = argument_values(sample)
     if "ignore_index" not in given or trusts_caller(sample.op):
         return
-    targets = [
-        x for x, name in zip(sample.tensors, argument_names(sample), strict=True) if is_index(name) and x.numel()
-    ]
-    for x in targets:
+    named = zip(sample.tensors, argument_names(sample), strict=True)
+    for x in [x for x, name in named if is_index(name) and x.numel()]:
         for place in dict.fromkeys((int(x.flatten()[0]), int(x.flatten()[-1]))):
             if place != given["ignore_index"]:
                 yield call_with(sample, given | {"ignore_index": place}, f"ignore_index={place}")
@@ -260,12 +255,9 @@ def with_weights(sample: Sample) -> Iterator[Sample]:
     """A weight by class, or by element, where there was none; the op rejects those of a wrong shape."""
     given = argument_values(sample)
     first = sample.tensors[0] if sample.tensors else None
-    if (
-        first is None
-        or not first.dtype.is_floating_point
-        or given.get("weight", ...) is not None
-        or trusts_caller(sample.op)
-    ):
+    if first is None or not first.dtype.is_floating_point or trusts_caller(sample.op):
+        return
+    if given.get("weight", ...) is not None:
         return
     shapes: list[tuple[int, ...]] = [(size,) for size in dict.fromkeys(first.shape[1:2] + first.shape[-1:])]
     for shape in dict.fromkeys([*shapes, tuple(first.shape)]):

@@ -20,18 +20,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.rule import Leaf
-from strategies.ops.lib.dim_maps import (
-    KINDS,
-    LINEAR,
-    dim_map_rules,
-    partial_rules,
-    reductions_keeping,
-    shard_rule,
-    unchanged_dims,
-)
+from strategies.ops.lib import dim_maps
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
-from strategies.ops.shape.slices import Lines, diagonal, select, slice_dim
+from strategies.ops.shape.slices import Lines, diagonal, only_partial_rules, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
 MAX_MODE = 2
@@ -41,44 +33,40 @@ MAX_MODE = 2
 def index_select(query: RuleQuery) -> Iterator[PlacementRule]:
     given, index = query.meta("self"), query.meta("index")
     dim = query["dim"] % max(given.ndim, 1)
-    yield from partial_rules(query, [0])
-    yield from dim_map_rules(query, unchanged_dims(given.ndim, dim))
+    yield from dim_maps.partial_rules(query, [0])
+    yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, dim))
     if given.ndim and index.ndim:
-        yield shard_rule(query, {1: 0}, dim)
+        yield dim_maps.shard_rule(query, {1: 0}, dim)
 
 
 def gather(query: RuleQuery) -> Iterator[PlacementRule]:
     """Along the other dims, index and tensor are sharded together if they are equally long; else their shards differ."""
     given, index = query.meta("self"), query.meta("index")
     dim = query["dim"] % max(given.ndim, 1)
-    yield from partial_rules(query, [0])
+    yield from dim_maps.partial_rules(query, [0])
     if given.ndim != index.ndim:
         return
-    for other, _ in unchanged_dims(given.ndim, dim):
+    for other, _ in dim_maps.unchanged_dims(given.ndim, dim):
         if given.shape[other] == index.shape[other]:
-            yield shard_rule(query, {0: other, 1: other}, other)
+            yield dim_maps.shard_rule(query, {0: other, 1: other}, other)
     if index.ndim:
-        yield shard_rule(query, {1: dim}, dim)
+        yield dim_maps.shard_rule(query, {1: dim}, dim)
 
 
 def take(query: RuleQuery) -> Iterator[PlacementRule]:
-    yield from partial_rules(query, [0])
-    yield from dim_map_rules(query, unchanged_dims(query.meta("index").ndim), leaf=1)
-
-
-def masked_select(query: RuleQuery) -> Iterator[PlacementRule]:
-    """The mask determines the number of elements, and is replicated; only the elements may be partial."""
-    yield from partial_rules(query, [0])
+    yield from dim_maps.partial_rules(query, [0])
+    yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(query.meta("index").ndim), leaf=1)
 
 
 def index_fill(query: RuleQuery) -> Iterator[PlacementRule]:
     """The value is an equal number on every rank, or a tensor that is partial like the first one."""
     given = query.meta("self")
     value = query.leaf("value")
-    yield from partial_rules(query, [0], reductions_keeping(query["value"]) if value is None else ("avg", "max", "min"))
+    kinds = dim_maps.reductions_keeping(query["value"]) if value is None else ("avg", "max", "min")
+    yield from dim_maps.partial_rules(query, [0], kinds)
     if value is not None:
-        yield from partial_rules(query, [0, value])
-    yield from dim_map_rules(query, unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
+        yield from dim_maps.partial_rules(query, [0, value])
+    yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
 
 
 def write_into_view(view: Lines, name: str = "src") -> Lines:
@@ -88,12 +76,12 @@ def write_into_view(view: Lines, name: str = "src") -> Lines:
         source = query.leaf(name)
         if source is None:
             return
-        yield from partial_rules(query, [0, source], KINDS)
+        yield from dim_maps.partial_rules(query, [0, source], dim_maps.KINDS)
         read = RuleQuery(query.op, query.arguments, query.tensors[:1], (query.tensors[source],))
         for line in view(read):
             (before,), (after,) = line.inputs, line.outputs
             if isinstance(before, Shard) and isinstance(after, Shard):
-                yield shard_rule(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
+                yield dim_maps.shard_rule(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
 
     lines.__wrapped__ = view  # type: ignore[attr-defined]
     return lines
@@ -168,12 +156,12 @@ def _is_supported(query: RuleQuery) -> bool:
 
 
 def index(query: RuleQuery) -> Iterator[PlacementRule]:
-    yield from partial_rules(query, [0])
+    yield from dim_maps.partial_rules(query, [0])
     result = query.outputs[0]
     if result is None or not _is_supported(query):
         return
     where = index_layout(query)
-    yield from dim_map_rules(query, where.free)
+    yield from dim_maps.dim_map_rules(query, where.free)
     for b in range(0 if where.masks else where.ndim):
         place = where.at + b
         yield query.line(_sharded_indices(query, where, b, result.shape[place]), [Shard(place)])
@@ -185,7 +173,7 @@ def index_put(query: RuleQuery) -> Iterator[PlacementRule]:
     if values is None:
         return
     adds = bool(query["accumulate"])
-    yield from partial_rules(query, [0, values], LINEAR if adds else KINDS)
+    yield from dim_maps.partial_rules(query, [0, values], dim_maps.LINEAR if adds else dim_maps.KINDS)
     if not _is_supported(query):
         return
     where, given = index_layout(query), query.tensors[values]
@@ -198,15 +186,11 @@ def index_put(query: RuleQuery) -> Iterator[PlacementRule]:
     for dim, place in where.free:
         yield query.line({0: Shard(dim)} | cut(place, query.tensors[0].shape[dim]), [Shard(dim)])
     for b in range(where.ndim if adds and not where.masks else 0):
-        size = _broadcast(query, where, b)
+        metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
+        sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
+        size = next((size for size in sizes if size != 1), 1)
         inputs = _sharded_indices(query, where, b, size) | cut(where.at + b, size)
         yield query.line({0: Partial("sum")} | inputs, [Partial("sum")])
-
-
-def _broadcast(query: RuleQuery, where: IndexLayout, b: int) -> int:
-    metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
-    sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
-    return next((size for size in sizes if size != 1), 1)
 
 
 _FREE = "dims that are not indexed go by themselves; places may be cut where the tensor is whole"
@@ -216,19 +200,19 @@ _PUT = "dims that are not indexed go by themselves; what is added may be added i
 
 def embedding(query: RuleQuery) -> Iterator[PlacementRule]:
     """The lookup; `padding_idx` and `scale_grad_by_freq` affect the gradient only."""
-    yield from partial_rules(query, [0])
+    yield from dim_maps.partial_rules(query, [0])
     result = query.outputs[0]
     if result is None:
         return
-    yield from dim_map_rules(query, [(1, result.ndim - 1)])
-    yield from dim_map_rules(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
+    yield from dim_maps.dim_map_rules(query, [(1, result.ndim - 1)])
+    yield from dim_maps.dim_map_rules(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
 
 
 def embedding_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """Gradients of a row add up over ranks, unless they are divided by the frequency of the row among all indices."""
     grad = query.meta("grad_output")
-    yield from partial_rules(query, [0], LINEAR)
-    yield shard_rule(query, {0: grad.ndim - 1}, 1)
+    yield from dim_maps.partial_rules(query, [0], dim_maps.LINEAR)
+    yield dim_maps.shard_rule(query, {0: grad.ndim - 1}, 1)
     for dim in range(0 if query["scale_grad_by_freq"] else grad.ndim - 1):
         yield query.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
 
@@ -238,7 +222,7 @@ def bags(query: RuleQuery) -> Iterator[PlacementRule]:
     places = Shard(1) if query["mode"] == MAX_MODE else Replicate()
     yield query.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
     if query["mode"] != MAX_MODE:
-        for kind in LINEAR:
+        for kind in dim_maps.LINEAR:
             yield query.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
 
 
@@ -249,7 +233,7 @@ def bags_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     places = query.leaf("maximum_indices")
     largest = {places: Shard(1)} if query["mode"] == MAX_MODE and places is not None else {}
     yield query.line({0: Shard(1), **largest}, [Shard(1)])
-    for kind in LINEAR:
+    for kind in dim_maps.LINEAR:
         yield query.line({0: Partial(kind)}, [Partial(kind)])
 
 
@@ -259,8 +243,8 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
     rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
     rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
-    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
-    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], only_partial_rules),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], only_partial_rules),
     rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
     rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], write_into_view(select)),
     rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], write_into_view(slice_dim)),

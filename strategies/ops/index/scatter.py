@@ -7,7 +7,6 @@ If values are reduced (sum, product, max, min), each rank may scatter its own, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -58,8 +57,10 @@ def scatter(query: RuleQuery) -> Iterator[PlacementRule]:
 def scatter_with_reduce(query: RuleQuery) -> Iterator[PlacementRule]:
     """`scatter` with `reduce`: adds or multiplies, by one number or by values."""
     source, adds = query.leaf("src"), query["reduce"] == "add"
-    if source is None:
-        yield from partial_rules(query, [0], _with_number(query["value"], adds))
+    if source is None and adds:
+        yield from partial_rules(query, [0], LINEAR if query["value"] == 0 else ("avg",))
+    elif source is None:
+        yield from partial_rules(query, [0], (*LINEAR, "product") if query["value"] in (0, 1) else LINEAR)
     elif adds:
         yield from partial_rules(query, [0, source], LINEAR)
         yield from scattered_dim_rules(query, "src", Partial("sum"), "sum")
@@ -67,12 +68,6 @@ def scatter_with_reduce(query: RuleQuery) -> Iterator[PlacementRule]:
         yield from partial_rules(query, [0, source], ["product"])
         yield from partial_rules(query, [0], LINEAR)
     yield from other_dims_together(query)
-
-
-def _with_number(value: Any, adds: bool) -> tuple[str, ...]:
-    if adds:
-        return LINEAR if value == 0 else ("avg",)
-    return (*LINEAR, "product") if value in (0, 1) else LINEAR
 
 
 def scatter_add(query: RuleQuery) -> Iterator[PlacementRule]:

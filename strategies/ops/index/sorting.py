@@ -94,7 +94,6 @@ def isin(query: RuleQuery) -> Iterator[PlacementRule]:
         yield query.line({tests: Shard(0)}, [Partial("min" if query["invert"] else "max")])
 
 
-_AMONG = ("Tensor_Tensor", "Tensor_Scalar")
 _SORTED = "the dim that is sorted is whole"
 
 RULES: tuple[OpRule, ...] = with_variants(
@@ -105,5 +104,5 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules(FAMILY, "rows go by themselves", ["aten.searchsorted.Tensor", "aten.searchsorted.Scalar"], searchsorted),
     rules(FAMILY, "counts add up", ["aten.histc.default"], histc),
     rules(FAMILY, "counts add up", ["aten.histogram.bins_tensor", "aten.histogram.bin_ct"], histogram),
-    rules(FAMILY, "elements go by themselves", [f"aten.isin.{which}" for which in _AMONG], isin),
+    rules(FAMILY, "elements go by themselves", ["aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar"], isin),
 )  # fmt: skip

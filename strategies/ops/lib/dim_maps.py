@@ -87,11 +87,8 @@ def named_shard_rule(
     """
     shards = {query.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
     made: dict[int, Placement] = {leaf: placement for leaf, placement in shards.items() if leaf is not None}
-    return query.line(made, query.masked([_placed(dim) for dim in outputs]), cut)
-
-
-def _placed(dim: int | Placement | None) -> Placement:
-    return Replicate() if dim is None else Shard(dim) if isinstance(dim, int) else dim
+    placed = [Replicate() if dim is None else Shard(dim) if isinstance(dim, int) else dim for dim in outputs]
+    return query.line(made, query.masked(placed), cut)
 
 
 def linear_partial_rules(
@@ -103,18 +100,13 @@ def linear_partial_rules(
     not depend on these arguments.
     """
     leaves = [leaf for name in names for leaf in query.leaves(name)]
-    if not leaves or not all(_real(query, leaf) for leaf in leaves):
-        return
+    dtypes = [query.tensors[leaf].dtype for leaf in leaves]
+    if not leaves or not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+        return  # division rounds integers, which is not linear
     which = outputs or [True] * len(query.outputs)
-    for kind in (kind for kind in kinds if all(is_unambiguous(kind, query.tensors[leaf].dtype) for leaf in leaves)):
+    for kind in (kind for kind in kinds if all(is_unambiguous(kind, dtype) for dtype in dtypes)):
         whole = [Partial(kind) if partial else Replicate() for partial in which]
         yield query.line({leaf: Partial(kind) for leaf in leaves}, query.masked(whole))
-
-
-def _real(query: RuleQuery, leaf: int) -> bool:
-    """Whether the tensor is real or complex: division rounds integers, which is not linear."""
-    dtype = query.tensors[leaf].dtype
-    return dtype.is_floating_point or dtype.is_complex
 
 
 Parts = Sequence[Partial]
@@ -126,9 +118,8 @@ def dims_after_reduction(query: RuleQuery, name: str = "dim", *, none_is_none: b
 
     With `none_is_none`, an empty list of dims reduces none; for most ops it reduces all.
     """
-    every = range(query.tensors[0].ndim)
     gone = () if none_is_none and query.get(name) == [] else query.dims(name)
-    left = [d for d in every if d not in gone]
+    left = remaining_dims(query.tensors[0].ndim, *gone)
     return {d: d if query.get("keepdim") else place for place, d in enumerate(left)}
 
 

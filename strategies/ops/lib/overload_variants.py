@@ -95,12 +95,8 @@ def writing_variants(op: str) -> tuple[str, ...]:
     for name in (packet, in_place, f"{packet}_copy"):
         for which in getattr(getattr(getattr(torch.ops, namespace), name, None), "overloads", list)():
             other = f"{namespace}.{name}.{which}"
-            if (
-                other != op
-                and overload_exists(op)
-                and overload_exists(other)
-                and _same(op, other, copies=name.endswith("_copy"))
-            ):
+            both_exist = other != op and overload_exists(op) and overload_exists(other)
+            if both_exist and _same(op, other, copies=name.endswith("_copy")):
                 found.append(other)
     return tuple(found)
 
@@ -132,8 +128,11 @@ class WritingRule:
     def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         outs = tuple(leaf for name in _names(query.op, out=True) for leaf in query.leaves(name))
         inner, numbers = nonwriting_query(self.rule.op, query, outs)
-        if not all(_lands(query.tensors[leaf], inner.outputs, k) for k, leaf in enumerate(outs)):
+        if len(inner.outputs) < len(outs):
             return
+        for leaf, landing in zip(outs, inner.outputs, strict=False):
+            if landing is not None and landing.shape != query.tensors[leaf].shape:
+                return  # the `out=` would be resized
         targets = [*_in_place(query), *((leaf, k) for k, leaf in enumerate(outs))]
         own: bool | None = None
         for line in self.rule.lines(inner):
@@ -175,27 +174,16 @@ def _aliases(part: Any) -> set[str]:
     return set(part.alias_info.before_set) if part.alias_info is not None else set()
 
 
-def _lands(meta: Meta, outputs: Sequence[Meta | None], k: int) -> bool:
-    """Whether the `out=` has the shape of the result, so that nothing is resized."""
-    landing = outputs[k] if k < len(outputs) else None
-    return k < len(outputs) and (landing is None or landing.shape == meta.shape)
-
-
 def nonwriting_query(op: str, query: RuleQuery, outs: Sequence[int]) -> tuple[RuleQuery, tuple[int, ...]]:
     """The query of the op that does not write, and the leaf numbers of its tensors in the query of the other op."""
     numbers = tuple(leaf for leaf in range(len(query.tensors)) if leaf not in outs)
     places = {leaf: Leaf(i) for i, leaf in enumerate(numbers)}
+    given = pytree.tree_map(lambda v: places.get(v.index) if isinstance(v, Leaf) else v, dict(query.arguments))
     written = [leaf for name in _names(query.op, out=False) for leaf in query.leaves(name)] + list(outs)
     outputs = query.outputs or tuple(query.tensors[leaf] for leaf in written)
-    arguments = {
-        a.name: _relabelled(query.arguments[a.name], places) if a.name in query.arguments else _implied(a, outputs)
-        for a in overload(op)._schema.arguments
-    }
+    schema = overload(op)._schema.arguments
+    arguments = {a.name: given[a.name] if a.name in given else _implied(a, outputs) for a in schema}
     return RuleQuery(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
-
-
-def _relabelled(value: Any, places: Mapping[int, Leaf]) -> Any:
-    return pytree.tree_map(lambda v: places[v.index] if isinstance(v, Leaf) else v, value)
 
 
 def _implied(argument: Any, outputs: Sequence[Meta | None]) -> Any:
@@ -241,18 +229,15 @@ def on_lists(entries: Iterable[OpRule]) -> tuple[OpRule, ...]:
         if single in by_op:
             entry = by_op[single]
             found.append(OpRule(op, ForeachRule(entry), entry.family, f"on each element: {entry.reason}"))
-    return tuple(
-        entry for entry in with_variants(found) if not any(a.is_out for a in overload(entry.op)._schema.arguments)
-    )
+    return tuple(entry for entry in with_variants(found) if not _names(entry.op, out=True))
 
 
 @functools.cache
 def foreach_ops() -> Mapping[str, str]:
     """Each foreach overload of this torch that does not write, with the overload of its elements."""
     found = {}
-    for packet in sorted(
-        {*(name.split(".")[0] for name in ELEMENT_OP), *(f"_foreach_{name}" for name in FOREACH_NAMES)}
-    ):
+    packets = {*(name.split(".")[0] for name in ELEMENT_OP), *(f"_foreach_{name}" for name in FOREACH_NAMES)}
+    for packet in sorted(packets):
         for which in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)():
             single = _single(packet, which)
             if single is not None:
@@ -282,16 +267,14 @@ def _takes(single: str, op: torch._ops.OpOverload) -> bool:
     pairs = list(zip(op._schema.arguments, theirs.arguments, strict=False))
     rest = theirs.arguments[len(pairs) :]
     enough = len(pairs) == len(op._schema.arguments) and all(a.has_default_value() for a in rest)
-    return enough and all(_kind(a) == _kind(b) or _of_scalars(a) for a, b in pairs)
+    return enough and all(
+        _kind(a) == _kind(b) or (a.name == "scalars" and str(a.type) == "Tensor")  # a number for each element
+        for a, b in pairs
+    )
 
 
 def _kind(argument: Any) -> str:
     return str(argument.type).removeprefix("List[").rstrip("]") if "Optional" not in str(argument.type) else "option"
-
-
-def _of_scalars(argument: Any) -> bool:
-    """Whether the argument is a tensor with a number for each element."""
-    return argument.name == "scalars" and str(argument.type) == "Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,15 +315,13 @@ class ForeachRule:
                 value = Leaf(len(leaves) - 1)
             arguments[argument.name] = value
         tensors = tuple(query.tensors[leaf] for leaf in leaves)
-        return ForeachElement(
-            self.rule, RuleQuery(self.rule.op, arguments, tensors, (query.outputs[i],)), tuple(leaves)
-        )
+        element = RuleQuery(self.rule.op, arguments, tensors, (query.outputs[i],))
+        return ForeachElement(self.rule, element, tuple(leaves))
 
     def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         elements = self.elements(query)
-        found = [
-            {(*line.inputs, None, *line.outputs, line.cut): line for line in e.rule.lines(e.ask)} for e in elements
-        ]
+        offered = [e.rule.lines(e.ask) for e in elements]
+        found = [{(*line.inputs, None, *line.outputs, line.cut): line for line in lines} for lines in offered]
         for name in dict.fromkeys(name for lines in found for name in lines):
             yield from _joined(query, elements, [lines.get(name) for lines in found])
         for i, lines in enumerate(found if 1 < len(found) <= LONGEST_LIST_ONE_BY_ONE else ()):
@@ -370,8 +351,5 @@ def _joined(
         if any(inputs.setdefault(leaf, p) != p for leaf, p in zip(element.leaves, placed, strict=True)):
             return
         outputs += line.outputs if line is not None else [Replicate()]
-    yield PlacementRule(
-        tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors))),
-        tuple(outputs),
-        max(cuts, key=CUTS_BY_STRICTNESS.index),
-    )
+    placed_inputs = tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors)))
+    yield PlacementRule(placed_inputs, tuple(outputs), max(cuts, key=CUTS_BY_STRICTNESS.index))

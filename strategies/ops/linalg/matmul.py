@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import AVG, SUM, aligned, linear_partials
 from strategies.ops.lib.overload_variants import rule_of_variant, with_variants
-from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH = "abcdefgh"
 """Letters of the batch dims of matmul and linear, the last letter for the last of them."""
@@ -51,16 +51,13 @@ def product(query: RuleQuery, equation: str, names: Sequence[str], added: str = 
     terms, result = equation.split("->")
     letters = dict(zip((query.given(name) for name in names), terms.split(","), strict=True))
     leaf = query.leaf(added) if added else None
-    cut: Cut = "any" if _as_long(query, leaf) else "filled"
+    cut: Cut = "any"
+    if leaf is not None and query.op == "aten.addmv.default" and query.tensors[leaf] != query.outputs[0]:
+        cut = "filled"  # addmv of torch 2.13 does not broadcast the added tensor for an empty matrix
     summed: Cut = cut if _exact(query, leaf) else "filled"
     made = Product(letters, result, leaf, query.get("beta") == 0, cut, summed)
     if query.outputs[0] is not None and query.outputs[0].shape == made.shape(query):
         yield from lines(query, made)  # addmv without columns has the shape of the added tensor
-
-
-def _as_long(query: RuleQuery, added: int | None) -> bool:
-    """Whether the added tensor is not broadcast: addmv of torch 2.13 does not broadcast it for an empty matrix."""
-    return added is None or query.op != "aten.addmv.default" or query.tensors[added] == query.outputs[0]
 
 
 def _exact(query: RuleQuery, added: int | None) -> bool:
@@ -158,16 +155,14 @@ def scaled(query: RuleQuery) -> Iterator[PlacementRule]:
     single = [("self", 0)] + [("scale_a", 0)] * (of_row == (rows, 1) and rows > 1)
     double = [("mat2", 1), ("bias", 0)] + [("scale_b", 1)] * (of_column == (1, columns) and columns > 1)
     spots = {0: single, 1: double, None: [("self", 1), ("mat2", 0)]}
+    result = query.outputs[0]
+    adds = result is not None and result.dtype in (torch.float32, torch.bfloat16, torch.float16)
     for place, names in spots.items():
         held = {leaf: Shard(dim) for name, dim in names if (leaf := query.leaf(name)) is not None}
         if place is not None:
             yield query.line(held, [Shard(place)], "even")
-        elif query.leaf("bias") is None and query.leaf("scale_result") is None and _adds(query.outputs[0]):
+        elif query.leaf("bias") is None and query.leaf("scale_result") is None and adds:
             yield query.line(held, [SUM], "even")
-
-
-def _adds(meta: Meta | None) -> bool:
-    return meta is not None and meta.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def activation(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -182,9 +177,8 @@ def _batch(count: int) -> str:
 
 def _rule(equation: str, names: Sequence[str], ops: Sequence[str], added: str = "") -> tuple[OpRule, ...]:
     reason = f"{equation}: letters of the result are cut, the others summed over"
-    return rules(
-        "matmul", reason, [f"aten.{op}" for op in ops], partial(product, equation=equation, names=names, added=added)
-    )
+    rule = partial(product, equation=equation, names=names, added=added)
+    return rules("matmul", reason, [f"aten.{op}" for op in ops], rule)
 
 
 def rule_if_not_resized(query: RuleQuery, written: OpRule) -> Iterator[PlacementRule]:

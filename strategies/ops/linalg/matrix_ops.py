@@ -49,7 +49,10 @@ class Batched:
         depths = [meta.ndim - own for meta, own in zip(query.tensors, self.inputs, strict=True)]
         for back in range(1, max(depths, default=0) + 1):
             size = max(_size(m, d, back) for m, d in zip(query.tensors, depths, strict=True))
-            placed = [_placed(m, d, back, size) for m, d in zip(query.tensors, depths, strict=True)]
+            placed: list[Placement] = [
+                Shard(d - back) if _size(m, d, back) == size else Replicate()
+                for m, d in zip(query.tensors, depths, strict=True)
+            ]
             made = [self._result(meta, own, back) for meta, own in zip(query.outputs, self.outputs, strict=True)]
             if any(isinstance(p, Shard) for p in placed):
                 yield PlacementRule(tuple(placed), tuple(made))
@@ -64,10 +67,6 @@ class Batched:
 def _size(meta: Meta, depth: int, back: int) -> int:
     """The size of the batch dim at `back` from the end; -1 if the tensor does not have it."""
     return meta.shape[depth - back] if depth >= back else -1
-
-
-def _placed(meta: Meta, depth: int, back: int, size: int) -> Placement:
-    return Shard(depth - back) if _size(meta, depth, back) == size else Replicate()
 
 
 def batched(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -112,19 +111,14 @@ def cdist(query: RuleQuery) -> Iterator[PlacementRule]:
     ndim = max(one.ndim, two.ndim)
     for dim in range(ndim - 2):
         owned = {name: dim - ndim + query.meta(name).ndim for name in ("x1", "x2")}
-        size = max(_operand_size(query, name, own) for name, own in owned.items())
-        yield named_shard_rule(
-            query, {n: own for n, own in owned.items() if _operand_size(query, n, own) == size}, [dim], "filled"
-        )
+        sizes = {name: query.meta(name).shape[own] for name, own in owned.items() if own >= 0}
+        largest = {name: owned[name] for name in sizes if sizes[name] == max(sizes.values())}
+        yield named_shard_rule(query, largest, [dim], "filled")
     yield named_shard_rule(query, {"x1": one.ndim - 2}, [ndim - 2], "filled")
     yield named_shard_rule(query, {"x2": two.ndim - 2}, [ndim - 1], "filled")
     kind = REDUCTION_BY_ORDER.get(float(query["p"]))
     if kind:
         yield named_shard_rule(query, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
-
-
-def _operand_size(query: RuleQuery, name: str, dim: int) -> int:
-    return query.meta(name).shape[dim] if dim >= 0 else -1
 
 
 def cdist_backward(query: RuleQuery) -> Iterator[PlacementRule]:

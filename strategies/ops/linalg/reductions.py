@@ -19,16 +19,7 @@ from functools import partial
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.ops.lib.dim_maps import (
-    LINEAR,
-    dim_map_rules,
-    kept_dim_rules,
-    partial_rules,
-    passthrough_rules,
-    reduced_dim_rules,
-)
-from strategies.ops.lib.dim_maps import dims_after_reduction as kept
-from strategies.ops.lib.dim_maps import unchanged_dims as untouched
+from strategies.ops.lib import dim_maps
 from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
@@ -39,12 +30,12 @@ SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max
 
 def norm(query: RuleQuery, order: str = "ord") -> Iterator[PlacementRule]:
     """The norm over some dims; the default order is 2."""
-    places = kept(query)
-    yield from kept_dim_rules(query, places)
+    places = dim_maps.dims_after_reduction(query)
+    yield from dim_maps.kept_dim_rules(query, places)
     value = query.get(order)
     part, cut = norm_part(2.0 if value is None else value)
     if part is not None:
-        yield from reduced_dim_rules(query, places, [part], cut=cut)
+        yield from dim_maps.reduced_dim_rules(query, places, [part], cut=cut)
 
 
 def norm_part(order: float) -> tuple[Partial | None, Cut]:
@@ -65,25 +56,25 @@ def powers(query: RuleQuery) -> Iterator[PlacementRule]:
 
     torch 2.13, complex input and a real dtype: the imaginary part is dropped before the power if there is only one row.
     """
-    places = kept(query)
-    yield from kept_dim_rules(query, places)
+    places = dim_maps.dims_after_reduction(query)
+    yield from dim_maps.kept_dim_rules(query, places)
     if math.isfinite(query["ord"]) and not (query.tensors[0].dtype.is_complex and query["dtype"] is not None):
-        yield from reduced_dim_rules(query, places, [SUM])
+        yield from dim_maps.reduced_dim_rules(query, places, [SUM])
 
 
 def sum_rule(query: RuleQuery, dims: str = "dim") -> Iterator[PlacementRule]:
     """sum: the sums of shards are partial sums, and it is linear."""
-    places = kept(query, dims)
-    yield from kept_dim_rules(query, places)
-    yield from reduced_dim_rules(query, places, [SUM])
+    places = dim_maps.dims_after_reduction(query, dims)
+    yield from dim_maps.kept_dim_rules(query, places)
+    yield from dim_maps.reduced_dim_rules(query, places, [SUM])
     yield from linear_in(query, 0)
 
 
 def mean_rule(query: RuleQuery) -> Iterator[PlacementRule]:
     """mean: the average of the averages of even shards."""
-    places = kept(query)
-    yield from kept_dim_rules(query, places)
-    yield from reduced_dim_rules(query, places, [AVG], cut="even")
+    places = dim_maps.dims_after_reduction(query)
+    yield from dim_maps.kept_dim_rules(query, places)
+    yield from dim_maps.reduced_dim_rules(query, places, [AVG], cut="even")
     yield from linear_in(query, 0)
 
 
@@ -92,28 +83,28 @@ def prod_rule(query: RuleQuery, dims: str = "dim", *, none_is_none: bool = False
 
     Complex results are excluded: whether an overflowing product is infinite or NaN depends on the order.
     """
-    places = kept(query, dims, none_is_none=none_is_none)
-    yield from kept_dim_rules(query, places)
+    places = dim_maps.dims_after_reduction(query, dims, none_is_none=none_is_none)
+    yield from dim_maps.kept_dim_rules(query, places)
     before, after = query.tensors[0].dtype, _after(query)
     if not after.is_complex:
-        yield from reduced_dim_rules(query, places, [PRODUCT])
+        yield from dim_maps.reduced_dim_rules(query, places, [PRODUCT])
         if before in (torch.bool, after):
-            yield from passthrough_rules(query, [PRODUCT])
+            yield from dim_maps.passthrough_rules(query, [PRODUCT])
 
 
 def extremes(query: RuleQuery, part: Partial, dims: str = "dim") -> Iterator[PlacementRule]:
     """amax and amin: the extreme of extremes.  An empty shard raises."""
-    places = kept(query, dims)
-    yield from kept_dim_rules(query, places)
-    yield from reduced_dim_rules(query, places, [part], cut="filled")
-    yield from passthrough_rules(query, [part])
+    places = dim_maps.dims_after_reduction(query, dims)
+    yield from dim_maps.kept_dim_rules(query, places)
+    yield from dim_maps.reduced_dim_rules(query, places, [part], cut="filled")
+    yield from dim_maps.passthrough_rules(query, [part])
 
 
 def aminmax(query: RuleQuery) -> Iterator[PlacementRule]:
     """aminmax: each result has its own reduction, so no partial input suits both."""
-    places = kept(query)
-    yield from kept_dim_rules(query, places)
-    yield from reduced_dim_rules(query, places, [MIN, MAX], cut="filled")
+    places = dim_maps.dims_after_reduction(query)
+    yield from dim_maps.kept_dim_rules(query, places)
+    yield from dim_maps.reduced_dim_rules(query, places, [MIN, MAX], cut="filled")
 
 
 def any_or_all(query: RuleQuery, part: Partial, alike: Partial) -> Iterator[PlacementRule]:
@@ -121,26 +112,26 @@ def any_or_all(query: RuleQuery, part: Partial, alike: Partial) -> Iterator[Plac
 
     For `uint8`, torch returns 0 or 1 in `uint8`, which add up to 2.  An empty list of dims reduces none.
     """
-    places = kept(query, none_is_none=query.op.endswith(".dims"))
-    yield from kept_dim_rules(query, places)
-    yield from reduced_dim_rules(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
+    places = dim_maps.dims_after_reduction(query, none_is_none=query.op.endswith(".dims"))
+    yield from dim_maps.kept_dim_rules(query, places)
+    yield from dim_maps.reduced_dim_rules(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
     if query.tensors[0].dtype == torch.bool:
-        yield from passthrough_rules(query, [part, alike])
+        yield from dim_maps.passthrough_rules(query, [part, alike])
 
 
 def sum_of_counts(query: RuleQuery) -> Iterator[PlacementRule]:
     """nansum and count_nonzero: the results of shards add up.  Which elements of a sum are NaN or zero, its parts do not tell."""
-    places = kept(query)
-    yield from kept_dim_rules(query, places)
-    yield from reduced_dim_rules(query, places, [SUM])
+    places = dim_maps.dims_after_reduction(query)
+    yield from dim_maps.kept_dim_rules(query, places)
+    yield from dim_maps.reduced_dim_rules(query, places, [SUM])
     before = query.tensors[0].dtype
     if query.op.startswith("aten.nansum") and not (before.is_floating_point or before.is_complex):
-        yield from passthrough_rules(query, linear_partials(before, _after(query)))
+        yield from dim_maps.passthrough_rules(query, linear_partials(before, _after(query)))
 
 
 def kept_dims_only(query: RuleQuery, dims: str = "dim") -> Iterator[PlacementRule]:
     """Ops whose result depends on all elements of a row at once: only the remaining dims are sharded."""
-    yield from kept_dim_rules(query, kept(query, dims))
+    yield from dim_maps.kept_dim_rules(query, dim_maps.dims_after_reduction(query, dims))
 
 
 def _after(query: RuleQuery) -> torch.dtype:
@@ -183,8 +174,8 @@ def scan(*kinds: str) -> Callable[[RuleQuery], Iterator[PlacementRule]]:
 
     def lines(query: RuleQuery) -> Iterator[PlacementRule]:
         given = query.tensors[0]
-        yield from partial_rules(query, [0], kinds)
-        yield from dim_map_rules(query, untouched(given.ndim, query["dim"] % max(given.ndim, 1)))
+        yield from dim_maps.partial_rules(query, [0], kinds)
+        yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
 
     return lines
 
@@ -221,7 +212,7 @@ RULES: tuple[OpRule, ...] = with_variants(
            "aten.softmax.int", "aten.log_softmax.int"], rows),
     rules("softmax", "each row has its own gradient, linear in that of the result",
           ["aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"], gradients),
-    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*LINEAR)),
+    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*dim_maps.LINEAR)),
     rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scan("product")),
     rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scan()),
     rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scan()),

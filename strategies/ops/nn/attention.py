@@ -22,10 +22,6 @@ ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
 """Arguments with a row for each query, after the batch and the heads."""
 
 
-def _even(query: RuleQuery) -> bool:
-    return query.meta("query").shape[HEADS] != query.meta("key").shape[HEADS]
-
-
 def _mask(query: RuleQuery) -> int | None:
     given = query.leaf("attn_mask")
     return query.leaf("attn_bias") if given is None else given
@@ -52,7 +48,7 @@ def _inputs(query: RuleQuery, dim: int) -> dict[int, Placement]:
 
 def _dims(query: RuleQuery) -> Iterator[tuple[int, Cut]]:
     yield BATCH, "filled"
-    yield HEADS, "even" if _even(query) else "filled"
+    yield HEADS, "filled" if query.meta("query").shape[HEADS] == query.meta("key").shape[HEADS] else "even"
 
 
 def _shards_queries(query: RuleQuery) -> bool:

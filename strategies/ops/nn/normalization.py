@@ -20,11 +20,8 @@ from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQ
 
 SUM = Partial("sum")
 CHANNEL = 1
-TRAINS_BY_DEFAULT = {
-    "aten._batch_norm_with_update.default": True,
-    "aten._batch_norm_with_update_functional.default": True,
-}
-"""Whether an overload without a flag trains."""
+TRAINS_BY_DEFAULT = ("aten._batch_norm_with_update.default", "aten._batch_norm_with_update_functional.default")
+"""Overloads without a flag that train."""
 
 
 def layer_norm(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -75,7 +72,7 @@ def batch_norm_backward(query: RuleQuery) -> Iterator[PlacementRule]:
 
 def uses_batch_statistics(query: RuleQuery) -> bool:
     """Whether the statistics are those of the batch."""
-    return any(query.get(name) for name in ("training", "train", "update")) or TRAINS_BY_DEFAULT.get(query.op, False)
+    return any(query.get(name) for name in ("training", "train", "update")) or query.op in TRAINS_BY_DEFAULT
 
 
 def group_norm(query: RuleQuery) -> Iterator[PlacementRule]:
@@ -120,10 +117,8 @@ def _others(query: RuleQuery) -> list[int]:
 
 def _opaque(query: RuleQuery) -> bool:
     """Whether a kernel passes its own bytes from forward to backward, which cannot be sharded."""
-    return any(
-        meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,)
-        for meta in (*query.tensors, *query.outputs)
-    )
+    metas = filter(None, (*query.tensors, *query.outputs))
+    return any(meta.dtype == torch.uint8 and meta.shape != (0,) for meta in metas)
 
 
 def renorm(query: RuleQuery) -> Iterator[PlacementRule]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layout import PARTIAL_KINDS
 from strategies.ops.lib.dim_maps import LINEAR, linear_partial_rules, named_shard_rule
-from strategies.ops.lib.overload_variants import with_variants
+from strategies.ops.lib.overload_variants import overloads_of, with_variants
 from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 REASON = "each plane is pooled by itself"
@@ -126,10 +126,6 @@ def im2col_or_col2im(query: RuleQuery) -> Iterator[PlacementRule]:
     yield from linear_partial_rules(query, ["self"])
 
 
-def _batched(query: RuleQuery) -> bool:
-    return query.meta("input").ndim == query.meta("weight").ndim
-
-
 def _by_channel(query: RuleQuery) -> bool:
     """Whether each channel of the result depends on all channels of the input."""
     return int(query["groups"]) == 1
@@ -142,8 +138,8 @@ def _weight_dims(query: RuleQuery) -> tuple[int, int]:
 
 def convolution(query: RuleQuery) -> Iterator[PlacementRule]:
     """Linear in input and in weight; the bias must then be a partial sum, too, or it is added on each rank."""
-    if not _batched(query):
-        return
+    if query.meta("input").ndim != query.meta("weight").ndim:
+        return  # an image without a batch
     bias = query.leaf("bias") is not None
     yield named_shard_rule(query, {"input": 0}, [0])
     if _by_channel(query):
@@ -161,8 +157,8 @@ def convolution(query: RuleQuery) -> Iterator[PlacementRule]:
 
 def convolution_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """The gradients of input, weight and bias; each is a sum over a dim that the others have."""
-    if not _batched(query):
-        return
+    if query.meta("input").ndim != query.meta("weight").ndim:
+        return  # an image without a batch
     total = Partial("sum")
     # torch omits a gradient for an empty batch
     yield named_shard_rule(query, {"grad_output": 0, "input": 0}, [0, total, total], "filled")
@@ -176,48 +172,28 @@ def convolution_backward(query: RuleQuery) -> Iterator[PlacementRule]:
 
 
 RULES: tuple[OpRule, ...] = with_variants(
-    rules("pooling", REASON, [
-        "aten.max_pool1d_with_indices.default", "aten.max_pool2d_with_indices.default",
-        "aten.max_pool3d_with_indices.default", "aten.adaptive_max_pool1d.default",
-        "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default", "aten.max_pool1d.default",
-        "aten.max_pool2d.default", "aten.max_pool3d.default",
-    ], forward),
-    rules("pooling", f"{REASON}, and a mean is linear", [
-        "aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default",
-        "aten.adaptive_avg_pool1d.default", "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
-        "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default",
-    ], average_pool),
-    rules("pooling", f"{REASON}, and its gradient is linear", [
-        "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
-        "aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default",
-        "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
-        "aten.adaptive_max_pool2d_backward.default",
-    ], backward),
-    rules("pooling", REASON, ["aten.max_unpool2d.default", "aten.max_unpool3d.default"], max_unpool),
-    rules("pooling", f"{REASON}, with samples of its own", [
-        "aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default",
-    ], fractional_max_pool),
-    rules("resizing", "each plane by itself, and each of its points a weighted sum", [
-        *(f"aten.{name}.default" for name in RESIZED), *(f"aten.{name}.vec" for name in RESIZED),
-    ], upsample),
-    rules("resizing", "each plane by itself, with each rank's own shape", [
-        f"aten.{name}_backward.default" for name in RESIZED
-    ], upsample_backward, shapes=["input_size"]),
-    rules("resizing", "a point reads its own image", [
-        "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default",
-    ], grid_sample),
-    rules("resizing", "a point's gradient goes to its own image", [
-        "aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default",
-    ], grid_sample_backward),
-    rules("resizing", "blocks of pixels change places", [
-        "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
-    ], pixel_shuffle),
-    rules("resizing", "whole channels change places", [
-        "aten.channel_shuffle.default", "aten.native_channel_shuffle.default",
-    ], channel_shuffle),
-    rules("resizing", "each patch is of one image and one channel", [
-        "aten.im2col.default", "aten.col2im.default",
-    ], im2col_or_col2im),
+    rules("pooling", REASON, overloads_of("""max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+          adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d"""), forward),
+    rules("pooling", f"{REASON}, and a mean is linear", overloads_of("""avg_pool1d avg_pool2d avg_pool3d
+          adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d"""),
+          average_pool),
+    rules("pooling", f"{REASON}, and its gradient is linear", overloads_of("""avg_pool2d_backward avg_pool3d_backward
+          _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward max_pool2d_with_indices_backward
+          max_pool3d_with_indices_backward adaptive_max_pool2d_backward"""), backward),
+    rules("pooling", REASON, overloads_of("max_unpool2d max_unpool3d"), max_unpool),
+    rules("pooling", f"{REASON}, with samples of its own", overloads_of("fractional_max_pool2d fractional_max_pool3d"),
+          fractional_max_pool),
+    rules("resizing", "each plane by itself, and each of its points a weighted sum",
+          [f"aten.{name}.{which}" for which in ("default", "vec") for name in RESIZED], upsample),
+    rules("resizing", "each plane by itself, with each rank's own shape",
+          [f"aten.{name}_backward.default" for name in RESIZED], upsample_backward, shapes=["input_size"]),
+    rules("resizing", "a point reads its own image", overloads_of("grid_sampler_2d grid_sampler_3d"), grid_sample),
+    rules("resizing", "a point's gradient goes to its own image",
+          overloads_of("grid_sampler_2d_backward grid_sampler_3d_backward"), grid_sample_backward),
+    rules("resizing", "blocks of pixels change places", overloads_of("pixel_shuffle pixel_unshuffle"), pixel_shuffle),
+    rules("resizing", "whole channels change places", overloads_of("channel_shuffle native_channel_shuffle"),
+          channel_shuffle),
+    rules("resizing", "each patch is of one image and one channel", overloads_of("im2col col2im"), im2col_or_col2im),
     rules("convolution", "an image by itself; a channel of the result is a sum over the input's channels",
           ["aten.convolution.default"], convolution),
     rules("convolution", "the gradient of a sum over images or channels is that of each term",

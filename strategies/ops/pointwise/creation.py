@@ -92,14 +92,6 @@ def copied(query: RuleQuery) -> Iterator[PlacementRule]:
             yield query.line({mine: Partial(kind)}, [Partial(kind)])
 
 
-def zero(query: RuleQuery) -> int:
-    return 0
-
-
-def one(query: RuleQuery) -> int:
-    return 1
-
-
 def shape_only(query: RuleQuery) -> Iterator[PlacementRule]:
     """Only the shape and dtype of the tensor matter, so it may be partial."""
     for kind in PARTIAL_KINDS:
@@ -126,18 +118,20 @@ OF_THEIR_OWN = overloads_of("""bernoulli.default bernoulli.p poisson.default bin
 
 RULES: tuple[OpRule, ...] = with_variants(
     rules("factory", "zeros of the same shape", ["aten.zeros_like.default", "aten.zero.default"],
-          elementwise(constant_rules(zero))),
+          elementwise(constant_rules(lambda query: 0))),
     rules("factory", "nothing is said of what an empty tensor holds", ["aten.empty_like.default"],
-          elementwise(constant_rules(zero))),
-    rules("factory", "ones of the same shape", ["aten.ones_like.default"], elementwise(constant_rules(one))),
+          elementwise(constant_rules(lambda query: 0))),
+    rules("factory", "ones of the same shape", ["aten.ones_like.default"],
+          elementwise(constant_rules(lambda query: 1))),
     rules("factory", "a constant of the same shape", ["aten.full_like.default"],
           elementwise(constant_rules(from_argument("fill_value")))),
     rules("factory", "what was there is written over", ["aten.fill.Scalar", "aten.fill.Tensor"],
           elementwise(constant_rules(from_argument("value")))),
     rules("factory", "what was there is written over", ["aten.copy.default"], elementwise(copied)),
     rules("factory", "each rank makes its piece", ["aten.new_zeros.default", "aten.new_empty.default",
-          "aten.new_empty_strided.default"], new_tensor(zero), shapes=("size",)),
-    rules("factory", "each rank makes its piece", ["aten.new_ones.default"], new_tensor(one), shapes=("size",)),
+          "aten.new_empty_strided.default"], new_tensor(lambda query: 0), shapes=("size",)),
+    rules("factory", "each rank makes its piece", ["aten.new_ones.default"], new_tensor(lambda query: 1),
+          shapes=("size",)),
     rules("factory", "each rank makes its piece", ["aten.new_full.default"], new_tensor(from_argument("fill_value")),
           shapes=("size",)),
     rules("random", "each element is drawn by itself", LIKE, elementwise(shape_only)),

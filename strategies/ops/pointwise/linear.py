@@ -94,9 +94,8 @@ def multiplicative(*names: str) -> RuleMaker:
 def boolean_add(query: RuleQuery) -> Iterator[PlacementRule]:
     """`add` of booleans is "or": it commutes with "or" and "and" (a product) of one operand, and with "or" of both."""
     leaves, number = tensor_operands(query, ("self", "other"))
-    added = query.op.split(".")[1] == "add" and all(
-        meta.dtype == torch.bool for meta in (*query.tensors, *filter(None, query.outputs))
-    )
+    dtypes = {meta.dtype for meta in (*query.tensors, *filter(None, query.outputs))}
+    added = query.op.split(".")[1] == "add" and dtypes <= {torch.bool}
     if added and len(leaves) == 2 and not number and query.get("alpha") in (0, 1, None):
         for kind in ("max", "min", "product", "sum"):
             yield from (partial_rule(query, [leaf], kind) for leaf in leaves)

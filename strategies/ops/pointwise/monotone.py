@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial
-from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import (
     RANGES,
@@ -44,10 +42,8 @@ def always(query: RuleQuery) -> bool:
 
 def are_floats(query: RuleQuery) -> bool:
     """Whether all tensors are floats, which do not wrap."""
-    return all(
-        meta.dtype.is_floating_point and is_float_or_complex(meta.dtype)
-        for meta in (*query.tensors, *filter(None, query.outputs))
-    )
+    dtypes = [meta.dtype for meta in (*query.tensors, *filter(None, query.outputs))]
+    return all(dtype.is_floating_point and is_float_or_complex(dtype) for dtype in dtypes)
 
 
 def are_integers(query: RuleQuery) -> bool:
@@ -153,8 +149,7 @@ def negated_booleans(query: RuleQuery) -> Iterator[PlacementRule]:
     """Negation of booleans, which swaps "or" and "and"."""
     if query.tensors and query.tensors[0].dtype == torch.bool:
         for kind, gives in NEGATED_REDUCTION.items():
-            inputs: dict[int, Placement] = {0: Partial(kind)}
-            yield query.line(inputs, [Partial(gives)])
+            yield partial_rule(query, [0], kind, gives)
 
 
 def is_above(name: str, least: float) -> Condition:

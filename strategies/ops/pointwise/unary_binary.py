@@ -56,9 +56,8 @@ STEPS = ("adam", "adamw", "sgd", "adagrad")
 def optimizer_step(query: RuleQuery) -> Iterator[PlacementRule]:
     """All parameters that have a dim sharded along it; and in a short list each parameter alone."""
     parameters = query.leaves("self")
-    names = [
-        a.name for a in overload(query.op)._schema.arguments if str(a.type) == "List[Tensor]" and a.name != STEP_COUNTS
-    ]
+    schema = overload(query.op)._schema.arguments
+    names = [a.name for a in schema if str(a.type) == "List[Tensor]" and a.name != STEP_COUNTS]
     lists = {name: query.leaves(name) for name in names}
     ndims = [query.tensors[leaf].ndim for leaf in parameters]
     for dim in range(max(ndims, default=0)):

@@ -15,17 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import Refusal
 from localtensor.layout import is_reducible, is_supported, local_shape, shard_cut, short
 from strategies.model.rule import Call, frozen, leaf_numbers, overload
-from strategies.ops.semantics.rulebook import (
-    Cut,
-    Meta,
-    OpRule,
-    OwnArguments,
-    PlacementRule,
-    RuleQuery,
-    RuleRegistry,
-    bind_arguments,
-    overload_exists,
-)
+from strategies.ops.semantics import rulebook
 
 LocalCallKey = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, ...]]
 
@@ -34,7 +24,7 @@ LocalCallKey = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, 
 class LocalCall:
     """The call that a rank makes on its pieces, and its query."""
 
-    ask: RuleQuery
+    ask: rulebook.RuleQuery
     call: Call
 
     @property
@@ -43,20 +33,20 @@ class LocalCall:
         return tuple(m.shape for m in self.ask.tensors), tuple(m.shape if m else None for m in self.ask.outputs)
 
 
-def local_meta(meta: Meta, placement: Placement | None, ranks: int, rank: int) -> Meta:
+def local_meta(meta: rulebook.Meta, placement: Placement | None, ranks: int, rank: int) -> rulebook.Meta:
     """The shape and dtype of a rank's piece of a tensor along one mesh axis."""
     if placement is None or shard_cut(placement) is None:
         return meta
-    return Meta(local_shape(meta.shape, placement, ranks, rank), meta.dtype)
+    return rulebook.Meta(local_shape(meta.shape, placement, ranks, rank), meta.dtype)
 
 
-def placed_tensors(line: PlacementRule, query: RuleQuery) -> list[tuple[Placement, Meta]]:
+def placed_tensors(line: rulebook.PlacementRule, query: rulebook.RuleQuery) -> list[tuple[Placement, rulebook.Meta]]:
     """Each tensor and result with its placement, without masked results."""
     both = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
     return [(p, meta) for p, meta in both if p is not None and meta is not None]
 
 
-def why_inapplicable(line: PlacementRule, query: RuleQuery, ranks: int) -> str:
+def why_inapplicable(line: rulebook.PlacementRule, query: rulebook.RuleQuery, ranks: int) -> str:
     """The reason why the placement rule does not apply to that many ranks (its `cut`, or a reduction), or empty."""
     for placement, meta in placed_tensors(line, query):
         if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, meta.dtype):
@@ -72,7 +62,7 @@ def why_inapplicable(line: PlacementRule, query: RuleQuery, ranks: int) -> str:
     return ""
 
 
-def representative_coordinates(line: PlacementRule, query: RuleQuery, ranks: int) -> Sequence[int]:
+def representative_coordinates(line: rulebook.PlacementRule, query: rulebook.RuleQuery, ranks: int) -> Sequence[int]:
     """Coordinates along the axis at which every different piece occurs.
 
     A dim has full pieces, then at most one short one, then empty ones.
@@ -89,12 +79,14 @@ def representative_coordinates(line: PlacementRule, query: RuleQuery, ranks: int
     return sorted(place for place in found if place < ranks)
 
 
-def local_call_at(piece: LocalCall, line: PlacementRule, ranks: int, rank: int, own: OwnArguments) -> LocalCall:
+def local_call_at(
+    piece: LocalCall, line: rulebook.PlacementRule, ranks: int, rank: int, own: rulebook.OwnArguments
+) -> LocalCall:
     """The call that the rank at one coordinate of the axis makes; `own` returns its own arguments."""
     query = piece.ask
     tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(query.tensors, line.inputs, strict=True))
     outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(query.outputs, line.outputs, strict=True))
-    local = RuleQuery(query.op, query.arguments, tensors, outputs)
+    local = rulebook.RuleQuery(query.op, query.arguments, tensors, outputs)
     given = own(local, query)
     if not given:
         return LocalCall(local, piece.call)
@@ -102,7 +94,7 @@ def local_call_at(piece: LocalCall, line: PlacementRule, ranks: int, rank: int, 
 
 
 def distinct_local_calls(
-    whole: Iterable[LocalCall], line: PlacementRule, ranks: int, own: OwnArguments
+    whole: Iterable[LocalCall], line: rulebook.PlacementRule, ranks: int, own: rulebook.OwnArguments
 ) -> tuple[LocalCall, ...]:
     """The different calls along one more axis, made from those before it."""
     found: dict[LocalCallKey, LocalCall] = {}
@@ -114,7 +106,7 @@ def distinct_local_calls(
 
 
 def local_calls_by_rank(
-    whole: LocalCall, lines: Sequence[PlacementRule], sizes: Sequence[int], own: OwnArguments
+    whole: LocalCall, lines: Sequence[rulebook.PlacementRule], sizes: Sequence[int], own: rulebook.OwnArguments
 ) -> tuple[tuple[LocalCall, ...], tuple[int, ...]]:
     """The different calls on the whole mesh, and for each rank the position of its call among them."""
     known: list[LocalCall] = [whole]
@@ -135,7 +127,7 @@ def local_calls_by_rank(
     return tuple(known), tuple(whose)
 
 
-def no_own_arguments(piece: RuleQuery, whole: RuleQuery) -> Mapping[str, Any]:
+def no_own_arguments(piece: rulebook.RuleQuery, whole: rulebook.RuleQuery) -> Mapping[str, Any]:
     """No own arguments: the call on a piece has those of the whole call."""
     return {}
 
@@ -204,10 +196,11 @@ class NoMetadata(Refusal, call="propagate {op}", argument="outputs"):
 _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.semantics.rulebook has it."
 
 
-def check_registry(book: RuleRegistry) -> None:
+def check_registry(book: rulebook.RuleRegistry) -> None:
     """Raises `InvalidRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
 
-    >>> check_registry(RuleRegistry({"aten.mm.default": OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
+    >>> entry = rulebook.OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))
+    >>> check_registry(rulebook.RuleRegistry.of(entry))
     Traceback (most recent call last):
     ...
     strategies.ops.semantics.local_call.InvalidRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
@@ -220,7 +213,7 @@ def check_registry(book: RuleRegistry) -> None:
 
 def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
     """The fault in the definition of a rule as (value, problem, remedy), or None."""
-    if not isinstance(entry, OpRule) or entry.op != op:
+    if not isinstance(entry, rulebook.OpRule) or entry.op != op:
         return f"entry {entry!r}", "it is no entry of this op", "Make the registry with RuleRegistry.of."
     if not callable(entry.lines):
         return f"lines={entry.lines!r}", "it is no function", "Give RuleQuery -> Iterable[PlacementRule]."
@@ -228,7 +221,7 @@ def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
         function = getattr(entry, name)
         if function is not None and not callable(function):
             return f"{name}={function!r}", "it is no function", "Give a function of the RuleQuery, or nothing."
-    if op.count(".") != 2 or not overload_exists(op):
+    if op.count(".") != 2 or not rulebook.overload_exists(op):
         remedy = "Write namespace.name.overload, or make entries with strategies.ops.semantics.rulebook.rules."
         return f"op={op!r}", "this torch has no such overload", remedy
     names = [argument.name for argument in overload(op)._schema.arguments] if entry.shapes else []
@@ -237,10 +230,10 @@ def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
     return None
 
 
-def checked_rule(entry: OpRule) -> Callable[[RuleQuery, int], tuple[PlacementRule, ...]]:
+def checked_rule(entry: rulebook.OpRule) -> Callable[[rulebook.RuleQuery, int], tuple[rulebook.PlacementRule, ...]]:
     """The checked placement rules of a rule, including the all-replicated one.  The function raises `InvalidRule`."""
 
-    def offer(query: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
+    def offer(query: rulebook.RuleQuery, ranks: int) -> tuple[rulebook.PlacementRule, ...]:
         try:
             found = tuple(entry.lines(query))
         except Exception as error:  # why: any error of the author's function, reported with its file and line
@@ -253,7 +246,7 @@ def checked_rule(entry: OpRule) -> Callable[[RuleQuery, int], tuple[PlacementRul
     return offer
 
 
-def replacement_call(entry: OpRule, query: RuleQuery, call: Call) -> tuple[RuleQuery, Call]:
+def replacement_call(entry: rulebook.OpRule, query: rulebook.RuleQuery, call: Call) -> tuple[rulebook.RuleQuery, Call]:
     """The query and call that every rank makes in place of this one, if the rule has an `instead`, else this one.
 
     Raises `InvalidRule` for a call that this torch does not have, and for one of other tensors.
@@ -262,7 +255,7 @@ def replacement_call(entry: OpRule, query: RuleQuery, call: Call) -> tuple[RuleQ
         return query, call
     try:
         made = entry.instead(query)
-        given = bind_arguments(made.op, made.args, dict(made.kwargs))
+        given = rulebook.bind_arguments(made.op, made.args, dict(made.kwargs))
     except Exception as error:  # why: any error of the author's function, reported with its file and line
         raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
                    "Let it return a Call of an overload that torch has.") from error  # fmt: skip
@@ -271,21 +264,21 @@ def replacement_call(entry: OpRule, query: RuleQuery, call: Call) -> tuple[RuleQ
         problem = f"the call has {len(query.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
         raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")  # fmt: skip
     frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
-    return RuleQuery(made.op, given, query.tensors, query.outputs), frozen_call
+    return rulebook.RuleQuery(made.op, given, query.tensors, query.outputs), frozen_call
 
 
-def own_arguments_function(entry: OpRule) -> OwnArguments:
+def own_arguments_function(entry: rulebook.OpRule) -> rulebook.OwnArguments:
     """The function for the own arguments of the call on a piece; none if the piece is the whole.
 
-    >>> entry = OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
+    >>> entry = rulebook.OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
     >>> import torch
     >>> from dataclasses import replace
-    >>> whole = RuleQuery(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
-    >>> own_arguments_function(entry)(replace(whole, outputs=(Meta((2,), torch.float32),)), whole)
+    >>> whole = rulebook.RuleQuery(entry.op, {"size": [-1]}, (), (rulebook.Meta((4,), torch.float32),))
+    >>> own_arguments_function(entry)(replace(whole, outputs=(rulebook.Meta((2,), torch.float32),)), whole)
     {'size': [2]}
     """
 
-    def own(piece: RuleQuery, whole: RuleQuery) -> Mapping[str, Any]:
+    def own(piece: rulebook.RuleQuery, whole: rulebook.RuleQuery) -> Mapping[str, Any]:
         if piece.tensors == whole.tensors and piece.outputs == whole.outputs:
             return {}
         return own_arguments(entry, piece, reshaped=piece.outputs[:1] != whole.outputs[:1])
@@ -293,7 +286,7 @@ def own_arguments_function(entry: OpRule) -> OwnArguments:
     return own
 
 
-def own_arguments(entry: OpRule, piece: RuleQuery, *, reshaped: bool) -> Mapping[str, Any]:
+def own_arguments(entry: rulebook.OpRule, piece: rulebook.RuleQuery, *, reshaped: bool) -> Mapping[str, Any]:
     """The own arguments of a piece; those in `shapes` only if the first result is `reshaped`.
 
     Raises `InvalidRule` if the rule names an argument that the op does not have.
@@ -316,31 +309,32 @@ def own_arguments(entry: OpRule, piece: RuleQuery, *, reshaped: bool) -> Mapping
     return {**given, **more}
 
 
-def all_replicated(query: RuleQuery) -> PlacementRule:
+def all_replicated(query: rulebook.RuleQuery) -> rulebook.PlacementRule:
     """The placement rule that always holds."""
     return query.line({}, query.on_each(Replicate()))
 
 
-def check_line(entry: OpRule, line: object, query: RuleQuery) -> None:
+def check_line(entry: rulebook.OpRule, line: object, query: rulebook.RuleQuery) -> None:
     """Raises `InvalidRule` if the value is not a placement rule for a call of these tensors and results."""
-    if not isinstance(line, PlacementRule):
+    if not isinstance(line, rulebook.PlacementRule):
         raise _bad(entry, repr(line), "it is no Line", _AS_DOCUMENTED)
     for what, placements, metas in (
         ("tensors", line.inputs, query.tensors),
         ("results", line.outputs, query.outputs),
     ):
         if not isinstance(placements, tuple) or len(placements) != len(metas):
-            count = f"the call has {len(metas)} {what}, the line speaks of {_count(placements)}"
+            count = str(len(placements)) if isinstance(placements, tuple) else f"{placements!r}, which is no tuple"
+            count = f"the call has {len(metas)} {what}, the line speaks of {count}"
             raise _bad(entry, _text(line), count, _AS_DOCUMENTED)
         for number, (placement, meta) in enumerate(zip(placements, metas, strict=True)):
             problem = _problem(placement, meta)
             if problem:
                 raise _bad(entry, _text(line), f"{what[:-1]} {number}: {problem}", _AS_DOCUMENTED)
-    if line.cut not in get_args(Cut):
-        raise _bad(entry, f"cut={line.cut!r}", f"a cut is one of {', '.join(get_args(Cut))}", _AS_DOCUMENTED)
+    if line.cut not in get_args(rulebook.Cut):
+        raise _bad(entry, f"cut={line.cut!r}", f"a cut is one of {', '.join(get_args(rulebook.Cut))}", _AS_DOCUMENTED)
 
 
-def _problem(placement: object, meta: Meta | None) -> str:
+def _problem(placement: object, meta: rulebook.Meta | None) -> str:
     """The reason why the placement does not fit the tensor, or empty."""
     if placement is None:
         return ""
@@ -354,13 +348,9 @@ def _problem(placement: object, meta: Meta | None) -> str:
     return ""
 
 
-def _count(placements: object) -> str:
-    return str(len(placements)) if isinstance(placements, tuple) else f"{placements!r}, which is no tuple"
-
-
-def _text(line: PlacementRule) -> str:
+def _text(line: rulebook.PlacementRule) -> str:
     return f"{line.inputs} -> {line.outputs}"
 
 
-def _bad(entry: OpRule, values: str, problem: str, remedy: str) -> InvalidRule:
+def _bad(entry: rulebook.OpRule, values: str, problem: str, remedy: str) -> InvalidRule:
     return InvalidRule(entry.op, entry.where, values, problem, remedy)

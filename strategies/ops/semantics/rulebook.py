@@ -214,8 +214,7 @@ def query_of(
 ) -> RuleQuery:
     """The query of a call; without `outputs`, its result or one of the same shapes, the op runs on meta tensors."""
     if outputs is None and overload(op)._schema.returns:
-        outputs = Call(op, tuple(args), tuple(kwargs.items()))(
-            [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in tensors]
-        )
+        given = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in tensors]
+        outputs = Call(op, tuple(args), tuple(kwargs.items()))(given)
     metas = tuple(Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in flat_results(outputs))
     return RuleQuery(op, bind_arguments(op, args, kwargs), tuple(tensors), metas)

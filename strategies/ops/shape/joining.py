@@ -71,9 +71,8 @@ def flip(query: RuleQuery) -> Iterator[PlacementRule]:
     given = query.tensors[0]
     yield from partial_rules(query, [0])
     dims = [dim % max(given.ndim, 1) for dim in query["dims"]]
-    yield from dim_map_rules(
-        query, unchanged_dims(given.ndim, *(dim for dim in dims if dim < given.ndim and given.shape[dim] > 1))
-    )
+    turned = [dim for dim in dims if dim < given.ndim and given.shape[dim] > 1]
+    yield from dim_map_rules(query, unchanged_dims(given.ndim, *turned))
 
 
 def rot90(query: RuleQuery) -> Iterator[PlacementRule]:

@@ -101,11 +101,8 @@ def view_as_real_or_complex(query: RuleQuery) -> Iterator[PlacementRule]:
     """Complex numbers as pairs of real ones: linear, but not multiplicative."""
     fewer = min(query.tensors[0].ndim, *(meta.ndim for meta in query.outputs if meta is not None))
     yield from dim_map_rules(query, [(dim, dim) for dim in range(fewer)])
-    yield from _pending_across(query, LINEAR)
-
-
-def _pending_across(query: RuleQuery, kinds: Iterable[str]) -> Iterator[PlacementRule]:
-    for line in partial_rules(RuleQuery(query.op, query.arguments, query.tensors, (query.tensors[0],)), [0], kinds):
+    of_one_dtype = RuleQuery(query.op, query.arguments, query.tensors, (query.tensors[0],))
+    for line in partial_rules(of_one_dtype, [0], LINEAR):
         yield query.line({0: line.outputs[0]}, line.outputs) if line.outputs[0] is not None else line
 
 

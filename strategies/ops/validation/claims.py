@@ -21,13 +21,7 @@ from strategies.model.oracle import run_stable_oracle
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
-from strategies.ops.semantics.local_call import (
-    LocalCall,
-    local_call_at,
-    own_arguments_function,
-    replacement_call,
-    why_inapplicable,
-)
+from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery, query_of
 from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import VariantCounts
@@ -42,12 +36,12 @@ def query_of_sample(sample: Sample, raw: Any) -> RuleQuery:
 
 def own_claims(entry: OpRule, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
     """A claim for each placement rule that applies to that many ranks, with the local calls if they differ from the sample's."""
-    query, call = replacement_call(entry, query_of_sample(sample, raw), sample.call)
-    whole, own = LocalCall(query, call), own_arguments_function(entry)
+    query, call = local_call.replacement_call(entry, query_of_sample(sample, raw), sample.call)
+    whole, own = local_call.LocalCall(query, call), local_call.own_arguments_function(entry)
     found = []
     for line in dict.fromkeys(entry.lines(query)):
-        if not why_inapplicable(line, query, ranks):
-            local = tuple(local_call_at(whole, line, ranks, rank, own).call for rank in range(ranks))
+        if not local_call.why_inapplicable(line, query, ranks):
+            local = tuple(local_call.local_call_at(whole, line, ranks, rank, own).call for rank in range(ranks))
             rule = Rule(sample.op, line.inputs, line.outputs)
             found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))
     return found
@@ -159,16 +153,15 @@ def calls_of_overloads(
 def embedding_gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample]:
     """The call of `embedding_dense_backward` for each call of `embedding`."""
     rng = torch.Generator().manual_seed(seed)
-    return [
-        _gradient(argument_values(one), one.origin, rng) for one in lookups if one.tensors[0].dtype.is_floating_point
-    ]
-
-
-def _gradient(given: Mapping[str, Any], origin: str, rng: torch.Generator) -> Sample:
-    table, places = given["weight"], given["indices"]
-    grad = torch.randn((*places.shape, table.shape[1]), generator=rng, dtype=table.dtype)
-    call = Call(GRADIENT, (Leaf(0), Leaf(1), table.shape[0], given["padding_idx"], given["scale_grad_by_freq"]))
-    return Sample(call, (grad, places), f"{origin}, backward")
+    made = []
+    for lookup in lookups:
+        given = argument_values(lookup)
+        table, places = given["weight"], given["indices"]
+        if lookup.tensors[0].dtype.is_floating_point:
+            grad = torch.randn((*places.shape, table.shape[1]), generator=rng, dtype=table.dtype)
+            call = Call(GRADIENT, (Leaf(0), Leaf(1), table.shape[0], given["padding_idx"], given["scale_grad_by_freq"]))
+            made.append(Sample(call, (grad, places), f"{lookup.origin}, backward"))
+    return made
 
 
 def _captured(
@@ -177,6 +170,5 @@ def _captured(
     for dtype in dtypes:
         if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):
             for which in sizes:
-                yield from opinfo_samples.capture_calls(
-                    info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted
-                )[0]
+                kind = SAMPLE_DTYPES[dtype]
+                yield from opinfo_samples.capture_calls(info, kind, which, device="cpu", seed=seed, wanted=wanted)[0]

@@ -105,9 +105,11 @@ def documented_exception(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()
     packet = sample.op.split(".")[1]
     held = [*zip(rule.inputs, sample.tensors, strict=True), *zip(rule.outputs, outputs, strict=False)]
     parts = [(p.reduce_op, x) for p, x in held if isinstance(p, Partial) and isinstance(x, Tensor)]
-    if any(kind in ("avg", "min", "max") and _is_integer(x) for kind, x in parts):
+    ordered = [x.dtype for kind, x in parts if kind in ("avg", "min", "max")]
+    if any(not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool) for dtype in ordered):
         return WRAPS
-    if packet.startswith("_foreach_") and len({*rule.inputs}) > 1 and _longest(sample) > LONGEST_LIST_ONE_BY_ONE:
+    longest = max((len(value) for value in sample.call.args if isinstance(value, (list, tuple))), default=0)
+    if packet.startswith("_foreach_") and len({*rule.inputs}) > 1 and longest > LONGEST_LIST_ONE_BY_ONE:
         return ONE_BY_ONE
     if packet == "all" and any(kind == "product" and x.dtype != torch.bool for kind, x in parts):
         return UNDERFLOWS
@@ -115,14 +117,6 @@ def documented_exception(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()
         return OVERFLOWS
     averages = packet.startswith("nll_loss") and packet.endswith("forward")
     return WEIGHED if averages and any(isinstance(p, Partial) and p.reduce_op == "avg" for p in rule.outputs) else ""
-
-
-def _is_integer(x: Tensor) -> bool:
-    return not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
-
-
-def _longest(sample: Sample) -> int:
-    return max((len(value) for value in sample.call.args if isinstance(value, (list, tuple))), default=0)
 
 
 def _of_tensors(outputs: OptionalPlacements, tensors: Sequence[bool]) -> list[Placement | None]:
@@ -147,9 +141,8 @@ def compare(
                 wrong.add(name)
                 continue
             same, served = _ours(entry, sample, truth, size, rule)
-            here = UncoveredRule(
-                name, size, ", ".join(sample.arguments()), documented_exception(rule, sample, flat_results(truth.raw))
-            )
+            excused = documented_exception(rule, sample, flat_results(truth.raw))
+            here = UncoveredRule(name, size, ", ".join(sample.arguments()), excused)
             before = found.get(name, (True, True, here))
             shown = before[2] if served or (not before[1] and not before[2].excused) else here
             found[name] = (before[0] and same, before[1] and served, shown)
@@ -237,9 +230,8 @@ def coverage(
             if isinstance(answer, TaskDone):
                 found[task.op] = answer.value
                 continue
-            found[task.op] = OverloadComparison(
-                task.op, why=answer.error if isinstance(answer, TaskFailed) else answer.why
-            )
+            why = answer.error if isinstance(answer, TaskFailed) else answer.why
+            found[task.op] = OverloadComparison(task.op, why=why)
             if not isinstance(answer, TaskFailed) and len(task.calls) > 1:
                 last = max(answer.noted, 0)
                 again.append(replace(task, calls=task.calls[:last] + task.calls[last + 1 :]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial
@@ -71,19 +71,23 @@ class RuleResult:
 
 def validate_task(task: RuleTask, note: Note) -> RuleResult:
     """Run by a worker: the validation of one rule."""
-    noted = _noted([(i, call) for i, call in enumerate(task.calls) if i not in task.skip], note)
+
+    def noted() -> Iterator[Sample]:
+        for number, call in enumerate(task.calls):
+            if number not in task.skip:
+                note(number)
+                yield call
+
     terms = task.terms
     undefined: dict[str, str] = {}
     entry = with_undefined_reductions(task.entry, undefined)
-    found = validate_rule(entry, ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
+    found = validate_rule(entry, ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted())
     first = {str(one.rule): one for one in reversed(found.wrong)}
     wrong = (*undefined.values(), *map(_describe, reversed(first.values())))
     lines = len(found.sound.keys() | {str(one.rule) for one in found.wrong})
     untried = () if found.samples else ("none of its calls gives what could be compared",)
-    sound = sum(found.sound.values())
-    return replace(
-        _empty_result(task.entry), wrong=wrong, lines=lines, sound=sound, calls=found.samples, untried=untried
-    )
+    sound, empty = sum(found.sound.values()), _empty_result(task.entry)
+    return replace(empty, wrong=wrong, lines=lines, sound=sound, calls=found.samples, untried=untried)
 
 
 def with_undefined_reductions(entry: OpRule, undefined: dict[str, str]) -> OpRule:
@@ -102,12 +106,6 @@ def with_undefined_reductions(entry: OpRule, undefined: dict[str, str]) -> OpRul
             yield line
 
     return replace(entry, lines=lines)
-
-
-def _noted(calls: Iterable[tuple[int, Sample]], note: Note) -> Iterator[Sample]:
-    for number, call in calls:
-        note(number)
-        yield call
 
 
 def _empty_result(entry: OpRule) -> RuleResult:
@@ -145,16 +143,13 @@ def validate_rules(
             elif isinstance(answer, TaskFailed):
                 found[task.op] = replace(_empty_result(task.entry), wrong=(f"the validation failed: {answer.error}",))
             else:
-                reasons.append(_lost(task, answer))
+                known = 0 <= answer.noted < len(task.calls)
+                call = ", ".join(task.calls[answer.noted].arguments()) if known else "its first call"
+                reasons.append(f"{call}: {answer.why}")
                 again += _without(task, answer)
                 found[task.op] = replace(_empty_result(task.entry), untried=tuple(reasons))
         todo, tick = again, None
     return list(found.values())
-
-
-def _lost(task: RuleTask, answer: TaskLost) -> str:
-    call = ", ".join(task.calls[answer.noted].arguments()) if 0 <= answer.noted < len(task.calls) else "its first call"
-    return f"{call}: {answer.why}"
 
 
 def _without(task: RuleTask, answer: TaskLost) -> list[RuleTask]:

@@ -10,7 +10,7 @@ from localtensor import errors
 from localtensor._util.events import Call, Place, Wait
 
 ROOT = Path(errors.__file__).parents[2]
-FUNCTIONS = {"refusal", "in_a_line"}  # what the door has beside classes
+FUNCTIONS = {"refusal_sentence", "error_in_one_line"}  # what the door has beside classes
 PACKAGES = ("localtensor", "strategies")
 
 

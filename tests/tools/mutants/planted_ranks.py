@@ -226,8 +226,8 @@ TESTING = (
     ),
     Planted(
         "localtensor/testing/hypothesis_strategies/layouts.py::placement_options",
-        "if (dtype is None or is_unambiguous(kind, dtype)) and",
-        "if",
+        " if dtype is None or is_unambiguous(kind, dtype)",
+        "",
         "averages of integers are drawn, which mean nothing",
         DRAWS,
     ),
