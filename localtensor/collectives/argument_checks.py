@@ -246,26 +246,19 @@ def sizes_sent(call: str, held: Sequence[Tensor], splits: Splits | None) -> list
     each = [None] * len(held) if splits is None else splits
     if len(each) != len(held):
         raise NotOnePerRank(call, "input_splits", f"{len(each)} lists for {len(held)} ranks")
-    return [
-        _even_sizes(call, x.shape, len(held)) if sizes is None else _checked_sizes(call, rank, sizes, x, len(held))
-        for rank, (x, sizes) in enumerate(zip(held, each, strict=True))
-    ]
-
-
-def _even_sizes(call: str, shape: Sequence[int], ranks: int) -> list[int]:
-    check_even(call, 0, shape, ranks, instead="name the sizes in input_splits")
-    return [shape[0] // ranks] * ranks
-
-
-def _checked_sizes(call: str, rank: int, sizes: Sequence[int], x: Tensor, ranks: int) -> list[int]:
-    argument = f"input_splits[{rank}]"
-    if len(sizes) != ranks:
-        raise SplitCount(call, argument, list(sizes), len(sizes), ranks)
-    if min(sizes) < 0:
-        raise NegativeSplit(call, argument, list(sizes))
-    if sum(sizes) != x.shape[0]:
-        raise SplitSum(call, argument, list(sizes), x.shape[0], sum(sizes))
-    return list(sizes)
+    found = []
+    for rank, (x, own) in enumerate(zip(held, each, strict=True)):
+        if own is None:
+            check_even(call, 0, x.shape, len(held), instead="name the sizes in input_splits")
+        argument, sizes = f"input_splits[{rank}]", [x.shape[0] // len(held)] * len(held) if own is None else list(own)
+        if len(sizes) != len(held):
+            raise SplitCount(call, argument, sizes, len(sizes), len(held))
+        if min(sizes) < 0:
+            raise NegativeSplit(call, argument, sizes)
+        if sum(sizes) != x.shape[0]:
+            raise SplitSum(call, argument, sizes, x.shape[0], sum(sizes))
+        found.append(sizes)
+    return found
 
 
 def check_received(call: str, sent: list[list[int]], splits: Splits | None) -> None:

@@ -254,8 +254,15 @@ def send_recv(held: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[
     [tensor(1), tensor(1), tensor(2)]
     """
     checks.check_dense("send_recv", checks.name_held("send_recv", held))
-    _check_pairs(pairs, len(held))
-    sender_of = {receiver: sender for sender, receiver in pairs}
+    sender_of: dict[int, int] = {}
+    for sender, receiver in pairs:
+        checks.check_rank("send_recv", "sender", sender, len(held))
+        checks.check_rank("send_recv", "receiver", receiver, len(held))
+        if sender == receiver:
+            raise SelfSend("send_recv", sender)
+        if receiver in sender_of:
+            raise TwoSenders("send_recv", sender_of[receiver], receiver, sender)
+        sender_of[receiver] = sender
     for sender, receiver in pairs:
         named = {f"held[{rank}]": held[rank] for rank in (sender, receiver)}
         checks.check_one_kind("send_recv", named)
@@ -313,16 +320,3 @@ def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: ReductionOp |
     named = checks.name_lists(call, lists)
     checks.check_wire(call, named, op)
     return named
-
-
-def _check_pairs(pairs: Sequence[tuple[int, int]], ranks: int) -> None:
-    """Each pair is two different ranks of the group, and no rank receives twice."""
-    sender_of: dict[int, int] = {}
-    for sender, receiver in pairs:
-        checks.check_rank("send_recv", "sender", sender, ranks)
-        checks.check_rank("send_recv", "receiver", receiver, ranks)
-        if sender == receiver:
-            raise SelfSend("send_recv", sender)
-        if receiver in sender_of:
-            raise TwoSenders("send_recv", sender_of[receiver], receiver, sender)
-        sender_of[receiver] = sender

@@ -183,17 +183,13 @@ def _with_plain_shards(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
 
 
 def _check_rows(call: str, spec: Spec, made: Spec, dim: int, how: str, keep: str) -> None:
-    was, now = cuts_by_dim(spec)[dim], cuts_by_dim(made)[dim]
-    if not same_rows(spec.shape[dim], was, now, spec.mesh.sizes):
-        problem = _other_rows(spec, dim, was, now, how)
-        raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
-
-
-def _other_rows(spec: Spec, dim: int, was: DimCuts, now: DimCuts, how: str) -> str:
     size, sizes = spec.shape[dim], spec.mesh.sizes
-    rank = first_differing(size, was, now, sizes) or 0
-    mine, theirs = rows_by_rank(size, was, sizes)[rank], rows_by_rank(size, now, sizes)[rank]
-    return f"rank {rank} holds {format_rows(mine)} of dim {dim}, and {how} it would hold {format_rows(theirs)}"
+    was, now = cuts_by_dim(spec)[dim], cuts_by_dim(made)[dim]
+    if not same_rows(size, was, now, sizes):
+        rank = first_differing(size, was, now, sizes) or 0
+        mine, theirs = rows_by_rank(size, was, sizes)[rank], rows_by_rank(size, now, sizes)[rank]
+        problem = f"rank {rank} holds {format_rows(mine)} of dim {dim}, and {how} it would hold {format_rows(theirs)}"
+        raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
 
 
 def rows_remedy(spec: Spec, made: Spec, dim: int, keep: str) -> str:

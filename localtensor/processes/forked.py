@@ -72,7 +72,7 @@ def record_exception(error: BaseException, render: Callable[[BaseException], str
         place_of_error(error),
         _render_safely(error, render),
         _pickle_exception(error),
-        _builtin_base(error),
+        next(name for name in (kind.__name__ for kind in type(error).__mro__) if hasattr(builtins, name)),
     )
 
 
@@ -131,10 +131,6 @@ def _pickle_exception(error: BaseException) -> bytes | None:
     except Exception:  # why: pickling runs the exception's own code
         return None
     return stream.getvalue()
-
-
-def _builtin_base(error: BaseException) -> str:
-    return next(name for name in (kind.__name__ for kind in type(error).__mro__) if hasattr(builtins, name))
 
 
 class _ExceptionPickler(pickle.Pickler):

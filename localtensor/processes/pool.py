@@ -315,12 +315,8 @@ def _as_raised(outcome: Raised | Died) -> Raised:
 
 def _raised_at(text: str) -> Place | None:
     """The innermost line of the user's own code in a traceback."""
-    lines = [
-        Place(one["file"], int(one["line"]), one["function"])
-        for one in _TRACEBACK_LINE.finditer(text)
-        if is_user_file(one["file"])
-    ]
-    return lines[-1] if lines else None
+    lines = [one for one in _TRACEBACK_LINE.finditer(text) if is_user_file(one["file"])]
+    return Place(lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["function"]) if lines else None
 
 
 class _RemoteTraceback(Exception):

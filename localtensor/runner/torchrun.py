@@ -80,8 +80,10 @@ def run_script(options: TorchrunOptions) -> int:
         if isinstance(fault.__cause__, BrokenPipeError) and stdout_is_closed():
             return OUTPUT_CLOSED
         first = fault.raised[0].rank
-        with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
-            lines.write(_user_traceback(fault.__cause__))
+        if (cause := fault.__cause__) is not None:
+            shown = traceback.format_exception(type(cause), cause, user_traceback(cause.__traceback__))
+            with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
+                lines.write("".join(shown))
         _print_error(_fault_text(fault))
     except errors.LocalTensorError as fault:
         _print_error(_fault_text(fault))
@@ -161,12 +163,6 @@ def _exit_code(code: object) -> int:
         return (code or 0) & 0xFF
     sys.stderr.write(f"{code}\n")
     return FAILED
-
-
-def _user_traceback(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    return "".join(traceback.format_exception(type(error), error, user_traceback(error.__traceback__)))
 
 
 def _fault_text(fault: errors.LocalTensorError) -> str:

@@ -90,14 +90,7 @@ class _RankIdentity:
 
 
 def run_processes(
-    name: str,
-    arguments: Sequence[str],
-    ranks: int,
-    *,
-    module: bool,
-    seed: int,
-    timeout: float | None,
-    prefix: bool,
+    name: str, arguments: Sequence[str], ranks: int, *, module: bool, seed: int, timeout: float | None, prefix: bool
 ) -> int:
     """Run the script; returns the exit code of the first rank that failed, 0 if none did.  Raises `NeverEnded`."""
     command = [str(seed), "-m" if module else "-f", name, *arguments]
@@ -175,6 +168,11 @@ def _ranks(
     prefix: bool,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks' processes; afterwards none is left, and all their output is written."""
+    settings = {  # torchrun's variables for the store, and what suits output through a pipe
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }  # fmt: skip
     way_out = subprocess.PIPE if ranks > 1 else None  # to keep the ranks' lines whole
     pipe, ours = os.pipe()  # closes when this process ends
     processes: list[subprocess.Popen[str]] = []
@@ -182,7 +180,7 @@ def _ranks(
     outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
     try:
         for rank in range(ranks):
-            own = {**shared, **torchrun_environment(_RankIdentity(rank, ranks, seed)), **_rendezvous(port)}
+            own = {**shared, **torchrun_environment(_RankIdentity(rank, ranks, seed)), **settings}
             with sigint_blocked():
                 process = subprocess.Popen(
                     [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
@@ -205,15 +203,6 @@ def _ranks(
         end = time.monotonic() + DRAIN_LIMIT
         for reader in readers:
             reader.join(max(0.0, end - time.monotonic()))
-
-
-def _rendezvous(port: int) -> dict[str, str]:
-    """torchrun's variables for the store, and settings for output through a pipe."""
-    return {
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }  # fmt: skip
 
 
 def _forward(stream: IO[str], out: RankLines, rank: int, lost: list[OSError]) -> None:
@@ -291,16 +280,6 @@ def _end_with_parent(pipe: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _seed_generators(seed: int) -> None:
-    """Seed the generators as on rank threads."""
-    import torch
-
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-
-
 def main(words: list[str]) -> None:
     """Run a rank in its own process; `words` are `pipe seed -m|-f script arguments...`."""
     ignore_interrupt()
@@ -312,7 +291,12 @@ def main(words: list[str]) -> None:
     if script is None:  # the parent found it before
         sys.exit(f"{name} has gone")
     sys.argv = [script.file if module else name, *arguments]
-    _seed_generators(int(seed))
+    import torch
+
+    torch.manual_seed(int(seed))  # the generators are seeded as on rank threads
+    random.seed(int(seed))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int(seed) % 2**32)
     try:
         execute(script)
     except Exception as error:  # why: whatever the script raises is shown as python shows it
