@@ -207,6 +207,16 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     ),
 }
 
+
+@functools.cache
+def completed_work() -> Any:
+    """A completed Work, boxed for the dispatcher."""
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_result(None)
+    cpp: Any = torch._C._distributed_c10d
+    return cpp._create_work_from_future(future).boxed()
+
+
 # Sends and receives are matched in pairs, so they have no `compute`.
 SEND, RECV, RECV_FROM_ANY = "send", "recv_", "recv_any_source_"
 

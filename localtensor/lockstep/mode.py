@@ -247,22 +247,14 @@ def _check_alike(values: Mapping[int, Any], call: str) -> None:
                 raise ValuesDiffer(call, name, mine, rank, theirs, first)
 
 
-def _run_size_query(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return size_query(func._schema.name.removeprefix("aten::"), *args)
-
-
-def _run_plainly(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
 _routes: dict[Any, Any] = {}
 
 
 def _route(func: Any) -> Any:
     if func.namespace in ("profiler", "prim"):
-        return _run_plainly
+        return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.name() in _SIZES:
-        return _run_size_query
+        return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
 
 

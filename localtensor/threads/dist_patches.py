@@ -133,13 +133,9 @@ def _declare_group(world: RankWorld, name: str, ranks: tuple[int, ...], *, defau
 def _create_backend(options: Any, backend_options: Any = None) -> Any:
     """The constructor of the registered backend: an idle backend under the simulated process group."""
     if world_now() is None:
-        raise BadGroup(
-            "init_process_group",
-            "backend",
-            f"backend={BACKEND!r}",
-            "this backend lives inside a simulation only",
-            "Call your function through localtensor.run(fn, ranks=...).",
-        )
+        problem = "this backend lives inside a simulation only"
+        remedy = "Call your function through localtensor.run(fn, ranks=...)."
+        raise BadGroup("init_process_group", "backend", f"backend={BACKEND!r}", problem, remedy)
     return c10d_cpp.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
 
 
@@ -150,15 +146,10 @@ def patched_torch_distributed() -> Iterator[None]:
         c10d.Backend.register_backend(BACKEND, _create_backend, extended_api=True, devices=list(DEVICES))
     with ExitStack() as stack:
         stack.enter_context(replaced(c10d, "_world", c10d._world))
-        stack.enter_context(
-            replaced(
-                c10d, "_new_process_group_helper", functools.partial(_new_group_helper, c10d._new_process_group_helper)
-            )
-        )
+        helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
+        stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
-        if hasattr(
-            c10d, "_maybe_attach_flight_recorder"
-        ):  # since torch 2.15: one per process, it warns of further ranks
+        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))
         stack.enter_context(patched_inside_decorators(c10d.split_group, _split_group))

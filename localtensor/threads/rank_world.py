@@ -95,12 +95,6 @@ def world_now() -> RankWorld | None:
     return world if isinstance(world, RankWorld) and simulation_of_this_rank() is not None else None
 
 
-def join_default_group(world: RankWorld) -> None:
-    """Make a default group of all ranks, as init_process_group does; called in the rank's own thread."""
-    init_default_group(world, "gloo")
-    world.implicit = True
-
-
 def leave_groups(world: RankWorld) -> dict[str, MadeGroup]:
     """Remove all groups of the rank, in its own thread; returns those that the program made and did not destroy."""
     left = {name: made for name, made in world.made.items() if name in world.pg_names.values()}

@@ -52,7 +52,8 @@ def run_in_threads(
     if outer is not None:
         raise NestedRun(outer.rank(), place_of_frame(sys._getframe(1)))
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
-    with _simulation_context(ranks, schedule, seed, shared_propagation.is_sharing(share)) as (simulation, rank_worlds):
+    share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
+    with _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds):
         try:
             simulation.run_token.start(lambda rank: _run_rank(simulation, rank_worlds[rank], body, left))
             _wait_for_ranks(simulation, timeout)
@@ -143,7 +144,8 @@ def _run_rank(
     set_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
-    rank_world.join_default_group(world)
+    rank_world.init_default_group(world, "gloo")
+    world.implicit = True
     try:
         value = body(world.rank)
     except Abort:

@@ -130,25 +130,13 @@ def select(values: Sequence[StackedValue], number: Any, source: Any = None) -> S
 
 def all_reduce(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
     """The reduction of each group's tensors, on every member."""
-
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        return stacked_collectives.reduce_rows(x, plan, op)
-
-    def plain(held: list[Tensor]) -> Sequence[Tensor]:
-        return reference.all_reduce(held, op)
-
+    do, plain = partial(stacked_collectives.reduce_rows, op=op), partial(reference.all_reduce, op=op)
     return _run_on_stacks("all_reduce", value, family, fold_plan, Readers.ALL, do, plain, keep=True)
 
 
 def reduce(value: StackedValue, family: GroupFamily, op: ReductionOp, root: int) -> StackedValue:
     """The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
-
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        return stacked_collectives.reduce_rows(x, plan, op)
-
-    def plain(held: list[Tensor]) -> Sequence[Tensor]:
-        return reference.reduce(held, op, root=root)
-
+    do, plain = partial(stacked_collectives.reduce_rows, op=op), partial(reference.reduce, op=op, root=root)
     return _run_on_stacks("reduce", value, family, fold_plan, Readers.ROOT, do, plain, keep=True, root=root)
 
 
@@ -207,9 +195,7 @@ def reduce_scatter(value: StackedValue, family: GroupFamily, op: ReductionOp) ->
         done = stacked_collectives.reduce_rows(x, plan, op)
         return done.reshape(done.shape[0] * plan.members, done.shape[1] // plan.members, *done.shape[2:])
 
-    def plain(held: list[Tensor]) -> Sequence[Tensor]:
-        return reference.reduce_scatter_tensor(held, op)
-
+    plain = partial(reference.reduce_scatter_tensor, op=op)
     return _run_on_stacks("reduce_scatter_tensor", value, family, fold_plan, Readers.PIECES, do, plain)
 
 

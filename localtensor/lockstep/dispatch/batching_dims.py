@@ -68,13 +68,7 @@ def _any(op: Op, stacked: Stacked, x: Tensor) -> Any:
 
 @batching_rule("linalg_vector_norm")
 def _norm(
-    op: Any,
-    stacked: Stacked,
-    x: Tensor,
-    order: Any = 2,
-    dims: Sequence[int] | None = None,
-    *rest: Any,
-    **named: Any,
+    op: Any, stacked: Stacked, x: Tensor, order: Any = 2, dims: Sequence[int] | None = None, *rest: Any, **named: Any
 ) -> Any:
     over = reduced_dims(x, dims)
     return op(x, order, over, *rest, **named) if over else NotImplemented
@@ -129,21 +123,16 @@ def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]
         return NotImplemented
     if not stacked[1]:
         return op(x, [None, *indices])
-    lifted = _broadcast_indices(indices, stacked[1])
+    dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked[1], strict=True) if index is not None]
+    lifted = [  # with dims added so that they broadcast row by row
+        add_dims(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
+        for index, has_rows in zip(indices, stacked[1], strict=True)
+    ]
     if not stacked[0]:
         return op(x, lifted)
     rows = torch.arange(x.shape[0], device=x.device)
     most = max(index.dim() for index in lifted if index is not None)
     return op(x, [rows.view(-1, *[1] * (most - 1)), *lifted])
-
-
-def _broadcast_indices(indices: Sequence[Tensor | None], stacked: Stacked) -> list[Tensor | None]:
-    """The indices with dims added so that they broadcast row by row."""
-    dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked, strict=True) if index is not None]
-    return [
-        add_dims(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
-        for index, has_rows in zip(indices, stacked, strict=True)
-    ]
 
 
 @batching_rule("constant_pad_nd")

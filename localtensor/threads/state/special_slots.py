@@ -168,14 +168,8 @@ class ContextParallelRules:
         return False
 
 
-SPECIALS = (
-    *PATCHES,
-    MainModule,
-    EnvironmentSlot,
-    WarningsSlot,
-    ContextParallelRules,
-    ShardingRules,
-)  # last: the last word
+# ShardingRules comes last: it has the last word.
+SPECIALS = (*PATCHES, MainModule, EnvironmentSlot, WarningsSlot, ContextParallelRules, ShardingRules)
 
 
 @dataclass(frozen=True)
