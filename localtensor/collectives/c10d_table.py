@@ -229,7 +229,8 @@ def _kernel(
     op = COLLECTIVE_OPS.get(name)
 
     def kernel(*arguments: Any) -> Any:
-        group = _group_of(arguments[at]) if serving else None
+        groups: dict[Any, Group] = getattr(c10d._world, "groups", {}) if serving else {}
+        group = groups.get(dist.ProcessGroup.unbox(arguments[at]))  # None if it is of another backend
         if group is None:
             if previous is None:
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
@@ -256,12 +257,6 @@ def argument_positions(name: str, schema: torch.FunctionSchema) -> tuple[int, in
     count = len([one for one in names if one not in ("process_group", "async_op", "timeout")])
     # A monitored barrier takes its timeout as an ordinary argument.
     return names.index("process_group"), when, count + (name == "monitored_barrier_")
-
-
-def _group_of(boxed: torch.ScriptObject) -> Group | None:
-    """The simulated group of a boxed process group, or None if it is of another backend."""
-    groups: dict[Any, Group] = getattr(c10d._world, "groups", {})
-    return groups.get(dist.ProcessGroup.unbox(boxed))
 
 
 @contextmanager

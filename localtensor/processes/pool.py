@@ -65,7 +65,11 @@ class Pool:
     ) -> None:
         if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
             raise errors.NoRanks("Pool", ranks)
-        _check_backend(backend, ranks)
+        if backend not in BACKENDS:
+            raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
+        if "nccl" in backend and (have := _gpu_count()) < ranks:
+            problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
+            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
         self.ranks, self.backend = ranks, backend
         self.timeout = _checked_seconds("Pool", "timeout", timeout)
         self.grace = _checked_seconds("Pool", "grace", grace)
@@ -153,16 +157,6 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
             raise errors.NotSendable("Pool.call", "args_per_rank", "tuple", rank, f"{body[0]}: {body[1]}")
     kind, detail = body
     raise errors.NotSendable("Pool.call", "returned value", kind, rank, detail)
-
-
-def _check_backend(backend: str, ranks: int) -> None:
-    if backend not in BACKENDS:
-        raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
-    if "nccl" in backend:
-        have = _gpu_count()
-        if have < ranks:
-            problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
-            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
 
 
 def _checked_seconds(call: str, argument: str, seconds: float) -> float:

@@ -82,13 +82,6 @@ class PrefixedWriter:
             self.write("\n")
 
 
-@dataclass
-class _RankIdentity:
-    rank: int
-    ranks: int
-    seed: int
-
-
 def run_processes(
     name: str, arguments: Sequence[str], ranks: int, *, module: bool, seed: int, timeout: float | None, prefix: bool
 ) -> int:
@@ -96,7 +89,7 @@ def run_processes(
     command = [str(seed), "-m" if module else "-f", name, *arguments]
     lost: list[OSError] = []  # why the ranks' output cannot be written
     shared = worker_environment(ranks)  # raises before there is a store if the ranks could not connect
-    with _store() as port, _ranks(command, ranks, seed, shared, port, lost, prefix=prefix) as processes:
+    with _store() as port, _ranks(command, ranks, shared, port, lost, prefix=prefix) as processes:
         codes = _exit_codes(processes, timeout, lost)
     if lost:
         if stdout_is_closed():
@@ -158,14 +151,7 @@ def _store() -> Iterator[int]:
 
 @contextmanager
 def _ranks(
-    command: Sequence[str],
-    ranks: int,
-    seed: int,
-    shared: dict[str, str],
-    port: int,
-    lost: list[OSError],
-    *,
-    prefix: bool,
+    command: Sequence[str], ranks: int, shared: dict[str, str], port: int, lost: list[OSError], *, prefix: bool
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks' processes; afterwards none is left, and all their output is written."""
     settings = {  # torchrun's variables for the store, and what suits output through a pipe
@@ -180,7 +166,7 @@ def _ranks(
     outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
     try:
         for rank in range(ranks):
-            own = {**shared, **torchrun_environment(_RankIdentity(rank, ranks, seed)), **settings}
+            own = {**shared, **torchrun_environment(rank, ranks), **settings}
             with sigint_blocked():
                 process = subprocess.Popen(
                     [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
@@ -270,21 +256,16 @@ def user_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _end_with_parent(pipe: int) -> None:
-    """End this process when its parent ends, for whatever reason."""
-    os.set_inheritable(pipe, False)
-
-    def watch() -> None:
-        os.read(pipe, 1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    os.read(pipe, 1)  # returns when the parent ends, for whatever reason
+    os._exit(1)
 
 
 def main(words: list[str]) -> None:
     """Run a rank in its own process; `words` are `pipe seed -m|-f script arguments...`."""
     ignore_interrupt()
     pipe, seed, how, name, *arguments = words
-    _end_with_parent(int(pipe))
+    os.set_inheritable(int(pipe), False)
+    threading.Thread(target=_end_with_parent, args=(int(pipe),), daemon=True).start()
     module = how == "-m"
     sys.path[0] = search_path(name, module=module)
     script = read(name, module=module)

@@ -134,7 +134,8 @@ PROCESS_GLOBALS_PRIVATE = {
 @contextmanager
 def process_globals_guarded() -> Iterator[None]:
     """Inside the block the process-global parts above are made harmless; afterwards everything is restored."""
-    make_fake_tensors_safe()
+    if torch.__version__.startswith("2.11.") and torch.version.cuda is not None and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()  # for fake tensors of the ranks: this thread outlives theirs
     with ExitStack() as stack:
         stack.enter_context(_without_compiling())
         stack.enter_context(_one_profiler())
@@ -142,12 +143,6 @@ def process_globals_guarded() -> Iterator[None]:
             stack.enter_context(wrapped(torch.futures, name, _wait_all_settled))
         stack.enter_context(wrapped(dist, "_register_comm_hook", _register_hook))
         yield
-
-
-def make_fake_tensors_safe() -> None:
-    """Let threads that end make fake tensors: this thread, which must outlive them, makes torch's stand-in first."""
-    if torch.__version__.startswith("2.11.") and torch.version.cuda is not None and not torch.cuda.is_available():
-        torch._C._ensureCUDADeviceGuardSet()
 
 
 def clear_sharding_cache() -> None:

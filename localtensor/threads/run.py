@@ -73,12 +73,8 @@ def run_in_threads(
                 simulation.verdict.log = tuple(simulation.calls())
                 simulation.verdict.replay = None if schedule.text == "round_robin" else f"schedule={schedule.text!r}"
             raise simulation.verdict
-        return ThreadRun(
-            tuple(simulation.ended[rank].value for rank in range(ranks)),
-            tuple(simulation.calls()),
-            schedule.text,
-            _groups_left(left),
-        )
+        values = tuple(simulation.ended[rank].value for rank in range(ranks))
+        return ThreadRun(values, tuple(simulation.calls()), schedule.text, _groups_left(left))
 
 
 def limit_from_environment(otherwise: float | None) -> float | None:
@@ -156,9 +152,8 @@ def _run_rank(
     else:
         simulation.end(world.rank, RankEnd(value))
     finally:
-        if (
-            world.rank not in simulation.run_token.lost
-        ):  # else the run is over, and the state belongs to the caller again
+        # Not for a lost rank: the run is over, and the state belongs to the caller again.
+        if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
             rank_world.clear_sharding_cache()
 

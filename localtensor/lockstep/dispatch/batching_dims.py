@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 @batching_rule("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
       "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
-      "sort", "topk", "argsort")  # fmt: skip
+      "sort", "topk", "argsort", "index_select")  # fmt: skip
 def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
@@ -88,12 +88,6 @@ def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
         return NotImplemented  # rows of three dims in another order would look like channels_last in a stack
     rows = next(x.shape[0] for x, has_rows in zip(xs, stacked[0], strict=True) if has_rows)
     return op([expand_rows(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
-
-
-@batching_rule("index_select")
-def _index_select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
-    n = x.dim() - 1
-    return op(x, dim % n + 1, index) if not stacked[2] and are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value",

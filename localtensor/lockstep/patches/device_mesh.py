@@ -48,19 +48,14 @@ def _building(mode: Any, rank: int) -> Iterator[None]:
 
 
 def _init(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
-    with _building(mode, _lowest(args, kwargs)):
+    given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
+    if given is None:
+        given = kwargs.get("_rank_map")
+    with _building(mode, 0 if given is None else int(torch.as_tensor(given).min())):
         original(mesh, *args, **kwargs)
     # Meshes of two modes, or of a mode and none, must differ: torch caches by mesh what depends on groups and ranks.
     mesh._thread_id = ("lockstep", mode.serial)  # type: ignore[assignment]
     mesh._hash = None
-
-
-def _lowest(args: Any, kwargs: Any) -> int:
-    """The lowest rank of the mesh in the arguments of DeviceMesh."""
-    given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
-    if given is None:
-        given = kwargs.get("_rank_map")
-    return 0 if given is None else int(torch.as_tensor(given).min())
 
 
 def mesh_ranks(mesh: DeviceMesh) -> Any:
