@@ -88,7 +88,12 @@ class Pool:
         time is Waiting, and all processes are killed; the next call starts others.
         """
         limit = self.timeout if timeout is None else _checked_seconds("Pool.call", "timeout", timeout)
-        jobs = _job_messages(fn, args_per_rank, self.ranks)
+        if len(args_per_rank) != self.ranks:
+            problem = f"there are {self.ranks} ranks"
+            raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
+        head = _pickled_by_name(fn, "Pool.call")
+        # All messages are written before any is sent, so that the ranks are still idle on an error.
+        jobs = [head + _pickled_arguments(rank, args) for rank, args in enumerate(args_per_rank)]
         with self._turn, ranks_end_on_sigterm():
             if self._closed:
                 raise errors.PoolClosed("Pool.call", self.ranks)
@@ -163,15 +168,6 @@ def _checked_seconds(call: str, argument: str, seconds: float) -> float:
     if not isinstance(seconds, int | float) or not 0 < seconds <= GROUP_TIMEOUT:
         raise errors.NoTime(call, argument, seconds)
     return float(seconds)
-
-
-def _job_messages(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) -> list[bytes]:
-    """One message per rank.  All are written before any is sent, so that the ranks are still idle on an error."""
-    if len(args_per_rank) != ranks:
-        problem = f"there are {ranks} ranks"
-        raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
-    head = _pickled_by_name(fn, "Pool.call")
-    return [head + _pickled_arguments(rank, args) for rank, args in enumerate(args_per_rank)]
 
 
 def _pickled_by_name(fn: Callable[..., Any], call: str) -> bytes:

@@ -192,7 +192,7 @@ class _ReaderWatch(TorchFunctionMode):
 
 
 def _restack(mode: TorchDispatchMode, readers: TorchFunctionMode, *, add: bool) -> None:
-    """Put the modes below all active ones, so that the user's `with` blocks still nest; or, without `add`, remove them."""
+    """Put the modes below all active ones, so that the user's `with` blocks nest; without `add`, remove them."""
     above = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()]
     functions = [_pop_mode() for _ in _get_current_function_mode_stack()]
     if add:

@@ -175,7 +175,7 @@ def gather_plan(ids: Array) -> IndexPlan:
 def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp) -> Tensor:
     """The reduction of each group, a row for each different result."""
     if isinstance(op, PremulSum):
-        op, x = "sum", op.times(x)
+        x, op = op.times(x), "sum"
     pair = "sum" if op == "avg" else op
     for left, right, rest in plan.levels:
         done = fold([take_rows(x, left), take_rows(x, right)], pair)
