@@ -17,27 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from localtensor.errors import (
-    BadGroup,
-    DevicesDiffer,
-    DtypeNotCarried,
-    DtypesDiffer,
-    ListsDiffer,
-    NegativeSplit,
-    NegativeTag,
-    NoSuchDim,
-    NotContiguous,
-    NotDense,
-    NotOnePerRank,
-    RankOutside,
-    ScalarTensor,
-    ShapesDiffer,
-    SplitCount,
-    SplitsDisagree,
-    SplitSum,
-    UnevenDim,
-    WrongListLength,
-)
+from localtensor import errors
 from localtensor.layout.reductions import GLOO_DTYPES, PremulSum, ReductionOp, carrier_dtype, check_reducible
 
 if TYPE_CHECKING:
@@ -64,7 +44,7 @@ def check_rank_arguments(kind: str, brought: CallArguments, rank: int, members: 
     """
     for x in flat_tensors(brought.reads):
         if x.dtype not in GLOO_DTYPES:
-            raise DtypeNotCarried(kind, "tensor", x.dtype, carrier_dtype(x.dtype))
+            raise errors.DtypeNotCarried(kind, "tensor", x.dtype, carrier_dtype(x.dtype))
         if brought.op is not None:
             check_reducible(kind, brought.op, x.dtype)
     if brought.root is not None:
@@ -75,7 +55,7 @@ def check_rank_arguments(kind: str, brought: CallArguments, rank: int, members: 
         for x in brought.writes:
             check_dense(kind, {"tensor": x})
             if not x.is_contiguous() and not _without_gaps(x):
-                raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
+                raise errors.NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
     elif kind in _REQUIRE_CONTIGUOUS:
         for x in brought.writes:
             check_contiguous(kind, {"output": x})
@@ -89,10 +69,10 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
     if peer is not None:
         check_rank(kind, "peer", peer, ranks)
     if tag < 0:
-        raise NegativeTag(kind, tag)
+        raise errors.NegativeTag(kind, tag)
     for x in tensors:
         if not x.is_contiguous():
-            raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
+            raise errors.NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
 def flat_tensors(reads: Any) -> Iterator[Tensor]:
@@ -141,7 +121,9 @@ def check_init_arguments(arguments: Mapping[str, Any], rank: int, ranks: int) ->
     for name, actual in (("world_size", ranks), ("rank", rank)):
         if arguments.get(name, -1) not in (-1, actual):
             remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
-            raise BadGroup("init_process_group", name, f"{name}={arguments[name]}", f"this run has {actual}", remedy)
+            raise errors.BadGroup(
+                "init_process_group", name, f"{name}={arguments[name]}", f"this run has {actual}", remedy
+            )
 
 
 def name_held(call: str, held: Sequence[Tensor]) -> Named:
@@ -155,15 +137,15 @@ def name_lists(call: str, lists: Sequence[Sequence[Tensor]]) -> Named:
     check_group(call, "lists", lists)
     for rank, tensors in enumerate(lists):
         if isinstance(tensors, Tensor):
-            raise NotOnePerRank(call, f"lists[{rank}]", f"one tensor of shape {tuple(tensors.shape)}")
+            raise errors.NotOnePerRank(call, f"lists[{rank}]", f"one tensor of shape {tuple(tensors.shape)}")
     return {f"lists[{rank}][{i}]": x for rank, tensors in enumerate(lists) for i, x in enumerate(tensors)}
 
 
 def check_group(call: str, argument: str, held: Sequence[object]) -> None:
     if isinstance(held, Tensor):
-        raise NotOnePerRank(call, argument, f"one tensor of shape {tuple(held.shape)}")
+        raise errors.NotOnePerRank(call, argument, f"one tensor of shape {tuple(held.shape)}")
     if not held:
-        raise NotOnePerRank(call, argument, "nothing")
+        raise errors.NotOnePerRank(call, argument, "nothing")
 
 
 def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
@@ -175,7 +157,7 @@ def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
     check_dense(call, named)
     for name, x in named.items():
         if x.dtype not in GLOO_DTYPES:
-            raise DtypeNotCarried(call, name, x.dtype, carrier_dtype(x.dtype))
+            raise errors.DtypeNotCarried(call, name, x.dtype, carrier_dtype(x.dtype))
         if op is not None:
             check_reducible(call, op, x.dtype)
     check_one_kind(call, named)
@@ -184,7 +166,7 @@ def check_wire(call: str, named: Named, op: ReductionOp | None = None) -> None:
 def check_dense(call: str, named: Named) -> None:
     for name, x in named.items():
         if x.layout != torch.strided:
-            raise NotDense(call, name, x.layout)
+            raise errors.NotDense(call, name, x.layout)
 
 
 def check_one_kind(call: str, named: Named) -> None:
@@ -192,14 +174,14 @@ def check_one_kind(call: str, named: Named) -> None:
     devices = {name: x.device for name, x in named.items()}
     dtypes = {name: x.dtype for name, x in named.items()}
     if len(set(devices.values())) > 1:
-        raise DevicesDiffer(call, devices)
+        raise errors.DevicesDiffer(call, devices)
     if len(set(dtypes.values())) > 1:
-        raise DtypesDiffer(call, dtypes, carrier_dtype(reduce(torch.promote_types, dtypes.values())))
+        raise errors.DtypesDiffer(call, dtypes, carrier_dtype(reduce(torch.promote_types, dtypes.values())))
 
 
 def check_shapes(call: str, shapes: Mapping[str, Sequence[int]]) -> None:
     if len({tuple(shape) for shape in shapes.values()}) > 1:
-        raise ShapesDiffer(call, {name: tuple(shape) for name, shape in shapes.items()})
+        raise errors.ShapesDiffer(call, {name: tuple(shape) for name, shape in shapes.items()})
 
 
 def shapes_of(named: Named) -> dict[str, torch.Size]:
@@ -209,70 +191,65 @@ def shapes_of(named: Named) -> dict[str, torch.Size]:
 def check_contiguous(call: str, named: Named) -> None:
     for name, x in named.items():
         if not x.is_contiguous():
-            raise NotContiguous(call, name, tuple(x.shape), x.stride())
+            raise errors.NotContiguous(call, name, tuple(x.shape), x.stride())
 
 
 def check_rank(call: str, argument: str, rank: int, ranks: int) -> None:
     if not 0 <= rank < ranks:
-        raise RankOutside(call, argument, rank, ranks, ranks - 1)
+        raise errors.RankOutside(call, argument, rank, ranks, ranks - 1)
 
 
 def check_length(call: str, rank: int, tensors: Sequence[Tensor], want: int) -> None:
     if len(tensors) != want:
-        raise WrongListLength(call, rank, len(tensors), want)
+        raise errors.WrongListLength(call, rank, len(tensors), want)
 
 
 def check_equal_lengths(call: str, lists: Sequence[Sequence[Tensor]]) -> None:
     lengths = {f"lists[{rank}]": len(tensors) for rank, tensors in enumerate(lists)}
     if len(set(lengths.values())) > 1:
-        raise ListsDiffer(call, lengths)
+        raise errors.ListsDiffer(call, lengths)
 
 
 def check_dim(call: str, dim: int, shape: Sequence[int], *, for_scalars: str) -> None:
     """Check that the shape has the dim, counted from the front; `for_scalars` is the remedy for a shape without dims."""
     if not shape:
-        raise ScalarTensor(call, for_scalars)
+        raise errors.ScalarTensor(call, for_scalars)
     if not 0 <= dim < len(shape):
-        raise NoSuchDim(call, dim, shape)
+        raise errors.NoSuchDim(call, dim, shape)
 
 
 def check_even(call: str, dim: int, shape: Sequence[int], ranks: int, *, instead: str = "") -> None:
     if shape[dim] % ranks:
-        raise UnevenDim(call, dim, shape, ranks, instead)
+        raise errors.UnevenDim(call, dim, shape, ranks, instead)
 
 
 def sizes_sent(call: str, held: Sequence[Tensor], splits: Splits | None) -> list[list[int]]:
     """The number of rows that each rank sends to each rank; None means equal pieces, for all ranks or for one."""
     each = [None] * len(held) if splits is None else splits
     if len(each) != len(held):
-        raise NotOnePerRank(call, "input_splits", f"{len(each)} lists for {len(held)} ranks")
-    return [
-        _even_sizes(call, x.shape, len(held)) if sizes is None else _checked_sizes(call, rank, sizes, x, len(held))
-        for rank, (x, sizes) in enumerate(zip(held, each, strict=True))
-    ]
-
-
-def _even_sizes(call: str, shape: Sequence[int], ranks: int) -> list[int]:
-    check_even(call, 0, shape, ranks, instead="name the sizes in input_splits")
-    return [shape[0] // ranks] * ranks
-
-
-def _checked_sizes(call: str, rank: int, sizes: Sequence[int], x: Tensor, ranks: int) -> list[int]:
-    argument = f"input_splits[{rank}]"
-    if len(sizes) != ranks:
-        raise SplitCount(call, argument, list(sizes), len(sizes), ranks)
-    if min(sizes) < 0:
-        raise NegativeSplit(call, argument, list(sizes))
-    if sum(sizes) != x.shape[0]:
-        raise SplitSum(call, argument, list(sizes), x.shape[0], sum(sizes))
-    return list(sizes)
+        raise errors.NotOnePerRank(call, "input_splits", f"{len(each)} lists for {len(held)} ranks")
+    found = []
+    for rank, (x, own) in enumerate(zip(held, each, strict=True)):
+        if own is None:
+            check_even(call, 0, x.shape, len(held), instead="name the sizes in input_splits")
+        argument, sizes = f"input_splits[{rank}]", [x.shape[0] // len(held)] * len(held) if own is None else list(own)
+        if len(sizes) != len(held):
+            raise errors.SplitCount(call, argument, sizes, len(sizes), len(held))
+        if min(sizes) < 0:
+            raise errors.NegativeSplit(call, argument, sizes)
+        if sum(sizes) != x.shape[0]:
+            raise errors.SplitSum(call, argument, sizes, x.shape[0], sum(sizes))
+        found.append(sizes)
+    return found
 
 
 def check_received(call: str, sent: list[list[int]], splits: Splits | None) -> None:
     """Check that each rank expects what its peers send; None expects equal pieces, on all ranks or on one."""
     each = [None] * len(sent) if splits is None else splits
     if len(each) != len(sent):
-        raise NotOnePerRank(call, "output_splits", f"{len(each)} lists for {len(sent)} ranks")
+        raise errors.NotOnePerRank(call, "output_splits", f"{len(each)} lists for {len(sent)} ranks")
     for rank, (expected, column) in enumerate(zip(each, zip(*sent, strict=True), strict=True)):
         if len(set(column)) > 1 if expected is None else list(expected) != list(column):
-            raise SplitsDisagree(call, rank, "equal pieces" if expected is None else list(expected), list(column))
+            raise errors.SplitsDisagree(
+                call, rank, "equal pieces" if expected is None else list(expected), list(column)
+            )

@@ -95,10 +95,6 @@ def _no_results(parts: Sequence[Contribution]) -> list[list[Tensor]]:
     return [[] for _ in parts]
 
 
-def _coalesce(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Contribution]], list[list[Tensor]]]:
-    return lambda parts: reference.coalesced(_inputs(parts), one)
-
-
 def _gather_rows(held: list[Tensor]) -> list[Tensor]:
     """Scalars are gathered as one row each, as in c10d."""
     return reference.all_gather_into_tensor([x.reshape(1) if x.dim() == 0 else x for x in held])
@@ -150,7 +146,7 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     "allgather_into_tensor_coalesced_": CollectiveOp(
         "all_gather_into_tensor_coalesced",
         lambda outputs, inputs: CallArguments(list(inputs), outputs),
-        _coalesce(_gather_rows),
+        lambda parts: reference.coalesced(_inputs(parts), _gather_rows),
         returns=None,
         single="_allgather_base_",
     ),
@@ -186,7 +182,7 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     "reduce_scatter_tensor_coalesced_": CollectiveOp(
         "reduce_scatter_tensor_coalesced",
         lambda outputs, inputs, op: CallArguments(list(inputs), outputs, op=op),
-        lambda parts: _coalesce(lambda held: reference.reduce_scatter_tensor(held, parts[0].op))(parts),
+        lambda parts: reference.coalesced(_inputs(parts), lambda x: reference.reduce_scatter_tensor(x, parts[0].op)),
         returns=None,
         single="_reduce_scatter_base_",
     ),
@@ -211,6 +207,16 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     ),
 }
 
+
+@functools.cache
+def completed_work() -> Any:
+    """A completed Work, boxed for the dispatcher."""
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_result(None)
+    cpp: Any = torch._C._distributed_c10d
+    return cpp._create_work_from_future(future).boxed()
+
+
 # Sends and receives are matched in pairs, so they have no `compute`.
 SEND, RECV, RECV_FROM_ANY = "send", "recv_", "recv_any_source_"
 
@@ -223,7 +229,8 @@ def _kernel(
     op = COLLECTIVE_OPS.get(name)
 
     def kernel(*arguments: Any) -> Any:
-        group = _group_of(arguments[at]) if serving else None
+        groups: dict[Any, Group] = getattr(c10d._world, "groups", {}) if serving else {}
+        group = groups.get(dist.ProcessGroup.unbox(arguments[at]))  # None if it is of another backend
         if group is None:
             if previous is None:
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
@@ -233,7 +240,7 @@ def _kernel(
         with torch._C.DisableTorchFunction():  # the user's modes and default device must not apply here
             if op is not None:
                 asynchronous = when is None or len(arguments) <= when or bool(arguments[when])
-                return kernels.collective(op, group, rest, asynchronous=asynchronous and name not in _BLOCKING)
+                return kernels.collective(op, group, rest, asynchronous=asynchronous and name != "monitored_barrier_")
             if name in (SEND, RECV):
                 return kernels.message(name, group, rest[0], rest[1], rest[2])
             if name == RECV_FROM_ANY:
@@ -252,15 +259,6 @@ def argument_positions(name: str, schema: torch.FunctionSchema) -> tuple[int, in
     return names.index("process_group"), when, count + (name == "monitored_barrier_")
 
 
-_BLOCKING = ("monitored_barrier_",)
-
-
-def _group_of(boxed: torch.ScriptObject) -> Group | None:
-    """The simulated group of a boxed process group, or None if it is of another backend."""
-    groups: dict[Any, Group] = getattr(c10d._world, "groups", {})
-    return groups.get(dist.ProcessGroup.unbox(boxed))
-
-
 @contextmanager
 def kernels_in_place(kernels: Any) -> Iterator[None]:
     """Inside the block, `kernels` serves every c10d op that takes a process group."""
@@ -270,19 +268,15 @@ def kernels_in_place(kernels: Any) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # intended
             for name, schema in _collective_ops():
-                for key in _dispatch_keys(f"c10d::{name}"):
-                    kernel = _kernel(serving, name, schema, _previous_kernel(f"c10d::{name}", key))
+                full, has = f"c10d::{name}", torch._C._dispatch_has_kernel_for_dispatch_key
+                # Sparse ones included where the op takes them, so that they are refused.
+                for key in ("CPU", "CUDA", *(key for key in ("SparseCPU", "SparseCUDA") if has(full, key))):
+                    kernel = _kernel(serving, name, schema, _previous_kernel(full, key))
                     library.impl(name, kernel, key, allow_override=True)
         yield
     finally:
         serving.clear()
         library._destroy()
-
-
-def _dispatch_keys(full: str) -> list[str]:
-    """The dispatch keys of the op; sparse ones included where it takes them, so that they are refused."""
-    sparse = [key for key in ("SparseCPU", "SparseCUDA") if torch._C._dispatch_has_kernel_for_dispatch_key(full, key)]
-    return ["CPU", "CUDA", *sparse]
 
 
 @functools.cache

@@ -42,12 +42,8 @@ def assert_same_on_all_ranks(value: object, what: str = "value", *, group: dist.
     line = None if place is None else (place.file, place.line, place.function)
     part = Contribution(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None, None), line=line)
     simulation.wait(
-        simulation.contribute(part, lambda parts: _compare_parts(what, parts), _deliver_nothing, returns_work=False)
+        simulation.contribute(part, lambda parts: _compare_parts(what, parts), lambda result: None, returns_work=False)
     )
-
-
-def _deliver_nothing(result: None) -> None:
-    pass
 
 
 def _compare_parts(what: str, parts: Sequence[Contribution]) -> list[None]:
@@ -103,15 +99,10 @@ def differences(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tu
 
 def _equal(a: Any, b: Any) -> bool:
     if hasattr(a, "__array__") and hasattr(b, "__array__"):
-        return _equal_arrays(a, b)
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        return bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  # an element unlike itself is NaN
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
-
-
-def _equal_arrays(a: Any, b: Any) -> bool:
-    """NumPy compares element by element; an element that differs from itself is NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -22,15 +22,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from localtensor import errors
 from localtensor.collectives import argument_checks as checks
-from localtensor.errors import (
-    ComplexNotGathered,
-    ListFromNonRoot,
-    NotAPermutation,
-    NothingToReduce,
-    SelfSend,
-    TwoSenders,
-)
 from localtensor.layout.reductions import ReductionOp, fold
 
 T = TypeVar("T")
@@ -110,7 +103,7 @@ def gather(held: Sequence[Tensor], root: int) -> list[list[Tensor]]:
     _check_held("gather", held)
     checks.check_rank("gather", "root", root, len(held))
     if held[0].is_complex():
-        raise ComplexNotGathered("gather", held[0].dtype)
+        raise errors.ComplexNotGathered("gather", held[0].dtype)
     return [[_fresh(x) for x in held] if rank == root else [] for rank in range(len(held))]
 
 
@@ -127,7 +120,7 @@ def scatter(lists: Sequence[Sequence[Tensor]], root: int) -> list[Tensor]:
     checks.check_rank("scatter", "root", root, len(lists))
     for rank, pieces in enumerate(lists):
         if rank != root and pieces:
-            raise ListFromNonRoot("scatter", rank, len(pieces), root)
+            raise errors.ListFromNonRoot("scatter", rank, len(pieces), root)
     checks.check_length("scatter", root, lists[root], len(lists))
     checks.check_shapes("scatter", checks.shapes_of(named))
     checks.check_contiguous("scatter", named)
@@ -238,7 +231,7 @@ def permute(held: Sequence[Tensor], destinations: Sequence[int]) -> list[Tensor]
     """
     _check_held("permute", held)
     if sorted(destinations) != list(range(len(held))):
-        raise NotAPermutation("permute", list(destinations), len(held), len(held) - 1)
+        raise errors.NotAPermutation("permute", list(destinations), len(held), len(held) - 1)
     source_of = {destination: source for source, destination in enumerate(destinations)}
     return [_fresh(held[source_of[rank]]) for rank in range(len(held))]
 
@@ -254,8 +247,15 @@ def send_recv(held: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[
     [tensor(1), tensor(1), tensor(2)]
     """
     checks.check_dense("send_recv", checks.name_held("send_recv", held))
-    _check_pairs(pairs, len(held))
-    sender_of = {receiver: sender for sender, receiver in pairs}
+    sender_of: dict[int, int] = {}
+    for sender, receiver in pairs:
+        checks.check_rank("send_recv", "sender", sender, len(held))
+        checks.check_rank("send_recv", "receiver", receiver, len(held))
+        if sender == receiver:
+            raise errors.SelfSend("send_recv", sender)
+        if receiver in sender_of:
+            raise errors.TwoSenders("send_recv", sender_of[receiver], receiver, sender)
+        sender_of[receiver] = sender
     for sender, receiver in pairs:
         named = {f"held[{rank}]": held[rank] for rank in (sender, receiver)}
         checks.check_one_kind("send_recv", named)
@@ -291,7 +291,7 @@ def all_reduce_coalesced(lists: Sequence[Sequence[Tensor]], op: ReductionOp = "s
     _check_lists(call, lists, op)
     checks.check_equal_lengths(call, lists)
     if not lists[0]:
-        raise NothingToReduce(call)
+        raise errors.NothingToReduce(call)
     return coalesced(lists, partial(all_reduce, op=op))
 
 
@@ -313,16 +313,3 @@ def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: ReductionOp |
     named = checks.name_lists(call, lists)
     checks.check_wire(call, named, op)
     return named
-
-
-def _check_pairs(pairs: Sequence[tuple[int, int]], ranks: int) -> None:
-    """Each pair is two different ranks of the group, and no rank receives twice."""
-    sender_of: dict[int, int] = {}
-    for sender, receiver in pairs:
-        checks.check_rank("send_recv", "sender", sender, ranks)
-        checks.check_rank("send_recv", "receiver", receiver, ranks)
-        if sender == receiver:
-            raise SelfSend("send_recv", sender)
-        if receiver in sender_of:
-            raise TwoSenders("send_recv", sender_of[receiver], receiver, sender)
-        sender_of[receiver] = sender

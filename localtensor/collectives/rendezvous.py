@@ -14,18 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from localtensor import errors
 from localtensor._util.events import Call, Place
-from localtensor.errors import (
-    CollectiveMismatch,
-    DeviceMismatch,
-    DtypeMismatch,
-    KindMismatch,
-    LayoutMismatch,
-    LengthMismatch,
-    ReduceOpMismatch,
-    RootMismatch,
-    ShapeMismatch,
-)
 from localtensor.layout.spec import shape_text
 
 K = TypeVar("K")
@@ -93,15 +83,15 @@ class Contribution:
 
 
 # What must match, and the error for a mismatch; the first field that differs decides.
-MATCHED_FIELDS: tuple[tuple[str, type[CollectiveMismatch]], ...] = (
-    ("kind", KindMismatch),
-    ("number of tensors", LengthMismatch),
-    ("op", ReduceOpMismatch),
-    ("root", RootMismatch),
-    ("dtype", DtypeMismatch),
-    ("device", DeviceMismatch),
-    ("shape", ShapeMismatch),
-    ("layout", LayoutMismatch),
+MATCHED_FIELDS: tuple[tuple[str, type[errors.CollectiveMismatch]], ...] = (
+    ("kind", errors.KindMismatch),
+    ("number of tensors", errors.LengthMismatch),
+    ("op", errors.ReduceOpMismatch),
+    ("root", errors.RootMismatch),
+    ("dtype", errors.DtypeMismatch),
+    ("device", errors.DeviceMismatch),
+    ("shape", errors.ShapeMismatch),
+    ("layout", errors.LayoutMismatch),
 )
 
 
@@ -149,7 +139,7 @@ class Rendezvous:
     number: int
     parts: dict[int, Contribution] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
-    broken: type[CollectiveMismatch] | None = None
+    broken: type[errors.CollectiveMismatch] | None = None
 
     def missing(self) -> tuple[int, ...]:
         return tuple(rank for rank in self.group.ranks if rank not in self.parts)
@@ -166,7 +156,7 @@ class Rendezvous:
         ticket = self.tickets[part.rank] = Ticket(part, self.missing)
         return ticket
 
-    def mismatch(self) -> CollectiveMismatch:
+    def mismatch(self) -> errors.CollectiveMismatch:
         """The error of a broken rendezvous."""
         if self.broken is None:
             raise RuntimeError("this rendezvous is not broken: please report it")
@@ -235,7 +225,7 @@ class Mailbox:
     def send(self, ticket: Ticket) -> Ticket | None:
         """The receive that matches this send; None if it must wait for one."""
         part = ticket.part
-        key = (part.rank, _peer(part), _tag(part))
+        key = (part.rank, _peer(part), part.tag or 0)
         met = _pop_first(self._recvs, key) or _pop_first(self._from_any, key[1:])
         if met is None:
             self._sends.setdefault(key, deque()).append(ticket)
@@ -243,7 +233,7 @@ class Mailbox:
 
     def recv(self, ticket: Ticket) -> Ticket | None:
         """The send that matches this receive; None if it must wait for one."""
-        key = (_peer(ticket.part), ticket.part.rank, _tag(ticket.part))
+        key = (_peer(ticket.part), ticket.part.rank, ticket.part.tag or 0)
         met = _pop_first(self._sends, key)
         if met is None:
             self._recvs.setdefault(key, deque()).append(ticket)
@@ -251,7 +241,7 @@ class Mailbox:
 
     def recv_from_any(self, ticket: Ticket, choose: Callable[[int], int]) -> Ticket | None:
         """The first send of the sender that `choose(number of senders)` picks; None if it must wait for one."""
-        rank, tag = ticket.part.rank, _tag(ticket.part)
+        rank, tag = ticket.part.rank, ticket.part.tag or 0
         senders = sorted(key for key, posted in self._sends.items() if posted and key[1:] == (rank, tag))
         if not senders:
             self._from_any.setdefault((rank, tag), deque()).append(ticket)
@@ -271,7 +261,3 @@ def _pop_first(box: dict[K, deque[Ticket]], key: K) -> Ticket | None:
 
 def _peer(part: Contribution) -> int:
     return -1 if part.peer is None else part.peer
-
-
-def _tag(part: Contribution) -> int:
-    return part.tag or 0

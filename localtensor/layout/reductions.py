@@ -171,11 +171,6 @@ def fold(held: Sequence[Tensor], op: ReductionOp) -> Tensor:
     return op(held) if isinstance(op, PremulSum) else FOLDS[op](held)
 
 
-def premultiply(op: ReductionOp, x: Tensor) -> tuple[str, Tensor]:
-    """The reduction without its factor, and x times the factor."""
-    return ("sum", op.times(x)) if isinstance(op, PremulSum) else (op, x)
-
-
 # -- partial values
 
 
@@ -227,21 +222,20 @@ def partial_values(
     """
     if not is_reducible(kind, x.dtype):
         raise NotReducible("partials.parts", kind, x.dtype)
-    make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
+    make = {"sum": _addends, "avg": _addends, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:
-        return _shuffle_ranks(_bool_parts(x, kind, ranks, rng), rng)
-    return _shuffle_ranks(
-        make(x, kind, ranks, rng, sparse, FAR_SCALE if far and _has_range_for_far(x.dtype) else 1), rng
-    )
+        apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
+        stack = torch.cat([x | apart if kind in _AND_KINDS else x & apart, x[None]])
+    else:
+        has_range = torch.finfo(x.dtype).max > 1e6 if _is_inexact(x.dtype) else torch.iinfo(x.dtype).bits >= 32
+        stack = make(x, kind, ranks, rng, sparse, FAR_SCALE if far and has_range else 1)
+    # The ranks are put in a random order at each element, so that no rank is special.
+    order = torch.rand(stack.shape, generator=rng, device=rng.device).argsort(0)
+    return stack.gather(0, order.to(stack.device))
 
 
 FAR_SCALE = 1024
 """The scale of `far` parts; a power of two, which loses no digits."""
-
-
-def _has_range_for_far(dtype: torch.dtype) -> bool:
-    return torch.iinfo(dtype).bits >= 32 if not _is_inexact(dtype) else torch.finfo(dtype).max > 1e6
-
 
 _AND_KINDS = ("min", "product")
 """The reductions of bools that are "and"; the others are "or"."""
@@ -270,16 +264,14 @@ def _coin(shape: tuple[int, ...], rng: torch.Generator, device: torch.device, ch
 
 
 def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
+    if kind == "avg":
+        x = x * ranks
     noise = _noise(x, ranks - 1, rng, far)
     if sparse:
         noise = noise * _coin(tuple(noise.shape), rng, x.device, 0.5)
     # Where the total is infinite or NaN, one rank holds that; inf - inf would make it NaN.
     last = x - noise.sum(0, dtype=x.dtype)
     return torch.cat([noise, last[None]])
-
-
-def _averages(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
-    return _addends(x * ranks, "sum", ranks, rng, sparse, far)
 
 
 def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
@@ -290,11 +282,6 @@ def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
         return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
     others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
     return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
-
-
-def _bool_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
-    apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
-    return torch.cat([x | apart if kind in _AND_KINDS else x & apart, x[None]])
 
 
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
@@ -320,9 +307,3 @@ def _shift(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
     if down:
         return torch.where(x < ends.min + distance, x, x - distance)
     return torch.where(x > ends.max - distance, x, x + distance)
-
-
-def _shuffle_ranks(stack: Tensor, rng: torch.Generator) -> Tensor:
-    """The parts with the ranks in a random order at each element, so that no rank is special."""
-    order = torch.rand(stack.shape, generator=rng, device=rng.device).argsort(0)
-    return stack.gather(0, order.to(stack.device))

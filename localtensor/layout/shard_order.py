@@ -22,19 +22,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import OtherRows
+from localtensor.layout import row_intervals
 from localtensor.layout.reductions import is_reducible
-from localtensor.layout.row_intervals import (
-    DimCuts,
-    RowIntervals,
-    cuts_by_dim,
-    first_differing,
-    format_rows,
-    probe_coordinates,
-    rows_at,
-    rows_by_rank,
-    same_rows,
-    surely_nonempty,
-)
+from localtensor.layout.row_intervals import RowIntervals, cuts_by_dim, rows_by_rank, same_rows
 from localtensor.layout.shards import cut_order
 from localtensor.layout.spec import Spec, StridedShard, is_standard, is_supported, shard_cut, short
 
@@ -119,10 +109,10 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     check_concrete_sizes("orders.lies_alike", one)
     if all(same_rows(*case, sizes) for case in zip(one.shape, one_cut, other_cut, strict=True)):
         return True
-    for place in probe_coordinates(sizes):
+    for place in row_intervals.probe_coordinates(sizes):
         if _pieces_differ(*(_rows_of_rank(one.shape, cut, sizes, place) for cut in (one_cut, other_cut))):
             return False
-    if all(surely_nonempty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
+    if all(row_intervals.surely_nonempty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
         return False
     return first_differing_rank(one, other) is None
 
@@ -183,17 +173,13 @@ def _with_plain_shards(spec: Spec, dim: int, order: Sequence[int]) -> Spec:
 
 
 def _check_rows(call: str, spec: Spec, made: Spec, dim: int, how: str, keep: str) -> None:
-    was, now = cuts_by_dim(spec)[dim], cuts_by_dim(made)[dim]
-    if not same_rows(spec.shape[dim], was, now, spec.mesh.sizes):
-        problem = _other_rows(spec, dim, was, now, how)
-        raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
-
-
-def _other_rows(spec: Spec, dim: int, was: DimCuts, now: DimCuts, how: str) -> str:
     size, sizes = spec.shape[dim], spec.mesh.sizes
-    rank = first_differing(size, was, now, sizes) or 0
-    mine, theirs = rows_by_rank(size, was, sizes)[rank], rows_by_rank(size, now, sizes)[rank]
-    return f"rank {rank} holds {format_rows(mine)} of dim {dim}, and {how} it would hold {format_rows(theirs)}"
+    was, now = cuts_by_dim(spec)[dim], cuts_by_dim(made)[dim]
+    if not same_rows(size, was, now, sizes):
+        rank = row_intervals.first_differing(size, was, now, sizes) or 0
+        mine, theirs = (row_intervals.format_rows(rows_by_rank(size, cut, sizes)[rank]) for cut in (was, now))
+        problem = f"rank {rank} holds {mine} of dim {dim}, and {how} it would hold {theirs}"
+        raise OtherRows(f"orders.{call}", repr(spec), problem, rows_remedy(spec, made, dim, keep))
 
 
 def rows_remedy(spec: Spec, made: Spec, dim: int, keep: str) -> str:
@@ -221,9 +207,9 @@ def _pieces_differ(mine: tuple[RowIntervals, ...], theirs: tuple[RowIntervals, .
 
 
 def _rows_of_rank(
-    shape: Sequence[int], cut: Sequence[DimCuts], sizes: Sequence[int], place: Sequence[int]
+    shape: Sequence[int], cut: Sequence[row_intervals.DimCuts], sizes: Sequence[int], place: Sequence[int]
 ) -> tuple[RowIntervals, ...]:
-    return tuple(rows_at(size, by, sizes, place) for size, by in zip(shape, cut, strict=True))
+    return tuple(row_intervals.rows_at(size, by, sizes, place) for size, by in zip(shape, cut, strict=True))
 
 
 def rows_by_dim(spec: Spec) -> list[tuple[RowIntervals, ...]]:

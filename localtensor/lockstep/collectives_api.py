@@ -76,7 +76,7 @@ def broadcast(x: Tensor, root: int, group: Any = None) -> LocalTensor:
 
 def all_gather(x: Tensor, group: Any = None) -> list[Any]:
     """The tensors of each group, on every rank: one LocalTensor for each position."""
-    return _split_dim_0(_all_gather(_checked_call("all_gather", group, [x]), x))
+    return [row.clone() for row in _all_gather(_checked_call("all_gather", group, [x]), x).unbind(0)]
 
 
 def all_gather_into_tensor(x: Tensor, group: Any = None, dim: int = 0) -> LocalTensor:
@@ -102,7 +102,8 @@ def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
     def from_root(value: StackedValue) -> StackedValue:
         return collectives.scatter_from_roots(collectives.unbind_value(value, len(family.groups[0])), family, root)
 
-    return _split_dim_0(apply_linear(call, x, lambda value: collectives.gather(value, family, root), from_root))
+    whole = apply_linear(call, x, lambda value: collectives.gather(value, family, root), from_root)
+    return [row.clone() for row in whole.unbind(0)]
 
 
 def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> LocalTensor:
@@ -225,8 +226,7 @@ def _all_gather(call: CollectiveCall, x: Tensor) -> LocalTensor:
     family = call.family
 
     def added(value: StackedValue) -> StackedValue:
-        pieces = collectives.reduce_scatter(value, family, "sum")
-        return collectives.unbind_value(pieces, 1)[0]
+        return collectives.unbind_value(collectives.reduce_scatter(value, family, "sum"), 1)[0]
 
     return apply_linear(call, x, lambda value: collectives.all_gather(value, family), added)
 
@@ -243,11 +243,6 @@ def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Any, got: Any) -> 
         call, x, lambda value: collectives.all_to_all_single(value, family, sent, got),
         lambda value: collectives.all_to_all_single(collectives.make_contiguous(value), family, got, sent),
     )  # fmt: skip
-
-
-def _split_dim_0(x: LocalTensor) -> list[Any]:
-    """The slices along dim 0, each a tensor of its own."""
-    return [row.clone() for row in x.unbind(0)]
 
 
 def _part_numbers(family: GroupFamily) -> Any:
@@ -290,13 +285,8 @@ def _splits(call: CollectiveCall, splits: Sequence[Any] | None) -> list[Any] | N
     """The rows to each position: an int, or an int for each rank."""
     if splits is None or not len(splits) or not isinstance(splits[0], list | tuple):
         return None if splits is None else list(splits)
-    return _ints_of_positions(call, np.array(splits))
-
-
-def _ints_of_positions(call: CollectiveCall, table: Any) -> list[Any]:
-    family = call.family
-    rows = table[np.maximum(family.position, 0)]
-    return [rank_int(rows[:, place], family.member_mask) for place in range(table.shape[1])]
+    rows = np.array(splits)[np.maximum(call.family.position, 0)]
+    return [rank_int(rows[:, place], call.family.member_mask) for place in range(rows.shape[1])]
 
 
 def _received_splits(call: CollectiveCall, sent: list[Any]) -> list[Any]:

@@ -13,19 +13,9 @@ from torch import Tensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import origin
-from localtensor.errors import (
-    BufferReused,
-    ModeBusy,
-    NoMode,
-    NoRanks,
-    NotATensor,
-    NotHeld,
-    ReadBeforeWait,
-    ValuesDiffer,
-    WorkNotWaited,
-)
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.comms.work import share_memory
@@ -101,7 +91,7 @@ class LocalTensorMode(TorchDispatchMode):
 
     def __enter__(self) -> LocalTensorMode:
         outer = ambient.lockstep()
-        ambient.open_mode(self, ModeBusy)
+        ambient.open_mode(self, errors.ModeBusy)
         try:
             rank_queries.install()
             distributed_calls.install()
@@ -131,7 +121,7 @@ class LocalTensorMode(TorchDispatchMode):
             self.streams.close()
             left, self.in_flight = self.in_flight, []
         if left and kind is None:
-            raise WorkNotWaited([call for work in left for call in work.calls()])
+            raise errors.WorkNotWaited([call for work in left for call in work.calls()])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._paused:
@@ -182,11 +172,18 @@ class LocalTensorMode(TorchDispatchMode):
     def gather(self, values: Mapping[int, Tensor], call: str = "LocalTensor") -> LocalTensor:
         """The LocalTensor of these ranks' plain tensors.  Raises `ValuesDiffer`, `NotATensor`, `NotHeld`."""
         if not values:
-            raise NotHeld(call, self.ranks, ())
+            raise errors.NotHeld(call, self.ranks, ())
         if not set(values) <= set(self.ranks):
-            raise NotHeld(call, set(values) - set(self.ranks), self.ranks)
+            raise errors.NotHeld(call, set(values) - set(self.ranks), self.ranks)
         values = {rank: value.on(rank) if isinstance(value, LocalTensor) else value for rank, value in values.items()}
-        _check_alike(values, call)
+        first = min(values)
+        for rank, value in sorted(values.items()):
+            if not isinstance(value, Tensor):
+                raise errors.NotATensor(call, type(value).__name__, rank)
+            for name in ("dtype", "device", "layout", "ndim"):
+                mine, theirs = getattr(value, name), getattr(values[first], name)
+                if mine != theirs:
+                    raise errors.ValuesDiffer(call, name, mine, rank, theirs, first)
         with torch._C._DisableTorchDispatch():
             return from_ranks(values, self)
 
@@ -218,13 +215,13 @@ class LocalTensorMode(TorchDispatchMode):
         """Raises `BufferReused` if an unfinished collective reads or writes this tensor's memory."""
         for work in self.in_flight:
             if any(share_memory(x, y) for y in (*work.reads, *work.outputs)):
-                raise BufferReused(work.calls()[0], op, origin(sys._getframe(1)).place)
+                raise errors.BufferReused(work.calls()[0], op, origin(sys._getframe(1)).place)
 
     def check_read(self, x: Tensor, op: str) -> None:
         """Raises `ReadBeforeWait` if an unfinished collective writes this tensor's memory."""
         for work in self.in_flight:
             if any(share_memory(x, y) for y in work.outputs):
-                raise ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
+                raise errors.ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
 
 
 def _validated_ranks(ranks: Any) -> tuple[int, ...]:
@@ -232,27 +229,8 @@ def _validated_ranks(ranks: Any) -> tuple[int, ...]:
         return tuple(range(ranks))
     found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
     if not found or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in found):
-        raise NoRanks("LocalTensorMode", ranks)
+        raise errors.NoRanks("LocalTensorMode", ranks)
     return tuple(sorted(set(found)))
-
-
-def _check_alike(values: Mapping[int, Any], call: str) -> None:
-    first = min(values)
-    for rank, value in sorted(values.items()):
-        if not isinstance(value, Tensor):
-            raise NotATensor(call, type(value).__name__, rank)
-        for name in ("dtype", "device", "layout", "ndim"):
-            mine, theirs = getattr(value, name), getattr(values[first], name)
-            if mine != theirs:
-                raise ValuesDiffer(call, name, mine, rank, theirs, first)
-
-
-def _run_size_query(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return size_query(func._schema.name.removeprefix("aten::"), *args)
-
-
-def _run_plainly(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 _routes: dict[Any, Any] = {}
@@ -260,9 +238,9 @@ _routes: dict[Any, Any] = {}
 
 def _route(func: Any) -> Any:
     if func.namespace in ("profiler", "prim"):
-        return _run_plainly
+        return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.name() in _SIZES:
-        return _run_size_query
+        return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
 
 
@@ -270,7 +248,7 @@ def current_mode(call: str) -> LocalTensorMode:
     """The mode of this thread.  Raises `NoMode` outside of any."""
     mode = ambient.lockstep()
     if mode is None:
-        raise NoMode(call, origin(sys._getframe(2)).place)
+        raise errors.NoMode(call, origin(sys._getframe(2)).place)
     return mode  # type: ignore[no-any-return]
 
 

@@ -31,18 +31,10 @@ from localtensor._util.call_sites import place_of_error, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor.errors import LocalTensorError, NestedRun, Refusal
 from localtensor.errors.programs import RankRaised
-from localtensor.processes import pool
+from localtensor.processes import pool, worker
 from localtensor.processes.job import CallerState, caller_state, run_job
 from localtensor.processes.pool import GRACE, LEAVE
-from localtensor.processes.worker import (
-    GROUP_TIMEOUT,
-    Answer,
-    Reply,
-    WorkerSpec,
-    describe_exception,
-    end_with_parent,
-    serve,
-)
+from localtensor.processes.worker import Answer, Reply, WorkerSpec
 from localtensor.processes.worker_group import WorkerGroup
 
 
@@ -67,12 +59,12 @@ def record_exception(error: BaseException, render: Callable[[BaseException], str
     """The record of an exception, made where it was caught."""
     at = time.monotonic()
     return ExceptionRecord(
-        *describe_exception(error),
+        *worker.describe_exception(error),
         at,
         place_of_error(error),
         _render_safely(error, render),
         _pickle_exception(error),
-        _builtin_base(error),
+        next(name for name in (kind.__name__ for kind in type(error).__mro__) if hasattr(builtins, name)),
     )
 
 
@@ -133,10 +125,6 @@ def _pickle_exception(error: BaseException) -> bytes | None:
     return stream.getvalue()
 
 
-def _builtin_base(error: BaseException) -> str:
-    return next(name for name in (kind.__name__ for kind in type(error).__mro__) if hasattr(builtins, name))
-
-
 class _ExceptionPickler(pickle.Pickler):
     """Pickles exceptions of classes that cannot be found by name, such as pytest's own, by identity: a fork has them."""
 
@@ -188,12 +176,9 @@ def run_forked(
     which torch refuses every backward, because of what this process has done, counts as having raised `NoFork`.
     """
     _check(ranks, on)
-    limit = GROUP_TIMEOUT if timeout is None else timeout
-    group = _ForkedGroup(
-        ranks,
-        on,
-        partial(_answer, partial(_perform, body, render, on), caller_state(seed, "cuda" if on == "nccl" else None)),
-    )
+    limit = worker.GROUP_TIMEOUT if timeout is None else timeout
+    mine = caller_state(seed, "cuda" if on == "nccl" else None)
+    group = _ForkedGroup(ranks, on, partial(_answer, partial(_perform, body, render, on), mine))
     try:
         group.start()
         replies = group.call([b"go"] * ranks, limit, GRACE, LEAVE)
@@ -246,11 +231,11 @@ def _become_rank(
     answer: Answer, parent: int, ends: Sequence[Connection], spec: WorkerSpec, jobs: Connection, side: Connection
 ) -> None:
     """Make this forked process a rank, which ends with its parent."""
-    end_with_parent(parent)
+    worker.end_with_parent(parent)
     gc.freeze()  # the parent's garbage is not collected here: a file would be written twice, a folder removed
     for end in ends:
         end.close()  # else a rank keeps open a pipe whose end signals that the parent is gone
-    serve(spec, jobs, side, answer)
+    worker.serve(spec, jobs, side, answer)
 
 
 def _answer(

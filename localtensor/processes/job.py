@@ -79,7 +79,7 @@ def _enter_caller_state(mine: CallerState) -> None:
     own = {name: os.environ[name] for name in _POOL_VARIABLES if name in os.environ}
     state = RankState(dist.get_rank(), dist.get_world_size(), mine.seed)
     switch(None, state)
-    wanted = {**mine.environ, **own, **torchrun_environment(state)}
+    wanted = {**mine.environ, **own, **torchrun_environment(state.rank, state.ranks)}
     for name in {*os.environ} - {*wanted}:
         del os.environ[name]
     os.environ.update(wanted)

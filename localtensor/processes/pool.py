@@ -65,7 +65,11 @@ class Pool:
     ) -> None:
         if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
             raise errors.NoRanks("Pool", ranks)
-        _check_backend(backend, ranks)
+        if backend not in BACKENDS:
+            raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
+        if "nccl" in backend and (have := _gpu_count()) < ranks:
+            problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
+            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
         self.ranks, self.backend = ranks, backend
         self.timeout = _checked_seconds("Pool", "timeout", timeout)
         self.grace = _checked_seconds("Pool", "grace", grace)
@@ -84,7 +88,12 @@ class Pool:
         time is Waiting, and all processes are killed; the next call starts others.
         """
         limit = self.timeout if timeout is None else _checked_seconds("Pool.call", "timeout", timeout)
-        jobs = _job_messages(fn, args_per_rank, self.ranks)
+        if len(args_per_rank) != self.ranks:
+            problem = f"there are {self.ranks} ranks"
+            raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
+        head = _pickled_by_name(fn, "Pool.call")
+        # All messages are written before any is sent, so that the ranks are still idle on an error.
+        jobs = [head + _pickled_arguments(rank, args) for rank, args in enumerate(args_per_rank)]
         with self._turn, ranks_end_on_sigterm():
             if self._closed:
                 raise errors.PoolClosed("Pool.call", self.ranks)
@@ -155,29 +164,10 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
     raise errors.NotSendable("Pool.call", "returned value", kind, rank, detail)
 
 
-def _check_backend(backend: str, ranks: int) -> None:
-    if backend not in BACKENDS:
-        raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
-    if "nccl" in backend:
-        have = _gpu_count()
-        if have < ranks:
-            problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
-            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
-
-
 def _checked_seconds(call: str, argument: str, seconds: float) -> float:
     if not isinstance(seconds, int | float) or not 0 < seconds <= GROUP_TIMEOUT:
         raise errors.NoTime(call, argument, seconds)
     return float(seconds)
-
-
-def _job_messages(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) -> list[bytes]:
-    """One message per rank.  All are written before any is sent, so that the ranks are still idle on an error."""
-    if len(args_per_rank) != ranks:
-        problem = f"there are {ranks} ranks"
-        raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
-    head = _pickled_by_name(fn, "Pool.call")
-    return [head + _pickled_arguments(rank, args) for rank, args in enumerate(args_per_rank)]
 
 
 def _pickled_by_name(fn: Callable[..., Any], call: str) -> bytes:
@@ -315,12 +305,8 @@ def _as_raised(outcome: Raised | Died) -> Raised:
 
 def _raised_at(text: str) -> Place | None:
     """The innermost line of the user's own code in a traceback."""
-    lines = [
-        Place(one["file"], int(one["line"]), one["function"])
-        for one in _TRACEBACK_LINE.finditer(text)
-        if is_user_file(one["file"])
-    ]
-    return lines[-1] if lines else None
+    lines = [one for one in _TRACEBACK_LINE.finditer(text) if is_user_file(one["file"])]
+    return Place(lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["function"]) if lines else None
 
 
 class _RemoteTraceback(Exception):

@@ -243,8 +243,11 @@ def _leave(folder: str) -> None:
 def whereabouts(frame: FrameType | None, depth: int = 3) -> str:
     """The innermost lines of the user's own code, innermost first."""
     stack = traceback.StackSummary.extract(_frames_of_job(frame))
-    homes = tuple(_hidden_prefixes())
-    mine = [summary for summary in stack if not summary.filename.startswith(homes)]
+    # The prefixes of files without user code: this package, the standard library, torch.
+    homes = [os.path.dirname(os.path.dirname(__file__)) + os.sep, sysconfig.get_path("stdlib") + os.sep, "<frozen "]
+    if "torch" in sys.modules:
+        homes.append(os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep)
+    mine = [summary for summary in stack if not summary.filename.startswith(tuple(homes))]
     return " < ".join(_place(summary) for summary in mine[:depth]) or "unknown"
 
 
@@ -257,12 +260,3 @@ def _frames_of_job(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
 
 def _place(summary: traceback.FrameSummary) -> str:
     return f"{os.path.basename(summary.filename)}:{summary.lineno} in {summary.name}: {summary.line}"
-
-
-def _hidden_prefixes() -> Iterator[str]:
-    """The prefixes of files without user code: this package, torch, the standard library."""
-    yield os.path.dirname(os.path.dirname(__file__)) + os.sep
-    yield sysconfig.get_path("stdlib") + os.sep
-    yield "<frozen "
-    if "torch" in sys.modules:
-        yield os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep

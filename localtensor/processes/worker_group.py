@@ -164,7 +164,9 @@ class WorkerGroup:
                     awaited[member.jobs] = awaited[member.process.sentinel] = rank
             came = {awaited[ready] for ready in wait(list(awaited), min(left, leave or left) if waits_on else left)}
             if waits_on and not came:
-                self._end([rank for rank, reply in got.items() if reply.kind == "returned"])
+                self._left = True
+                for rank in [rank for rank, reply in got.items() if reply.kind == "returned"]:
+                    self.members[rank].process.kill()
             for rank in came:
                 got[rank] = self.members[rank].reply()
                 if got[rank].kind in ("raised", "died", "no_function", "no_arguments"):
@@ -233,11 +235,6 @@ class WorkerGroup:
     def owned_here(self) -> bool:
         """Whether this process made the group, rather than a process of which this is a fork."""
         return self._owner == os.getpid()
-
-    def _end(self, ranks: Sequence[int]) -> None:
-        self._left = True
-        for rank in ranks:
-            self.members[rank].process.kill()
 
     def _kill_members(self) -> None:
         with contextlib.suppress(ValueError):  # closed by another thread meanwhile

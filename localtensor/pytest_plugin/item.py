@@ -26,7 +26,6 @@ from localtensor.pytest_plugin.rank_body import RankBody, relaxed_hypothesis
 from localtensor.runner.api import DEFAULT_TIMEOUT, LeftoverWarning, timeout_limit
 from localtensor.threads.run import run_in_threads
 from localtensor.threads.state.special_slots import torchrun_environment
-from localtensor.threads.state.swap import RankState
 
 
 class EnvironmentSnapshots:
@@ -51,7 +50,7 @@ class EnvironmentSnapshots:
 
 
 def _current_variables() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in torchrun_environment(RankState(0, 1, 0))}
+    return {name: os.environ.get(name) for name in torchrun_environment(0, 1)}
 
 
 __tracebackhide__ = True

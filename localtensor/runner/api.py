@@ -160,7 +160,11 @@ def arguments_of_ranks(
     fn: Callable[..., Any], args: Sequence[Any], ranks: int, device: str | torch.device | None
 ) -> list[tuple[Any, ...]]:
     """Each rank's own copy of the arguments.  Raises `PiecesDiffer`, `NotCopyable`."""
-    names = _argument_names(fn, len(args))
+    try:
+        bound = [name for name, p in inspect.signature(fn).parameters.items() if p.kind is not p.VAR_POSITIONAL]
+    except ValueError:
+        bound = []
+    names = [*bound[: len(args)], *(f"args[{i}]" for i in range(len(bound), len(args)))]
     for name, value in zip(names, args):
         if type(value) is list and len(value) != ranks:
             raise PiecesDiffer(name, len(value), ranks)
@@ -179,11 +183,3 @@ def _own_argument(name: str, value: Any, rank: int, device: str | torch.device |
     except Exception as problem:  # why: the copying code of a user's class may raise anything
         raise NotCopyable(name, type(value).__name__, str(problem)) from problem
     return to_device(own, device)
-
-
-def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
-    try:
-        bound = [name for name, p in inspect.signature(fn).parameters.items() if p.kind is not p.VAR_POSITIONAL]
-    except ValueError:
-        bound = []
-    return [*bound[:count], *(f"args[{i}]" for i in range(len(bound), count))]

@@ -17,18 +17,8 @@ import torch.distributed as dist
 from localtensor import errors
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
-from localtensor.runner.torchrun_processes import (
-    OUTPUT_CLOSED,
-    PrefixedWriter,
-    RankLines,
-    Script,
-    execute,
-    read,
-    run_processes,
-    search_path,
-    stdout_is_closed,
-    user_traceback,
-)
+from localtensor.runner import torchrun_processes
+from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
 from localtensor.threads.run import DAY, run_in_threads
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -72,16 +62,18 @@ def run_script(options: TorchrunOptions) -> int:
     try:
         if options.on == "threads":
             return _on_threads(options, script, prefix=prefix)
-        return run_processes(
+        return torchrun_processes.run_processes(
             options.name, options.arguments, options.ranks, module=options.module, seed=options.seed,
             timeout=options.timeout or None, prefix=prefix,
         )  # fmt: skip
     except errors.RankRaised as fault:
-        if isinstance(fault.__cause__, BrokenPipeError) and stdout_is_closed():
-            return OUTPUT_CLOSED
+        if isinstance(fault.__cause__, BrokenPipeError) and torchrun_processes.stdout_is_closed():
+            return torchrun_processes.OUTPUT_CLOSED
         first = fault.raised[0].rank
-        with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
-            lines.write(_user_traceback(fault.__cause__))
+        if (cause := fault.__cause__) is not None:
+            shown = traceback.format_exception(type(cause), cause, user_traceback(cause.__traceback__))
+            with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
+                lines.write("".join(shown))
         _print_error(_fault_text(fault))
     except errors.LocalTensorError as fault:
         _print_error(_fault_text(fault))
@@ -106,7 +98,7 @@ def _checked_script(options: TorchrunOptions) -> Script:
             raise errors.ThreadsOnly("schedule", options.schedule, options.on)
         replay(options.schedule)
     with _first_on_path(options):
-        script = read(options.name, module=options.module)
+        script = torchrun_processes.read(options.name, module=options.module)
     if script is None:
         raise errors.NoSuchScript(options.name, "module" if options.module else "file")
     return script
@@ -116,7 +108,7 @@ def _checked_script(options: TorchrunOptions) -> Script:
 def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
     """Inside the block modules beside the script can be imported."""
     before = list(sys.path)
-    sys.path.insert(0, search_path(options.name, module=options.module))
+    sys.path.insert(0, torchrun_processes.search_path(options.name, module=options.module))
     try:
         yield
     finally:
@@ -135,7 +127,7 @@ def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> in
             if streams is not None:
                 stack.enter_context(streams.of(rank))
             try:
-                execute(script)
+                torchrun_processes.execute(script)
             except SystemExit as leaving:
                 codes[rank] = _exit_code(leaving.code)
 
@@ -161,12 +153,6 @@ def _exit_code(code: object) -> int:
         return (code or 0) & 0xFF
     sys.stderr.write(f"{code}\n")
     return FAILED
-
-
-def _user_traceback(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    return "".join(traceback.format_exception(type(error), error, user_traceback(error.__traceback__)))
 
 
 def _fault_text(fault: errors.LocalTensorError) -> str:
@@ -209,12 +195,9 @@ class _SharedStream:
     def __init__(self, mine: threading.local, at: int, real: TextIO) -> None:
         self._mine, self._at, self._real = mine, at, real
 
-    def _stream(self) -> "TextIO | PrefixedWriter":
-        streams: list[PrefixedWriter] | None = getattr(self._mine, "streams", None)
-        return self._real if streams is None else streams[self._at]
-
     def write(self, text: str) -> int:
-        self._stream().write(text)
+        streams: list[PrefixedWriter] | None = getattr(self._mine, "streams", None)
+        (self._real if streams is None else streams[self._at]).write(text)
         return len(text)
 
     def writelines(self, lines: Sequence[str]) -> None:

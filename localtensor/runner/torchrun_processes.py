@@ -82,28 +82,14 @@ class PrefixedWriter:
             self.write("\n")
 
 
-@dataclass
-class _RankIdentity:
-    rank: int
-    ranks: int
-    seed: int
-
-
 def run_processes(
-    name: str,
-    arguments: Sequence[str],
-    ranks: int,
-    *,
-    module: bool,
-    seed: int,
-    timeout: float | None,
-    prefix: bool,
+    name: str, arguments: Sequence[str], ranks: int, *, module: bool, seed: int, timeout: float | None, prefix: bool
 ) -> int:
     """Run the script; returns the exit code of the first rank that failed, 0 if none did.  Raises `NeverEnded`."""
     command = [str(seed), "-m" if module else "-f", name, *arguments]
     lost: list[OSError] = []  # why the ranks' output cannot be written
     shared = worker_environment(ranks)  # raises before there is a store if the ranks could not connect
-    with _store() as port, _ranks(command, ranks, seed, shared, port, lost, prefix=prefix) as processes:
+    with _store() as port, _ranks(command, ranks, shared, port, lost, prefix=prefix) as processes:
         codes = _exit_codes(processes, timeout, lost)
     if lost:
         if stdout_is_closed():
@@ -165,16 +151,14 @@ def _store() -> Iterator[int]:
 
 @contextmanager
 def _ranks(
-    command: Sequence[str],
-    ranks: int,
-    seed: int,
-    shared: dict[str, str],
-    port: int,
-    lost: list[OSError],
-    *,
-    prefix: bool,
+    command: Sequence[str], ranks: int, shared: dict[str, str], port: int, lost: list[OSError], *, prefix: bool
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks' processes; afterwards none is left, and all their output is written."""
+    settings = {  # torchrun's variables for the store, and what suits output through a pipe
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }  # fmt: skip
     way_out = subprocess.PIPE if ranks > 1 else None  # to keep the ranks' lines whole
     pipe, ours = os.pipe()  # closes when this process ends
     processes: list[subprocess.Popen[str]] = []
@@ -182,7 +166,7 @@ def _ranks(
     outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
     try:
         for rank in range(ranks):
-            own = {**shared, **torchrun_environment(_RankIdentity(rank, ranks, seed)), **_rendezvous(port)}
+            own = {**shared, **torchrun_environment(rank, ranks), **settings}
             with sigint_blocked():
                 process = subprocess.Popen(
                     [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
@@ -205,15 +189,6 @@ def _ranks(
         end = time.monotonic() + DRAIN_LIMIT
         for reader in readers:
             reader.join(max(0.0, end - time.monotonic()))
-
-
-def _rendezvous(port: int) -> dict[str, str]:
-    """torchrun's variables for the store, and settings for output through a pipe."""
-    return {
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }  # fmt: skip
 
 
 def _forward(stream: IO[str], out: RankLines, rank: int, lost: list[OSError]) -> None:
@@ -281,38 +256,28 @@ def user_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _end_with_parent(pipe: int) -> None:
-    """End this process when its parent ends, for whatever reason."""
-    os.set_inheritable(pipe, False)
-
-    def watch() -> None:
-        os.read(pipe, 1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _seed_generators(seed: int) -> None:
-    """Seed the generators as on rank threads."""
-    import torch
-
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    os.read(pipe, 1)  # returns when the parent ends, for whatever reason
+    os._exit(1)
 
 
 def main(words: list[str]) -> None:
     """Run a rank in its own process; `words` are `pipe seed -m|-f script arguments...`."""
     ignore_interrupt()
     pipe, seed, how, name, *arguments = words
-    _end_with_parent(int(pipe))
+    os.set_inheritable(int(pipe), False)
+    threading.Thread(target=_end_with_parent, args=(int(pipe),), daemon=True).start()
     module = how == "-m"
     sys.path[0] = search_path(name, module=module)
     script = read(name, module=module)
     if script is None:  # the parent found it before
         sys.exit(f"{name} has gone")
     sys.argv = [script.file if module else name, *arguments]
-    _seed_generators(int(seed))
+    import torch
+
+    torch.manual_seed(int(seed))  # the generators are seeded as on rank threads
+    random.seed(int(seed))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int(seed) % 2**32)
     try:
         execute(script)
     except Exception as error:  # why: whatever the script raises is shown as python shows it

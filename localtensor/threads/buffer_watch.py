@@ -73,7 +73,7 @@ class BufferWatch(TorchDispatchMode):
 
     def begin(self, ticket: Ticket, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         if not self._inputs:
-            _push_below(self, self._readers)
+            _restack(self, self._readers, add=True)
         self._inputs[ticket] = list(inputs)
         self._outputs[ticket] = list(outputs)
 
@@ -81,7 +81,7 @@ class BufferWatch(TorchDispatchMode):
         if self._inputs.pop(ticket, None) is not None:
             del self._outputs[ticket]
             if not self._inputs:
-                _remove_modes(self, self._readers)
+                _restack(self, self._readers, add=False)
 
     def close(self) -> None:
         """Stop watching: the rank has ended."""
@@ -191,24 +191,16 @@ class _ReaderWatch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _push_below(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
-    """Put the modes below all active ones, so that the user's `with` blocks still nest."""
+def _restack(mode: TorchDispatchMode, readers: TorchFunctionMode, *, add: bool) -> None:
+    """Put the modes below all active ones, so that the user's `with` blocks nest; without `add`, remove them."""
     above = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()]
-    dispatch._push_mode(mode)
-    for other in reversed(above):
-        dispatch._push_mode(other)
     functions = [_pop_mode() for _ in _get_current_function_mode_stack()]
-    _push_mode(readers)
-    for one in reversed(functions):
-        _push_mode(one)
-
-
-def _remove_modes(mode: TorchDispatchMode, readers: TorchFunctionMode) -> None:
-    above = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()]
+    if add:
+        dispatch._push_mode(mode)
+        _push_mode(readers)
     for other in reversed(above):
         if other is not mode:
             dispatch._push_mode(other)
-    functions = [_pop_mode() for _ in _get_current_function_mode_stack()]
     for one in reversed(functions):
         if one is not readers:
             _push_mode(one)

@@ -5,33 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from localtensor import errors
 from localtensor._util.events import Place, Raised, Wait
 from localtensor.collectives.rendezvous import Line, Rendezvous, Ticket
-from localtensor.errors import (
-    CollectiveFailed,
-    CollectiveMismatch,
-    Deadlock,
-    EarlyReturn,
-    GroupMismatch,
-    LengthMismatch,
-    ListsDiffer,
-    LocalTensorError,
-    MessagesLeftOver,
-    RankRaised,
-    ShapeMismatch,
-    ShapesDiffer,
-    SplitMismatch,
-    SplitsDisagree,
-    WorkNotWaited,
-    WrongListLength,
-)
 
 # Refusals of collectives/reference.py because the ranks disagree, and the error of a run for each.
-_MISMATCH: dict[type[Exception], type[CollectiveMismatch]] = {
-    ShapesDiffer: ShapeMismatch,
-    SplitsDisagree: SplitMismatch,
-    ListsDiffer: LengthMismatch,
-    WrongListLength: LengthMismatch,
+_MISMATCH: dict[type[Exception], type[errors.CollectiveMismatch]] = {
+    errors.ShapesDiffer: errors.ShapeMismatch,
+    errors.SplitsDisagree: errors.SplitMismatch,
+    errors.ListsDiffer: errors.LengthMismatch,
+    errors.WrongListLength: errors.LengthMismatch,
 }
 
 
@@ -44,15 +27,15 @@ class RankEnd:
     place: Place | None = None
 
 
-def collective_error(rendezvous: Rendezvous, refusal: Exception) -> LocalTensorError:
+def collective_error(rendezvous: Rendezvous, refusal: Exception) -> errors.LocalTensorError:
     """The error of a complete rendezvous whose collective refused its inputs; torch's own exception is its `__cause__`."""
     calls = [part.call() for part in rendezvous.parts.values()]
     mismatch = _MISMATCH.get(type(refusal))
     if mismatch:
         return mismatch(calls, rendezvous.group.recent_calls())
-    if isinstance(refusal, LocalTensorError):
-        return CollectiveFailed(calls, str(refusal))
-    failed = CollectiveFailed(calls, f"{type(refusal).__name__}: {refusal}")
+    if isinstance(refusal, errors.LocalTensorError):
+        return errors.CollectiveFailed(calls, str(refusal))
+    failed = errors.CollectiveFailed(calls, f"{type(refusal).__name__}: {refusal}")
     failed.__cause__ = refusal
     return failed
 
@@ -64,7 +47,7 @@ def stuck_error(
     last: Mapping[int, Place | None],
     *,
     broke_first: bool,
-) -> LocalTensorError:
+) -> errors.LocalTensorError:
     """The error when some rank waits and none can run: the earlier of a mismatch and a rank that raised; else a rank
     that has returned too early; else a deadlock."""
     raised = [rank for rank, end in ended.items() if end.error is not None]
@@ -73,12 +56,14 @@ def stuck_error(
     if raised:
         return _rank_raised(ended, waits)
     returned = sorted({rank for wait in waits for rank in wait.ranks if rank in ended})
-    return EarlyReturn(waits, {rank: last.get(rank) for rank in returned}) if returned else Deadlock(waits)
+    return (
+        errors.EarlyReturn(waits, {rank: last.get(rank) for rank in returned}) if returned else errors.Deadlock(waits)
+    )
 
 
 def leftover_error(
     ended: Mapping[int, RankEnd], broken: Rendezvous | None, unmet: Sequence[Ticket], handed_out: Sequence[Ticket]
-) -> LocalTensorError | None:
+) -> errors.LocalTensorError | None:
     """The error when all ranks have ended: what they left undone, or None."""
     unwaited = [ticket.part.call() for ticket in handed_out if ticket not in unmet]
     if any(end.error is not None for end in ended.values()):
@@ -86,11 +71,13 @@ def leftover_error(
     if broken is not None:
         return broken.mismatch()
     if unmet:
-        return MessagesLeftOver([ticket.part.call() for ticket in unmet])
-    return WorkNotWaited(unwaited) if unwaited else None
+        return errors.MessagesLeftOver([ticket.part.call() for ticket in unmet])
+    return errors.WorkNotWaited(unwaited) if unwaited else None
 
 
-def partial_group_error(declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]]) -> LocalTensorError | None:
+def partial_group_error(
+    declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]],
+) -> errors.LocalTensorError | None:
     """The error for a group that only some of its members made, or None: on gloo, those that made it would wait."""
     for key, by_rank in declared.items():
         members = next(iter(by_rank.values()))[0]
@@ -98,14 +85,14 @@ def partial_group_error(declared: Mapping[str, Mapping[int, tuple[tuple[int, ...
         if missing and len(missing) < len(members):
             made = {rank: by_rank[rank][0] if rank in by_rank else () for rank in sorted({*by_rank, *members})}
             places = {rank: Place(*line) if line else None for rank, (_, line) in by_rank.items()}
-            return GroupMismatch(key.rpartition("/")[2], made, places)
+            return errors.GroupMismatch(key.rpartition("/")[2], made, places)
     return None
 
 
-def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> RankRaised:
+def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> errors.RankRaised:
     failed = {rank: (end.error, end.place) for rank, end in ended.items() if end.error is not None}
     raised = [_raised_event(rank, error) for rank, (error, _) in failed.items()]
-    verdict = RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})
+    verdict = errors.RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})
     verdict.errors = {rank: error for rank, (error, _) in failed.items() if error is not None}
     verdict.__cause__ = verdict.errors[raised[0].rank]
     return verdict

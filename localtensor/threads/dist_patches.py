@@ -19,21 +19,13 @@ from localtensor._util.patching import replaced, wrapped
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.collectives.rendezvous import Group
 from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
-from localtensor.threads.rank_world import (
-    BACKEND,
-    DEVICES,
-    RankWorld,
-    c10d_cpp,
-    init_default_group,
-    set_shown_backend,
-    world_now,
-)
+from localtensor.threads import rank_world
 
 FAKE = "fake"  # torch's backend that does nothing; used as it is
 
 
 def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    world = world_now()
+    world = rank_world.world_now()
     if world is None:
         return original(*args, **kwargs)
     arguments = bound_arguments(original, args, kwargs)
@@ -47,11 +39,11 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     _check_backend(shown)
     implicit, world.implicit = world.implicit and world.default_pg is not None, False
     if implicit:
-        set_shown_backend(world, world.default_pg, shown)
+        rank_world.set_shown_backend(world, world.default_pg, shown)
     elif world.default_pg is not None:
         return original(*args, **kwargs)  # refuses a second default group in its own words
     else:
-        init_default_group(world, shown)
+        rank_world.init_default_group(world, shown)
     line = origin(sys._getframe(1)).line
     world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), line)
     return None
@@ -59,7 +51,7 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
 
 def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Each rank gets the group of its split.  torch itself splits only NCCL's communicators."""
-    world = world_now()
+    world = rank_world.world_now()
     if world is None:
         return original(*args, **kwargs)
     arguments = bound_arguments(original, args, kwargs)
@@ -79,7 +71,7 @@ def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Every group is made here, and becomes a simulated one; ranks that disagree about it raise `GroupMismatch`."""
-    world = world_now()
+    world = rank_world.world_now()
     if world is None:
         return original(*args, **kwargs)
     arguments = bound_arguments(original, args, kwargs)
@@ -91,11 +83,13 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     name, shown = str(arguments["group_name"]), str(arguments["backend"])
     _check_backend(shown)
     group = _declare_group(world, name, ranks or tuple(range(world.simulation.ranks)), default=not ranks)
-    arguments.update(backend=c10d.Backend(BACKEND), backend_options=None, device_id=None)
+    arguments.update(backend=c10d.Backend(rank_world.BACKEND), backend_options=None, device_id=None)
     process_group, store = original(**arguments)
     if process_group in world.pg_map:
         world.groups[process_group] = group
-        set_shown_backend(world, process_group, "gloo" if shown in (BACKEND, "undefined") else shown)
+        rank_world.set_shown_backend(
+            world, process_group, "gloo" if shown in (rank_world.BACKEND, "undefined") else shown
+        )
     return process_group, store
 
 
@@ -103,7 +97,7 @@ def _without_wrapper_group(
     original: Callable[..., Any], wrapped_pg: torch.distributed.ProcessGroup, *args: Any, **kwargs: Any
 ) -> Any:
     """No wrapper group: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch would compare the ranks' calls, which we do anyway."""
-    return original(wrapped_pg, *args, **kwargs) if world_now() is None else wrapped_pg
+    return original(wrapped_pg, *args, **kwargs) if rank_world.world_now() is None else wrapped_pg
 
 
 def _check_backend(backend: str) -> None:
@@ -111,12 +105,12 @@ def _check_backend(backend: str) -> None:
     for part in backend.split(","):
         name = part.rpartition(":")[2].lower()
         if name not in c10d.Backend.backend_list:
-            known = ", ".join(sorted({*c10d.Backend.backend_list} - {BACKEND, c10d.Backend.UNDEFINED}))
+            known = ", ".join(sorted({*c10d.Backend.backend_list} - {rank_world.BACKEND, c10d.Backend.UNDEFINED}))
             problem = f"torch knows no backend {name!r}"
             raise BadGroup("new_group", "backend", f"backend={backend!r}", problem, f"Name one of {known}.")
 
 
-def _declare_group(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
+def _declare_group(world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
     """The group that the rank makes under this name; all ranks must give it the same members."""
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
@@ -132,41 +126,34 @@ def _declare_group(world: RankWorld, name: str, ranks: tuple[int, ...], *, defau
 
 def _create_backend(options: Any, backend_options: Any = None) -> Any:
     """The constructor of the registered backend: an idle backend under the simulated process group."""
-    if world_now() is None:
-        raise BadGroup(
-            "init_process_group",
-            "backend",
-            f"backend={BACKEND!r}",
-            "this backend lives inside a simulation only",
-            "Call your function through localtensor.run(fn, ranks=...).",
-        )
-    return c10d_cpp.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
+    if rank_world.world_now() is None:
+        problem = "this backend lives inside a simulation only"
+        remedy = "Call your function through localtensor.run(fn, ranks=...)."
+        raise BadGroup("init_process_group", "backend", f"backend={rank_world.BACKEND!r}", problem, remedy)
+    return rank_world.c10d_cpp.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
 
 
 @contextmanager
 def patched_torch_distributed() -> Iterator[None]:
     """Inside the block torch.distributed is replaced; afterwards everything is restored."""
-    if not hasattr(c10d.Backend, BACKEND.upper()):
-        c10d.Backend.register_backend(BACKEND, _create_backend, extended_api=True, devices=list(DEVICES))
+    if not hasattr(c10d.Backend, rank_world.BACKEND.upper()):
+        c10d.Backend.register_backend(
+            rank_world.BACKEND, _create_backend, extended_api=True, devices=list(rank_world.DEVICES)
+        )
     with ExitStack() as stack:
         stack.enter_context(replaced(c10d, "_world", c10d._world))
-        stack.enter_context(
-            replaced(
-                c10d, "_new_process_group_helper", functools.partial(_new_group_helper, c10d._new_process_group_helper)
-            )
-        )
+        helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
+        stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
-        if hasattr(
-            c10d, "_maybe_attach_flight_recorder"
-        ):  # since torch 2.15: one per process, it warns of further ranks
+        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))
         stack.enter_context(patched_inside_decorators(c10d.split_group, _split_group))
         stack.enter_context(
             replaced(DeviceMesh, "_thread_id", property(lambda mesh: mesh.__dict__.get("_thread_id"), _set_mesh_owner))
         )
-        c10d_cpp._set_thread_isolation_mode(True)
-        stack.callback(c10d_cpp._set_thread_isolation_mode, False)
+        rank_world.c10d_cpp._set_thread_isolation_mode(True)
+        stack.callback(rank_world.c10d_cpp._set_thread_isolation_mode, False)
         stack.callback(clear_mesh_caches)
         yield
 
@@ -187,7 +174,7 @@ def clear_mesh_caches() -> None:
 
 def _set_mesh_owner(mesh: DeviceMesh, value: object) -> None:
     """A mesh belongs to one rank of one simulation: torch compares meshes by this, and caches by mesh."""
-    world = world_now()
+    world = rank_world.world_now()
     mesh.__dict__["_thread_id"] = value if world is None else (world.simulation.serial, world.rank)
 
 

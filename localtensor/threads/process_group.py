@@ -15,11 +15,10 @@ from torch.distributed import Work
 
 from localtensor._util.call_sites import handled_exception, origin
 from localtensor.collectives.argument_checks import check_message, check_rank_arguments, flat_tensors
-from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp
+from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp, completed_work
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
-from localtensor.threads.rank_world import c10d_cpp
 from localtensor.threads.simulation import Simulation
 
 
@@ -55,8 +54,7 @@ class RankWork(Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether the outputs hold the result: torch's documentation demands no wait() after True."""
@@ -126,13 +124,6 @@ class _WaitingFuture(torch.futures.Future):
         super().add_done_callback(callback)
 
 
-def _completed_work() -> Any:
-    """A completed Work, boxed for the dispatcher."""
-    future: torch.futures.Future[None] = torch.futures.Future()
-    future.set_result(None)
-    return c10d_cpp._create_work_from_future(future).boxed()
-
-
 class Kernels:
     """The kernels of one simulation, which collectives/c10d_table.py puts in place."""
 
@@ -141,7 +132,7 @@ class Kernels:
         self.watches = [BufferWatch(simulation) for _ in range(simulation.ranks)]
         # By rank: C++ does not keep the Python side of a Work alive.
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
-        self.completed_work = _completed_work()
+        self.completed_work = completed_work()
 
     def _contribution(
         self, op: CollectiveOp, call: CallArguments, rank: int, group: Group
@@ -152,7 +143,8 @@ class Kernels:
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
         root = None if call.root is None else group.ranks[call.root]
-        layout = _strides_if_not_contiguous(compared) if op.in_place else None
+        has_gaps = op.in_place and not all(x.is_contiguous() for x in compared)
+        layout = tuple(x.stride() for x in compared) if has_gaps else None
         key = match_key(op.kind.removesuffix("_coalesced"), tensors, device, call.op, root, op.must_match, layout)
         part = Contribution(
             rank,
@@ -309,11 +301,6 @@ def _to_one_device(parts: Sequence[Contribution]) -> Sequence[Contribution]:
 
 def _to_device(reads: Any, device: torch.device | None) -> Any:
     return reads.to(device) if isinstance(reads, Tensor) else [_to_device(each, device) for each in reads]
-
-
-def _strides_if_not_contiguous(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:
-    """The strides of all tensors; None if all are contiguous."""
-    return None if all(x.is_contiguous() for x in tensors) else tuple(x.stride() for x in tensors)
 
 
 def _copied(reads: Any) -> Any:

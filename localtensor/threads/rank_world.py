@@ -95,12 +95,6 @@ def world_now() -> RankWorld | None:
     return world if isinstance(world, RankWorld) and simulation_of_this_rank() is not None else None
 
 
-def join_default_group(world: RankWorld) -> None:
-    """Make a default group of all ranks, as init_process_group does; called in the rank's own thread."""
-    init_default_group(world, "gloo")
-    world.implicit = True
-
-
 def leave_groups(world: RankWorld) -> dict[str, MadeGroup]:
     """Remove all groups of the rank, in its own thread; returns those that the program made and did not destroy."""
     left = {name: made for name, made in world.made.items() if name in world.pg_names.values()}
@@ -140,7 +134,8 @@ PROCESS_GLOBALS_PRIVATE = {
 @contextmanager
 def process_globals_guarded() -> Iterator[None]:
     """Inside the block the process-global parts above are made harmless; afterwards everything is restored."""
-    make_fake_tensors_safe()
+    if torch.__version__.startswith("2.11.") and torch.version.cuda is not None and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()  # for fake tensors of the ranks: this thread outlives theirs
     with ExitStack() as stack:
         stack.enter_context(_without_compiling())
         stack.enter_context(_one_profiler())
@@ -148,12 +143,6 @@ def process_globals_guarded() -> Iterator[None]:
             stack.enter_context(wrapped(torch.futures, name, _wait_all_settled))
         stack.enter_context(wrapped(dist, "_register_comm_hook", _register_hook))
         yield
-
-
-def make_fake_tensors_safe() -> None:
-    """Let threads that end make fake tensors: this thread, which must outlive them, makes torch's stand-in first."""
-    if torch.__version__.startswith("2.11.") and torch.version.cuda is not None and not torch.cuda.is_available():
-        torch._C._ensureCUDADeviceGuardSet()
 
 
 def clear_sharding_cache() -> None:

@@ -52,7 +52,8 @@ def run_in_threads(
     if outer is not None:
         raise NestedRun(outer.rank(), place_of_frame(sys._getframe(1)))
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
-    with _simulation_context(ranks, schedule, seed, shared_propagation.is_sharing(share)) as (simulation, rank_worlds):
+    share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
+    with _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds):
         try:
             simulation.run_token.start(lambda rank: _run_rank(simulation, rank_worlds[rank], body, left))
             _wait_for_ranks(simulation, timeout)
@@ -72,12 +73,8 @@ def run_in_threads(
                 simulation.verdict.log = tuple(simulation.calls())
                 simulation.verdict.replay = None if schedule.text == "round_robin" else f"schedule={schedule.text!r}"
             raise simulation.verdict
-        return ThreadRun(
-            tuple(simulation.ended[rank].value for rank in range(ranks)),
-            tuple(simulation.calls()),
-            schedule.text,
-            _groups_left(left),
-        )
+        values = tuple(simulation.ended[rank].value for rank in range(ranks))
+        return ThreadRun(values, tuple(simulation.calls()), schedule.text, _groups_left(left))
 
 
 def limit_from_environment(otherwise: float | None) -> float | None:
@@ -143,7 +140,8 @@ def _run_rank(
     set_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
-    rank_world.join_default_group(world)
+    rank_world.init_default_group(world, "gloo")
+    world.implicit = True
     try:
         value = body(world.rank)
     except Abort:
@@ -154,9 +152,8 @@ def _run_rank(
     else:
         simulation.end(world.rank, RankEnd(value))
     finally:
-        if (
-            world.rank not in simulation.run_token.lost
-        ):  # else the run is over, and the state belongs to the caller again
+        # Not for a lost rank: the run is over, and the state belongs to the caller again.
+        if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
             rank_world.clear_sharding_cache()
 

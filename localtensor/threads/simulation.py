@@ -19,12 +19,7 @@ from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
 from localtensor.concurrency.schedule import Schedule
-from localtensor.errors import (
-    ForeignThread,
-    LocalTensorError,
-    MessageMismatch,
-    ProgramFault,
-)
+from localtensor.errors import ForeignThread, LocalTensorError, MessageMismatch, ProgramFault
 from localtensor.threads import diagnosis
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.run_token import Abort, RunToken
@@ -37,7 +32,7 @@ class CoreAffinity:
     """The core of a run's threads.  Does nothing where the system has no CPU affinity, or one core only."""
 
     def __init__(self, ranks: int) -> None:
-        self._allowed = sorted(_allowed_cores())
+        self._allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         omp = os.environ.get("OMP_NUM_THREADS") or "1"  # or a list of numbers, one for each level of nesting
         wanted = os.environ.get("LOCALTENSOR_CORES", "one") != "all" and omp.partition(",")[0].strip() == "1"
         self._core = _current_core(self._allowed) if wanted and len(self._allowed) > 1 else None
@@ -51,20 +46,13 @@ class CoreAffinity:
             return
         now = time.perf_counter()
         if now - self._checked_at > CHECK_INTERVAL:
-            self._check_share(now)
+            used = time.process_time()
+            if used - self._cpu_time < MIN_CPU_SHARE * (now - self._checked_at):
+                self._core = self._allowed[(self._allowed.index(self._core) + 1) % len(self._allowed)]
+            self._checked_at, self._cpu_time = now, used
         if self._core_of[rank] != self._core:
             os.sched_setaffinity(0, {self._core})
             self._core_of[rank] = self._core
-
-    def _check_share(self, now: float) -> None:
-        used = time.process_time()
-        if self._core is not None and used - self._cpu_time < MIN_CPU_SHARE * (now - self._checked_at):
-            self._core = self._allowed[(self._allowed.index(self._core) + 1) % len(self._allowed)]
-        self._checked_at, self._cpu_time = now, used
-
-
-def _allowed_cores() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _current_core(allowed: list[int]) -> int:

@@ -6,7 +6,7 @@ The arguments of c10d ops are read by collectives/c10d_table.py, as for rank thr
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from localtensor._util.call_sites import origin
+from localtensor.collectives import c10d_table
 from localtensor.collectives.argument_checks import check_rank_arguments, flat_tensors
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments, argument_positions, plain_argument
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
@@ -22,7 +23,7 @@ from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
-from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks, completed_work
+from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks
 from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.storage import overwrite
@@ -44,7 +45,7 @@ def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     served = COLLECTIVE_OPS[name]
     if served.kind == "monitored_barrier":
         return None
-    boxed = completed_work() if work is None else work.boxed()
+    boxed = c10d_table.completed_work() if work is None else work.boxed()
     return boxed if served.returns is None else (rest[served.returns], boxed)
 
 
@@ -76,22 +77,15 @@ def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *
 
 def check_arguments(kind: str, brought: CallArguments, family: GroupFamily) -> None:
     """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
-    for each in _arguments_by_cell(brought):
-        for part in split_by_size(family):
-            group, root = part.groups[0], brought.root or 0
-            check_rank_arguments(kind, each, group[root] if 0 <= root < len(group) else -1, group)
-
-
-def _arguments_by_cell(brought: CallArguments) -> Iterator[CallArguments]:
-    """The same with plain tensors: as one rank of each cell has them."""
-    cells = max(
-        [len(x._cells) for x in (*flat_tensors(brought.reads), *brought.writes) if isinstance(x, LocalTensor)],
-        default=1,
-    )
+    tensors = (*flat_tensors(brought.reads), *brought.writes)
+    cells = max([len(x._cells) for x in tensors if isinstance(x, LocalTensor)], default=1)
     with plain_dispatch():
-        for cell in range(cells):
+        for cell in range(cells):  # plain tensors, as one rank of each cell has them
             writes = [_arguments_of_cell(x, cell) for x in brought.writes]
-            yield replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
+            each = replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
+            for part in split_by_size(family):
+                group, root = part.groups[0], brought.root or 0
+                check_rank_arguments(kind, each, group[root] if 0 <= root < len(group) else -1, group)
 
 
 def _arguments_of_cell(x: Any, cell: int) -> Any:
@@ -151,25 +145,15 @@ def _numels(value: StackedValue) -> Any:
 # -- functional collectives: they return a new tensor
 
 
-def _all_gather(value: StackedValue, family: GroupFamily, size: int) -> StackedValue:
-    return collectives.merge_rows(collectives.all_gather(value, family))
-
-
-def _reduce_scatter(value: StackedValue, family: GroupFamily, op: Any, size: int) -> StackedValue:
-    return collectives.reduce_scatter(value, family, op)
-
-
-def _all_to_all(value: StackedValue, family: GroupFamily, got: Any, sent: Any) -> StackedValue:
-    return collectives.all_to_all_single(collectives.make_contiguous(value), family, list(sent), list(got))
-
-
 # By the name of the op without its suffixes; the arguments behind the value and the family are the op's own.
 _FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
     "all_reduce": collectives.all_reduce,
     "broadcast": collectives.broadcast,
-    "all_gather_into_tensor": _all_gather,
-    "reduce_scatter_tensor": _reduce_scatter,
-    "all_to_all_single": _all_to_all,
+    "all_gather_into_tensor": lambda value, family, size: collectives.merge_rows(collectives.all_gather(value, family)),
+    "reduce_scatter_tensor": lambda value, family, op, size: collectives.reduce_scatter(value, family, op),
+    "all_to_all_single": lambda value, family, got, sent: collectives.all_to_all_single(
+        collectives.make_contiguous(value), family, list(sent), list(got)
+    ),
     "shard_dim_alltoall": collectives.shard_dim_alltoall,
 }
 

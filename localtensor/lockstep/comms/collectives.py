@@ -19,15 +19,7 @@ from localtensor.collectives import reference
 from localtensor.errors import NotHeld
 from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import stacked_collectives
-from localtensor.lockstep.comms.stacked_collectives import (
-    GroupFamily,
-    IndexPlan,
-    PlanFunction,
-    Readers,
-    fold_plan,
-    gather_plan,
-    take_rows,
-)
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily, IndexPlan, Readers, take_rows
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import NOWHERE, Partition, one_cell_per_row, partition
 from localtensor.lockstep.values.rank_int import on_rank
@@ -65,7 +57,7 @@ def check_all_hold(call: str, held: Partition, family: GroupFamily) -> None:
 
 
 def _run_on_stacks(
-    call: str, value: StackedValue, family: GroupFamily, plan_of: PlanFunction, readers: Readers,
+    call: str, value: StackedValue, family: GroupFamily, plan_of: stacked_collectives.PlanFunction, readers: Readers,
     do: Callable[[Tensor, IndexPlan], Tensor], plain: Reference, *, keep: bool = False, root: int = 0,
 ) -> StackedValue:  # fmt: skip
     """The collective cell by cell, or group by group where shapes differ.  With `keep`, ranks outside of all groups keep
@@ -130,26 +122,16 @@ def select(values: Sequence[StackedValue], number: Any, source: Any = None) -> S
 
 def all_reduce(value: StackedValue, family: GroupFamily, op: ReductionOp) -> StackedValue:
     """The reduction of each group's tensors, on every member."""
-
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        return stacked_collectives.reduce_rows(x, plan, op)
-
-    def plain(held: list[Tensor]) -> Sequence[Tensor]:
-        return reference.all_reduce(held, op)
-
-    return _run_on_stacks("all_reduce", value, family, fold_plan, Readers.ALL, do, plain, keep=True)
+    do, plain = partial(stacked_collectives.reduce_rows, op=op), partial(reference.all_reduce, op=op)
+    return _run_on_stacks("all_reduce", value, family, stacked_collectives.fold_plan, Readers.ALL, do, plain, keep=True)
 
 
 def reduce(value: StackedValue, family: GroupFamily, op: ReductionOp, root: int) -> StackedValue:
     """The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
-
-    def do(x: Tensor, plan: IndexPlan) -> Tensor:
-        return stacked_collectives.reduce_rows(x, plan, op)
-
-    def plain(held: list[Tensor]) -> Sequence[Tensor]:
-        return reference.reduce(held, op, root=root)
-
-    return _run_on_stacks("reduce", value, family, fold_plan, Readers.ROOT, do, plain, keep=True, root=root)
+    do, plain = partial(stacked_collectives.reduce_rows, op=op), partial(reference.reduce, op=op, root=root)
+    return _run_on_stacks(
+        "reduce", value, family, stacked_collectives.fold_plan, Readers.ROOT, do, plain, keep=True, root=root
+    )
 
 
 def broadcast(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
@@ -184,14 +166,18 @@ def _reference_all_gather(held: list[Tensor]) -> list[Tensor]:
 def all_gather(value: StackedValue, family: GroupFamily) -> StackedValue:
     """The tensors of each group along a new dim 0, on every member."""
     do = stacked_collectives.gather_rows
-    return _run_on_stacks("all_gather", value, family, gather_plan, Readers.ALL, do, _reference_all_gather)
+    return _run_on_stacks(
+        "all_gather", value, family, stacked_collectives.gather_plan, Readers.ALL, do, _reference_all_gather
+    )
 
 
 def gather(value: StackedValue, family: GroupFamily, root: int) -> StackedValue:
     """The tensors of each group along a new dim 0, on its root alone; other ranks hold nothing."""
     check_all_hold("gather", value.held, family)
     value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
-    how = stacked_collectives.collective_plan(gather_plan, Readers.ROOT, root, value.held, family, False)
+    how = stacked_collectives.collective_plan(
+        stacked_collectives.gather_plan, Readers.ROOT, root, value.held, family, False
+    )
     if how is not None:
         stacks = [stacked_collectives.gather_rows(value.stack(cell), plan) for cell, plan in how.steps]
         return _value_of_stacks(stacks, how.held, value.cells)
@@ -207,10 +193,10 @@ def reduce_scatter(value: StackedValue, family: GroupFamily, op: ReductionOp) ->
         done = stacked_collectives.reduce_rows(x, plan, op)
         return done.reshape(done.shape[0] * plan.members, done.shape[1] // plan.members, *done.shape[2:])
 
-    def plain(held: list[Tensor]) -> Sequence[Tensor]:
-        return reference.reduce_scatter_tensor(held, op)
-
-    return _run_on_stacks("reduce_scatter_tensor", value, family, fold_plan, Readers.PIECES, do, plain)
+    plain = partial(reference.reduce_scatter_tensor, op=op)
+    return _run_on_stacks(
+        "reduce_scatter_tensor", value, family, stacked_collectives.fold_plan, Readers.PIECES, do, plain
+    )
 
 
 def _check_divides(x: Tensor, plan: IndexPlan) -> None:
@@ -225,12 +211,16 @@ def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Any = None
     """
     if _rows_are_even(value, family, sent) and _rows_are_even(value, family, got):
         do, plain = _exchange_dim_0, reference.all_to_all_single
-        return _run_on_stacks("all_to_all_single", value, family, gather_plan, Readers.PIECES, do, plain)
+        return _run_on_stacks(
+            "all_to_all_single", value, family, stacked_collectives.gather_plan, Readers.PIECES, do, plain
+        )
     check_all_hold("all_to_all_single", value.held, family)
     found: dict[int, Tensor] = {}
     for group in family.groups:
         held = [value.on(rank) for rank in group]
-        splits = [_splits_of_group(each, group) for each in (sent, got)]
+        splits = [
+            None if each is None else [[on_rank(size, rank) for size in each] for rank in group] for each in (sent, got)
+        ]
         done = reference.all_to_all_single(held, input_splits=splits[0], output_splits=splits[1])
         found.update(zip(group, done, strict=True))
     return value_of_ranks(found, family.world)
@@ -240,10 +230,6 @@ def _exchange_dim_0(x: Tensor, plan: IndexPlan) -> Tensor:
     _check_divides(x, plan)
     rows = stacked_collectives.exchange_rows(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
     return rows.reshape(rows.shape[0], *x.shape[1:])
-
-
-def _splits_of_group(splits: Any, group: tuple[int, ...]) -> Any:
-    return None if splits is None else [[on_rank(size, rank) for size in splits] for rank in group]
 
 
 def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Any) -> bool:
@@ -269,7 +255,9 @@ def shard_dim_alltoall(value: StackedValue, family: GroupFamily, gather_dim: int
         return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
 
     plain = partial(reference.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
-    return _run_on_stacks("shard_dim_alltoall", value, family, gather_plan, Readers.PIECES, do, plain)
+    return _run_on_stacks(
+        "shard_dim_alltoall", value, family, stacked_collectives.gather_plan, Readers.PIECES, do, plain
+    )
 
 
 def permute(value: StackedValue, family: GroupFamily, destinations: Sequence[int]) -> StackedValue:

@@ -90,14 +90,14 @@ class GroupRankMap(Mapping[Any, Any]):
         if rank not in self:
             raise KeyError(rank)
         places, queried = self.group.places(), rank_values(rank, self.group.mode.world)
-        return int(places[int(rank)]) if queried is None else rank_int(places[queried], _holders(rank))
+        return int(places[int(rank)]) if queried is None else rank_int(places[queried], rank.node.held)
 
     def __contains__(self, rank: Any) -> bool:
         group, queried = self.group, rank_values(rank, self.group.mode.world)
         if queried is None:
             inside = 0 <= int(rank) < group.mode.world and bool(group.places()[int(rank)] >= 0)
             return inside or int(rank) == group.mode.standing
-        held = _holders(rank)
+        held = rank.node.held
         mine, queried = (
             (np.arange(group.mode.world), queried) if held is None else (np.flatnonzero(held), queried[held])
         )
@@ -120,11 +120,6 @@ class GroupRankMap(Mapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-
-def _holders(x: Any) -> Any:
-    """The ranks that hold an int: bools of shape [world]; None if all do."""
-    return x.node.held
 
 
 class _GroupTable(dict[Any, Any]):

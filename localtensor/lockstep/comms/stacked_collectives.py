@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.layout.reductions import MAX_SEQUENTIAL, ReductionOp, divide, fold, premultiply
+from localtensor.layout.reductions import MAX_SEQUENTIAL, PremulSum, ReductionOp, divide, fold
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
 
 
@@ -174,7 +174,8 @@ def gather_plan(ids: Array) -> IndexPlan:
 
 def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp) -> Tensor:
     """The reduction of each group, a row for each different result."""
-    op, x = premultiply(op, x)
+    if isinstance(op, PremulSum):
+        x, op = op.times(x), "sum"
     pair = "sum" if op == "avg" else op
     for left, right, rest in plan.levels:
         done = fold([take_rows(x, left), take_rows(x, right)], pair)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,15 +18,6 @@ from localtensor.layout.reductions import reduction_name
 from localtensor.layout.spec import shape_text
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.values.local_tensor import LocalTensor
-
-
-@functools.cache
-def completed_work() -> Any:
-    """A completed Work, boxed for the dispatcher."""
-    future: torch.futures.Future[None] = torch.futures.Future()
-    future.set_result(None)
-    cpp: Any = torch._C._distributed_c10d
-    return cpp._create_work_from_future(future).boxed()
 
 
 class LockstepWork(Work):
@@ -58,8 +48,7 @@ class LockstepWork(Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """True, and the outputs can be used: torch's documentation asks for no wait() after that."""
@@ -110,12 +99,7 @@ def calls_of_ranks(
     for rank in ranks:
         group = family.group_of(rank)
         root = None if brought.root is None else group[brought.root]
-        texts = tuple(_input_shapes(brought, rank))
+        mine = [x.__localtensor_on__(rank) if isinstance(x, LocalTensor) else x for x in flat_tensors(brought.reads)]
+        texts = tuple(shape_text(x.shape, x.dtype) for x in mine)
         found.append(Call(rank, kind, "lockstep", group, 0, texts, op=op, root=root, place=place))
     return found
-
-
-def _input_shapes(brought: CallArguments, rank: int) -> Iterator[str]:
-    for x in flat_tensors(brought.reads):
-        mine = x.__localtensor_on__(rank) if isinstance(x, LocalTensor) else x
-        yield shape_text(mine.shape, mine.dtype)

@@ -182,14 +182,10 @@ def reduced_dims(x: Tensor, dims: Sequence[int] | None) -> list[int]:
     return [dim % n + 1 for dim in dims] if are_row_dims(n, *dims) else []
 
 
-@batching_rule("sum")
-def _sum(op: Op, stacked: Stacked, x: Tensor, **named: Any) -> Any:
-    return aten.sum.dim_IntList(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented
-
-
-@batching_rule("mean")
-def _mean(op: Op, stacked: Stacked, x: Tensor, **named: Any) -> Any:
-    return aten.mean.dim(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented
+@batching_rule("sum", "mean")
+def _sum_or_mean(op: Op, stacked: Stacked, x: Tensor, **named: Any) -> Any:
+    over = aten.sum.dim_IntList if op is aten.sum.default else aten.mean.dim
+    return over(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented
 
 
 # Ops on lists of tensors: foreach ops and fused optimizers, which work element by element.

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 @batching_rule("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
       "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
-      "sort", "topk", "argsort")  # fmt: skip
+      "sort", "topk", "argsort", "index_select")  # fmt: skip
 def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
@@ -68,13 +68,7 @@ def _any(op: Op, stacked: Stacked, x: Tensor) -> Any:
 
 @batching_rule("linalg_vector_norm")
 def _norm(
-    op: Any,
-    stacked: Stacked,
-    x: Tensor,
-    order: Any = 2,
-    dims: Sequence[int] | None = None,
-    *rest: Any,
-    **named: Any,
+    op: Any, stacked: Stacked, x: Tensor, order: Any = 2, dims: Sequence[int] | None = None, *rest: Any, **named: Any
 ) -> Any:
     over = reduced_dims(x, dims)
     return op(x, order, over, *rest, **named) if over else NotImplemented
@@ -94,12 +88,6 @@ def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
         return NotImplemented  # rows of three dims in another order would look like channels_last in a stack
     rows = next(x.shape[0] for x, has_rows in zip(xs, stacked[0], strict=True) if has_rows)
     return op([expand_rows(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
-
-
-@batching_rule("index_select")
-def _index_select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
-    n = x.dim() - 1
-    return op(x, dim % n + 1, index) if not stacked[2] and are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value",
@@ -129,21 +117,16 @@ def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]
         return NotImplemented
     if not stacked[1]:
         return op(x, [None, *indices])
-    lifted = _broadcast_indices(indices, stacked[1])
+    dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked[1], strict=True) if index is not None]
+    lifted = [  # with dims added so that they broadcast row by row
+        add_dims(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
+        for index, has_rows in zip(indices, stacked[1], strict=True)
+    ]
     if not stacked[0]:
         return op(x, lifted)
     rows = torch.arange(x.shape[0], device=x.device)
     most = max(index.dim() for index in lifted if index is not None)
     return op(x, [rows.view(-1, *[1] * (most - 1)), *lifted])
-
-
-def _broadcast_indices(indices: Sequence[Tensor | None], stacked: Stacked) -> list[Tensor | None]:
-    """The indices with dims added so that they broadcast row by row."""
-    dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked, strict=True) if index is not None]
-    return [
-        add_dims(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
-        for index, has_rows in zip(indices, stacked, strict=True)
-    ]
 
 
 @batching_rule("constant_pad_nd")

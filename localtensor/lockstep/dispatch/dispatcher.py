@@ -13,16 +13,9 @@ from torch import Tensor
 
 from localtensor._util.call_sites import origin
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
+from localtensor.lockstep.dispatch import op_table
 from localtensor.lockstep.dispatch.execute import CellReader, PerRow, ResultBuilder, result_at, row_args, run_on_cell
-from localtensor.lockstep.dispatch.op_table import (
-    RANDOM_FILLS,
-    RANDOM_LIKE_OPS,
-    Execution,
-    OpTraits,
-    op_traits,
-    reshape_in_place,
-    resize_out,
-)
+from localtensor.lockstep.dispatch.op_table import Execution, OpTraits, op_traits, reshape_in_place, resize_out
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import (
     Partition,
@@ -222,9 +215,9 @@ def dtype_and_shape(x: Tensor) -> str:
 def run_random_op(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition) -> Any:
     """A random op, once for each different stream and value; ranks with equal streams draw the same."""
     stream = mode.streams.of_call(args, kwargs)
-    if traits.writes and func.name() in RANDOM_FILLS and type(args[0]) is LocalTensor:
+    if traits.writes and func.name() in op_table.RANDOM_FILLS and type(args[0]) is LocalTensor:
         return _fill_randomly(stream, func, args[0], args[1:], kwargs)
-    wanted = refinement(one_row_per_cell(final) if func.name() in RANDOM_LIKE_OPS else final, stream.partition)
+    wanted = refinement(one_row_per_cell(final) if func.name() in op_table.RANDOM_LIKE_OPS else final, stream.partition)
     if traits.writes:
         prepare_writes(mode, func, traits, args, kwargs, wanted)
     results: list[Any] = []

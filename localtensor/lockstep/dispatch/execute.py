@@ -64,7 +64,7 @@ class ResultBuilder:
         if first is None:
             return None
         if isinstance(first, list | tuple):
-            lengths = {len(one) for one in _flat_results(results)}
+            lengths = {len(one) for each in results for one in (each if type(each) is PerRow else (each,))}
             if len(lengths) > 1:
                 raise NotInLockstep(str(self.func), f"ranks get lists of different lengths: {sorted(lengths)}")
             found = [self.value(result_at(results, index)) for index in range(len(first))]
@@ -100,7 +100,8 @@ class ResultBuilder:
             return rank_int(np.array(rows)[final.row_of], final.held)
         values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
         place = origin(sys._getframe(4)).place
-        raise RanksDiverge(_query_name(self.func), "", values, place)
+        call = "Tensor.item" if self.func.name() == "aten::_local_scalar_dense" else str(self.func)
+        raise RanksDiverge(call, "", values, place)
 
 
 def copy_lazy_flags(x: LocalTensor) -> LocalTensor:
@@ -116,15 +117,6 @@ def equal_or_nan(one: Any, other: Any) -> bool:
     """Whether two values are equal, or both NaN."""
     both_floats = isinstance(one, float) and isinstance(other, float)
     return bool(one == other) or (both_floats and math.isnan(one) and math.isnan(other))
-
-
-def _query_name(func: Any) -> str:
-    return "Tensor.item" if func.name() == "aten::_local_scalar_dense" else str(func)
-
-
-def _flat_results(results: Sequence[Any]) -> Any:
-    for one in results:
-        yield from one if type(one) is PerRow else (one,)
 
 
 def result_at(results: Sequence[Any], index: int) -> list[Any]:

@@ -145,12 +145,16 @@ def _read_schema(op: OpOverload) -> OpTraits:
     for index, argument in enumerate(schema.arguments):
         if argument.name in UNDECLARED_WRITES.get(op.overloadpacket.__name__, ()):
             writes.append((index, argument.name))
+    if_training = None  # `training` of batch norm, which decides whether the running statistics are written
+    if writes and all(name.startswith("running_") for _, name in writes):
+        training = ((i, a.name) for i, a in enumerate(schema.arguments) if a.name in ("training", "train"))
+        if_training = next(training, None)
     return OpTraits(
         way=way,
         rule=BATCHING_RULES.get(op.name()),
         vmap=way is not Execution.RANKS and has_batching_rule(op),
         rewrite=rewrite_function(op),
-        if_training=_if_training(schema, writes),
+        if_training=if_training,
         lists=op.overloadpacket.__name__.startswith(LIST_OP_PREFIXES),
         writes=tuple(writes),
         returns=tuple(returns),
@@ -158,13 +162,6 @@ def _read_schema(op: OpOverload) -> OpTraits:
         reshapes=torch.Tag.inplace_view in op.tags or op.name() in UNTAGGED_RESHAPES,
         value_free=op.name() in VALUE_FREE_OPS,
     )
-
-
-def _if_training(schema: Any, writes: list[tuple[int, str]]) -> tuple[int, str] | None:
-    """The argument `training` of batch norm, which decides whether the running statistics are written."""
-    if writes and all(name.startswith("running_") for _, name in writes):
-        return next(((i, a.name) for i, a in enumerate(schema.arguments) if a.name in ("training", "train")), None)
-    return None
 
 
 def execution_of(op: OpOverload) -> Execution:
@@ -176,7 +173,8 @@ def execution_of(op: OpOverload) -> Execution:
     name, tags = op.name(), op.tags
     if torch.Tag.nondeterministic_seeded in tags:
         return Execution.DRAWS
-    if _is_composite(name):
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
         return Execution.PARTS
     if torch.Tag.data_dependent_output in tags:
         return Execution.RANKS
@@ -193,11 +191,6 @@ def has_batching_rule(op: OpOverload) -> bool:
     if name in WRONG_BATCHING_RULES or name in LATE_BATCHING_RULES or torch.Tag.data_dependent_output in op.tags:
         return False
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
-
-
-def _is_composite(name: str) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
 
 
 def list_ops() -> Iterator[tuple[str, Execution]]:

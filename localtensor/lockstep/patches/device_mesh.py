@@ -48,19 +48,14 @@ def _building(mode: Any, rank: int) -> Iterator[None]:
 
 
 def _init(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
-    with _building(mode, _lowest(args, kwargs)):
+    given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
+    if given is None:
+        given = kwargs.get("_rank_map")
+    with _building(mode, 0 if given is None else int(torch.as_tensor(given).min())):
         original(mesh, *args, **kwargs)
     # Meshes of two modes, or of a mode and none, must differ: torch caches by mesh what depends on groups and ranks.
     mesh._thread_id = ("lockstep", mode.serial)  # type: ignore[assignment]
     mesh._hash = None
-
-
-def _lowest(args: Any, kwargs: Any) -> int:
-    """The lowest rank of the mesh in the arguments of DeviceMesh."""
-    given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
-    if given is None:
-        given = kwargs.get("_rank_map")
-    return 0 if given is None else int(torch.as_tensor(given).min())
 
 
 def mesh_ranks(mesh: DeviceMesh) -> Any:
@@ -103,15 +98,6 @@ def _one_coordinate(mode: Any, original: Any, mesh: DeviceMesh, index: int) -> A
     return original(mesh, index) if mode.standing is not None else coordinates(mode, mesh)[index]
 
 
-def _rank(mode: Any, original: Any, mesh: DeviceMesh) -> Any:
-    return mode.rank()
-
-
-def _is_part(mode: Any, original: Any, mesh: DeviceMesh) -> bool:
-    """True: ranks outside of a mesh hold nothing of its tensors, and take no part in its collectives."""
-    return True
-
-
 def _as_lowest(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
     """A mesh derived from this one, built for the lowest rank like this one."""
     with _building(mode, int(mesh._rank_map.min())):
@@ -131,8 +117,9 @@ MESH_PATCHES: dict[str, Patch] = {
     "__init__": _init,
     "get_coordinate": _coordinate,
     "_sym_get_coordinate": _one_coordinate,
-    "get_rank": _rank,
-    "_is_current_rank_part_of_mesh": _is_part,
+    "get_rank": lambda mode, original, mesh: mode.rank(),
+    # Ranks outside of a mesh hold nothing of its tensors, and take no part in its collectives.
+    "_is_current_rank_part_of_mesh": lambda mode, original, mesh: True,
     "_flatten": _as_lowest,
     "_unflatten": _as_lowest,
     "_get_mesh_tensor_from_full_mesh": _tensor_of,
@@ -254,16 +241,12 @@ def join_rank_groups(mode: Any, found: Sequence[Any], held: Partition) -> Any:
         items = [join_rank_groups(mode, column, held) for column in zip(*found, strict=True)]
         return items if isinstance(first, list) else tuple(items)
     if (type(first) is int or is_rank_int(first)) and all(isinstance(one, int | torch.SymInt) for one in found):
-        return _join_ints(found, held)
+        values = np.zeros(held.world, np.int64)
+        for row, one in enumerate(found):
+            ranks = held.row_of == row
+            values[ranks] = one.node.values[ranks] if is_rank_int(one) else one
+        return rank_int(values, held.held)
     if any(one != first for one in found):
-        values = {rank: found[row] for rank, row in enumerate(held.row_of) if row >= 0}
-        raise RanksDiverge("DTensor", "", values, user_place())
+        by_rank = {rank: found[row] for rank, row in enumerate(held.row_of) if row >= 0}
+        raise RanksDiverge("DTensor", "", by_rank, user_place())
     return first
-
-
-def _join_ints(found: Sequence[Any], held: Partition) -> Any:
-    values = np.zeros(held.world, np.int64)
-    for row, one in enumerate(found):
-        ranks = held.row_of == row
-        values[ranks] = one.node.values[ranks] if is_rank_int(one) else one
-    return rank_int(values, held.held)

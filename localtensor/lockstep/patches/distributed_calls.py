@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.comms.process_groups import LockstepGroup, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
 from localtensor.lockstep.values.local_tensor import wrap
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
@@ -70,14 +71,9 @@ def _select_leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: l
     return pickle.loads(copies[0])
 
 
-_installed: list[bool] = []
-
-
+@cache
 def install() -> None:
     """Patch the functions of this module, once per process."""
-    if _installed:
-        return
-    _installed.append(True)
     for name, replacement in DISTRIBUTED_PATCHES.items():
         patch_distributed(name, replacement)
     for owner, name, replacement in OTHER_PATCHES:
@@ -99,10 +95,9 @@ def _root(options: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
     return group.place(c10d._canonicalize_group_rank(group, given, by_group))
 
 
-@contextmanager
-def _as_root(mode: Any, family: GroupFamily, root: int) -> Any:
-    with mode.standing_at(family.groups[0][root] if 0 <= root < len(family.groups[0]) else family.groups[0][0]):
-        yield
+def _as_root(mode: Any, family: GroupFamily, root: int) -> AbstractContextManager[None]:
+    members = family.groups[0]
+    return mode.standing_at(members[root] if 0 <= root < len(members) else members[0])  # type: ignore[no-any-return]
 
 
 def _run_as_root(name: str) -> Patch:
@@ -120,13 +115,6 @@ def _run_as_root(name: str) -> Patch:
 def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     with mode.standing_at(mode.ranks[0]):
         return original(*args, **kwargs)
-
-
-def _refuse(call: str) -> Patch:
-    def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotInLockstep(f"torch.distributed.{call}", c10d_dispatch.POINT_TO_POINT)
-
-    return replacement
 
 
 def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +189,10 @@ DISTRIBUTED_PATCHES: dict[str, Patch] = {
     "gather_object": _gather_object,
     "broadcast_object_list": _broadcast_object_list,
     "scatter_object_list": _scatter_object_list,
-    **{name: _refuse(name) for name in ("send", "recv", "send_object_list", "recv_object_list")},
+    **{
+        name: refuse(f"torch.distributed.{name}", c10d_dispatch.POINT_TO_POINT)
+        for name in ("send", "recv", "send_object_list", "recv_object_list")
+    },
 }
 
 
@@ -263,7 +254,7 @@ def _canonical(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 OTHER_PATCHES: list[tuple[Any, str, Callable[..., Any]]] = [
     (c10d, "_canonicalize_group_rank", _canonical),
-    (c10d, "_check_p2p_op_list", _refuse("batch_isend_irecv")),
+    (c10d, "_check_p2p_op_list", refuse("torch.distributed.batch_isend_irecv", c10d_dispatch.POINT_TO_POINT)),
     (c10d, "_find_pg_by_ranks_and_tag", _find_group),
     (functional, "permute_tensor", _permute_tensor),
     (with_gradients._Gather, "forward", _forward_as_root),

@@ -8,6 +8,7 @@ every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -349,14 +350,11 @@ PATCHES: list[tuple[Any, str, Patch]] = [
     (_collective_utils, "mesh_scatter", _scatter),
     (_collective_utils, "shard_dim_alltoall", _all_to_all),
 ]
-_installed: list[bool] = []
 
 
+@cache
 def install() -> None:
     """Patch DTensor, also where one of its modules has imported a function by name."""
-    if _installed:
-        return
-    _installed.append(True)
     device_mesh.install()
     nn_modules.install()
     for owner, name, replacement in PATCHES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
 from localtensor.lockstep.values.formatting import as_if_padded
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.rank_int import is_rank_int
@@ -52,15 +53,10 @@ def _hash_of(original: Any) -> Any:
     return __hash__
 
 
-def _tensors_to_validate() -> list[Any]:
-    """The tensors that `torch.load` has read and not yet validated; since 2.15 a list per thread."""
-    found = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)
-    return found() if found else getattr(torch._utils, "_sparse_tensors_to_validate", [])
-
-
 def _validate_loaded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
     """Validate the sparse tensors of each rank, below any mode, since torch reads their memory."""
-    waiting = _tensors_to_validate()
+    of_thread = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)  # since 2.15
+    waiting = of_thread() if of_thread else getattr(torch._utils, "_sparse_tensors_to_validate", [])
     waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
     with plain_dispatch():
         original(*args, **kwargs)
@@ -132,14 +128,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel",
      "it keeps all weights in one tensor, whose memory it takes apart; fully_shard works"),
 ]  # fmt: skip
-_installed: list[bool] = []
 
 
+@cache
 def install() -> None:
     """Patch torch.nn, torch.load and FSDP; tensors other than LocalTensors are treated as before."""
-    if _installed:
-        return
-    _installed.append(True)
     original = torch.utils.swap_tensors
 
     def swap_tensors(t1: Tensor, t2: Tensor) -> None:
@@ -156,11 +149,4 @@ def install() -> None:
     for name, kind, why in REFUSED:
         owner = getattr(importlib.import_module(name), kind, None)
         if owner is not None:
-            patch_attribute(owner, "__init__", _refuse(kind, why))
-
-
-def _refuse(what: str, why: str) -> Patch:
-    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotInLockstep(what, why)
-
-    return patch
+            patch_attribute(owner, "__init__", refuse(kind, why))

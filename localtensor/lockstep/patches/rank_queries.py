@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,18 @@ from torch.distributed import distributed_c10d as c10d
 from localtensor._util import ambient
 from localtensor._util.call_sites import bound_arguments, undecorated
 from localtensor.collectives.argument_checks import check_init_arguments
-from localtensor.errors import BadGroup, TorchChanged
+from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import rank_values
 from localtensor.lockstep.values.stacks import stack_nested
 
-_installed: list[bool] = []
-
 Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
 
 
+@cache
 def install() -> None:
     """Patch the functions of this module, once per process."""
-    if _installed:
-        return
-    _installed.append(True)
     torch.utils._device._device_constructors()  # cached by torch before the patch, which a default device needs
     c10d._world = RoutedWorld(c10d._world)
     for name, replacement in _GROUP_PATCHES.items():
@@ -78,6 +75,15 @@ def dispatch_by_mode(original: Any, replacement: Patch) -> Any:
     with suppress(ValueError, TypeError):  # a function of C has no signature
         routed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return routed
+
+
+def refuse(call: str, why: str) -> Patch:
+    """A patch that raises `NotInLockstep`."""
+
+    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotInLockstep(call, why)
+
+    return patch
 
 
 def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:

@@ -17,8 +17,8 @@ from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
-from localtensor.lockstep.values.stacks import Cells, merge_alike
+from localtensor.lockstep.values.partition import NOWHERE, Array, partition
+from localtensor.lockstep.values.stacks import merge_alike
 
 Cut = tuple[int, int]
 
@@ -92,8 +92,7 @@ def take_chunk(value: StackedValue, dim: int, chunks: int, index: Any, *, keep_o
             cells.append(fresh if len(distinct) > 1 else fresh[0])
             sizes.append(len(distinct))
             start += len(distinct)
-    found: tuple[Cells, Partition] = merge_alike(tuple(cells), partition(row_of, sizes))
-    return StackedValue(*found)
+    return StackedValue(*merge_alike(tuple(cells), partition(row_of, sizes)))
 
 
 def _order(stack: Tensor) -> list[int]:

@@ -31,7 +31,11 @@ def format_tensor(values: Sequence[tuple[list[int], Tensor]], held: Partition, r
       ranks 0, 1: tensor(1),
       rank 2: tensor(5))
     """
-    values = _merge_equal(values)
+    equal: dict[int, tuple[list[int], Tensor]] = {}
+    dense = [value.contiguous() if value.layout is torch.strided else value for _, value in values]
+    for (holders, value), same in zip(values, deduplicate(dense), strict=True):
+        equal.setdefault(id(same), ([], value))[0].extend(holders)
+    values = [(sorted(holders), value) for holders, value in equal.values()]
     ranks = sum(len(holders) for holders, _ in values)
     of = f"{ranks} rank{'s' if ranks != 1 else ''}"
     if ranks < held.world:
@@ -44,14 +48,6 @@ def format_tensor(values: Sequence[tuple[list[int], Tensor]], held: Partition, r
         lines.append(f"  and {len(values) - MOST_VALUES} more: x.on(rank) gives each")
     body = ",\n".join(lines)
     return f"LocalTensor({of}, {len(values)} different values,\n{body}{tail})"
-
-
-def _merge_equal(values: Sequence[tuple[list[int], Tensor]]) -> list[tuple[list[int], Tensor]]:
-    found: dict[int, tuple[list[int], Tensor]] = {}
-    dense = [value.contiguous() if value.layout is torch.strided else value for _, value in values]
-    for (holders, value), same in zip(values, deduplicate(dense), strict=True):
-        found.setdefault(id(same), ([], value))[0].extend(holders)
-    return [(sorted(holders), value) for holders, value in found.values()]
 
 
 def _indent(value: Tensor, by: int) -> str:

@@ -62,8 +62,8 @@ class LocalTensor(Tensor):
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
     ) -> LocalTensor:
         """A LocalTensor of {rank: tensor}, or of a list with a tensor for each rank, as torch's own class takes."""
-        mode = ambient.lockstep() or ambient.idle_mode(_world_size(local_tensors))
         given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
+        mode = ambient.lockstep() or ambient.idle_mode(max(given, default=-1) + 1)
         made: LocalTensor = mode.gather(given)
         if requires_grad:
             made.requires_grad_()
@@ -241,7 +241,9 @@ def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Me
     """A LocalTensor of these cells; a view joins the `memory` that it shares."""
     first = cells[0]
     shape: Any = first.shape
-    stride: Any = first.stride() if first.layout is torch.strided else None
+    is_strided = first.layout is torch.strided
+    stride: Any = first.stride() if is_strided else None
+    offset: Any = first.storage_offset() if is_strided else None
     policy = None
     if len(cells) == 1:
         if partition.sizes[0] > 1:
@@ -250,7 +252,7 @@ def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Me
         shape, stride = _sizes(partition, *_shapes(cells, partition))
         policy = "sizes" if any(type(size) is not int for size in (*shape, *(stride or ()))) else None
     x: LocalTensor = _make(
-        LocalTensor, shape, strides=stride, storage_offset=_offset(first), dtype=first.dtype, layout=first.layout,
+        LocalTensor, shape, strides=stride, storage_offset=offset, dtype=first.dtype, layout=first.layout,
         device=first.device, dispatch_sizes_strides_policy=policy,
     )  # fmt: skip
     x._cells = cells
@@ -260,10 +262,6 @@ def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Me
     if memory is not None:
         memory.join(x)
     return x
-
-
-def _offset(cell: Tensor) -> Any:
-    return cell.storage_offset() if cell.layout is torch.strided else None
 
 
 def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -338,10 +336,6 @@ def from_ranks(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
     # A stack is a copy; a single row of a cell would still be the caller's own tensor.
     own = tuple(cell if size > 1 else cell.clone() for cell, size in zip(cells, held.sizes, strict=True))
     return wrap(own, held, mode)
-
-
-def _world_size(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
-    return max(values) + 1 if isinstance(values, Mapping) else len(values)
 
 
 def _first_mode(values: Any) -> Any:

@@ -32,7 +32,7 @@ class Stream:
         have their old states.
         """
         if wanted.rows == 1 and not self.states and (wanted.complete or wanted is self.whole):
-            yield _load_nothing
+            yield lambda row: None  # nothing to load: all ranks agree with the generator
             return
         before = self.states or [self.generator.get_state()]
         after: dict[int, torch.Tensor] = {}
@@ -87,10 +87,6 @@ class Stream:
         """The state of a rank."""
         found: torch.Tensor = self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
         return found
-
-
-def _load_nothing(row: int) -> None:
-    """Nothing to load: all ranks agree with the generator."""
 
 
 def _state_bytes(state: torch.Tensor) -> bytes:

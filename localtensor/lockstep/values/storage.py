@@ -192,17 +192,15 @@ def overwrite(x: MemoryMember, cells: tuple[Tensor, ...], held: Partition) -> No
     if _is_whole(x):
         shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
         if all(cell.numel() == shape.numel() * rows for cell, rows in zip(cells, held.sizes, strict=True)):
-            _replace_cells(x, [_shaped(cell, rows, shape) for cell, rows in zip(cells, held.sizes, strict=True)], held)
+            pairs = zip(cells, held.sizes, strict=True)
+            shaped = [cell.reshape(rows, *shape) if rows > 1 else cell.reshape(shape) for cell, rows in pairs]
+            _replace_cells(x, shaped, held)
             return
     refine(x, refinement(x._partition, held))
     for cell, rows, take in zip(x._cells, x._partition.sizes, selections(x._partition, held), strict=True):
         shape = cell.shape[1:] if rows > 1 else cell.shape
         value = take.of(cells)
         cell.copy_(value.reshape(rows, *shape) if take.stacked else value.reshape(shape))
-
-
-def _shaped(cell: Tensor, rows: int, shape: torch.Size) -> Tensor:
-    return cell.reshape(rows, *shape) if rows > 1 else cell.reshape(shape)
 
 
 def _is_whole(x: MemoryMember) -> bool:

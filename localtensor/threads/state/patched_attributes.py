@@ -79,10 +79,6 @@ class _PatchSlot:
     def __init__(self) -> None:
         self.places: dict[tuple[int, str], PatchedPlace] = {}
 
-    def note(self, places: list[PatchedPlace]) -> None:
-        for place in places:
-            self.places.setdefault((id(place.owner), place.name), place)
-
     def save(self) -> dict[PatchedPlace, Any]:
         return {place: place.get() for place in self.places.values()} if self.places else {}
 
@@ -111,7 +107,8 @@ class _PatchSlot:
                 return original(*args, **kwargs)
             places = places_of(*args, **kwargs)
             answer = original(*args, **kwargs)
-            self.note(places)
+            for place in places:
+                self.places.setdefault((id(place.owner), place.name), place)
             return answer
 
         setattr(kind, method, noted)

@@ -19,7 +19,6 @@ torch's private parts are touched through `PRIVATE`.
 """
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,11 +39,6 @@ PRIVATE = {
 }
 _TORCH_RULES = "torch.distributed.tensor._ops."
 _TORCH_NAMESPACES = ("aten", "prims")  # the namespaces of ops for which torch has rules
-
-
-def is_sharing(share: bool | None) -> bool:
-    """`share`, or if it is None the setting of LOCALTENSOR_SHARE in the environment (default: True)."""
-    return os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
 
 
 class NotShareable(Exception):
@@ -73,6 +67,12 @@ class _ClosedGate:
         raise NotShareable
 
 
+def _propagator_if_imported() -> Any:
+    """DTensor's propagator; None while DTensor is not imported, or is being imported."""
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return getattr(getattr(dtensor, "_op_dispatcher", None), "sharding_propagator", None)
+
+
 class Sharing:
     """The propagation shared by the ranks of one run, from the program's import of DTensor on."""
 
@@ -88,12 +88,12 @@ class Sharing:
             self._begin()
 
     def _begin(self) -> None:
-        dispatcher = getattr(getattr(sys.modules["torch.distributed.tensor"], "DTensor", None), "_op_dispatcher", None)
-        if dispatcher is None:
+        propagator = _propagator_if_imported()
+        if propagator is None:
             return  # DTensor is being imported
         from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
-        self._propagator = propagator = dispatcher.sharding_propagator
+        self._propagator = propagator
         ours = _sharing_function(propagator, propagator.propagate_op_sharding_non_cached, self.known, self.alone)
         # torch calls it where its C++ cache does not serve a call.
         self._undo.enter_context(replaced(propagator, "propagate_op_sharding", LocalLRUCache(ours)))
@@ -146,15 +146,8 @@ def _mesh_and_key(propagator: Any, schema: Any) -> tuple[Any, Any]:
     arguments = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
     if not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0].get_coordinate() is None:
         raise NotShareable
-    mesh = meshes[0]
-    return mesh, (
-        schema.op,
-        arguments,
-        tuple(mesh.shape),
-        mesh.mesh_dim_names,
-        mesh.device_type,
-        _rules_and_settings(propagator, schema),
-    )
+    mesh, ambient = meshes[0], _rules_and_settings(propagator, schema)
+    return mesh, (schema.op, arguments, tuple(mesh.shape), mesh.mesh_dim_names, mesh.device_type, ambient)
 
 
 def _rules_and_settings(propagator: Any, schema: Any) -> tuple[Any, ...]:
@@ -211,13 +204,8 @@ def _check_shareable(answer: Any) -> None:
     """Check that all specs in a result are on one mesh and even.  Raises `NotShareable`."""
     meshes: list[Any] = []
     redistributed = answer.redistribute_schema
-    _key(
-        (
-            answer.output_spec,
-            *([redistributed.args_schema, redistributed.kwargs_schema] if redistributed is not None else []),
-        ),
-        meshes,
-    )
+    arguments = () if redistributed is None else (redistributed.args_schema, redistributed.kwargs_schema)
+    _key((answer.output_spec, *arguments), meshes)
     if any(mesh is not meshes[0] for mesh in meshes):
         raise NotShareable
 
@@ -321,14 +309,10 @@ class ShardingRules:
         self.tables: list[RuleTable] = []
 
     def ready(self) -> bool:
-        return hasattr(self._propagator(), TABLES[0])
-
-    def _propagator(self) -> Any:
-        dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-        return getattr(getattr(dtensor, "_op_dispatcher", None), "sharding_propagator", None)
+        return hasattr(_propagator_if_imported(), TABLES[0])
 
     def bind(self) -> None:
-        propagator = self._propagator()
+        propagator = _propagator_if_imported()
         for name in TABLES:
             if hasattr(propagator, name):
                 self.tables.append(RuleTable(getattr(propagator, name)))

@@ -91,11 +91,8 @@ def _attention(*names: str) -> tuple[Flag, ...]:
 
 
 def _deterministic() -> tuple[Flag, ...]:
-    on, quiet, put = (
-        _C._get_deterministic_algorithms,
-        _C._get_deterministic_algorithms_warn_only,
-        _C._set_deterministic_algorithms,
-    )
+    on, quiet = _C._get_deterministic_algorithms, _C._get_deterministic_algorithms_warn_only
+    put = _C._set_deterministic_algorithms
     return (Flag(on, lambda mode: put(mode, warn_only=quiet())), Flag(quiet, lambda only: put(on(), warn_only=only)))
 
 

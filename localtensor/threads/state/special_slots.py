@@ -20,10 +20,10 @@ from localtensor.threads.state.shared_propagation import ShardingRules
 _TORCHRUN_VARIABLES = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}  # nothing listens there
 
 
-def torchrun_environment(who: RankIdentity) -> dict[str, str]:
+def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
     """What torchrun sets for a rank, all ranks on one host."""
-    mine = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(who.rank))
-    all_of_us = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(who.ranks))
+    mine = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+    all_of_us = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks))
     return mine | all_of_us | {"GROUP_WORLD_SIZE": "1"} | _TORCHRUN_VARIABLES
 
 
@@ -93,7 +93,7 @@ class EnvironmentSlot(AlwaysReady):
         if held is not self.base:  # the first rank of a run: its peers share the set of changed keys
             self.base, self.changed = held, set()
         encode = os.environ.encodekey
-        own = {encode(key): encode(value) for key, value in torchrun_environment(who).items()}
+        own = {encode(key): encode(value) for key, value in torchrun_environment(who.rank, who.ranks).items()}
         self.changed.update(encode(key) for key in ("RANK", "LOCAL_RANK", "ROLE_RANK"))
         return RankEnvironment({**held, **own}, self.changed)
 
@@ -168,14 +168,8 @@ class ContextParallelRules:
         return False
 
 
-SPECIALS = (
-    *PATCHES,
-    MainModule,
-    EnvironmentSlot,
-    WarningsSlot,
-    ContextParallelRules,
-    ShardingRules,
-)  # last: the last word
+# ShardingRules comes last: it has the last word.
+SPECIALS = (*PATCHES, MainModule, EnvironmentSlot, WarningsSlot, ContextParallelRules, ShardingRules)
 
 
 @dataclass(frozen=True)

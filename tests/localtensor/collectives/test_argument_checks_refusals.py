@@ -363,8 +363,8 @@ REFUSALS = {
     ),
     "uneven splits that nobody expects": Refusal(
         lambda: c.all_to_all_single([A, B], input_splits=[[2, 0], None]), errors.SplitsDisagree,
-        "all_to_all_single: output_splits[0]: equal pieces expected, [2, 1] sent: rank 0 waits for rows that nobody "
-        "sends, or gets rows that it has no space for. Write [2, 1].",
+        "all_to_all_single: output_splits[0]: equal pieces expected, [2, 1] sent: rank 0 waits for rows that "
+        "no rank sends, or gets rows that it has no space for. Write [2, 1].",
         lambda: c.all_to_all_single([A, B], input_splits=[[2, 0], None], output_splits=[[2, 1], [0, 1]]),
     ),
     "two ranks to one destination": Refusal(

@@ -72,7 +72,7 @@ MEETINGS = (
     ),
     Planted(
         "localtensor/collectives/rendezvous.py::Mailbox.recv",
-        "key = (_peer(ticket.part), ticket.part.rank, _tag(ticket.part))",
+        "key = (_peer(ticket.part), ticket.part.rank, ticket.part.tag or 0)",
         "key = (_peer(ticket.part), ticket.part.rank, 0)",
         "a receive with a tag never meets its send",
     ),

@@ -84,7 +84,7 @@ def test_a_member_without_a_value_is_named():
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_what_does_not_divide_is_left_to_the_plain_function(shape, monkeypatch):
     x, asked = alone(*shape), []
-    plain = lambda held, *op: asked.append([each.shape for each in held]) or held  # noqa: E731
+    plain = lambda held, **op: asked.append([each.shape for each in held]) or held  # noqa: E731
     for name in ("reduce_scatter_tensor", "all_to_all_single"):
         monkeypatch.setattr(reference, name, plain)
     collectives.reduce_scatter(x, PAIRS, "sum")
