@@ -107,9 +107,8 @@ class HandlerTableViews:
 
     def __init__(self, make: Callable[[dict[Any, Any]], HandlerTableView]) -> None:
         self._make = make
-        self._known: dict[
-            int, tuple[dict[Any, Any], dict[Any, Any], HandlerTableView]
-        ] = {}  # by identity: table, copy, view
+        # By identity: table, copy, view.
+        self._known: dict[int, tuple[dict[Any, Any], dict[Any, Any], HandlerTableView]] = {}
 
     def of(self, table: dict[Any, Any]) -> HandlerTableView:
         known = self._known.get(id(table))

@@ -96,13 +96,10 @@ def averages_as_sums(backend: str) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        for name in _REDUCING:
+        for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
             if hasattr(functional, name):
                 stack.enter_context(wrapped(functional, name, divided))
         yield
-
-
-_REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
 
 
 def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,9 +135,8 @@ def cached_propagation() -> Iterator[dict[Any, Any]]:
     known: dict[Hashable, Any] = {}
     sharding = _cached(known, propagation_key, propagator.propagate_op_sharding_non_cached)
     # The metadata of the results does not depend on placements.
-    metadata = _cached(
-        {}, functools.partial(propagation_key, placed=False), propagator._propagate_tensor_meta_non_cached
-    )
+    unplaced_key = functools.partial(propagation_key, placed=False)
+    metadata = _cached({}, unplaced_key, propagator._propagate_tensor_meta_non_cached)
     with (
         replaced(propagator, "_propagate_tensor_meta_non_cached", metadata),
         replaced(propagator, "propagate_op_sharding_non_cached", sharding),

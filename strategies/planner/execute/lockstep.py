@@ -143,11 +143,9 @@ def _even_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor | None:
         return reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
     if step.kind == "all_gather":
         return all_gather_into_tensor(x, family, _sharded_dim(was))
-    return (
-        None
-        if _sharded_dim(was) == _sharded_dim(now)
-        else shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
-    )
+    if _sharded_dim(was) == _sharded_dim(now):
+        return None
+    return shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
 
 
 def _sharded_dim(placement: Placement) -> int:
@@ -172,7 +170,10 @@ def _uneven_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor:
     found: dict[int, Tensor] = {}
     done: dict[Hashable, list[Tensor]] = {}
     with plain_dispatch():
-        values = _values_by_row(x)
+        held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
+        values = {  # the distinct ones, by their rows of the partition
+            at + row: plain_values(cell[row] if size > 1 else cell) for cell, size, at in held for row in range(size)
+        }
         rows = x._partition.row_of.tolist()
         for members in rank_groups(step.was.mesh, step.axes):
             todo = group_step(step, members)
@@ -188,11 +189,3 @@ def _uneven_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor:
                     done[key] = run_parts([rank_part(values[rows[rank]], todo, me)])
                 found[rank] = done[key][0]
     return LocalTensor(found)
-
-
-def _values_by_row(x: LocalTensor) -> dict[int, Tensor]:
-    """The distinct values, by their rows of the partition."""
-    held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
-    return {
-        start + row: plain_values(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)
-    }

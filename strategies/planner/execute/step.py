@@ -142,9 +142,8 @@ def _reduce_scatter(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart
         found = yield from _exchange_and_reduce(pack(x, out), element_counts(out), todo, me)
         return found.view(out[me].shape)
     rows = max(part.rows for part in out)
-    wire = yield CollectiveCall(
-        "reduce_scatter", _to_wire(pack(x, out, rows)), op=_wire_reduction(todo.pending, x.dtype)
-    )
+    wire = _to_wire(pack(x, out, rows))
+    wire = yield CollectiveCall("reduce_scatter", wire, op=_wire_reduction(todo.pending, x.dtype))
     wire = _from_wire(wire, x.dtype, todo)
     if mine.rows == rows:
         return wire.view(out[me].shape)
@@ -162,10 +161,8 @@ def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequenc
     """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
     if wire.dtype in GLOO_DTYPES:
         return (yield CollectiveCall(kind, wire, sent=tuple(sent), got=tuple(got)))
-    size = wire.dtype.itemsize
-    found = yield CollectiveCall(
-        kind, wire.view(torch.uint8), sent=tuple(size * n for n in sent), got=tuple(size * n for n in got)
-    )
+    sent, got = (tuple(wire.dtype.itemsize * n for n in counts) for counts in (sent, got))
+    found = yield CollectiveCall(kind, wire.view(torch.uint8), sent=sent, got=got)
     return found.view(wire.dtype)
 
 

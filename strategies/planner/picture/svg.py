@@ -145,10 +145,8 @@ def _rank(root: ET.Element, share: RankShare, x: float, y: float, size: tuple[in
 def _pixel_runs(runs: RowIntervals, size: int) -> list[tuple[float, float]]:
     """The runs in pixels of a box; in cells where there are more runs than can be seen."""
     if len(runs) > FINEST:
-        cells = sorted(
-            {cell for start, length in runs for cell in (start * FINEST // size, (start + length - 1) * FINEST // size)}
-        )
-        runs, size = tuple((cell, 1) for cell in cells), FINEST
+        ends = {row * FINEST // size for start, length in runs for row in (start, start + length - 1)}
+        runs, size = tuple((cell, 1) for cell in sorted(ends)), FINEST
     return [(start * SIDE / size, max(1.0, length * SIDE / size)) for start, length in runs]
 
 
@@ -182,9 +180,8 @@ def _stripes(root: ET.Element) -> None:
     definitions = ET.SubElement(root, "defs")
     size = {"width": "6", "height": "6", "patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
     stripes = ET.SubElement(definitions, "pattern", {"id": "ltp-part", **size})
-    ET.SubElement(
-        stripes, "line", {"class": "stripe", "x1": "1", "y1": "0", "x2": "1", "y2": "6", "stroke-width": "2.5"}
-    )
+    ends = {"x1": "1", "y1": "0", "x2": "1", "y2": "6"}
+    ET.SubElement(stripes, "line", {"class": "stripe", **ends, "stroke-width": "2.5"})
 
 
 def _rect(root: ET.Element, kind: str, x: float, y: float, wide: float, high: float) -> ET.Element:

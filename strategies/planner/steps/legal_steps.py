@@ -148,9 +148,7 @@ def with_placement(was: Spec, axes: Sequence[int], now: Placement) -> Spec:
     placements = list(was.placements)
     for axis in axes:
         placements[axis] = now
-    orders = {}
-    for dim in range(len(was.shape)):
-        orders[dim] = tuple(axis for axis in was.cut_by(dim) if axis not in axes)
+    orders = {dim: tuple(axis for axis in was.cut_by(dim) if axis not in axes) for dim in range(len(was.shape))}
     if (cut := shard_cut(now)) is not None:
         orders[cut[0]] += tuple(axes)
     return replace(was, placements=tuple(placements), shard_order=tuple((d, o) for d, o in orders.items() if o))

@@ -173,15 +173,13 @@ def priced_step(
     kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY
 ) -> RedistributionStep:
     """The priced step from one spec to the other."""
-    move = move_of(kind, axes, was, now)
-    return RedistributionStep(
-        move,
-        was,
-        now,
-        bytes_sent(move),
-        topology.seconds(move),
-        peak_memory(move, largest_piece(was), largest_piece(now)),
-    )
+    return step_of_move(move_of(kind, axes, was, now), was, now, largest_piece(was), largest_piece(now), topology)
+
+
+def step_of_move(move: Move, was: Spec, now: Spec, before: int, after: int, topology: Topology) -> RedistributionStep:
+    """The priced step of a move; `before` and `after` are the bytes of the largest pieces."""
+    memory = peak_memory(move, before, after)
+    return RedistributionStep(move, was, now, bytes_sent(move), topology.seconds(move), memory)
 
 
 def largest_piece(spec: Spec) -> int:
