@@ -23,16 +23,9 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError
 from localtensor.layout import assemble, split
 from strategies.base.signals import quiet
+from strategies.planner.audit import rank_run
 from strategies.planner.audit.compare import Outcome, compare_pieces
 from strategies.planner.audit.pairs import NoDTensorPlan, Pair, dtensor_plan, dtensor_price
-from strategies.planner.audit.rank_run import (
-    RedistributionResult,
-    RedistributionTask,
-    dtensor_planner,
-    redistribute_piece,
-    result_of_rank,
-    run_task,
-)
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
@@ -56,8 +49,8 @@ class PairRun:
         held = tuple(piece.clone() for piece in split(x, pair.src, torch.Generator().manual_seed(seed)))
         return cls(pair, held, assemble(held, pair.src).to(x.dtype))
 
-    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> RedistributionTask:
-        return RedistributionTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
+    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> rank_run.RedistributionTask:
+        return rank_run.RedistributionTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
 
 
 def distinct_values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,7 +64,7 @@ def distinct_values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return real.to(dtype).reshape(shape)
 
 
-def outcome_of(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome:
+def outcome_of(job: PairRun, results: Sequence[rank_run.RedistributionResult]) -> Outcome:
     """The outcome, from the results of all ranks."""
     raised = [rank for rank, one in enumerate(results) if one.error]
     if raised:
@@ -84,7 +77,7 @@ def outcome_of(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome
 
 def simulate_pairs(jobs: Sequence[PairRun], mode: str) -> list[Outcome]:
     """The outcome of DTensor's redistribution for each pair in order, on simulated ranks."""
-    with quiet(), averages_as_sums("simulated"), dtensor_planner(mode):
+    with quiet(), averages_as_sums("simulated"), rank_run.dtensor_planner(mode):
         works = [rank_work(job, mode) for job in jobs]
         return rank_runs.run_simulated(works, lambda outcome: outcome.kind == "right", alone=True)
 
@@ -93,15 +86,15 @@ def rank_work(job: PairRun, mode: str) -> rank_runs.MeshTask[Outcome]:
     """The rank functions for a pair, and its outcome; must run within `dtensor_planner(mode)`."""
     pair = job.pair
 
-    def flow(mesh: DeviceMesh) -> list[RedistributionResult]:
+    def flow(mesh: DeviceMesh) -> list[rank_run.RedistributionResult]:
         pieces = lt.LocalTensor([piece.clone() for piece in job.pieces])
-        held = redistribute_piece(job.part(mode, pieces), mesh)
-        return [RedistributionResult("", piece) for piece in rank_runs.values_by_rank(held, pair.mesh.ranks)]
+        held = rank_run.redistribute_piece(job.part(mode, pieces), mesh)
+        return [rank_run.RedistributionResult("", piece) for piece in rank_runs.values_by_rank(held, pair.mesh.ranks)]
 
-    def on_rank(mesh: DeviceMesh, rank: int) -> RedistributionResult:
-        return result_of_rank(job.part(mode, job.pieces[rank].clone()), mesh)
+    def on_rank(mesh: DeviceMesh, rank: int) -> rank_run.RedistributionResult:
+        return rank_run.result_of_rank(job.part(mode, job.pieces[rank].clone()), mesh)
 
-    def verdict(given: dict[int, RedistributionResult], fault: str) -> Outcome:
+    def verdict(given: dict[int, rank_run.RedistributionResult], fault: str) -> Outcome:
         raised = [rank for rank, one in given.items() if one.error]
         if fault and raised:
             fault = f"rank {raised[0]} raises {given[raised[0]].error}; its peers wait for it"
@@ -234,12 +227,12 @@ class RealRedistributions(RankProcesses):
         return [self._one(job, mode) for job in jobs]
 
     def _one(self, job: PairRun, mode: str) -> Outcome:
-        outcomes = self.run(run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
+        outcomes = self.run(rank_run.run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
         fault = first_rank_failure(outcomes)
         return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, returned_values(outcomes))
 
 
-def _checked_outcome(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome:
+def _checked_outcome(job: PairRun, results: Sequence[rank_run.RedistributionResult]) -> Outcome:
     outcome = outcome_of(job, results)
     referees = (job.pair.src, [one.given for one in results]), (job.pair.dst, [one.dealt for one in results])
     for spec, every in referees:

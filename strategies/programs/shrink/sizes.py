@@ -23,16 +23,13 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
+from strategies.inputs.variants import call_edits as edits
 from strategies.inputs.variants.call_edits import (
     counts_dims,
-    named_arguments,
     scalar_arguments,
-    with_arguments_changed,
     with_call,
     with_scalars_changed,
     with_tensors,
-    with_value_at,
-    without_tensors,
 )
 from strategies.model.arguments import repeats_sizes, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
@@ -73,10 +70,13 @@ def _free(program: Program, tensor: int, dim: int) -> bool:
 
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
     cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
-    call = with_arguments_changed(
+    call = edits.with_arguments_changed(
         program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v
     )
-    others = [with_arguments_changed(call, _lists_without(d)), with_arguments_changed(call, _lists_without(d - ndim))]
+    others = [
+        edits.with_arguments_changed(call, _lists_without(d)),
+        edits.with_arguments_changed(call, _lists_without(d - ndim)),
+    ]
     for one in _unique([*others, call]):
         yield with_call(cut, one)
 
@@ -280,9 +280,9 @@ def fewer_operands(program: Program) -> Iterator[Program]:
         yield replace(program, then="")
     call = program.sample.call
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, value in named_arguments(call):
+    for where, name, value in edits.named_arguments(call):
         if isinstance(value, Leaf) and str(schema[name].type).startswith("Optional"):
-            yield without_tensors(program, with_value_at(call, (where,), None), [value.index])
+            yield edits.without_tensors(program, edits.with_value_at(call, (where,), None), [value.index])
     yield from _shorter_lists(program)
     if len(program.mesh) == 1 and not program.then:
         return  # the finding is about a rule with these inputs
@@ -302,7 +302,9 @@ def _shorter_lists(program: Program) -> Iterator[Program]:
     """All lists of tensors of one length lose the same element, or all but the first."""
     call = program.sample.call
     lists = [
-        (w, v) for w, _, v in named_arguments(call) if isinstance(v, (list, tuple)) and v and isinstance(v[0], Leaf)
+        (w, v)
+        for w, _, v in edits.named_arguments(call)
+        if isinstance(v, (list, tuple)) and v and isinstance(v[0], Leaf)
     ]
     for length in sorted({len(v) for _, v in lists if len(v) > 1}):
         for drop in ([*range(1, length)], *([i] for i in reversed(range(length)))):
@@ -310,9 +312,11 @@ def _shorter_lists(program: Program) -> Iterator[Program]:
             for where, value in lists:
                 if len(value) == length and all(isinstance(v, Leaf) for v in value):
                     gone += [value[i].index for i in drop]
-                    one = with_value_at(one, (where,), type(value)([v for i, v in enumerate(value) if i not in drop]))
+                    one = edits.with_value_at(
+                        one, (where,), type(value)([v for i, v in enumerate(value) if i not in drop])
+                    )
             if gone:
-                yield without_tensors(program, one, gone)
+                yield edits.without_tensors(program, one, gone)
 
 
 def smaller_dims(program: Program) -> Iterator[Program]:
