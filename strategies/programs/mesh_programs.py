@@ -83,11 +83,8 @@ def _rows(sample: Sample, claims: Sequence[Claim]) -> tuple[Row, ...]:
 
 def placement_options(x: Tensor) -> tuple[Placement, ...]:
     """All placements that a tensor can have on one axis."""
-    return (
-        Replicate(),
-        *map(Shard, range(x.ndim)),
-        *(Partial(kind) for kind in PARTIAL_KINDS if is_unambiguous(kind, x.dtype)),
-    )
+    partials = (Partial(kind) for kind in PARTIAL_KINDS if is_unambiguous(kind, x.dtype))
+    return (Replicate(), *map(Shard, range(x.ndim)), *partials)
 
 
 def draw_programs(
@@ -128,12 +125,10 @@ def _program(board: PlacementChoices, form: Form, pick: Picker) -> tuple[tuple[L
     tensors, drawn_rows = board.sample.tensors, form(board, pick)
     layouts = tuple(map(nearest_meaningful, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
     flattened = pick(FLATTENED)
-    if not all(
-        has_one_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in zip(layouts, tensors, strict=True)
-    ):
-        return None
+    placed = zip(layouts, tensors, strict=True)
     plain = all(p == Replicate() for layout in layouts for p in layout)
-    return None if plain else (layouts, flattened)
+    meaningful = all(has_one_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in placed)
+    return (layouts, flattened) if meaningful and not plain else None
 
 
 def nearest_meaningful(layout: Layout, x: Tensor, mesh: tuple[int, ...]) -> Layout:
@@ -194,9 +189,8 @@ def _reordered(board: PlacementChoices, pick: Picker) -> Rows:
         if dim is None:
             continue
         axes = [axis for axis in board.axes if dims[axis] == dim]
-        for axis, placement in placements_in_order(
-            dim, pick(list(itertools.permutations(axes))[1:]), board.mesh
-        ).items():
+        order = pick(list(itertools.permutations(axes))[1:])
+        for axis, placement in placements_in_order(dim, order, board.mesh).items():
             rows = _with(rows, axis, tensor, placement)
     return rows
 
@@ -241,11 +235,8 @@ def copy_sample(x: Tensor) -> Sample:
 
 def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> list[Program]:
     """At most `budget` different programs on this mesh, the same for a seed in any process."""
-    hands = drawn(
-        lambda pick: tuple(_move(mesh, pick) for _ in range(DRAWS_PER_EXAMPLE)),
-        seed=seed,
-        budget=-(-budget * 5 // 4 // DRAWS_PER_EXAMPLE),
-    )
+    count = -(-budget * 5 // 4 // DRAWS_PER_EXAMPLE)
+    hands = drawn(lambda pick: tuple(_move(mesh, pick) for _ in range(DRAWS_PER_EXAMPLE)), seed=seed, budget=count)
     found = dict.fromkeys(one for hand in hands for one in hand if one is not None)
     return [
         Program(copy_sample(_numbers(shape, dtype)), mesh, (source,), f"to ({shorts(target)})", seed, draw, flattened)

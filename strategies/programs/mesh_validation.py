@@ -48,13 +48,10 @@ def try_meshes(
     `claims` are the one-axis claims by number of ranks; `budget` is the largest number of programs on one mesh, by
     default as many as fit in `SECONDS`.
     """
-    programs = [
-        program
-        for mesh in meshes
-        for program in draw_programs(
-            sample, claims, mesh, seed=seed, budget=programs_in_time(claims, mesh) if budget is None else budget
-        )
-    ]
+    programs: list[Program] = []
+    for mesh in meshes:
+        most = programs_in_time(claims, mesh) if budget is None else budget
+        programs += draw_programs(sample, claims, mesh, seed=seed, budget=most)
     return list(zip(programs, run_simulated_programs(programs), strict=True))
 
 

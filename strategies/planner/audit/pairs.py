@@ -106,7 +106,9 @@ def is_defined_by_torch(spec: Spec) -> bool:
 
 
 def _random_spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
-    kinds = _partial_kinds(rng, dtype)
+    offered = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
+    mixed = partials_commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
+    kinds = ("sum", "avg") if mixed else (rng.choice(offered),)
     form = rng.choice(("any", "any", "nested", "nested", "strided"))
     beside = [REPLICATE, REPLICATE, *map(Shard, range(len(shape))), *[Partial(kind) for kind in kinds]]
     placements: list[Placement] = [rng.choice(beside) for _ in mesh.sizes]
@@ -136,12 +138,6 @@ def _strided_shards(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mes
     if rng.random() < 0.3:
         return {axes[0]: StridedShard(dim, split_factor=rng.choice((2, 3)))}
     return placements_in_order(dim, axes, mesh.sizes)
-
-
-def _partial_kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
-    offered = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
-    mixed = partials_commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
-    return ("sum", "avg") if mixed else (rng.choice(offered),)
 
 
 MODES = ("greedy", "graph")

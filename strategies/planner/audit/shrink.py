@@ -88,12 +88,11 @@ def _without_an_axis(pair: Pair) -> Iterator[Pair | None]:
         renamed = dict(zip(names, "abcdefgh", strict=False))
         mesh = Mesh.of(*(s for i, s in enumerate(pair.mesh.sizes) if i != axis))
         flattened = [tuple(renamed[n] for n in group if n in renamed) for group in pair.flattened]
-        cut = [_remove_axis(spec, axis, mesh) for spec in (pair.src, pair.dst)]
-        if cut[0] is not None and cut[1] is not None:
-            yield _pair_or_none(cut[0], cut[1], flattened)
+        src, dst = (_remove_axis(spec, axis, mesh) for spec in (pair.src, pair.dst))
+        yield _pair_or_none(src, dst, flattened)
 
 
-def _remove_axis(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
+def _remove_axis(spec: Spec, axis: int, mesh: Mesh) -> Spec:
     own = as_dtensor_reads(spec)
     placements = tuple(p for i, p in enumerate(own.placements) if i != axis)
     orders = tuple((dim, tuple(a - (a > axis) for a in axes if a != axis)) for dim, axes in own.shard_order)

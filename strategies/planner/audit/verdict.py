@@ -100,9 +100,8 @@ def rank_work(job: PairRun, mode: str) -> rank_runs.MeshTask[Outcome]:
             fault = f"rank {raised[0]} raises {given[raised[0]].error}; its peers wait for it"
         return Outcome("stops", fault, tuple(raised)) if fault else outcome_of(job, list(given.values()))
 
-    return rank_runs.MeshTask(
-        pair.mesh.ranks, (world_mesh_with_submeshes, pair.mesh, pair.flattened), flow, on_rank, verdict
-    )
+    mesh_maker = (world_mesh_with_submeshes, pair.mesh, pair.flattened)
+    return rank_runs.MeshTask(pair.mesh.ranks, mesh_maker, flow, on_rank, verdict)
 
 
 BATCH = 64
@@ -167,10 +166,8 @@ def verdict_of(job: PairRun, mode: str, outcome: Outcome) -> PairVerdict:
         return PairVerdict(pair, mode, Outcome(kind, outcome.text or str(none), outcome.ranks), theirs)
     if outcome.kind == "refused" and NO_COMPLEX_SUPPORT in outcome.text:
         return PairVerdict(pair, mode, Outcome("alike", outcome.text), theirs, ours)
-    if outcome.kind == "refused":
-        wrong = fault_of_our_plan(job, ours)
-        if wrong:
-            return PairVerdict(pair, mode, Outcome("undecided", f"{outcome.text}; our plan: {wrong}"), theirs, ours)
+    if outcome.kind == "refused" and (wrong := fault_of_our_plan(job, ours)):
+        return PairVerdict(pair, mode, Outcome("undecided", f"{outcome.text}; our plan: {wrong}"), theirs, ours)
     waste = waste_of_plan(enlarged(pair), mode) if outcome.kind == "right" else None
     return PairVerdict(pair, mode, outcome, theirs, ours, waste)
 
@@ -210,9 +207,7 @@ def enlarged(pair: Pair) -> Pair:
 
 
 def _ratio(theirs: int, ours: int) -> float:
-    if ours == 0:
-        return math.inf if theirs else 1.0
-    return theirs / ours
+    return theirs / ours if ours else math.inf if theirs else 1.0
 
 
 def _collective_count(plan: Plan) -> int:
@@ -224,12 +219,13 @@ class RealRedistributions(RankProcesses):
 
     def confirm(self, jobs: Sequence[PairRun], mode: str) -> list[Outcome]:
         """The outcome of each pair on real processes, in order. Never hangs: the pool ends processes that do."""
-        return [self._one(job, mode) for job in jobs]
-
-    def _one(self, job: PairRun, mode: str) -> Outcome:
-        outcomes = self.run(rank_run.run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
-        fault = first_rank_failure(outcomes)
-        return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, returned_values(outcomes))
+        found = []
+        for job in jobs:
+            outcomes = self.run(rank_run.run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
+            fault = first_rank_failure(outcomes)
+            stopped = fault and Outcome("stops", fault.text, fault.ranks)
+            found.append(stopped or _checked_outcome(job, returned_values(outcomes)))
+        return found
 
 
 def _checked_outcome(job: PairRun, results: Sequence[rank_run.RedistributionResult]) -> Outcome:
@@ -237,8 +233,6 @@ def _checked_outcome(job: PairRun, results: Sequence[rank_run.RedistributionResu
     referees = (job.pair.src, [one.given for one in results]), (job.pair.dst, [one.dealt for one in results])
     for spec, every in referees:
         pieces = [piece for piece in every if piece is not None]
-        apart = compare_pieces(pieces, job.whole, spec).text if len(pieces) == len(results) else ""
-        if apart:
-            text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
-            return replace(outcome, kind="disputed", text=text)
+        if len(pieces) == len(results) and (apart := compare_pieces(pieces, job.whole, spec).text):
+            return replace(outcome, kind="disputed", text=f"distribute_tensor itself deals {spec} otherwise: {apart}")
     return outcome

@@ -120,9 +120,8 @@ def _topology(
         missing = "--inner" if inner is None else "--outer"
         raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
     links = {"inner": _link_json("--inner", inner), "outer": _link_json("--outer", outer)}
-    return cluster_from_json({"ranks_per_node": RANKS_PER_NODE if per_node is None else per_node, **links}).on(
-        spec.mesh
-    )
+    ranks_per_node = RANKS_PER_NODE if per_node is None else per_node
+    return cluster_from_json({"ranks_per_node": ranks_per_node, **links}).on(spec.mesh)
 
 
 def _link_json(option: str, text: str) -> dict[str, float]:

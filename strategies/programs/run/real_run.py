@@ -55,9 +55,9 @@ class ProgramRealRuns(RankProcesses):
     def confirm_program(self, program: Program, truth: OracleResult | None = None) -> Confirmation:
         """Run the program on real processes.  Raises as `local_inputs_of` and `oracle_of_program` do."""
         truth = truth or oracle_of_program(program)
-        return program_confirmation(
-            program, truth, self.run(rank_run.run_pickled_task, program_tasks(program, self.device, self.home))
-        )
+        outcomes = self.run(rank_run.run_pickled_task, program_tasks(program, self.device, self.home))
+        coarse = coarsest_eps(program.sample.tensors, program.inputs)
+        return _confirmation(truth, program.mesh, outcomes, (), coarse)
 
 
 def case_tasks(case: Case, device: str, home: RulesModule = ("", "")) -> list[ProgramRankTask]:
@@ -87,11 +87,6 @@ def case_confirmation(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
     claimed = [short(p) for p in case.rule.outputs]
     coarse = coarsest_eps(case.truth.inputs, [(p,) for p in case.rule.inputs])
     return _confirmation(case.truth, (case.ranks,), outcomes, claimed, coarse)
-
-
-def program_confirmation(program: Program, truth: OracleResult, outcomes: Sequence[Outcome]) -> Confirmation:
-    """The verdict on a real run of a program."""
-    return _confirmation(truth, program.mesh, outcomes, (), coarsest_eps(program.sample.tensors, program.inputs))
 
 
 def _confirmation(

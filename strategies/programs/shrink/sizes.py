@@ -24,13 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.inputs.variants import call_edits as edits
-from strategies.inputs.variants.call_edits import (
-    counts_dims,
-    scalar_arguments,
-    with_call,
-    with_scalars_changed,
-    with_tensors,
-)
+from strategies.inputs.variants.call_edits import counts_dims, scalar_arguments, with_call, with_tensors
 from strategies.model.arguments import repeats_sizes, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
 from strategies.programs.shrink.values import simpler_scalars, simpler_values
@@ -56,16 +50,12 @@ def fewer_dims(program: Program) -> Iterator[Program]:
         left = {i: d for i, s in enumerate(shapes) if d < len(s)}
         largest = {i: d for i in left if len(shapes[i]) == most}
         for dims in _unique([right, left, largest, *({i: d} for i in left)]):
-            if all(_free(program, i, at) for i, at in dims.items()):
+            if all(not isinstance(p, Shard) or p.dim < at for i, at in dims.items() for p in program.inputs[i]):
                 yield from _without_dims(program, dims, d, most)
 
 
 def _unique(found: Sequence[Any]) -> list[Any]:
     return [x for i, x in enumerate(found) if x not in found[:i]]
-
-
-def _free(program: Program, tensor: int, dim: int) -> bool:
-    return all(not isinstance(p, Shard) or p.dim < dim for p in program.inputs[tensor])
 
 
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
@@ -156,10 +146,8 @@ def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]
     found: list[tuple[int, Places | None]] = [(n, None) for n in sizes]
     if not trusts_caller(program.sample.op) or _alike(program):
         by_left = [(n, frozenset((i, d) for i, d, m in every if (m, d) == (n, e))) for _, e, n in every]
-        by_right = [
-            (n, frozenset((i, d) for i, d, m in every if (m, d - len(shapes[i])) == (n, e - len(shapes[j]))))
-            for j, e, n in every
-        ]
+        last = [(i, d, n, d - len(shapes[i])) for i, d, n in every]
+        by_right = [(n, frozenset((i, d) for i, d, m, c in last if (m, c) == (n, e))) for *_, n, e in last]
         alone = [(n, frozenset([(i, d)])) for i, d, n in every if not trusts_caller(program.sample.op)]
         pairs = [(n, frozenset([(i, d), (j, e)])) for i, d, n in every for j, e, m in every if i < j and m == n]
         pairs = [] if trusts_caller(program.sample.op) else pairs  # the inner dims of a product, say
@@ -184,9 +172,11 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
     folded = with_tensors(cut, indices)
     call = program.sample.call
     if trusts_caller(call.op):
-        yield with_call(folded, with_scalars_changed(call, _equal(to)))
+        yield with_call(folded, edits.with_scalars_changed(call, _equal(to)))
         return
-    for one in _unique([with_scalars_changed(call, _equal(to)), with_scalars_changed(call, _scaled(to)), call]):
+    for one in _unique(
+        [edits.with_scalars_changed(call, _equal(to)), edits.with_scalars_changed(call, _scaled(to)), call]
+    ):
         yield with_call(cut, one)
         if not inside:
             yield with_call(folded, one)
@@ -196,9 +186,7 @@ def _narrowed(x: Tensor, number: int, to: dict[int, int], places: Places | None)
     made = x
     for d, n in enumerate(x.shape):
         if n in to and (places is None or (number, d) in places):
-            kept = [
-                i * n // to[n] for i in range(to[n])
-            ]  # spread over the dim, so that ranks still hold different rows
+            kept = [i * n // to[n] for i in range(to[n])]  # spread, so that ranks still hold different rows
             made = made.index_select(d, torch.tensor(kept, device=x.device))
     return made
 
@@ -246,12 +234,12 @@ def on_fewer_ranks(program: Program, axis: int, ranks: int) -> Iterator[Program]
     }
     ranks_replaced = _equal({before: ranks})
     yield fewer
-    yield with_call(fewer, with_scalars_changed(program.sample.call, ranks_replaced))
+    yield with_call(fewer, edits.with_scalars_changed(program.sample.call, ranks_replaced))
     for m in (ranks + 1, ranks):
         yield from resized(fewer, {n: m for n in sorted(held) if n > m}, None)
     multiples = sorted({n for x in tensors for n in x.shape if n % before == 0 and n > ranks})
     for one in resized(fewer, dict.fromkeys(multiples, ranks), None):
-        yield with_call(one, with_scalars_changed(one.sample.call, ranks_replaced))
+        yield with_call(one, edits.with_scalars_changed(one.sample.call, ranks_replaced))
 
 
 Stage = Callable[[Program], Iterator[Program]]

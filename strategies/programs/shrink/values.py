@@ -134,21 +134,16 @@ def _in_form(x: Tensor, form: int) -> Tensor:
     if form == _COUNT:
         return _counted(x)
     if not _real(x):
-        return (
-            x.clamp(0 if x.dtype == torch.uint8 else -LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
-            if x.dtype != torch.bool
-            else x
-        )
+        least = 0 if x.dtype == torch.uint8 else -LARGEST_SMALL_NUMBER
+        return x.clamp(least, LARGEST_SMALL_NUMBER) if x.dtype != torch.bool else x
     if x.dtype.is_complex:
         return torch.view_as_complex(_in_form(torch.view_as_real(x.resolve_conj()).contiguous(), form))
     finite = x.nan_to_num(0.0, 1.0, -1.0)
     if form == _FINITE:
         return finite
-    return (
-        finite.round().clamp(-LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
-        if form == _WHOLE
-        else (finite * 10).round() / 10
-    )
+    if form == _DECIMAL:
+        return (finite * 10).round() / 10
+    return finite.round().clamp(-LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
 
 
 def _counted(x: Tensor) -> Tensor:
