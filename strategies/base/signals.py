@@ -96,6 +96,11 @@ def stop_message(number: int = 0) -> str:
     return "" if said else f"localtensor: stopped by {SIGNAL_NAMES.get(number or signal.SIGINT)}{_State.more}."  # type: ignore[call-overload]
 
 
+def begin_command(more: str) -> None:
+    """Resets the state for a new command; `more` is the rest of its message."""
+    _State.more, _State.said, _State.came = more, False, 0
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Within it, the first signal raises KeyboardInterrupt."""
@@ -147,6 +152,12 @@ def _end_after(number: int, seconds: float) -> None:
 
     _thread.start_new_thread(sleep_and_end, ())
     begun.acquire(timeout=1)
+
+
+def limit_exit_time() -> None:
+    """After the message, limits the time of the interpreter's exit."""
+    if _State.owner == os.getpid():
+        _end_after(_State.came or signal.SIGINT, EXIT_SECONDS)
 
 
 def _end(number: int) -> None:
@@ -209,7 +220,7 @@ def run_command(work: Callable[[], int], more: str = "") -> None:
 
     `more` ends the message after a signal (see `set_stop_note`).
     """
-    _State.more, _State.said, _State.came = more, False, 0
+    begin_command(more)
     try:
         code = work()
     except KeyboardInterrupt:
@@ -223,8 +234,7 @@ def run_command(work: Callable[[], int], more: str = "") -> None:
             print_error("localtensor itself failed, as shown above; this says nothing about any rule.")
     if code == EXIT_INTERRUPTED and (said := stop_message(received_signal())):
         print_error(said)
-        if _State.owner == os.getpid():  # limits the exit, which waits for threads and children
-            _end_after(_State.came or signal.SIGINT, EXIT_SECONDS)
+        limit_exit_time()
     raise typer.Exit(128 + received_signal() if code == EXIT_INTERRUPTED and received_signal() else code)
 
 

@@ -39,7 +39,6 @@ _OF_SHARDS = (
     "slice", "sum 0", "transpose", "select", "view", "narrow", "sum", "unsqueeze", "R", "S(1)", "plus 1", "sum -1",
     "S(0)", "cast float64", "full twice", "absolute",
 )  # fmt: skip
-
 _OF_ITS_OWN = ("full twice", "sum", "times -1")
 """Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear."""
 

@@ -22,7 +22,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from localtensor.layout import (
 )
 from strategies.inputs.schema_samples import Picker, drawn
 from strategies.model.rule import Call, Claim, Leaf, Program, Sample, layout_on_axes
+from strategies.programs.run.verdict import Confirmation
 from strategies.programs.shrink.sizes import more_replicas
 
 T = TypeVar("T")
@@ -213,15 +214,11 @@ def _partial(board: PlacementChoices, pick: Picker) -> Rows:
 Form = Callable[[PlacementChoices, Picker], Rows]
 FORMS: Sequence[Form] = (_claimed, _planned, _claimed, _anywhere, _nested, _reordered, _partial, _planned)
 """The forms, with repetitions for those that are drawn twice as often."""
-
-
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 6), (8, 8), (5, 3), (1, 4), (3,), (4, 2, 6))
 """Shapes that are uneven, even, shorter than the mesh, of one row, of one dim and of three."""
 DTYPES = (torch.float64, torch.float64, torch.int64)
 """Floats twice as often."""
 COPY = "aten.clone.default"
-
-
 RedistributionDraw = tuple[tuple[int, ...], torch.dtype, Layout, Layout, bool]
 """Shape, dtype, source layout, target layout, and whether there is a flattened submesh."""
 DRAWS_PER_EXAMPLE = 5
@@ -277,14 +274,7 @@ MAX_RUNS = 60
 """The largest number of smaller programs run for one finding."""
 
 
-class RunResult(Protocol):
-    """The result of running a program, such as a `Confirmation`."""
-
-    @property
-    def wrong(self) -> str: ...
-
-
-def smallest_wrong_program(program: Program, confirm: Callable[[Program], RunResult]) -> Program:
+def smallest_wrong_program(program: Program, confirm: Callable[[Program], Confirmation]) -> Program:
     """The smallest program, of those on the way down, that is still wrong; the given one if no smaller one is.
 
     `confirm` runs a program.  If an op is wrong on one axis alone, the finding is that of the one-axis rule, not the

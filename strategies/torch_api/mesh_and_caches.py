@@ -69,21 +69,17 @@ def world_mesh_with_submeshes(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]
 
 def clear_dtensor_caches() -> None:
     """Clear DTensor's caches of this thread, so that the results of programs do not depend on their order."""
-    _clear_propagation()
-    _redistribute._gen_transform_infos.cache_clear()
-    _redistribute.clear_redistribute_planner_cache()
-
-
-def _clear_propagation() -> None:
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if native is None or not hasattr(propagate, "cache_clear"):
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
         _clear_sharding_prop_cache()
-        return
-    propagate.cache_clear()
-    native()
+    else:
+        propagate.cache_clear()
+        native()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
 
 
 @contextlib.contextmanager

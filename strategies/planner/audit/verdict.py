@@ -110,8 +110,6 @@ GROWTH = 256
 KINDS = ("right", "wrong", "stops", "refused", "alike", "undecided")
 """`alike`: refused by DTensor, and by our planner or by torch.distributed itself, too. `undecided`: refused, and our
 plan fails, too."""
-
-
 NO_COMPLEX_SUPPORT = "does not support complex tensors"
 """The error of torch.distributed for maxima and products of complex tensors, for which no plan can succeed."""
 

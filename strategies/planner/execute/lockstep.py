@@ -15,17 +15,11 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor import lockstep
 from localtensor.collectives import reference
 from localtensor.errors import Refusal, WrongPieces
 from localtensor.layout import GLOO_DTYPES, Spec, StridedShard, local_shapes, shard_cut, short
-from localtensor.lockstep import (
-    LocalTensor,
-    all_gather_into_tensor,
-    all_reduce,
-    plain_dispatch,
-    reduce_scatter_tensor,
-    shard_dim_alltoall,
-)
+from localtensor.lockstep import LocalTensor, plain_dispatch
 from strategies.planner.execute.rows import rank_groups
 from strategies.planner.execute.step import CollectiveCall, RankPart, group_step, plain_values, rank_part, run_group
 from strategies.planner.steps.legal_steps import ranks_along
@@ -136,16 +130,16 @@ def _even_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor | None:
         if mixed or (was.reduce_op in ("product", "avg") and x.dtype.is_complex):
             return None
         if step.kind == "all_reduce":
-            return all_reduce(x, was.reduce_op, family)
+            return lockstep.all_reduce(x, was.reduce_op, family)
     if not (_has_even_pieces(step.was, step.axes) and _has_even_pieces(step.now, step.axes)):
         return None
     if isinstance(was, Partial):
-        return reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
+        return lockstep.reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
     if step.kind == "all_gather":
-        return all_gather_into_tensor(x, family, _sharded_dim(was))
+        return lockstep.all_gather_into_tensor(x, family, _sharded_dim(was))
     if _sharded_dim(was) == _sharded_dim(now):
         return None
-    return shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
+    return lockstep.shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
 
 
 def _sharded_dim(placement: Placement) -> int:

@@ -108,14 +108,11 @@ def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
 def _step_faults(where: str, answers: list[float], again: float) -> Iterator[InvalidAnswer]:
     first = answers[0]
     for got in answers:
-        if math.isnan(got):
-            yield InvalidAnswer("this is no number", where, got)
-            return
+        fault = "this is no number" if math.isnan(got) else "a price is never negative" if got < 0 else ""
         if math.isinf(got):
-            yield InvalidAnswer("the price of a step is finite; a step that there is not is no step", where, got)
-            return
-        if got < 0:
-            yield InvalidAnswer("a price is never negative", where, got)
+            fault = "the price of a step is finite; a step that there is not is no step"
+        if fault:
+            yield InvalidAnswer(fault, where, got)
             return
     if again != first:
         yield InvalidAnswer("a second call returns something else", where, again)

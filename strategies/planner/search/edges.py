@@ -163,7 +163,6 @@ class AdmissibleHeuristic:
         return clear, above
 
     def _options_of(self, i: int) -> tuple[AxisOption, ...]:
-        """The options for an axis."""
         table, goal = self._table, self.goal[i][0]
         found = dict.fromkeys([(DONE, table.letters[goal], True)])
         for p in (*table.offered, table.held[i]):
@@ -172,7 +171,6 @@ class AdmissibleHeuristic:
         return tuple(found)
 
     def _steps_into(self, i: int, now: int) -> BackwardSteps:
-        """The steps of one axis to this value."""
         shift, _, _, known, may = self._per_axis[i]
         table, made = self._table, self._table.singles[i]
         every: list[BackwardStep] = []

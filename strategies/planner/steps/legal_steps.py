@@ -50,7 +50,6 @@ LEGAL: tuple[StepRule, ...] = (
 )
 """The steps along one axis; R to R is no step. Along several axes at once, which must be flattened into one group:
 all-reduce, all-gather, reduce-scatter and all-to-all, where all these axes have the same placement."""
-
 _RULES = {(row.was, row.now): row for row in LEGAL}
 
 
@@ -198,7 +197,6 @@ def legal_changes(
 
 
 def _flattened_changes(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[SpecChange]:
-    """The legal steps along several axes at once."""
     held = [was.placements[axis] for axis in axes]
     if all(isinstance(p, Partial) for p in held):
         yield from _flattened_changes_to(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())

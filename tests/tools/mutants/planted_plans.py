@@ -102,7 +102,7 @@ _THEIRS: tuple[Planted, ...] = (
             "wrong values are no finding where we have no plan"),
     Planted("strategies/planner/audit/verdict.py::verdict_of", "waste = waste_of_plan(enlarged(pair), mode)", "waste = waste_of_plan(pair, mode)",
             "of small tensors all plans cost alike: no waste is seen"),
-    Planted("strategies/planner/audit/shrink.py::_remove_axis", "tuple(a - (a > axis) for a in axes if a != axis)", "tuple(a for a in axes if a != axis)",
+    Planted("strategies/planner/audit/shrink.py::_spec_on_axes", "tuple(map(kept.index, axes))", "tuple(axes)",
             "a shard order loses its axes when an axis goes, and findings stay large"),
     Planted("strategies/planner/audit/report.py::group_by_cause", "if same is None or _severity(one) < _severity(same):", "if same is None or _severity(one) > _severity(same):",
             "of what shows the same the worst example is told"),
