@@ -149,8 +149,7 @@ def _set(dispatcher: Any, value: Any) -> None:
     if isinstance(value, HandlerTableView):
         value = value.table
     elif any(isinstance(handler, OverlayHandler) for handler in value.values()):
-        beneath = {
-            op: table.get(op) if isinstance(handler, OverlayHandler) else handler for op, handler in value.items()
-        }
+        given = value.items()
+        beneath = {op: table.get(op) if isinstance(handler, OverlayHandler) else handler for op, handler in given}
         value = {op: handler for op, handler in beneath.items() if handler is not None}
     vars(dispatcher)[HANDLERS_ATTRIBUTE] = value

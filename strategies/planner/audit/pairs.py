@@ -92,9 +92,8 @@ def is_defined_by_torch(spec: Spec) -> bool:
     if not layout.has_one_meaning(plain, spec.shape, spec.dtype, sizes):
         return False
     factors = [layout.split_factors(spec.placements, dim) for dim in range(len(spec.shape))]
-    return all(
-        max(each) <= 1 or sum(map(bool, each)) == 1 or layout.cut_order(each, sizes) is not None for each in factors
-    )
+    several = [each for each in factors if max(each) > 1 and sum(map(bool, each)) != 1]
+    return all(layout.cut_order(each, sizes) is not None for each in several)
 
 
 def _random_spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:

@@ -94,22 +94,17 @@ def _panel(
     right = 0.0
     if stage.step:
         right, top = _text(root, LEFT, top, f"\u2193 {stage.step}", "step"), top + LINE
-    words = "   ".join(
-        word for word in (drawing.layout_text(spec), drawing.share_text(spec), drawing.undrawn_text(spec, dims)) if word
-    )
-    right, top = max(right, _text(root, LEFT, top, words, "")), top + LINE
-    lines, columns = (
-        drawing.drawn_coordinates(sizes[:-1], MOST_RANKS[0]),
-        drawing.drawn_indices(sizes[-1], MOST_RANKS[1]),
-    )
+    notes = (drawing.layout_text(spec), drawing.share_text(spec), drawing.undrawn_text(spec, dims))
+    right, top = max(right, _text(root, LEFT, top, "   ".join(filter(None, notes)), "")), top + LINE
+    lines = drawing.drawn_coordinates(sizes[:-1], MOST_RANKS[0])
+    columns = drawing.drawn_indices(sizes[-1], MOST_RANKS[1])
     labels = [drawing.rank_label(names[:-1], sizes[:-1], line, ROW) for line in lines]
     left = LEFT + max(map(len, labels)) * LETTER + 6
     lefts, tops = _offsets(columns, left), _offsets(lines, top + LINE + 3)
     ends = (lefts[-1] + SIDE, tops[-1] + SIDE)
     for at, x in zip(columns, lefts, strict=True):
-        _text(
-            root, x, top, "\u22ef" if at is None else drawing.rank_label(names[-1:], sizes[-1:], (at,), COLUMN), "small"
-        )
+        label = "\u22ef" if at is None else drawing.rank_label(names[-1:], sizes[-1:], (at,), COLUMN)
+        _text(root, x, top, label, "small")
     for line, words, y in zip(lines, labels, tops, strict=True):
         _text(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else words, "small")
         for at, x in zip(columns, lefts, strict=True):

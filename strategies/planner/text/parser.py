@@ -36,7 +36,6 @@ MOST_AXES, MOST_RANKS, MOST_DIMS, MOST_BLOCKS = 8, 1 << 20, 64, 4_096
 MOST_BYTES = (1 << 63) - 1
 """The largest tensor whose bytes torch can count."""
 EXAMPLE = "f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)"
-
 _NAMES = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128", "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",

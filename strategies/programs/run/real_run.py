@@ -160,15 +160,13 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
     columns = zip(*(part.pieces for part in parts), strict=True)
     pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
     outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
-    ranks = range(len(parts))
-    local = [rank_runs.values_by_rank(out.to_local() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
-    whole = [
-        rank_runs.values_by_rank(out.full_tensor() if isinstance(out, DTensor) else out, len(parts)) for out in outs
-    ]
+    by_rank = functools.partial(rank_runs.values_by_rank, ranks=len(parts))
+    local = [by_rank(out.to_local() if isinstance(out, DTensor) else out) for out in outs]
+    whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out) for out in outs]
     placements = tuple(map(rank_run.placement_text, outs))
     return [
         ProgramRankResult(
             "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
             tuple(p[rank] for p in local), tuple(w[rank] for w in whole),
-        ) for rank in ranks
+        ) for rank in range(len(parts))
     ]  # fmt: skip

@@ -60,13 +60,9 @@ def _unique(found: Sequence[Any]) -> list[Any]:
 
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
     cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
-    call = edits.with_arguments_changed(
-        program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v
-    )
-    others = [
-        edits.with_arguments_changed(call, _lists_without(d)),
-        edits.with_arguments_changed(call, _lists_without(d - ndim)),
-    ]
+    change = edits.with_arguments_changed
+    call = change(program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v)
+    others = [change(call, _lists_without(d)), change(call, _lists_without(d - ndim))]
     for one in _unique([*others, call]):
         yield with_call(cut, one)
 
@@ -167,7 +163,9 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
         return
     tensors = {i: _narrowed(x, i, to, places) for i, x in enumerate(program.sample.tensors)}
     cut = with_tensors(program, tensors)
-    indices = {i: _folded(x, min(to.values())) for i, x in tensors.items() if _indices(cut, x)}
+    # Integers beside other tensors may be indices into these.
+    integers = {i: x for i, x in tensors.items() if x.dtype in (torch.int64, torch.int32) and len(tensors) > 1}
+    indices = {i: _folded(x, min(to.values())) for i, x in integers.items()}
     inside = all(x is tensors[i] for i, x in indices.items())
     folded = with_tensors(cut, indices)
     call = program.sample.call
@@ -189,11 +187,6 @@ def _narrowed(x: Tensor, number: int, to: dict[int, int], places: Places | None)
             kept = [i * n // to[n] for i in range(to[n])]  # spread, so that ranks still hold different rows
             made = made.index_select(d, torch.tensor(kept, device=x.device))
     return made
-
-
-def _indices(program: Program, x: Tensor) -> bool:
-    """Whether the tensor may hold indices into another: integers beside other tensors."""
-    return x.dtype in (torch.int64, torch.int32) and len(program.sample.tensors) > 1
 
 
 def _folded(x: Tensor, below: int) -> Tensor:
@@ -289,20 +282,16 @@ def more_replicas(program: Program) -> Iterator[Program]:
 def _shorter_lists(program: Program) -> Iterator[Program]:
     """All lists of tensors of one length lose the same element, or all but the first."""
     call = program.sample.call
-    lists = [
-        (w, v)
-        for w, _, v in edits.named_arguments(call)
-        if isinstance(v, (list, tuple)) and v and isinstance(v[0], Leaf)
-    ]
+    listed = [(where, v) for where, _, v in edits.named_arguments(call) if isinstance(v, (list, tuple)) and v]
+    lists = [(where, v) for where, v in listed if isinstance(v[0], Leaf)]
     for length in sorted({len(v) for _, v in lists if len(v) > 1}):
         for drop in ([*range(1, length)], *([i] for i in reversed(range(length)))):
             one, gone = call, []
             for where, value in lists:
                 if len(value) == length and all(isinstance(v, Leaf) for v in value):
                     gone += [value[i].index for i in drop]
-                    one = edits.with_value_at(
-                        one, (where,), type(value)([v for i, v in enumerate(value) if i not in drop])
-                    )
+                    left = type(value)([v for i, v in enumerate(value) if i not in drop])
+                    one = edits.with_value_at(one, (where,), left)
             if gone:
                 yield edits.without_tensors(program, one, gone)
 

@@ -46,7 +46,7 @@ def module(name):
 def outcome(one, *given):
     """What the propagator answers, through the room's own question."""
     room = importlib.import_module("strategies.torch_api.dtensor")
-    ask = room.Question(one, 2, run_oracle(one).raw)
+    ask = room.PropagatorQuery(one, 2, run_oracle(one).raw)
     return ask.prop.propagate_op_sharding_non_cached(ask.schema(given))
 
 
