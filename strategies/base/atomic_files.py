@@ -18,7 +18,7 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
 
     Does not wait for a pipe without a writer, and does not read all of a device, which may be endless.
     """
-    with open(path, "rb", opener=_open_nonblocking) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         mode = os.fstat(file.fileno()).st_mode
         if most < 0 and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
             raise OSError(errno.EINVAL, "this is a device", str(path))
@@ -33,10 +33,6 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
                 raise OSError(errno.ENODATA, "no process writes to this pipe", str(path))
         os.set_blocking(file.fileno(), True)
         return begin + file.read(most if most < 0 else most - len(begin))
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def why_not_writable(path: Path, *, folder: bool = False) -> tuple[str, str]:
@@ -55,10 +51,8 @@ def why_not_writable(path: Path, *, folder: bool = False) -> tuple[str, str]:
     except OSError as error:  # too long a name, say
         return f"it cannot be ({error.strerror})", "Name another."
     if (there.is_dir() or there != path.absolute()) and not (there.is_dir() and os.access(there, os.W_OK)):
-        return (
-            f"{there} takes no files",
-            "Name a folder below one of yours." if folder else "Name a file in a folder of yours.",
-        )
+        remedy = "Name a folder below one of yours." if folder else "Name a file in a folder of yours."
+        return f"{there} takes no files", remedy
     return "", ""
 
 

@@ -57,9 +57,8 @@ class Repository:
 
         Python bytecode is excluded even where the repository does not ignore it.
         """
-        listed = _git_output(
-            self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z"
-        )
+        which = ("--cached", "--others", "--exclude-standard", "-x", "__pycache__/")
+        listed = _git_output(self.top, "ls-files", *which, "-z")
         return tuple(sorted({name for name in _null_separated(listed) if (self.top / name).is_file()}))
 
     def blobs(self, commit: str) -> dict[str, str]:
@@ -82,9 +81,9 @@ class Repository:
         if _git(self.top, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
             return False
         blobs, today = self.blobs(commit), [path for path in self.files() if not (self.top / path).is_symlink()]
-        return set(blobs) == set(today) and all(
-            blob_name((self.top / path).read_bytes(), blob) == blob for path, blob in blobs.items()
-        )
+        if set(blobs) != set(today):
+            return False
+        return all(blob_name((self.top / path).read_bytes(), blob) == blob for path, blob in blobs.items())
 
     def contents(self, blobs: Sequence[str]) -> dict[str, bytes]:
         """The bytes of each blob as stored, without any filter of the repository."""
@@ -140,9 +139,8 @@ def _git(folder: Path, *command: str, given: bytes = b"") -> subprocess.Complete
     calm = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     environment = {name: value for name, value in os.environ.items() if name not in UNSET} | calm
     try:
-        return subprocess.run(
-            ["git", *QUIET, *command], cwd=folder, env=environment, input=given, capture_output=True, check=False
-        )
+        whole = ["git", *QUIET, *command]
+        return subprocess.run(whole, cwd=folder, env=environment, input=given, capture_output=True, check=False)
     except FileNotFoundError as error:
         if not folder.is_dir():
             raise NoRepository(folder, "there is no such folder", "Name one that exists.") from error

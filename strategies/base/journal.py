@@ -146,7 +146,8 @@ class Journal:
             while left:  # a raw file may take a part of it, and refuse the rest
                 left = left[self._file.write(left) :]
         except OSError as error:
-            _undo_write(self._file, before)
+            with contextlib.suppress(OSError):  # a reader would drop a partial line anyway
+                _truncate(self._file, before)
             problem = f"a line could not be written ({error.strerror}); the {len(self.lines)} before it are whole"
             raise DiskFull(self.path, problem, "Make room, then go on with --resume.") from error
 
@@ -170,13 +171,6 @@ class Journal:
         self.close()
 
 
-def _undo_write(file: FileIO, size: int) -> None:
-    """Removes a partially written line. A reader would drop it anyway, so failure is ignored."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(file.fileno(), size)
-        file.seek(size)
-
-
 def open_journal(path: Path | None, *, resume: bool) -> Journal:
     """A new journal, or one to resume. Raises `BadJournal` if it cannot be opened, or is in use by another run."""
     if path is None:
@@ -191,21 +185,19 @@ def open_journal(path: Path | None, *, resume: bool) -> Journal:
     try:
         _lock(path, file)
         done = load_journal(path) if there else None
-        whole = done.whole if done else 0
-        _truncate(path, file, whole)
-    except BaseException:  # why: whatever stopped us, the next run must get at the file; the error goes on
+        _truncate(file, done.whole if done else 0)
+    except BaseException as error:  # why: whatever stopped us, the next run must get at the file; the error goes on
         file.close()
+        if isinstance(error, OSError):
+            raise BadJournal(path, f"it cannot be written ({error.strerror})", "Name a file of yours.") from error
         raise
     return Journal(path, file, done)
 
 
-def _truncate(path: Path, file: FileIO, whole: int) -> None:
+def _truncate(file: FileIO, size: int) -> None:
     """Truncates the file after its complete lines, where the next one is written."""
-    try:
-        os.ftruncate(file.fileno(), whole)
-        file.seek(whole)
-    except OSError as error:
-        raise BadJournal(path, f"it cannot be written ({error.strerror})", "Name a file of yours.") from error
+    os.ftruncate(file.fileno(), size)
+    file.seek(size)
 
 
 def _lock(path: Path, file: FileIO) -> None:

@@ -16,16 +16,6 @@ from strategies.base.signals import CLEANUPS, raise_if_stopped
 class Progress(Protocol):
     """The interface of progress reports."""
 
-    def phase(self, name: str, total: int) -> None: ...
-
-    def tick(self, count: int = 1) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
-class SilentProgress:
-    """Ignores all reports."""
-
     def phase(self, name: str, total: int) -> None:
         """A phase of `total` units begins."""
 
@@ -34,6 +24,10 @@ class SilentProgress:
 
     def say(self, text: str) -> None:
         """A message for the user that does not stop the run."""
+
+
+class SilentProgress(Progress):
+    """Ignores all reports."""
 
 
 class ProgressBar:
@@ -45,7 +39,7 @@ class ProgressBar:
 
     def __enter__(self) -> ProgressBar:
         if self._progress:
-            CLEANUPS["terminal"] = _show_cursor
+            CLEANUPS["terminal"] = lambda _: os.write(2, b"\r\x1b[2K\x1b[?25h")  # the bar goes, as at any other end
             self._progress.start()
         return self
 
@@ -68,10 +62,6 @@ class ProgressBar:
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
-
-
-def _show_cursor(_: str) -> None:
-    os.write(2, b"\r\x1b[2K\x1b[?25h")  # and the bar goes, as at any other end
 
 
 def progress_bar(console: Console, quiet: bool) -> ProgressBar:

@@ -144,14 +144,14 @@ def _end_after(number: int, seconds: float) -> None:
     """
     begun = _thread.allocate_lock()
     begun.acquire()
-    _thread.start_new_thread(_sleep_and_end, (number, seconds, begun))
+
+    def sleep_and_end() -> None:
+        begun.release()
+        time.sleep(seconds)
+        _end(number)
+
+    _thread.start_new_thread(sleep_and_end, ())
     begun.acquire(timeout=1)
-
-
-def _sleep_and_end(number: int, seconds: float, begun: _thread.LockType) -> None:
-    begun.release()
-    time.sleep(seconds)
-    _end(number)
 
 
 def limit_exit_time() -> None:
@@ -176,7 +176,8 @@ def _end(number: int) -> None:
 
 def _folders() -> list[str]:
     """Folders of real ranks that may not have started (started ranks remove them), and of Python's fork server."""
-    found = [crew.folder for crew in list(getattr(sys.modules.get("localtensor.processes.worker_group"), "CREWS", ()))]
+    groups = getattr(sys.modules.get("localtensor.processes.worker_group"), "WORKER_GROUPS", ())
+    found = [group.folder for group in list(groups)]
     process = getattr(sys.modules.get("multiprocessing.process"), "_current_process", None)
     its = getattr(process, "_config", {}).get("tempdir")
     return [*found, its] if its else found

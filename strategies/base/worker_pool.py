@@ -182,7 +182,10 @@ class WorkerPool:
         waiting = iter(range(len(tasks)))
         answers: dict[int, TaskAnswer] = {}
         given = 0
-        self._start_workers(len(tasks))
+        if self._forks:
+            gc.freeze()  # what is there by now is shared: a child's collector must not write to it
+        while len(self._workers) < min(self._limit, len(tasks)):
+            self._workers.append(self._start_worker())
         for at in range(len(self._workers)):
             self._give_next(at, waiting, work, tasks)
         while given < len(tasks):
@@ -208,12 +211,6 @@ class WorkerPool:
             worker.kill()
             worker = self._workers[at] = self._start_worker()
         worker.give(unit, work, tasks[unit])
-
-    def _start_workers(self, tasks: int) -> None:
-        if self._forks:
-            gc.freeze()  # what is there by now is shared: a child's collector must not write to it
-        while len(self._workers) < min(self._limit, tasks):
-            self._workers.append(self._start_worker())
 
     def _start_worker(self) -> _Worker:
         context: Any = mp.get_context("fork" if self._forks else "spawn")

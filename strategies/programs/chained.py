@@ -39,7 +39,6 @@ _OF_SHARDS = (
     "slice", "sum 0", "transpose", "select", "view", "narrow", "sum", "unsqueeze", "R", "S(1)", "plus 1", "sum -1",
     "S(0)", "cast float64", "full twice", "absolute",
 )  # fmt: skip
-
 _OF_ITS_OWN = ("full twice", "sum", "times -1")
 """Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear."""
 
@@ -56,16 +55,10 @@ def follow_up_programs(
     lines = _lines(sample, claims)
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode())
     columns = [list(dict.fromkeys(_named(sample, line, turn + i, before))) for i, line in enumerate(lines)]
-    chosen = [
-        (line[0], then)
-        for row in itertools.zip_longest(*columns)
-        for line, then in zip(lines, row, strict=True)
-        if then
-    ]
+    rows = itertools.zip_longest(*columns)
+    chosen = [(line[0], then) for row in rows for line, then in zip(lines, row, strict=True) if then][:most]
     rest = (Replicate(),) * (len(mesh) - 1)
-    return [
-        Program(sample, mesh, tuple((*rest, p) for p in inputs), then, seed, turn % 2) for inputs, then in chosen[:most]
-    ]
+    return [Program(sample, mesh, tuple((*rest, p) for p in inputs), then, seed, turn % 2) for inputs, then in chosen]
 
 
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
@@ -112,16 +105,15 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     If the follow-up step is wrong on a fresh tensor with the same placements, too, the op is not the cause: then the
     program is that step, on an `alias` of the tensor.
     """
-    wrong = [
-        (p, found) for p, found in zip(tried, run_simulated_programs(tried), strict=True) if found.wrong and p.then
-    ]
+    played = zip(tried, run_simulated_programs(tried), strict=True)
+    wrong = [(p, found) for p, found in played if found.wrong and p.then]
     alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
     fresh = [_on_fresh_tensor(p, one) for p, _, one in left]
-    played = iter(run_simulated_programs([program for program in fresh if program is not None]))
+    others = iter(run_simulated_programs([program for program in fresh if program is not None]))
     made = []
     for (program, found, _), other in zip(left, fresh, strict=True):
-        own = next(played) if other is not None else None
+        own = next(others) if other is not None else None
         made.append((other, own) if other is not None and own is not None and own.wrong else (program, found))
     return made
 

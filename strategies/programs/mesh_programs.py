@@ -22,7 +22,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from localtensor.layout import (
 )
 from strategies.inputs.schema_samples import Picker, drawn
 from strategies.model.rule import Call, Claim, Leaf, Program, Sample, layout_on_axes
+from strategies.programs.run.verdict import Confirmation
 from strategies.programs.shrink.sizes import more_replicas
 
 T = TypeVar("T")
@@ -83,11 +84,8 @@ def _rows(sample: Sample, claims: Sequence[Claim]) -> tuple[Row, ...]:
 
 def placement_options(x: Tensor) -> tuple[Placement, ...]:
     """All placements that a tensor can have on one axis."""
-    return (
-        Replicate(),
-        *map(Shard, range(x.ndim)),
-        *(Partial(kind) for kind in PARTIAL_KINDS if is_unambiguous(kind, x.dtype)),
-    )
+    partials = (Partial(kind) for kind in PARTIAL_KINDS if is_unambiguous(kind, x.dtype))
+    return (Replicate(), *map(Shard, range(x.ndim)), *partials)
 
 
 def draw_programs(
@@ -128,12 +126,10 @@ def _program(board: PlacementChoices, form: Form, pick: Picker) -> tuple[tuple[L
     tensors, drawn_rows = board.sample.tensors, form(board, pick)
     layouts = tuple(map(nearest_meaningful, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
     flattened = pick(FLATTENED)
-    if not all(
-        has_one_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in zip(layouts, tensors, strict=True)
-    ):
-        return None
+    placed = zip(layouts, tensors, strict=True)
     plain = all(p == Replicate() for layout in layouts for p in layout)
-    return None if plain else (layouts, flattened)
+    meaningful = all(has_one_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in placed)
+    return (layouts, flattened) if meaningful and not plain else None
 
 
 def nearest_meaningful(layout: Layout, x: Tensor, mesh: tuple[int, ...]) -> Layout:
@@ -194,9 +190,8 @@ def _reordered(board: PlacementChoices, pick: Picker) -> Rows:
         if dim is None:
             continue
         axes = [axis for axis in board.axes if dims[axis] == dim]
-        for axis, placement in placements_in_order(
-            dim, pick(list(itertools.permutations(axes))[1:]), board.mesh
-        ).items():
+        order = pick(list(itertools.permutations(axes))[1:])
+        for axis, placement in placements_in_order(dim, order, board.mesh).items():
             rows = _with(rows, axis, tensor, placement)
     return rows
 
@@ -219,15 +214,11 @@ def _partial(board: PlacementChoices, pick: Picker) -> Rows:
 Form = Callable[[PlacementChoices, Picker], Rows]
 FORMS: Sequence[Form] = (_claimed, _planned, _claimed, _anywhere, _nested, _reordered, _partial, _planned)
 """The forms, with repetitions for those that are drawn twice as often."""
-
-
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 6), (8, 8), (5, 3), (1, 4), (3,), (4, 2, 6))
 """Shapes that are uneven, even, shorter than the mesh, of one row, of one dim and of three."""
 DTYPES = (torch.float64, torch.float64, torch.int64)
 """Floats twice as often."""
 COPY = "aten.clone.default"
-
-
 RedistributionDraw = tuple[tuple[int, ...], torch.dtype, Layout, Layout, bool]
 """Shape, dtype, source layout, target layout, and whether there is a flattened submesh."""
 DRAWS_PER_EXAMPLE = 5
@@ -241,11 +232,8 @@ def copy_sample(x: Tensor) -> Sample:
 
 def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> list[Program]:
     """At most `budget` different programs on this mesh, the same for a seed in any process."""
-    hands = drawn(
-        lambda pick: tuple(_move(mesh, pick) for _ in range(DRAWS_PER_EXAMPLE)),
-        seed=seed,
-        budget=-(-budget * 5 // 4 // DRAWS_PER_EXAMPLE),
-    )
+    count = -(-budget * 5 // 4 // DRAWS_PER_EXAMPLE)
+    hands = drawn(lambda pick: tuple(_move(mesh, pick) for _ in range(DRAWS_PER_EXAMPLE)), seed=seed, budget=count)
     found = dict.fromkeys(one for hand in hands for one in hand if one is not None)
     return [
         Program(copy_sample(_numbers(shape, dtype)), mesh, (source,), f"to ({shorts(target)})", seed, draw, flattened)
@@ -286,14 +274,7 @@ MAX_RUNS = 60
 """The largest number of smaller programs run for one finding."""
 
 
-class RunResult(Protocol):
-    """The result of running a program, such as a `Confirmation`."""
-
-    @property
-    def wrong(self) -> str: ...
-
-
-def smallest_wrong_program(program: Program, confirm: Callable[[Program], RunResult]) -> Program:
+def smallest_wrong_program(program: Program, confirm: Callable[[Program], Confirmation]) -> Program:
     """The smallest program, of those on the way down, that is still wrong; the given one if no smaller one is.
 
     `confirm` runs a program.  If an op is wrong on one axis alone, the finding is that of the one-axis rule, not the

@@ -48,19 +48,24 @@ def try_meshes(
     `claims` are the one-axis claims by number of ranks; `budget` is the largest number of programs on one mesh, by
     default as many as fit in `SECONDS`.
     """
-    programs = [
-        program
-        for mesh in meshes
-        for program in draw_programs(
-            sample, claims, mesh, seed=seed, budget=programs_in_time(claims, mesh) if budget is None else budget
-        )
-    ]
+    programs: list[Program] = []
+    for mesh in meshes:
+        most = programs_in_time(claims, mesh) if budget is None else budget
+        programs += draw_programs(sample, claims, mesh, seed=seed, budget=most)
     return list(zip(programs, run_simulated_programs(programs), strict=True))
 
 
 def smallest_wrong_programs(found: Found) -> Found:
     """The smallest programs that are wrong in simulation, one for each fault, in the order of `found`."""
-    run = _memoized(lambda program: run_simulated_programs([program])[0])
+    known: dict[tuple[str, ...], Confirmation] = {}
+
+    def run(program: Program) -> Confirmation:
+        text = (str(program), f"{program.seed} {program.draw}", program.sample.origin)
+        key = (*text, *program.sample.arguments())
+        if key not in known:
+            known[key] = run_simulated_programs([program])[0]
+        return known[key]
+
     by_fault: dict[str, tuple[Program, Confirmation]] = {}
     for program, confirmation in found:
         if confirmation.wrong:
@@ -103,16 +108,3 @@ def _results(program: Program, confirmation: Confirmation) -> list[tuple[Tensor,
         if isinstance(want, Tensor) and want.numel():
             made.append((want.detach(), layout))
     return made
-
-
-def _memoized(confirm: Callable[[Program], Confirmation]) -> Callable[[Program], Confirmation]:
-    known: dict[tuple[str, ...], Confirmation] = {}
-
-    def run(program: Program) -> Confirmation:
-        text = (str(program), f"{program.seed} {program.draw}", program.sample.origin)
-        key = (*text, *program.sample.arguments())
-        if key not in known:
-            known[key] = confirm(program)
-        return known[key]
-
-    return run

@@ -61,15 +61,15 @@ def registry_of(op: torch._ops.OpOverload) -> str:
         return "single-dim strategy"
     if op in prop.op_strategy_funcs:
         return "op strategy"
-    if _decomposes(op):
+    decompositions = getattr(prop, "decomp_strategy", None)
+    if decompositions is not None and op not in prop.op_to_rules and decompositions.has_decomp(op):
         return "decomposition"
     return "rule" if op in prop.op_to_rules else ""
 
 
 def registered_overloads() -> set[torch._ops.OpOverload]:
     """Every overload with an entry in one of the three registries."""
-    prop = propagator()
-    return {*prop.op_single_dim_strategy_funcs, *prop.op_strategy_funcs, *prop.op_to_rules}
+    return {op for _, op in registered_functions()}
 
 
 def has_unused_strategy(op: torch._ops.OpOverload) -> bool:
@@ -89,26 +89,15 @@ def registered_functions() -> dict[tuple[str, torch._ops.OpOverload], Any]:
     return {(name, op): func for name, table in tables.items() for op, func in table.items()}
 
 
-def _decomposes(op: torch._ops.OpOverload) -> bool:
-    strategy = getattr(propagator(), "decomp_strategy", None)
-    if strategy is None or op in propagator().op_to_rules:
-        return False
-    return bool(strategy.has_decomp(op))
-
-
 def special_dispatch_reason(op: torch._ops.OpOverload) -> str:
     """Why DTensor's result is not simply each rank's result with placements from a rule; empty if it is."""
     handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
     if handler is not None:  # an overlay's handler returns each rank's results unchanged
         return "" if getattr(handler, "applies_rules", False) else "DTensor has a handler of its own for this op"
-    if op._schema.name.endswith("_") and not _writes_first(op):  # `x << 1` is `__lshift__`, and returns x itself (2.13)
+    # `x << 1` is `__lshift__`, and returns x itself (2.13).
+    if op._schema.name.endswith("_") and not getattr(op._schema.arguments[0].alias_info, "is_write", False):
         return "DTensor takes this op for one in place, by its name"
     return "DTensor makes one number of what each rank gets" if returns_no_tensor(op) else ""
-
-
-def _writes_first(op: torch._ops.OpOverload) -> bool:
-    alias = op._schema.arguments[0].alias_info
-    return alias is not None and alias.is_write
 
 
 def returns_no_tensor(op: torch._ops.OpOverload) -> bool:
@@ -335,8 +324,6 @@ def meta_of(x: torch.Tensor) -> TensorMeta:
 
 def _without_subclasses(value: Any) -> Any:
     """The value with torch.Size and other subclasses as plain tuples, the only ones in which a `Call` finds leaves."""
-    if isinstance(value, (list, tuple)):
-        return (
-            [_without_subclasses(v) for v in value] if type(value) is list else tuple(map(_without_subclasses, value))
-        )
-    return value
+    if type(value) is list:
+        return [_without_subclasses(v) for v in value]
+    return tuple(map(_without_subclasses, value)) if isinstance(value, (list, tuple)) else value

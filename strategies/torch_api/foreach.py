@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._op_schema import OpStrategy, TupleStrategy
 from torch.distributed.tensor._ops import single_dim_strategy
@@ -81,7 +80,8 @@ def _single_dim_rows(ask: PropagatorQuery, element: _Element) -> list[LineRow]:
     metas = [ask.metas[leaf] for leaf in leaves]
     args_meta = tuple(_metas_of(v, ask) for v in args)
     kwargs_meta = {name: _metas_of(v, ask) for name, v in kwargs.items()}
-    element_op = _element_op(ask.op)
+    resolve = getattr(single_dim_strategy, "_resolve_foreach_elementwise_overload", None)
+    element_op = (resolve and resolve(ask.op)) or ask.op  # `add.Tensor` for `_foreach_add.List`; a fused op itself
     lines = [row_of_line(line, len(leaves)) for line in info.func(element_op, args_meta, kwargs_meta)]
     outputs = sum("Tensor" in str(r.type) for r in element_op._schema.returns)
     if not any(map(is_replicated, lines)):
@@ -100,12 +100,6 @@ def _metas_of(value: Any, ask: PropagatorQuery) -> Any:
     if type(value) is Leaf:
         return ask.metas[value.index]
     return tuple(ask.metas[v.index] for v in value) if _is_tensor_list(value) else value
-
-
-def _element_op(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """The op whose strategy applies to one element: `add.Tensor` for `_foreach_add.List`; a fused op itself."""
-    resolve = getattr(single_dim_strategy, "_resolve_foreach_elementwise_overload", None)
-    return (resolve(op) if resolve is not None else None) or op
 
 
 def _strategy_rows(

@@ -107,9 +107,8 @@ class HandlerTableViews:
 
     def __init__(self, make: Callable[[dict[Any, Any]], HandlerTableView]) -> None:
         self._make = make
-        self._known: dict[
-            int, tuple[dict[Any, Any], dict[Any, Any], HandlerTableView]
-        ] = {}  # by identity: table, copy, view
+        # By identity: table, copy, view.
+        self._known: dict[int, tuple[dict[Any, Any], dict[Any, Any], HandlerTableView]] = {}
 
     def of(self, table: dict[Any, Any]) -> HandlerTableView:
         known = self._known.get(id(table))
@@ -150,8 +149,7 @@ def _set(dispatcher: Any, value: Any) -> None:
     if isinstance(value, HandlerTableView):
         value = value.table
     elif any(isinstance(handler, OverlayHandler) for handler in value.values()):
-        beneath = {
-            op: table.get(op) if isinstance(handler, OverlayHandler) else handler for op, handler in value.items()
-        }
+        given = value.items()
+        beneath = {op: table.get(op) if isinstance(handler, OverlayHandler) else handler for op, handler in given}
         value = {op: handler for op, handler in beneath.items() if handler is not None}
     vars(dispatcher)[HANDLERS_ATTRIBUTE] = value

@@ -69,21 +69,17 @@ def world_mesh_with_submeshes(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]
 
 def clear_dtensor_caches() -> None:
     """Clear DTensor's caches of this thread, so that the results of programs do not depend on their order."""
-    _clear_propagation()
-    _redistribute._gen_transform_infos.cache_clear()
-    _redistribute.clear_redistribute_planner_cache()
-
-
-def _clear_propagation() -> None:
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if native is None or not hasattr(propagate, "cache_clear"):
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
         _clear_sharding_prop_cache()
-        return
-    propagate.cache_clear()
-    native()
+    else:
+        propagate.cache_clear()
+        native()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
 
 
 @contextlib.contextmanager
@@ -96,13 +92,10 @@ def averages_as_sums(backend: str) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        for name in _REDUCING:
+        for name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):
             if hasattr(functional, name):
                 stack.enter_context(wrapped(functional, name, divided))
         yield
-
-
-_REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
 
 
 def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,9 +131,8 @@ def cached_propagation() -> Iterator[dict[Any, Any]]:
     known: dict[Hashable, Any] = {}
     sharding = _cached(known, propagation_key, propagator.propagate_op_sharding_non_cached)
     # The metadata of the results does not depend on placements.
-    metadata = _cached(
-        {}, functools.partial(propagation_key, placed=False), propagator._propagate_tensor_meta_non_cached
-    )
+    unplaced_key = functools.partial(propagation_key, placed=False)
+    metadata = _cached({}, unplaced_key, propagator._propagate_tensor_meta_non_cached)
     with (
         replaced(propagator, "_propagate_tensor_meta_non_cached", metadata),
         replaced(propagator, "propagate_op_sharding_non_cached", sharding),

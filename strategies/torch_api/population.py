@@ -49,11 +49,8 @@ class RegisteredOverload:
 
 def all_registered_overloads(device: str = "cpu") -> list[RegisteredOverload]:
     """Every registered overload in the order of the names.  Nothing is run."""
-    registered = sorted((str(op), op) for op in dtensor.registered_overloads())
-    return [
-        RegisteredOverload(name, dtensor.registry_of(op), missing_kernel_reason(name, device))
-        for name, op in registered
-    ]
+    named = sorted((str(op), dtensor.registry_of(op)) for op in dtensor.registered_overloads())
+    return [RegisteredOverload(name, registry, missing_kernel_reason(name, device)) for name, registry in named]
 
 
 def family(op: str) -> str:

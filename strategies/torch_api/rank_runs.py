@@ -80,10 +80,8 @@ def run_in_lockstep(works: Sequence[MeshTask[T]]) -> list[T | None]:
             ):  # why: any failure is repeated on rank threads, which report it by rank
                 results[number] = work.in_lockstep(mesh)
     clear_dtensor_caches()
-    return [
-        None if values is None else work.verdict(dict(enumerate(values)), "")
-        for work, values in zip(works, results, strict=True)
-    ]
+    answered = zip(works, results, strict=True)
+    return [None if values is None else work.verdict(dict(enumerate(values)), "") for work, values in answered]
 
 
 def values_by_rank(x: object, ranks: int) -> list[Any]:
@@ -155,20 +153,14 @@ class RankProcesses:
         """The outcome of `play` on each rank with its own part.  Never hangs: the pool ends processes that do."""
         if self._pool is None or self._pool.ranks != len(parts):
             self.close()
-            self._pool = Pool(
-                len(parts), backend=BACKENDS_BY_NAME.get(self.backend, self.backend), timeout=self.seconds
-            )
+            backend = BACKENDS_BY_NAME.get(self.backend, self.backend)
+            self._pool = Pool(len(parts), backend=backend, timeout=self.seconds)
         sent = [(pickling.dumps(part),) for part in parts]
         outcomes = self._pool.call(play, sent)
-        if _late(outcomes):
+        left = [outcome for outcome in outcomes if not isinstance(outcome, Returned)]
+        if left and all(isinstance(outcome, Waiting) for outcome in left):  # out of time, and no rank raised or died
             outcomes = self._pool.call(play, sent, timeout=RETRY_FACTOR * self._pool.timeout)
         return outcomes
-
-
-def _late(outcomes: Sequence[Outcome]) -> bool:
-    """Whether the time limit ended the call, and no rank raised or died."""
-    left = [outcome for outcome in outcomes if not isinstance(outcome, Returned)]
-    return bool(left) and all(isinstance(outcome, Waiting) for outcome in left)
 
 
 def returned_values(outcomes: Sequence[Outcome]) -> list[Any]:
@@ -189,14 +181,12 @@ def first_rank_failure(outcomes: Sequence[Outcome]) -> RankFailure | None:
     """The first rank that died, or else that raised, or else all that wait; None if all returned."""
     for outcome in outcomes:  # first of all, since the peers of a dead process raise, or wait for it
         if isinstance(outcome, Died):
-            return RankFailure(
-                f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})", (outcome.rank,)
-            )
+            died = f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})"
+            return RankFailure(died, (outcome.rank,))
     for outcome in outcomes:
         if isinstance(outcome, Raised):
-            return RankFailure(
-                f"rank {outcome.rank} raises {outcome.kind}: {outcome.message}", (outcome.rank,), outcome
-            )
+            raised = f"rank {outcome.rank} raises {outcome.kind}: {outcome.message}"
+            return RankFailure(raised, (outcome.rank,), outcome)
     waiting = [outcome for outcome in outcomes if isinstance(outcome, Waiting)]
     where = "; ".join(f"rank {outcome.rank} waits at {outcome.where}" for outcome in waiting)
     return RankFailure(f"hangs: {where}", tuple(outcome.rank for outcome in waiting)) if waiting else None

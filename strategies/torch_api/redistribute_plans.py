@@ -72,14 +72,14 @@ def planned_transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence
     try:
         mesh = planning_mesh(src.mesh, tuple(map(tuple, flattened)))
         infos = _transform_infos(dtensor_spec_of(src, mesh), dtensor_spec_of(dst, mesh), graph, merges=bool(flattened))
-        found = tuple(Transform(_axes(info), *info.src_dst_placements) for info in infos)
+        axes = [tuple(getattr(info, "original_mesh_dims", ())) or (info.mesh_dim,) for info in infos]
+        found = tuple(Transform(along, *info.src_dst_placements) for along, info in zip(axes, infos, strict=True))
         for transform in found:
             _check(transform, mesh, src)
     except (TypeError, AttributeError) as error:
         if _is_raised_here(error):
-            raise TorchChanged(
-                "tensor._redistribute", f"its planner has another signature ({error_in_one_line(error)})"
-            ) from error
+            problem = f"its planner has another signature ({error_in_one_line(error)})"
+            raise TorchChanged("tensor._redistribute", problem) from error
         raise
     return found
 
@@ -111,9 +111,7 @@ def _is_raised_here(error: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_globals["__name__"] in (__name__, to_torch.__module__)
 
 
-def dtensor_spec_of(
-    spec: Spec, mesh: DeviceMesh
-) -> Any:  # a DTensorSpec, whose `tensor_meta` is optional by its type only
+def dtensor_spec_of(spec: Spec, mesh: DeviceMesh) -> Any:  # a DTensorSpec, with `tensor_meta` optional by its type only
     """The spec as DTensor writes it: with a shard order, or with strided shards, which encode one."""
     return to_torch(spec, mesh, reading="cuts" if spec.shard_order else "order")
 
@@ -143,10 +141,6 @@ def _flatten(mesh: Any, names: list[str], ranks: int) -> None:
         whole = layout.coalesce()
         whole = whole.nest() if len(whole) > 1 else whole
     mesh._get_root_mesh()._flatten_mapping["_".join(names)] = SimpleNamespace(_layout=whole, size=lambda: ranks)
-
-
-def _axes(info: Any) -> Axes:
-    return tuple(getattr(info, "original_mesh_dims", ())) or (info.mesh_dim,)
 
 
 def _check(transform: Transform, mesh: DeviceMesh, src: Spec) -> None:

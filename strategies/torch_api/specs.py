@@ -60,9 +60,10 @@ def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTe
     if some and reading == "order" and spec.shard_order:
         problem = "torch takes a shard order, or strided shards that encode one, but not both"
         raise NoSuchSpec("to_torch", "spec", repr(spec), problem, "Pass reading='cuts'.")
-    order = None if some and reading == "order" else tuple(_entries(spec))
-    shape = torch.Size(spec.shape)
-    meta = TensorMeta(shape, contiguous_strides(spec.shape), spec.dtype)
+    # Torch's shard order has an entry for every sharded dim, and not only for those in another order.
+    cuts = [(dim, spec.cut_by(dim)) for dim in range(len(spec.shape))]
+    order = None if some and reading == "order" else tuple(ShardOrderEntry(dim, axes) for dim, axes in cuts if axes)
+    meta = TensorMeta(torch.Size(spec.shape), contiguous_strides(spec.shape), spec.dtype)
     return DTensorSpec(mesh, spec.placements, meta, order, some and reading == "order")  # type: ignore[arg-type]  # None: torch's own default
 
 
@@ -166,12 +167,6 @@ def _means_one(spec: Spec) -> bool:
         return lies_alike(spec, with_decoded_order(spec))
     except NoSuchSpec:
         return False
-
-
-def _entries(spec: Spec) -> list[ShardOrderEntry]:
-    """Torch's shard order, which has an entry for every sharded dim and not only for those in another order."""
-    found = ((dim, spec.cut_by(dim)) for dim in range(len(spec.shape)))
-    return [ShardOrderEntry(dim, axes) for dim, axes in found if axes]
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -40,9 +40,8 @@ def compare_pieces(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
     shapes = local_shapes(spec)
     bad = [rank for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)) if tuple(piece.shape) != shape]
     if bad:
-        return Outcome(
-            "wrong", f"rank {bad[0]} holds shape {tuple(held[bad[0]].shape)}, not {shapes[bad[0]]}", tuple(bad)
-        )
+        wrong = f"rank {bad[0]} holds shape {tuple(held[bad[0]].shape)}, not {shapes[bad[0]]}"
+        return Outcome("wrong", wrong, tuple(bad))
     bad = [rank for rank, piece in enumerate(held) if piece.dtype != want.dtype]
     if bad:
         return Outcome("wrong", f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
@@ -50,11 +49,8 @@ def compare_pieces(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
     tolerance = torch.tensor(rounding_tolerance([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
-    bad = [
-        rank
-        for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True))
-        if not within_slack(got, ask, tolerance).all()
-    ]
+    pairs = enumerate(zip(whole, wanted, strict=True))
+    bad = [rank for rank, (got, ask) in pairs if not within_slack(got, ask, tolerance).all()]
     if not bad:
         return CORRECT
     return Outcome("wrong", _first_difference(whole[bad[0]], wanted[bad[0]], tolerance, bad[0]), tuple(bad))
@@ -132,9 +128,8 @@ def dtensor_plans(
         if isinstance(found, NoDTensorPlan):
             made.append(DTensorPlan(mode, None, refused=str(found)))
         else:
-            made.append(
-                DTensorPlan(mode, found, wrong=first_fault(found), gathered=without_all_to_all(found, price, topology))
-            )
+            gathered = without_all_to_all(found, price, topology)
+            made.append(DTensorPlan(mode, found, wrong=first_fault(found), gathered=gathered))
     return tuple(made)
 
 

@@ -19,18 +19,8 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import (
-    PARTIAL_KINDS,
-    Mesh,
-    Spec,
-    StridedShard,
-    cut_order,
-    has_one_meaning,
-    is_unambiguous,
-    placements_in_order,
-    shard_cut,
-    split_factors,
-)
+from localtensor import layout
+from localtensor.layout import PARTIAL_KINDS, Mesh, Spec, StridedShard, is_unambiguous, shard_cut
 from strategies.base.signals import quiet
 from strategies.planner.steps.alpha_beta import REPLICATE, partials_commute
 from strategies.planner.steps.legal_steps import legal_changes, placement_letter, why_illegal, with_placement
@@ -99,14 +89,17 @@ def is_defined_by_torch(spec: Spec) -> bool:
     """
     sizes = spec.mesh.sizes
     plain = tuple(Shard(cut[0]) if (cut := shard_cut(p)) is not None else p for p in spec.placements)
-    if not has_one_meaning(plain, spec.shape, spec.dtype, sizes):
+    if not layout.has_one_meaning(plain, spec.shape, spec.dtype, sizes):
         return False
-    factors = [split_factors(spec.placements, dim) for dim in range(len(spec.shape))]
-    return all(max(each) <= 1 or sum(map(bool, each)) == 1 or cut_order(each, sizes) is not None for each in factors)
+    factors = [layout.split_factors(spec.placements, dim) for dim in range(len(spec.shape))]
+    several = [each for each in factors if max(each) > 1 and sum(map(bool, each)) != 1]
+    return all(layout.cut_order(each, sizes) is not None for each in several)
 
 
 def _random_spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
-    kinds = _partial_kinds(rng, dtype)
+    offered = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
+    mixed = partials_commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
+    kinds = ("sum", "avg") if mixed else (rng.choice(offered),)
     form = rng.choice(("any", "any", "nested", "nested", "strided"))
     beside = [REPLICATE, REPLICATE, *map(Shard, range(len(shape))), *[Partial(kind) for kind in kinds]]
     placements: list[Placement] = [rng.choice(beside) for _ in mesh.sizes]
@@ -135,13 +128,7 @@ def _strided_shards(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mes
     """Strided shards that encode an order; or a single one, as views create it."""
     if rng.random() < 0.3:
         return {axes[0]: StridedShard(dim, split_factor=rng.choice((2, 3)))}
-    return placements_in_order(dim, axes, mesh.sizes)
-
-
-def _partial_kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
-    offered = [kind for kind in PARTIAL_KINDS if is_unambiguous(kind, dtype)]
-    mixed = partials_commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
-    return ("sum", "avg") if mixed else (rng.choice(offered),)
+    return layout.placements_in_order(dim, axes, mesh.sizes)
 
 
 MODES = ("greedy", "graph")

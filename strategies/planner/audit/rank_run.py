@@ -78,9 +78,8 @@ def redistribute_piece(part: RedistributionTask, mesh: DeviceMesh) -> Any:
     have = dtensor_spec_of(part.src, mesh)
     if is_public(part.src, part.dst):
         meta = have.tensor_meta
-        given = DTensor.from_local(
-            part.piece, mesh, part.src.placements, run_check=False, shape=meta.shape, stride=meta.stride
-        )
+        sizes = {"shape": meta.shape, "stride": meta.stride}
+        given = DTensor.from_local(part.piece, mesh, part.src.placements, run_check=False, **sizes)
         return given.redistribute(placements=part.dst.placements).to_local()
     found = _redistribute.redistribute_local_tensor(part.piece, have, dtensor_spec_of(part.dst, mesh))
     return found.wait() if hasattr(found, "wait") else found
@@ -97,9 +96,8 @@ def run_task(sent: bytes) -> bytes:
         flags = torch.tensor([float(bool(told.error))])
         dist.all_reduce(flags)  # a barrier: all ranks are done, or have raised
         if not flags.item() and part.whole is not None:
-            told = replace(
-                told, dealt=_dealt_or_none(part.whole, part.dst, mesh), given=_dealt_or_none(part.whole, part.src, mesh)
-            )
+            dealt, given = (_dealt_or_none(part.whole, spec, mesh) for spec in (part.dst, part.src))
+            told = replace(told, dealt=dealt, given=given)
         return pickling.dumps(told)
 
 
@@ -117,9 +115,8 @@ def distributed_piece(whole: Tensor, dst: Spec, mesh: DeviceMesh) -> Tensor | No
     if not dst.shard_order:
         return distribute_tensor(whole, mesh, dst.placements, src_data_rank=None).to_local().clone()
     everywhere = replace(dst, placements=tuple(Replicate() for _ in dst.placements), shard_order=())
-    cut: Tensor = _redistribute.redistribute_local_tensor(
-        whole, dtensor_spec_of(everywhere, mesh), dtensor_spec_of(dst, mesh)
-    )
+    have, need = dtensor_spec_of(everywhere, mesh), dtensor_spec_of(dst, mesh)
+    cut: Tensor = _redistribute.redistribute_local_tensor(whole, have, need)
     return cut.clone()
 
 

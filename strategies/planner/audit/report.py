@@ -85,7 +85,9 @@ def group_by_cause(verdicts: Sequence[PairVerdict], told: OnDone = lambda: None)
             known[key] = _shrunk(verdict, mark)
         pair = known[key]
         if (mark, str(pair)) not in shown:
-            shown[mark, str(pair)] = _cause_of(pair, mark, verdict, tried)
+            outcomes = {mode: simulate_pairs([PairRun.of(pair)], mode)[0] for mode in tried}
+            modes = tuple(mode for mode in tried if symptom(outcomes[mode]) == mark)
+            shown[mark, str(pair)] = Cause(mark, pair, modes, outcomes[modes[0]], 0, verdict.pair)
         one, same = shown[mark, str(pair)], found.get(Cause.written(pair))
         if same is None or _severity(one) < _severity(same):
             found[one.pattern] = replace(one, met=1 + (same.met if same else 0))
@@ -98,13 +100,6 @@ def group_by_cause(verdicts: Sequence[PairVerdict], told: OnDone = lambda: None)
 def _severity(one: Cause) -> tuple[object, ...]:
     """The sort key of two findings with the same placements: the worse outcome, then the simpler pair."""
     return _ORDER.index(one.outcome.kind), complexity(one.pair)
-
-
-def _cause_of(pair: Pair, mark: str, verdict: PairVerdict, tried: Sequence[str]) -> Cause:
-    """The finding, with the planners that show it."""
-    outcomes = {mode: simulate_pairs([PairRun.of(pair)], mode)[0] for mode in tried}
-    modes = tuple(mode for mode in tried if symptom(outcomes[mode]) == mark)
-    return Cause(mark, pair, modes, outcomes[modes[0]], 0, verdict.pair)
 
 
 _ORDER = ("wrong", "stops", "refused", "right")
@@ -220,14 +215,7 @@ def _finite_ratio(ratio: float) -> float:
 
 
 FORMAT = 1
-_COLUMNS = {
-    "right": "right",
-    "wrong": "wrong",
-    "stops": "stops",
-    "refused": "refused",
-    "alike": "no way",
-    "undecided": "undecided",
-}
+_COLUMNS = {kind: "no way" if kind == "alike" else kind for kind in KINDS}
 _TITLES = {
     "wrong": "Wrong values", "stops": "Ranks that raise alone, or wait for ever",
     "refused": "Refused, though there is a plan, which was carried out and is right",

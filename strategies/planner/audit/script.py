@@ -106,6 +106,12 @@ def script(cause: Cause, name: str, *, seed: int = 0) -> str:
     want = split(job.whole, Spec(pair.mesh, tuple(plain), pair.dst.shape, pair.dst.dtype, pair.dst.shard_order))
     partial = plain != list(pair.dst.placements)
     averaged = any(p == Partial("avg") for p in (*pair.src.placements, *pair.dst.placements))
+    tolerance = rounding_tolerance([*job.pieces, job.whole])
+    equal = "torch.equal(got, expected)"
+    if tolerance:
+        equal = f"torch.allclose(got, expected, rtol=0.0, atol={tolerance:.3g})"
+    axes = zip(pair.dst.placements, pair.mesh.names, strict=True)
+    folds = [(p.reduce_op, list(pair.mesh.groups(name))) for p, name in axes if isinstance(p, Partial)]
     own = _INTERNAL_API.format(have=_spec_code(pair.src, "src"), need=_spec_code(pair.dst, "dst"))
     return _SCRIPT.format(
         head=docstring_code(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _OUTPUT),
@@ -115,18 +121,12 @@ def script(cause: Cause, name: str, *, seed: int = 0) -> str:
         held=",\n    ".join(map(tensor_literal, job.pieces)), want=",\n    ".join(tensor_literal(piece.clone()) for piece in want),
         src_code=placements_code(pair.src.placements), dst_code=placements_code(pair.dst.placements),
         work=_PUBLIC_API if is_public(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
-        folds=_REDUCE_PARTIALS.format(folds=_reduction_groups(pair.dst)) if partial else "", same=_comparison_code(rounding_tolerance([*job.pieces, job.whole])),
+        folds=_REDUCE_PARTIALS.format(folds=folds) if partial else "", same=equal,
         referee="" if partial or pair.dst.shard_order else _DISTRIBUTE_TENSOR,
     )  # fmt: skip
 
 
 _MODES = {"greedy": "as it plans by itself", "graph": "under use_min_cost_redistribution_plan"}
-
-
-def _comparison_code(tolerance: float) -> str:
-    return (
-        f"torch.allclose(got, expected, rtol=0.0, atol={tolerance:.3g})" if tolerance else "torch.equal(got, expected)"
-    )
 
 
 def _spec_code(spec: Spec, name: str) -> str:
@@ -135,11 +135,3 @@ def _spec_code(spec: Spec, name: str) -> str:
     orders = [(dim, spec.cut_by(dim)) for dim in range(len(spec.shape)) if spec.cut_by(dim)]
     listed = "".join(f"ShardOrderEntry({dim}, {axes}), " for dim, axes in orders)
     return f"DTensorSpec(mesh, tuple({name}), meta, ({listed}), use_strided_shard_as_shard_order=False)"
-
-
-def _reduction_groups(spec: Spec) -> list[tuple[str, list[tuple[int, ...]]]]:
-    return [
-        (placement.reduce_op, list(spec.mesh.groups(spec.mesh.names[axis])))
-        for axis, placement in enumerate(spec.placements)
-        if isinstance(placement, Partial)
-    ]

@@ -82,22 +82,25 @@ def _parts_of_plan(pair: Pair, mode: str) -> Iterator[Pair | None]:
 
 
 def _without_an_axis(pair: Pair) -> Iterator[Pair | None]:
-    """One mesh axis less."""
-    for axis in range(len(pair.mesh.sizes)) if len(pair.mesh.sizes) > 1 else ():
-        names = [n for i, n in enumerate(pair.mesh.names) if i != axis]
-        renamed = dict(zip(names, "abcdefgh", strict=False))
-        mesh = Mesh.of(*(s for i, s in enumerate(pair.mesh.sizes) if i != axis))
-        flattened = [tuple(renamed[n] for n in group if n in renamed) for group in pair.flattened]
-        cut = [_remove_axis(spec, axis, mesh) for spec in (pair.src, pair.dst)]
-        if cut[0] is not None and cut[1] is not None:
-            yield _pair_or_none(cut[0], cut[1], flattened)
+    axes = range(len(pair.mesh.sizes))
+    for axis in axes if len(axes) > 1 else ():
+        yield _pair_on_axes(pair, [other for other in axes if other != axis])
 
 
-def _remove_axis(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
+def _pair_on_axes(pair: Pair, kept: Sequence[int]) -> Pair | None:
+    """The pair on a mesh of these of its axes, in this order."""
+    mesh = Mesh.of(*(pair.mesh.sizes[axis] for axis in kept))
+    named = {pair.mesh.names[axis]: name for axis, name in zip(kept, mesh.names, strict=True)}
+    flattened = [tuple(sorted(named[n] for n in names if n in named)) for names in pair.flattened]
+    src, dst = (_spec_on_axes(spec, kept, mesh) for spec in (pair.src, pair.dst))
+    return _pair_or_none(src, dst, flattened)
+
+
+def _spec_on_axes(spec: Spec, kept: Sequence[int], mesh: Mesh) -> Spec:
     own = as_dtensor_reads(spec)
-    placements = tuple(p for i, p in enumerate(own.placements) if i != axis)
-    orders = tuple((dim, tuple(a - (a > axis) for a in axes if a != axis)) for dim, axes in own.shard_order)
-    made = Spec(mesh, placements, spec.shape, spec.dtype, tuple((d, o) for d, o in orders if len(o) > 1))
+    cuts = [(dim, [axis for axis in own.cut_by(dim) if axis in kept]) for dim in range(len(spec.shape))]
+    orders = tuple((dim, tuple(map(kept.index, axes))) for dim, axes in cuts if axes)
+    made = Spec(mesh, tuple(own.placements[axis] for axis in kept), spec.shape, spec.dtype, orders)
     return made if own is spec else strided(made)
 
 
@@ -193,24 +196,10 @@ def _on_mesh(spec: Spec, mesh: Mesh) -> Spec:
 
 
 def _swapped_axes(pair: Pair) -> Iterator[Pair | None]:
-    """Two axes swapped."""
-    for one, other in itertools.combinations(range(len(pair.mesh.sizes)), 2):
+    axes = range(len(pair.mesh.sizes))
+    for one, other in itertools.combinations(axes, 2):
         place = {one: other, other: one}
-        order = [place.get(axis, axis) for axis in range(len(pair.mesh.sizes))]
-        mesh = Mesh.of(*(pair.mesh.sizes[axis] for axis in order))
-        named = {pair.mesh.names[order[axis]]: mesh.names[axis] for axis in range(len(order))}
-        flattened = [tuple(sorted(named[n] for n in names)) for names in pair.flattened]
-        src, dst = (_reorder_axes(spec, order, mesh) for spec in (pair.src, pair.dst))
-        yield _pair_or_none(src, dst, flattened)
-
-
-def _reorder_axes(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
-    own = as_dtensor_reads(spec)
-    placements = tuple(own.placements[axis] for axis in order)
-    cut = {dim: own.cut_by(dim) for dim in range(len(spec.shape)) if own.cut_by(dim)}
-    orders = tuple((dim, tuple(order.index(axis) for axis in axes)) for dim, axes in cut.items())
-    made = Spec(mesh, placements, spec.shape, spec.dtype, orders)
-    return made if own is spec else strided(made)
+        yield _pair_on_axes(pair, [place.get(axis, axis) for axis in axes])
 
 
 def shrink_pair(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:

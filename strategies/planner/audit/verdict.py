@@ -23,16 +23,9 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError
 from localtensor.layout import assemble, split
 from strategies.base.signals import quiet
+from strategies.planner.audit import rank_run
 from strategies.planner.audit.compare import Outcome, compare_pieces
 from strategies.planner.audit.pairs import NoDTensorPlan, Pair, dtensor_plan, dtensor_price
-from strategies.planner.audit.rank_run import (
-    RedistributionResult,
-    RedistributionTask,
-    dtensor_planner,
-    redistribute_piece,
-    result_of_rank,
-    run_task,
-)
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
@@ -56,8 +49,8 @@ class PairRun:
         held = tuple(piece.clone() for piece in split(x, pair.src, torch.Generator().manual_seed(seed)))
         return cls(pair, held, assemble(held, pair.src).to(x.dtype))
 
-    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> RedistributionTask:
-        return RedistributionTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
+    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> rank_run.RedistributionTask:
+        return rank_run.RedistributionTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
 
 
 def distinct_values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,7 +64,7 @@ def distinct_values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return real.to(dtype).reshape(shape)
 
 
-def outcome_of(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome:
+def outcome_of(job: PairRun, results: Sequence[rank_run.RedistributionResult]) -> Outcome:
     """The outcome, from the results of all ranks."""
     raised = [rank for rank, one in enumerate(results) if one.error]
     if raised:
@@ -84,7 +77,7 @@ def outcome_of(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome
 
 def simulate_pairs(jobs: Sequence[PairRun], mode: str) -> list[Outcome]:
     """The outcome of DTensor's redistribution for each pair in order, on simulated ranks."""
-    with quiet(), averages_as_sums("simulated"), dtensor_planner(mode):
+    with quiet(), averages_as_sums("simulated"), rank_run.dtensor_planner(mode):
         works = [rank_work(job, mode) for job in jobs]
         return rank_runs.run_simulated(works, lambda outcome: outcome.kind == "right", alone=True)
 
@@ -93,23 +86,22 @@ def rank_work(job: PairRun, mode: str) -> rank_runs.MeshTask[Outcome]:
     """The rank functions for a pair, and its outcome; must run within `dtensor_planner(mode)`."""
     pair = job.pair
 
-    def flow(mesh: DeviceMesh) -> list[RedistributionResult]:
+    def flow(mesh: DeviceMesh) -> list[rank_run.RedistributionResult]:
         pieces = lt.LocalTensor([piece.clone() for piece in job.pieces])
-        held = redistribute_piece(job.part(mode, pieces), mesh)
-        return [RedistributionResult("", piece) for piece in rank_runs.values_by_rank(held, pair.mesh.ranks)]
+        held = rank_run.redistribute_piece(job.part(mode, pieces), mesh)
+        return [rank_run.RedistributionResult("", piece) for piece in rank_runs.values_by_rank(held, pair.mesh.ranks)]
 
-    def on_rank(mesh: DeviceMesh, rank: int) -> RedistributionResult:
-        return result_of_rank(job.part(mode, job.pieces[rank].clone()), mesh)
+    def on_rank(mesh: DeviceMesh, rank: int) -> rank_run.RedistributionResult:
+        return rank_run.result_of_rank(job.part(mode, job.pieces[rank].clone()), mesh)
 
-    def verdict(given: dict[int, RedistributionResult], fault: str) -> Outcome:
+    def verdict(given: dict[int, rank_run.RedistributionResult], fault: str) -> Outcome:
         raised = [rank for rank, one in given.items() if one.error]
         if fault and raised:
             fault = f"rank {raised[0]} raises {given[raised[0]].error}; its peers wait for it"
         return Outcome("stops", fault, tuple(raised)) if fault else outcome_of(job, list(given.values()))
 
-    return rank_runs.MeshTask(
-        pair.mesh.ranks, (world_mesh_with_submeshes, pair.mesh, pair.flattened), flow, on_rank, verdict
-    )
+    mesh_maker = (world_mesh_with_submeshes, pair.mesh, pair.flattened)
+    return rank_runs.MeshTask(pair.mesh.ranks, mesh_maker, flow, on_rank, verdict)
 
 
 BATCH = 64
@@ -118,8 +110,6 @@ GROWTH = 256
 KINDS = ("right", "wrong", "stops", "refused", "alike", "undecided")
 """`alike`: refused by DTensor, and by our planner or by torch.distributed itself, too. `undecided`: refused, and our
 plan fails, too."""
-
-
 NO_COMPLEX_SUPPORT = "does not support complex tensors"
 """The error of torch.distributed for maxima and products of complex tensors, for which no plan can succeed."""
 
@@ -174,10 +164,8 @@ def verdict_of(job: PairRun, mode: str, outcome: Outcome) -> PairVerdict:
         return PairVerdict(pair, mode, Outcome(kind, outcome.text or str(none), outcome.ranks), theirs)
     if outcome.kind == "refused" and NO_COMPLEX_SUPPORT in outcome.text:
         return PairVerdict(pair, mode, Outcome("alike", outcome.text), theirs, ours)
-    if outcome.kind == "refused":
-        wrong = fault_of_our_plan(job, ours)
-        if wrong:
-            return PairVerdict(pair, mode, Outcome("undecided", f"{outcome.text}; our plan: {wrong}"), theirs, ours)
+    if outcome.kind == "refused" and (wrong := fault_of_our_plan(job, ours)):
+        return PairVerdict(pair, mode, Outcome("undecided", f"{outcome.text}; our plan: {wrong}"), theirs, ours)
     waste = waste_of_plan(enlarged(pair), mode) if outcome.kind == "right" else None
     return PairVerdict(pair, mode, outcome, theirs, ours, waste)
 
@@ -217,9 +205,7 @@ def enlarged(pair: Pair) -> Pair:
 
 
 def _ratio(theirs: int, ours: int) -> float:
-    if ours == 0:
-        return math.inf if theirs else 1.0
-    return theirs / ours
+    return theirs / ours if ours else math.inf if theirs else 1.0
 
 
 def _collective_count(plan: Plan) -> int:
@@ -231,21 +217,20 @@ class RealRedistributions(RankProcesses):
 
     def confirm(self, jobs: Sequence[PairRun], mode: str) -> list[Outcome]:
         """The outcome of each pair on real processes, in order. Never hangs: the pool ends processes that do."""
-        return [self._one(job, mode) for job in jobs]
+        found = []
+        for job in jobs:
+            outcomes = self.run(rank_run.run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
+            fault = first_rank_failure(outcomes)
+            stopped = fault and Outcome("stops", fault.text, fault.ranks)
+            found.append(stopped or _checked_outcome(job, returned_values(outcomes)))
+        return found
 
-    def _one(self, job: PairRun, mode: str) -> Outcome:
-        outcomes = self.run(run_task, [job.part(mode, piece, job.whole) for piece in job.pieces])
-        fault = first_rank_failure(outcomes)
-        return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, returned_values(outcomes))
 
-
-def _checked_outcome(job: PairRun, results: Sequence[RedistributionResult]) -> Outcome:
+def _checked_outcome(job: PairRun, results: Sequence[rank_run.RedistributionResult]) -> Outcome:
     outcome = outcome_of(job, results)
     referees = (job.pair.src, [one.given for one in results]), (job.pair.dst, [one.dealt for one in results])
     for spec, every in referees:
         pieces = [piece for piece in every if piece is not None]
-        apart = compare_pieces(pieces, job.whole, spec).text if len(pieces) == len(results) else ""
-        if apart:
-            text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
-            return replace(outcome, kind="disputed", text=text)
+        if len(pieces) == len(results) and (apart := compare_pieces(pieces, job.whole, spec).text):
+            return replace(outcome, kind="disputed", text=f"distribute_tensor itself deals {spec} otherwise: {apart}")
     return outcome

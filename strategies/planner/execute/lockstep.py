@@ -15,17 +15,11 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor import lockstep
 from localtensor.collectives import reference
 from localtensor.errors import Refusal, WrongPieces
 from localtensor.layout import GLOO_DTYPES, Spec, StridedShard, local_shapes, shard_cut, short
-from localtensor.lockstep import (
-    LocalTensor,
-    all_gather_into_tensor,
-    all_reduce,
-    plain_dispatch,
-    reduce_scatter_tensor,
-    shard_dim_alltoall,
-)
+from localtensor.lockstep import LocalTensor, plain_dispatch
 from strategies.planner.execute.rows import rank_groups
 from strategies.planner.execute.step import CollectiveCall, RankPart, group_step, plain_values, rank_part, run_group
 from strategies.planner.steps.legal_steps import ranks_along
@@ -136,18 +130,16 @@ def _even_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor | None:
         if mixed or (was.reduce_op in ("product", "avg") and x.dtype.is_complex):
             return None
         if step.kind == "all_reduce":
-            return all_reduce(x, was.reduce_op, family)
+            return lockstep.all_reduce(x, was.reduce_op, family)
     if not (_has_even_pieces(step.was, step.axes) and _has_even_pieces(step.now, step.axes)):
         return None
     if isinstance(was, Partial):
-        return reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
+        return lockstep.reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
     if step.kind == "all_gather":
-        return all_gather_into_tensor(x, family, _sharded_dim(was))
-    return (
-        None
-        if _sharded_dim(was) == _sharded_dim(now)
-        else shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
-    )
+        return lockstep.all_gather_into_tensor(x, family, _sharded_dim(was))
+    if _sharded_dim(was) == _sharded_dim(now):
+        return None
+    return lockstep.shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
 
 
 def _sharded_dim(placement: Placement) -> int:
@@ -172,7 +164,10 @@ def _uneven_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor:
     found: dict[int, Tensor] = {}
     done: dict[Hashable, list[Tensor]] = {}
     with plain_dispatch():
-        values = _values_by_row(x)
+        held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
+        values = {  # the distinct ones, by their rows of the partition
+            at + row: plain_values(cell[row] if size > 1 else cell) for cell, size, at in held for row in range(size)
+        }
         rows = x._partition.row_of.tolist()
         for members in rank_groups(step.was.mesh, step.axes):
             todo = group_step(step, members)
@@ -188,11 +183,3 @@ def _uneven_step(x: LocalTensor, step: RedistributionStep) -> LocalTensor:
                     done[key] = run_parts([rank_part(values[rows[rank]], todo, me)])
                 found[rank] = done[key][0]
     return LocalTensor(found)
-
-
-def _values_by_row(x: LocalTensor) -> dict[int, Tensor]:
-    """The distinct values, by their rows of the partition."""
-    held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
-    return {
-        start + row: plain_values(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)
-    }

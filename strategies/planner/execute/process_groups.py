@@ -141,7 +141,8 @@ def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
         for number, step in enumerate(plan.steps):
             alone = step.kind == "local"
             line = None if alone else groups.lines[tuple(sorted(step.axes))]
-            members = _members(groups, step.axes) if line is None else line.members
+            # Without a group: the ranks along the axes with this rank's other coordinates.
+            members = line.members if line else next(one for one in lines(groups.mesh, step.axes) if groups.rank in one)
             found = _run_step(found, group_step(step, members), members.index(groups.rank), line, ours=number > 0)
     return found
 
@@ -184,11 +185,6 @@ _OPS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _members(groups: Groups, axes: Axes) -> tuple[int, ...]:
-    """The ranks along these axes with this rank's other coordinates."""
-    return next(line for line in lines(groups.mesh, axes) if groups.rank in line)
-
-
 def _check_arguments(local: Tensor, plan: Plan, groups: Groups) -> None:
     rank: int = groups.rank  # type: ignore[assignment]  # it is in the mesh
     if groups.mesh != plan.src.mesh:
@@ -202,6 +198,5 @@ def _check_arguments(local: Tensor, plan: Plan, groups: Groups) -> None:
     if missing:
         names = [" and ".join(plan.src.mesh.names[axis] for axis in axes) for axes in missing]
         problem = f"the plan communicates along {', '.join(names)}, of which there is no group"
-        raise NotPlanned(
-            "groups", str(list(groups.lines)), problem, "Make them with groups_along(mesh, axes_of([plan]))."
-        )
+        remedy = "Make them with groups_along(mesh, axes_of([plan]))."
+        raise NotPlanned("groups", str(list(groups.lines)), problem, remedy)

@@ -32,9 +32,8 @@ class NotInnermost(Refusal):
         names = ", ".join(spec.mesh.names[axis] for axis in axes)
         inner = spec.mesh.names[next(axis for axis in reversed(spec.cut_by(dim)) if axis not in axes)]
         problem = f"{inner} cuts what {names} has left of dim {dim}, so their pieces are no pieces of one block"
-        super().__init__(
-            "redistribute", "plan", str(spec), problem, "Make plans with strategies.planner.search.api.plan."
-        )
+        remedy = "Make plans with strategies.planner.search.api.plan."
+        super().__init__("redistribute", "plan", str(spec), problem, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +72,6 @@ def rows_after_cuts(size: int, cut: Cuts) -> RowIntervals:
         return all_rows(size)
     *before, (factor, ranks, place) = cut
     return chunk_rows(rows_after_cuts(size, tuple(before)), factor, ranks, place)
-
-
-def _append_run(runs: list[tuple[int, int]], start: int, length: int) -> None:
-    """Appends a run that starts behind the last one, or extends the last one if they are adjacent."""
-    if runs and sum(runs[-1]) == start:
-        runs[-1] = (runs[-1][0], runs[-1][1] + length)
-    else:
-        runs.append((start, length))
 
 
 def block_shape(spec: Spec, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -145,7 +136,11 @@ def common_rows(held: RowIntervals, wanted: RowIntervals) -> RowIntervals:
         ahead = place
         while ahead < len(wanted) and wanted[ahead][0] < start + length:
             begin, end = max(start, wanted[ahead][0]), min(start + length, sum(wanted[ahead]))
-            _append_run(found, before + begin - start, end - begin)
+            place_in_held = before + begin - start
+            if found and sum(found[-1]) == place_in_held:
+                found[-1] = (found[-1][0], found[-1][1] + end - begin)
+            else:
+                found.append((place_in_held, end - begin))
             ahead += 1
         before += length
     return tuple(found)

@@ -22,22 +22,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import GLOO_DTYPES, Spec
 from localtensor.layout import fold as reduced
 from localtensor.layout import fold_partials as fold
-from strategies.planner.execute.rows import (
-    BlockPiece,
-    all_rows,
-    block_shape,
-    copy_rows_to,
-    element_counts,
-    flattened,
-    neutral_element,
-    pack,
-    pad_rows,
-    piece_of_rank,
-    resized,
-    take_rows,
-    transfers,
-    unpack,
-)
+from strategies.planner.execute import rows
 from strategies.planner.steps.legal_steps import collectives_reduce
 from strategies.planner.steps.plan import RedistributionStep
 
@@ -67,9 +52,9 @@ class GroupStep:
     kind: str
     shape: tuple[int, ...]
     """Of the block that the members hold together."""
-    was: tuple[BlockPiece | None, ...]
+    was: tuple[rows.BlockPiece | None, ...]
     """Each member's piece of it before; None for the whole block. `now` are the pieces after."""
-    now: tuple[BlockPiece | None, ...]
+    now: tuple[rows.BlockPiece | None, ...]
     """-"""
     pending: str
     """The reduction that is pending along these axes before or after the step; empty if none."""
@@ -83,12 +68,12 @@ def group_step(step: RedistributionStep, members: tuple[int, ...]) -> GroupStep:
 
     Raises `NotInnermost` for a step that is not legal.
     """
-    was, now = (tuple(piece_of_rank(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
+    was, now = (tuple(rows.piece_of_rank(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
     before = [_pending_reduction(step.was, axis) for axis in step.axes]
     divisor = math.prod(step.was.mesh.sizes[axis] for axis, op in zip(step.axes, before, strict=True) if op == "avg")
     kind = "local" if len(members) == 1 else step.kind
     pending = max(before) or _pending_reduction(step.now, step.axes[0])  # a sum of averages is a sum that is divided
-    return GroupStep(kind, block_shape(step.was, step.axes, members[0]), was, now, pending, divisor)
+    return GroupStep(kind, rows.block_shape(step.was, step.axes, members[0]), was, now, pending, divisor)
 
 
 def _pending_reduction(spec: Spec, axis: int) -> str:
@@ -107,17 +92,17 @@ def rank_part(x: Tensor, todo: GroupStep, me: int, *, ours: bool = False) -> Ran
 
 
 def _all_gather(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
-    found = transfers(todo.shape, None, _without_none(todo.was))
-    rows = max(part.rows for part in found)
-    wire = yield from _move_values("all_gather", pad_rows(x, found[0].dim, rows))
-    return unpack(wire, found, todo.shape, rows)
+    found = rows.transfers(todo.shape, None, _without_none(todo.was))
+    slot_rows = max(part.rows for part in found)
+    wire = yield from _move_values("all_gather", rows.pad_rows(x, found[0].dim, slot_rows))
+    return rows.unpack(wire, found, todo.shape, slot_rows)
 
 
 def _all_to_all(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
     was, now = _without_none(todo.was), _without_none(todo.now)
-    out, back = transfers(todo.shape, was[me], now), transfers(todo.shape, now[me], was)
-    wire = yield from _move_values("all_to_all", pack(x, out), element_counts(out), element_counts(back))
-    return unpack(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
+    out, back = rows.transfers(todo.shape, was[me], now), rows.transfers(todo.shape, now[me], was)
+    wire = yield from _move_values("all_to_all", rows.pack(x, out), rows.element_counts(out), rows.element_counts(back))
+    return rows.unpack(wire, back, rows.resized(todo.shape, now[me].dim, now[me].rows))
 
 
 def _all_reduce(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
@@ -125,8 +110,8 @@ def _all_reduce(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
         every = -(-x.numel() // len(todo.was))
         ends = [min(every * place, x.numel()) for place in range(len(todo.was) + 1)]
         sent = [end - start for start, end in itertools.pairwise(ends)]
-        mine = yield from _exchange_and_reduce(flattened(x), sent, todo, me)
-        mine = pad_rows(mine, 0, every)
+        mine = yield from _exchange_and_reduce(rows.flattened(x), sent, todo, me)
+        mine = rows.pad_rows(mine, 0, every)
         wire = yield from _move_values("all_gather", mine)
         del mine
         return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
@@ -137,18 +122,17 @@ def _all_reduce(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
 
 def _reduce_scatter(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
     now = _without_none(todo.now)
-    out, mine = transfers(todo.shape, None, now), now[me]
+    out, mine = rows.transfers(todo.shape, None, now), now[me]
     if not collectives_reduce(todo.pending, x.dtype):
-        found = yield from _exchange_and_reduce(pack(x, out), element_counts(out), todo, me)
+        found = yield from _exchange_and_reduce(rows.pack(x, out), rows.element_counts(out), todo, me)
         return found.view(out[me].shape)
-    rows = max(part.rows for part in out)
-    wire = yield CollectiveCall(
-        "reduce_scatter", _to_wire(pack(x, out, rows)), op=_wire_reduction(todo.pending, x.dtype)
-    )
+    slot_rows = max(part.rows for part in out)
+    wire = _to_wire(rows.pack(x, out, slot_rows))
+    wire = yield CollectiveCall("reduce_scatter", wire, op=_wire_reduction(todo.pending, x.dtype))
     wire = _from_wire(wire, x.dtype, todo)
-    if mine.rows == rows:
+    if mine.rows == slot_rows:
         return wire.view(out[me].shape)
-    return take_rows(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, all_rows(mine.rows))
+    return rows.take_rows(wire.view(rows.resized(todo.shape, mine.dim, slot_rows)), mine.dim, rows.all_rows(mine.rows))
 
 
 def _exchange_and_reduce(wire: Tensor, sent: list[int], todo: GroupStep, me: int) -> RankPart:
@@ -162,10 +146,8 @@ def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequenc
     """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
     if wire.dtype in GLOO_DTYPES:
         return (yield CollectiveCall(kind, wire, sent=tuple(sent), got=tuple(got)))
-    size = wire.dtype.itemsize
-    found = yield CollectiveCall(
-        kind, wire.view(torch.uint8), sent=tuple(size * n for n in sent), got=tuple(size * n for n in got)
-    )
+    sent, got = (tuple(wire.dtype.itemsize * n for n in counts) for counts in (sent, got))
+    found = yield CollectiveCall(kind, wire.view(torch.uint8), sent=sent, got=got)
     return found.view(wire.dtype)
 
 
@@ -175,14 +157,14 @@ def _local(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
     if len(todo.was) == 1:
         return x if ours else _copy(x)
     if now is not None:
-        return take_rows(x, now.dim, now.runs)
+        return rows.take_rows(x, now.dim, now.runs)
     if was is not None:
-        found = x.new_full(todo.shape, neutral_element(todo.pending, x.dtype))
-        copy_rows_to(x, was.dim, was.runs, found)
+        found = x.new_full(todo.shape, rows.neutral_element(todo.pending, x.dtype))
+        rows.copy_rows_to(x, was.dim, was.runs, found)
         return found
     if me == 0 or todo.pending in ("min", "max", "avg"):
         return x if ours else _copy(x)
-    return torch.full_like(x, neutral_element(todo.pending, x.dtype), memory_format=torch.contiguous_format)
+    return torch.full_like(x, rows.neutral_element(todo.pending, x.dtype), memory_format=torch.contiguous_format)
 
 
 _PARTS = {
@@ -202,8 +184,8 @@ def run_group(held: Sequence[Tensor], todo: GroupStep) -> list[Tensor]:
     else:
         block = held[0].new_empty(todo.shape)
         for x, was in zip(held, _without_none(todo.was), strict=True):
-            copy_rows_to(x, was.dim, was.runs, block)
-    return [block if now is None else take_rows(block, now.dim, now.runs) for now in todo.now]
+            rows.copy_rows_to(x, was.dim, was.runs, block)
+    return [block if now is None else rows.take_rows(block, now.dim, now.runs) for now in todo.now]
 
 
 def _reduced_block(held: Sequence[Tensor], todo: GroupStep) -> Tensor:
@@ -213,7 +195,7 @@ def _reduced_block(held: Sequence[Tensor], todo: GroupStep) -> Tensor:
     return _from_wire(total, held[0].dtype, todo)
 
 
-def _without_none(found: Sequence[BlockPiece | None]) -> list[BlockPiece]:
+def _without_none(found: Sequence[rows.BlockPiece | None]) -> list[rows.BlockPiece]:
     return [one for one in found if one is not None]
 
 

@@ -95,12 +95,6 @@ def probe_price(price: Callable[[Move], object], specs: Sequence[Spec], ask: Cal
     return PriceProbe(lambda move: ask(price, move), tuple(odd), seconds)
 
 
-def plan_prices(specs: Sequence[Spec], price: UserPrice) -> list[list[float]]:
-    """The price of the cheapest plan from each spec to each other."""
-    found = [[plan(src, dst, price).price for dst in specs] for src in specs]
-    return [[cost / PICO if price.seconds else cost for cost in row] for row in found]
-
-
 def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
     """Every move from one of these specs to another, each once, always in the same order."""
     seen: dict[Move, None] = {}
@@ -114,14 +108,11 @@ def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
 def _step_faults(where: str, answers: list[float], again: float) -> Iterator[InvalidAnswer]:
     first = answers[0]
     for got in answers:
-        if math.isnan(got):
-            yield InvalidAnswer("this is no number", where, got)
-            return
+        fault = "this is no number" if math.isnan(got) else "a price is never negative" if got < 0 else ""
         if math.isinf(got):
-            yield InvalidAnswer("the price of a step is finite; a step that there is not is no step", where, got)
-            return
-        if got < 0:
-            yield InvalidAnswer("a price is never negative", where, got)
+            fault = "the price of a step is finite; a step that there is not is no step"
+        if fault:
+            yield InvalidAnswer(fault, where, got)
             return
     if again != first:
         yield InvalidAnswer("a second call returns something else", where, again)
@@ -180,7 +171,10 @@ def check_metric(
     unit = unit or tried.unit
     if not tried.searchable:
         return MetricReport(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
-    return _triangle_report(name, unit, specs, plan_prices(specs, tried.price(name)), tried.odd)
+    price = tried.price(name)
+    prices = [[plan(src, dst, price).price for dst in specs] for src in specs]
+    table = [[cost / PICO if tried.seconds else cost for cost in row] for row in prices]
+    return _triangle_report(name, unit, specs, table, tried.odd)
 
 
 def specs_of(
@@ -218,10 +212,8 @@ def _triangle_report(
                 if direct > around and not math.isclose(direct, around, rel_tol=TOLERANCE):
                     detours.append((direct - around, i, j, k))
     worst = sorted(detours, key=lambda found: (math.isinf(found[0]), -found[0], found[1:]))
-    shown = [
-        Violation(specs[i], specs[j], specs[k], table[i][k], table[i][j], table[j][k])
-        for _, i, j, k in worst[:MOST_VIOLATIONS]
-    ]
+    most = worst[:MOST_VIOLATIONS]
+    shown = [Violation(specs[i], specs[j], specs[k], table[i][k], table[i][j], table[j][k]) for _, i, j, k in most]
     free = sum(cost == 0 for i, row in enumerate(table) for k, cost in enumerate(row) if i != k)
     walls = sum(math.isinf(saved) for saved, *_ in worst)
     return MetricReport(name, unit, specs, len(specs) ** 3, len(worst), walls, tuple(shown), odd, free)

@@ -114,9 +114,8 @@ def share_text(spec: Spec) -> str:
     cut = [math.prod(spec.mesh.sizes[axis] for axis, _ in axes) for axes in cuts_by_dim(spec)]
     even = all(size % ranks == 0 for size, ranks in zip(spec.shape, cut, strict=True))
     size = " x ".join(map(str, counts)) or "a number"
-    pending = [
-        (short(p), name) for p, name in zip(spec.placements, spec.mesh.names, strict=True) if isinstance(p, Partial)
-    ]
+    named = zip(spec.placements, spec.mesh.names, strict=True)
+    pending = [(short(p), name) for p, name in named if isinstance(p, Partial)]
     kinds = " and ".join(f"{kind} over {', '.join(n for k, n in pending if k == kind)}" for kind in dict(pending))
     return f"{'parts of ' * bool(pending)}{'' if even else 'at most '}{size} on a rank{', ' * bool(pending)}{kinds}"
 
@@ -210,11 +209,9 @@ def _cell_count(size: int, most: int) -> int:
     >>> [_cell_count(size, 8) for size in (0, 5, 12, 13, 4096)]
     [1, 5, 6, 8, 8]
     """
-    return (
-        next((cells for cells in range(most, most // 2, -1) if size % cells == 0), most)
-        if size > most
-        else max(1, size)
-    )
+    if size <= most:
+        return max(1, size)
+    return next((cells for cells in range(most, most // 2, -1) if size % cells == 0), most)
 
 
 def _marked_cells(runs: RowIntervals, cells: int, size: int) -> list[bool]:

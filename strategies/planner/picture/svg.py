@@ -6,19 +6,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from localtensor.layout import RowIntervals
-from strategies.planner.picture.ascii import (
-    PlanStage,
-    RankShare,
-    dims_drawn,
-    drawn_coordinates,
-    drawn_indices,
-    drawn_sizes,
-    layout_text,
-    rank_label,
-    share_of_rank,
-    share_text,
-    undrawn_text,
-)
+from strategies.planner.picture import ascii as drawing
 
 SIDE, GAP, LABEL, LEFT, LINE = 56, 14, 13, 16, 18
 """In pixels: the side of a rank's box, the gap between boxes, a small label, the left margin, a line of text."""
@@ -52,7 +40,7 @@ STYLE = """
 """
 
 
-def svg(stages: Sequence[PlanStage], title: str = "") -> str:
+def svg(stages: Sequence[drawing.PlanStage], title: str = "") -> str:
     """One panel for each stage, below each other. Dashed frames are the groups that communicate in the following step.
 
     >>> import torch
@@ -63,7 +51,7 @@ def svg(stages: Sequence[PlanStage], title: str = "") -> str:
     return ET.tostring(_svg_element(stages, title), encoding="unicode")
 
 
-def html_page(stages: Sequence[PlanStage], title: str, words: str) -> str:
+def html_page(stages: Sequence[drawing.PlanStage], title: str, words: str) -> str:
     """An HTML page with the picture, and the plan in words below it."""
     root = ET.Element("html", {"lang": "en"})
     head = ET.SubElement(root, "head")
@@ -77,12 +65,12 @@ def html_page(stages: Sequence[PlanStage], title: str, words: str) -> str:
     return "<!doctype html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
 
 
-def _svg_element(stages: Sequence[PlanStage], title: str) -> ET.Element:
+def _svg_element(stages: Sequence[drawing.PlanStage], title: str) -> ET.Element:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "ltp", "role": "img"})
     ET.SubElement(root, "title").text = _xml_safe(title or "What each rank holds, step by step")
     ET.SubElement(root, "style").text = STYLE
     _stripes(root)
-    dims = dims_drawn(stages)
+    dims = drawing.dims_drawn(stages)
     right, top = 0.0, 6.0
     if title:
         right, top = _text(root, LEFT, top, title, "step"), top + LINE + 4
@@ -99,27 +87,29 @@ def _svg_element(stages: Sequence[PlanStage], title: str) -> ET.Element:
 
 
 def _panel(
-    root: ET.Element, stage: PlanStage, after: Sequence[int], dims: Sequence[int], top: float
+    root: ET.Element, stage: drawing.PlanStage, after: Sequence[int], dims: Sequence[int], top: float
 ) -> tuple[float, float]:
     """Draws one stage; returns its right and lower ends."""
     spec, names, sizes = stage.spec, stage.spec.mesh.names, stage.spec.mesh.sizes
     right = 0.0
     if stage.step:
         right, top = _text(root, LEFT, top, f"\u2193 {stage.step}", "step"), top + LINE
-    words = "   ".join(word for word in (layout_text(spec), share_text(spec), undrawn_text(spec, dims)) if word)
-    right, top = max(right, _text(root, LEFT, top, words, "")), top + LINE
-    lines, columns = drawn_coordinates(sizes[:-1], MOST_RANKS[0]), drawn_indices(sizes[-1], MOST_RANKS[1])
-    labels = [rank_label(names[:-1], sizes[:-1], line, ROW) for line in lines]
+    notes = (drawing.layout_text(spec), drawing.share_text(spec), drawing.undrawn_text(spec, dims))
+    right, top = max(right, _text(root, LEFT, top, "   ".join(filter(None, notes)), "")), top + LINE
+    lines = drawing.drawn_coordinates(sizes[:-1], MOST_RANKS[0])
+    columns = drawing.drawn_indices(sizes[-1], MOST_RANKS[1])
+    labels = [drawing.rank_label(names[:-1], sizes[:-1], line, ROW) for line in lines]
     left = LEFT + max(map(len, labels)) * LETTER + 6
     lefts, tops = _offsets(columns, left), _offsets(lines, top + LINE + 3)
     ends = (lefts[-1] + SIDE, tops[-1] + SIDE)
     for at, x in zip(columns, lefts, strict=True):
-        _text(root, x, top, "\u22ef" if at is None else rank_label(names[-1:], sizes[-1:], (at,), COLUMN), "small")
+        label = "\u22ef" if at is None else drawing.rank_label(names[-1:], sizes[-1:], (at,), COLUMN)
+        _text(root, x, top, label, "small")
     for line, words, y in zip(lines, labels, tops, strict=True):
         _text(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else words, "small")
         for at, x in zip(columns, lefts, strict=True):
             if line is not None and at is not None:
-                _rank(root, share_of_rank(spec, (*line, at), dims), x, y, drawn_sizes(spec, dims))
+                _rank(root, drawing.share_of_rank(spec, (*line, at), dims), x, y, drawing.drawn_sizes(spec, dims))
     _group_frames(root, after, len(sizes), [y for y, line in zip(tops, lines, strict=True) if line is not None],
           [x for x, at in zip(lefts, columns, strict=True) if at is not None])  # fmt: skip
     return max(right, ends[0]), ends[1] + GAP + 6
@@ -134,7 +124,7 @@ def _offsets(shown: Sequence[object], start: float) -> list[float]:
     return found
 
 
-def _rank(root: ET.Element, share: RankShare, x: float, y: float, size: tuple[int, int]) -> None:
+def _rank(root: ET.Element, share: drawing.RankShare, x: float, y: float, size: tuple[int, int]) -> None:
     """A rank's box: the whole tensor, and on it the share of the rank."""
     _rect(root, "whole", x, y, SIDE, SIDE)
     for start, length in _pixel_runs(share.down, size[0]):
@@ -145,10 +135,8 @@ def _rank(root: ET.Element, share: RankShare, x: float, y: float, size: tuple[in
 def _pixel_runs(runs: RowIntervals, size: int) -> list[tuple[float, float]]:
     """The runs in pixels of a box; in cells where there are more runs than can be seen."""
     if len(runs) > FINEST:
-        cells = sorted(
-            {cell for start, length in runs for cell in (start * FINEST // size, (start + length - 1) * FINEST // size)}
-        )
-        runs, size = tuple((cell, 1) for cell in cells), FINEST
+        ends = {row * FINEST // size for start, length in runs for row in (start, start + length - 1)}
+        runs, size = tuple((cell, 1) for cell in sorted(ends)), FINEST
     return [(start * SIDE / size, max(1.0, length * SIDE / size)) for start, length in runs]
 
 
@@ -182,9 +170,8 @@ def _stripes(root: ET.Element) -> None:
     definitions = ET.SubElement(root, "defs")
     size = {"width": "6", "height": "6", "patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
     stripes = ET.SubElement(definitions, "pattern", {"id": "ltp-part", **size})
-    ET.SubElement(
-        stripes, "line", {"class": "stripe", "x1": "1", "y1": "0", "x2": "1", "y2": "6", "stroke-width": "2.5"}
-    )
+    ends = {"x1": "1", "y1": "0", "x2": "1", "y2": "6"}
+    ET.SubElement(stripes, "line", {"class": "stripe", **ends, "stroke-width": "2.5"})
 
 
 def _rect(root: ET.Element, kind: str, x: float, y: float, wide: float, high: float) -> ET.Element:

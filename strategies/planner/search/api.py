@@ -29,16 +29,7 @@ from strategies.planner.search.state_table import STEP_BITS, StateTable, StepKin
 from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.steps.legal_steps import legal_changes, usable_placements, with_placement
 from strategies.planner.steps.plan import PICO, Move, Plan, Price, RedistributionStep, bytes_text, time_text
-from strategies.planner.steps.prices import (
-    TOPOLOGY,
-    Sent,
-    Time,
-    Topology,
-    TorchPrice,
-    bytes_sent,
-    peak_memory,
-    priced_step,
-)
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice, priced_step, step_of_move
 
 __all__ = ["NoPlan", "clear", "plan", "plan_uncached"]
 PLAN_CACHE = PlanCache()
@@ -140,16 +131,10 @@ def _plan_of(
         cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
         move = table.move(sort, cutting, sort.nbytes(before, after))
         now = (goal if there == last else table.spec(there)) if whole else _spec_after(was, table, there, sort)
-        steps.append(
-            RedistributionStep(
-                move, was, now, bytes_sent(move), topology.seconds(move), peak_memory(move, before, after)
-            )
-        )
+        steps.append(step_of_move(move, was, now, before, after, topology))
         was, before = now, after
-    name = price_name(table.price)
-    return Plan(
-        src, dst, tuple(steps), found.cost >> STEP_BITS, name, _explanation(found, table, turned), found.expanded
-    )
+    name, why = price_name(table.price), _explanation(found, table, turned)
+    return Plan(src, dst, tuple(steps), found.cost >> STEP_BITS, name, why, found.expanded)
 
 
 def _spec_after(was: Spec, table: StateTable, there: int, sort: StepKind) -> Spec:
@@ -332,30 +317,20 @@ def _candidates(
     for name, first in ((FASTEST, soon), (FEWEST_BYTES, Sent()), (FEWEST_STEPS, StepCount())):
         if first.name != price.name:
             other = by(soon if first == soon else TieBreak(first, soon))
-            yield (
-                name,
-                best if price_of(best, first) == price_of(other, first) else other,
-                partial(price_of, price=first),
-            )
-    yield LEAST_MEMORY, _leanest(best, lambda memory: by(price, memory=memory)), lambda one: one.memory
+            same = price_of(best, first) == price_of(other, first)
+            yield name, best if same else other, partial(price_of, price=first)
+    try:
+        lean = by(price, memory=0)
+    except NoPlan as error:
+        lean = error.leanest or best
+    yield LEAST_MEMORY, lean if lean.memory < best.memory else best, lambda one: one.memory
     began = best.steps[0].was  # strided shards that are an order are planned as that order
     axes = [tuple(best.src.mesh.axis(name) for name in names) for names in flattened]
-    firsts = [
-        priced_step(change.kind, change.axes, began, change.now, topology)
-        for change in legal_changes(began, usable_placements(began, best.dst), axes)
-    ]
+    changes = legal_changes(began, usable_placements(began, best.dst), axes)
+    firsts = (priced_step(change.kind, change.axes, began, change.now, topology) for change in changes)
     allowed = [step for step in firsts if memory is None or step.memory <= memory]
     if (other_first := _with_other_first_step(best, price, allowed, lambda now: by(price, now))) is not None:
         yield OTHER_FIRST_STEP, other_first, lambda one: one.steps[0].now == best.steps[0].now
-
-
-def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
-    """The plan with the lowest peak memory, taken from the `NoPlan` that a limit of 0 bytes raises."""
-    try:
-        found = within(0)
-    except NoPlan as error:
-        found = error.leanest or best
-    return found if found.memory < best.memory else best
 
 
 def _with_other_first_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import operator
 from dataclasses import dataclass
 
 from strategies.planner.search.edges import DONE, INF, AdmissibleHeuristic, Edge, LegalEdges, edge_memory
@@ -93,20 +94,15 @@ class AStarSearch:
             sorts.append(sort)
         first, at = states[-2] if sorts else self.src, self.bound.at
         others = [more + at(its) for there, its, more, _ in edges if there != first]
-        return SearchResult(
-            tuple(states[::-1]), tuple(sorts[::-1]), cost, expanded, reached - expanded, min(others, default=INF)
-        )
+        least = min(others, default=INF)
+        return SearchResult(tuple(states[::-1]), tuple(sorts[::-1]), cost, expanded, reached - expanded, least)
 
     def values(self, state: int) -> int:
         """The abstract values of a layout, as the heuristic reads them."""
         table, found, beneath = self.table, 0, dict[tuple[int, int], int]()
         fields = [(*table.field(state, i), i) for i in range(table.count)]
-        for p, turn, i in sorted(fields, key=_position):
+        for p, turn, i in sorted(fields, key=operator.itemgetter(1)):
             value = self.bound.value(i, p, turn, beneath.get((table.dims[p], turn - 1), DONE))
             beneath[table.dims[p], turn] = value
             found += value << self.bound.width * i
         return found
-
-
-def _position(field: tuple[int, int, int]) -> int:
-    return field[1]

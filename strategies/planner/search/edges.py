@@ -121,20 +121,18 @@ class AdmissibleHeuristic:
                     more += cost
                     if more < best.get(there, INF):
                         best[there] = more
-                        heapq.heappush(
-                            queue, (more + source_bound(there) if axiswise else more, more, there, cutting ^ flipped)
-                        )
+                        bound = more + source_bound(there) if axiswise else more
+                        heapq.heappush(queue, (bound, more, there, cutting ^ flipped))
         return self.at(values) if queue else known.get(values, INF)
 
     def _start_backwards(self, values: int) -> None:
         """Prepares the backward search from the destination to these values."""
-        self._per_axis = [
-            (self.width * i, *self._order_masks(i), {}, self._options_of(i)) for i in range(self._table.count)
-        ]
+        axes = range(self._table.count)
+        self._per_axis = [(self.width * i, *self._order_masks(i), {}, self._options_of(i)) for i in axes]
         self._groups = self._group_steps()
         self._queue = [(0, 0, 0, sum(1 << i for i, (p, _) in enumerate(self.goal) if self._table.dims[p] >= 0))]
         if self._table.count > 2 and not self._groups:
-            self._axis_bounds = [(self.width * i, self._axis_costs(i, values)) for i in range(self._table.count)]
+            self._axis_bounds = [(self.width * i, self._axis_costs(i, values)) for i in axes]
 
     def _axis_costs(self, i: int, values: int) -> dict[int, int]:
         """The least cost for one axis to get from its source value to each value, while all other axes shard."""
@@ -154,9 +152,7 @@ class AdmissibleHeuristic:
         return costs
 
     def _order_masks(self, i: int) -> tuple[int, int]:
-        """Masks of the values while an axis may become or leave DONE: bits that must be 0, bits of which one must be
-        set.
-        """
+        """Masks of the values while an axis may become or leave DONE: bits that are all 0, bits of which one is set."""
         p, turn = self.goal[i]
         dim, clear, above = self._table.dims[p], 0, 0
         for other, (q, place) in enumerate(self.goal):
@@ -167,7 +163,6 @@ class AdmissibleHeuristic:
         return clear, above
 
     def _options_of(self, i: int) -> tuple[AxisOption, ...]:
-        """The options for an axis."""
         table, goal = self._table, self.goal[i][0]
         found = dict.fromkeys([(DONE, table.letters[goal], True)])
         for p in (*table.offered, table.held[i]):
@@ -176,7 +171,6 @@ class AdmissibleHeuristic:
         return tuple(found)
 
     def _steps_into(self, i: int, now: int) -> BackwardSteps:
-        """The steps of one axis to this value."""
         shift, _, _, known, may = self._per_axis[i]
         table, made = self._table, self._table.singles[i]
         every: list[BackwardStep] = []
@@ -215,9 +209,7 @@ class AdmissibleHeuristic:
 
 @functools.lru_cache(maxsize=1024)
 def _steps_to(may: tuple[AxisOption, ...], now: int) -> tuple[tuple[int, int, str], ...]:
-    """The steps of an axis to a value: the difference of the values, 1 if it starts or stops sharding, its letter
-    pair.
-    """
+    """The steps of an axis to a value: the difference of the values, 1 if it starts or stops sharding, its letters."""
     found = []
     for (was, old, here), (value, new, there) in itertools.product(may, may):
         pair = f"{old}>{new}"
@@ -231,9 +223,7 @@ Edge = tuple[int, int, int, StepKind]
 
 
 class DecodedLayout:
-    """A decoded layout: for each axis its field and placement, for each dim its axes in order and the sizes they
-    leave.
-    """
+    """A decoded layout: for each axis its field and placement, for each dim its axes in order and the sizes left."""
 
     __slots__ = ("cutting", "fields", "held", "lengths", "order")
 
@@ -287,8 +277,8 @@ class LegalEdges:
                 if e >= 0:
                     turn = len(here.order[e]) - (d == e)
                     beneath = values >> width * here.order[e][turn - 1] & mask if turn else DONE
-                elif table.clashes[q] and any(
-                    j != i and other in table.clashes[q] for j, other in enumerate(here.held)
+                elif (clashes := table.clashes[q]) and any(
+                    j != i and other in clashes for j, other in enumerate(here.held)
                 ):
                     continue
                 if sort.priced_after or self._limit is not None:

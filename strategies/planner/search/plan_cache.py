@@ -57,14 +57,10 @@ class PlanCache:
         self, search: Callable[..., Plan], src: Spec, dst: Spec, price: Price | None, topology: Topology,
         memory: int | None, flattened: tuple[tuple[str, ...], ...],
     ) -> Plan:  # fmt: skip
-        """The plan, keyed by the values of everything it depends on. Errors of `search` propagate and are not
-        cached.
-        """
+        """The plan, keyed by the values of everything it depends on. Errors of `search` are not cached."""
         same = self.same
-        key = (
-            src.mesh, spec_key(src), dst.mesh, spec_key(dst), value_key(price), value_key(topology),
-            memory, flattened,
-        )  # fmt: skip
+        ends = src.mesh, spec_key(src), dst.mesh, spec_key(dst)
+        key = *ends, value_key(price), value_key(topology), memory, flattened
         found = self._cache.get(key, search, src, dst, price, topology, memory, flattened)
         if not flattened:
             if len(same) >= MOST_PLANS:

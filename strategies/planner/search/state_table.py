@@ -75,20 +75,9 @@ class StepKind:
     """A kind of step along some axes: the collective, the letters before and after, and its costs so far computed."""
 
     __slots__ = (
-        "axes",
-        "costs",
-        "exchanged",
-        "factor",
-        "group",
-        "kind",
-        "multiple",
-        "now",
-        "price_of_bytes",
-        "priced_after",
-        "ranks",
-        "relaxed_costs",
-        "was",
-    )
+        "axes", "costs", "exchanged", "factor", "group", "kind", "multiple", "now", "price_of_bytes", "priced_after",
+        "ranks", "relaxed_costs", "was",
+    )  # fmt: skip
 
     def __init__(self, pair: str, group: tuple[int, ...], axes: tuple[int, ...], ranks: int, itemsize: int) -> None:
         self.group, self.axes, self.ranks = group, axes, ranks
@@ -131,11 +120,10 @@ class PlacementTable:
         found = []
         for q in self.offered:
             pair = f"{self.letters[p]}>{self.letters[q]}"
-            if (
-                q != p
-                and pair in STEP_PAIRS
-                and not (self.reductions[q] and why_not_made(self.reductions[q], dtype, self.dims[p] >= 0))
-            ):
+            reduction = self.reductions[q]
+            if q == p or pair not in STEP_PAIRS:
+                continue
+            if not reduction or not why_not_made(reduction, dtype, self.dims[p] >= 0):
                 found.append((q, pair))
         return tuple(found)
 
@@ -161,17 +149,15 @@ class StateTable:
     ) -> None:  # fmt: skip
         self.src, self.price, self.shape = src, price, src.shape
         self.grows = bool(getattr(price, "grows", False))
-        # A subclass that overrides the price of its base has not overridden `along`, so only the class's own `along`
-        # counts.
+        # Only the class's own `along` counts: a subclass that overrides `__call__` alone inherits another price's.
         self.along = price.along if "along" in vars(type(price)) else None  # type: ignore[attr-defined]
         sizes = src.mesh.sizes
         self.axes = tuple([axis for axis, size in enumerate(sizes) if size > 1])
         self.sizes = tuple([sizes[axis] for axis in self.axes])
         self.count, self.itemsize = len(self.axes), src.dtype.itemsize
         first = dict.fromkeys([REPLICATED, *map(placement_key, offered)])
-        frame = placement_table(
-            tuple(first), tuple([placement_key(src.placements[axis]) for axis in self.axes]), src.dtype
-        )
+        held = tuple([placement_key(src.placements[axis]) for axis in self.axes])
+        frame = placement_table(tuple(first), held, src.dtype)
         self.offered, self.index, self.placements, self.held = frame.offered, frame.index, frame.placements, frame.held
         self.letters, self.dims, self.factors = frame.letters, frame.dims, frame.factors
         self.clashes, self.follows = frame.clashes, frame.follows
@@ -274,9 +260,8 @@ class StateTable:
         if found is None:
             move = self.move(sort, cutting, nbytes)
             got = self.price(move)
-            found = sort.costs[key] = (
-                (got if type(got) is int and got >= 0 else self._checked_price(got, move)) << STEP_BITS
-            ) + 1
+            whole = got if type(got) is int and got >= 0 else self._checked_price(got, move)
+            found = sort.costs[key] = (whole << STEP_BITS) + 1
         return found
 
     def move(self, sort: StepKind, cutting: int, nbytes: int) -> Move:

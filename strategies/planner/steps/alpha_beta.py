@@ -61,9 +61,7 @@ class Network:
                 raise BadNetwork(name, value)
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
-        """The time of one collective of `ranks` ranks; `nbytes` is the m of the table. Raises KeyError for another
-        kind.
-        """
+        """The time of a collective of `ranks` ranks; `nbytes` is the m of the table. KeyError for another kind."""
         trips = TRIPS[kind]
         messages = ranks - 1 if kind == "all_to_all" else math.ceil(math.log2(ranks))
         return trips * (messages * self.latency + (ranks - 1) / ranks * nbytes * self.per_byte)
@@ -150,9 +148,8 @@ def _step_or_two(
     was = held.placements[axis]
     kind = _collective(was, want)
     if not kind:
-        return _step_or_two(
-            _step_or_two(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps
-        )
+        whole = _step_or_two(held, axis, REPLICATE, sizes, network, steps)
+        return _step_or_two(whole, axis, want, sizes, network, steps)
     nbytes = largest_piece_but(held, sizes, but=axis) if kind != "local" else 0
     if kind == "all_to_all":
         nbytes = -(-nbytes // sizes[axis])

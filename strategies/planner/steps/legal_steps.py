@@ -50,7 +50,6 @@ LEGAL: tuple[StepRule, ...] = (
 )
 """The steps along one axis; R to R is no step. Along several axes at once, which must be flattened into one group:
 all-reduce, all-gather, reduce-scatter and all-to-all, where all these axes have the same placement."""
-
 _RULES = {(row.was, row.now): row for row in LEGAL}
 
 
@@ -148,9 +147,7 @@ def with_placement(was: Spec, axes: Sequence[int], now: Placement) -> Spec:
     placements = list(was.placements)
     for axis in axes:
         placements[axis] = now
-    orders = {}
-    for dim in range(len(was.shape)):
-        orders[dim] = tuple(axis for axis in was.cut_by(dim) if axis not in axes)
+    orders = {dim: tuple(axis for axis in was.cut_by(dim) if axis not in axes) for dim in range(len(was.shape))}
     if (cut := shard_cut(now)) is not None:
         orders[cut[0]] += tuple(axes)
     return replace(was, placements=tuple(placements), shard_order=tuple((d, o) for d, o in orders.items() if o))
@@ -200,7 +197,6 @@ def legal_changes(
 
 
 def _flattened_changes(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[SpecChange]:
-    """The legal steps along several axes at once."""
     held = [was.placements[axis] for axis in axes]
     if all(isinstance(p, Partial) for p in held):
         yield from _flattened_changes_to(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())

@@ -155,9 +155,8 @@ def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
         nbytes = round_up(before, ranks * was.dtype.itemsize)
     cut = math.prod(size for size, p in zip(was.mesh.sizes, was.placements, strict=True) if shard_cut(p) is not None)
     even = math.prod(was.shape) * was.dtype.itemsize / cut
-    return Move(
-        kind, axes, ranks, nbytes, even, placement_letter(held), placement_letter(now.placements[axes[0]]), exchanged
-    )
+    letters = placement_letter(held), placement_letter(now.placements[axes[0]])
+    return Move(kind, axes, ranks, nbytes, even, *letters, exchanged)
 
 
 def round_up(nbytes: int, unit: int) -> int:
@@ -173,15 +172,13 @@ def priced_step(
     kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY
 ) -> RedistributionStep:
     """The priced step from one spec to the other."""
-    move = move_of(kind, axes, was, now)
-    return RedistributionStep(
-        move,
-        was,
-        now,
-        bytes_sent(move),
-        topology.seconds(move),
-        peak_memory(move, largest_piece(was), largest_piece(now)),
-    )
+    return step_of_move(move_of(kind, axes, was, now), was, now, largest_piece(was), largest_piece(now), topology)
+
+
+def step_of_move(move: Move, was: Spec, now: Spec, before: int, after: int, topology: Topology) -> RedistributionStep:
+    """The priced step of a move; `before` and `after` are the bytes of the largest pieces."""
+    memory = peak_memory(move, before, after)
+    return RedistributionStep(move, was, now, bytes_sent(move), topology.seconds(move), memory)
 
 
 def largest_piece(spec: Spec) -> int:
@@ -258,9 +255,8 @@ class TorchPrice:
         outside = any(self.outside(axis) for axis in move.axes)
         hops = trips * (move.ranks - 1)
         latency = BASE_LATENCY + hops * (HOP_LATENCY_OUTSIDE if outside else HOP_LATENCY)
-        return (
-            latency + (gib * hops / move.ranks) / (BANDWIDTH * OUTSIDE_BANDWIDTH_FACTOR if outside else BANDWIDTH) * 1e6
-        )
+        bandwidth = BANDWIDTH * OUTSIDE_BANDWIDTH_FACTOR if outside else BANDWIDTH
+        return latency + (gib * hops / move.ranks) / bandwidth * 1e6
 
     def outside(self, axis: int) -> bool:
         """Whether groups along this axis span several hosts; hosts are filled along the last axis first."""

@@ -37,11 +37,8 @@ MOST_FILE_BYTES = 1_000_000
 """The largest file in bytes."""
 SLOWEST, FASTEST, LATEST = 1e-6, 1e6, 1e9
 """The accepted range: gigabytes per second, and microseconds."""
-REQUIRED, OPTIONAL, LINK = (
-    ("ranks_per_node", "inner", "outer"),
-    ("axes", "memory"),
-    ("latency_us", "gigabytes_per_second"),
-)
+REQUIRED, OPTIONAL = ("ranks_per_node", "inner", "outer"), ("axes", "memory")
+LINK = ("latency_us", "gigabytes_per_second")
 
 
 class BadTopology(Refusal, call="topology"):
@@ -86,11 +83,13 @@ def parse_topology(text: str) -> Cluster:
     >>> parse_topology("300,25").on(Mesh.of(dp=2, tp=8)).links[0]
     Network(latency=5e-06, per_byte=4e-11)
     """
-    numbers = [_number_or_none(part) for part in text.split(",")]
-    if len(numbers) != 2 or None in numbers:
+    try:
+        within, between = map(float, text.split(","))
+    except ValueError:  # not two numbers
         return read_topology(Path(text))
-    inner, outer = (_per_byte(f"{which} GB/s", speed) for which, speed in zip(("inner", "outer"), numbers, strict=True))
-    return Cluster(RANKS_PER_NODE, Network(NETWORK.latency, inner), Network(NETWORK.latency, outer))
+    inner = Network(NETWORK.latency, _per_byte("inner GB/s", within))
+    outer = Network(NETWORK.latency, _per_byte("outer GB/s", between))
+    return Cluster(RANKS_PER_NODE, inner, outer)
 
 
 def read_topology(path: Path) -> Cluster:
@@ -179,13 +178,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if count > 1:
             raise ValueError(f"{name} occurs twice")
     return dict(pairs)
-
-
-def _number_or_none(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _shown(text: str, most: int = 60) -> str:

@@ -120,9 +120,8 @@ def _topology(
         missing = "--inner" if inner is None else "--outer"
         raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
     links = {"inner": _link_json("--inner", inner), "outer": _link_json("--outer", outer)}
-    return cluster_from_json({"ranks_per_node": RANKS_PER_NODE if per_node is None else per_node, **links}).on(
-        spec.mesh
-    )
+    ranks_per_node = RANKS_PER_NODE if per_node is None else per_node
+    return cluster_from_json({"ranks_per_node": ranks_per_node, **links}).on(spec.mesh)
 
 
 def _link_json(option: str, text: str) -> dict[str, float]:
@@ -151,7 +150,11 @@ def _price(
         near = get_close_matches(by, PRICES, 1)
         remedy = f"Did you mean {near[0]}?" if near else "Write time, bytes, torch, or MODULE:FUNCTION."
         raise BadPlanOption("--by", ascii(by[:80]), "there is no such price", remedy)
-    tried = _probed(by, _user_function(by, module, function, folder), (src, dst))
+    found = getattr(import_user_module(module, folder, partial(BadPlanOption, "--by")), function, None)
+    if not callable(found):
+        problem = f"{module} has no function of that name"
+        raise BadPlanOption("--by", ascii(by[:80]), problem, "Write def price(move), which returns seconds.")
+    tried = _probed(by, found, (src, dst))
     return tried.price(by), "ps" if tried.seconds else ""
 
 
@@ -188,14 +191,6 @@ def _short_text(value: object) -> str:
     if isinstance(value, int) and abs(value) > DEAREST:
         return f"{'more' if value > 0 else 'less'} than {DEAREST if value > 0 else -DEAREST:.0e}"
     return ascii(value)[:60]
-
-
-def _user_function(by: str, module: str, function: str, folder: str) -> Callable[[Move], object]:
-    found = getattr(import_user_module(module, folder, partial(BadPlanOption, "--by")), function, None)
-    if not callable(found):
-        problem = f"{module} has no function of that name"
-        raise BadPlanOption("--by", ascii(by[:80]), problem, "Write def price(move), which returns seconds.")
-    return found  # type: ignore[no-any-return]
 
 
 def parse_sizes(option: str, text: str, call: str) -> tuple[int, ...]:

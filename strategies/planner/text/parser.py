@@ -36,15 +36,12 @@ MOST_AXES, MOST_RANKS, MOST_DIMS, MOST_BLOCKS = 8, 1 << 20, 64, 4_096
 MOST_BYTES = (1 << 63) - 1
 """The largest tensor whose bytes torch can count."""
 EXAMPLE = "f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)"
-_SEE_EXAMPLE = f"Write as in {EXAMPLE!r}."
 _NAMES = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128", "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz",
 )  # fmt: skip
-DTYPES: dict[str, torch.dtype] = {
-    shape_text((), getattr(torch, name)).removesuffix("[]"): getattr(torch, name) for name in _NAMES
-}
+DTYPES: dict[str, torch.dtype] = {shape_text((), dtype)[:-2]: dtype for dtype in [getattr(torch, n) for n in _NAMES]}
 """By the name that a spec prints; never written to."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _POSITION = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
@@ -84,38 +81,35 @@ def text_of(src: Spec, dst: Spec) -> str:
     return f"{shape_text(src.shape, src.dtype)} @ {mesh}: {placements_text(src)} -> {placements_text(dst)}"
 
 
+def _unreadable(argument: str, piece: TextSpan, problem: str, *meant: str) -> UnreadableText:
+    """The error whose remedy is to write as in the example."""
+    return UnreadableText(argument, piece, problem, f"Write as in {EXAMPLE!r}.", *meant)
+
+
 def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
     whole = TextSpan.of(text)
     if len(text) > LONGEST:
-        raise UnreadableText(
-            "text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _SEE_EXAMPLE
-        )
+        raise _unreadable("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most")
     for at, sign in enumerate(text):
         if not " " <= sign <= "~":
-            raise UnreadableText(
-                "text",
-                TextSpan(text, at, at + 1),
-                "this character has no meaning",
-                _SEE_EXAMPLE,
-                *suggestions.ascii_for(sign),
-            )
+            meant = suggestions.ASCII_FORMS.get(sign, "")
+            raise _unreadable("text", TextSpan(text, at, at + 1), "this character has no meaning", meant)
     left, right = whole.cut("->")
     if right is None:
-        raise UnreadableText("text", whole, "there is no -> in it", _SEE_EXAMPLE, *suggestions.arrow_for(text))
+        raise _unreadable("text", whole, "there is no -> in it", *suggestions.arrow_for(text))
     if "->" in right.text:
-        raise UnreadableText("to", right, "there is a second -> in it", _SEE_EXAMPLE, right.cut("->")[0].text)
+        raise _unreadable("to", right, "there is a second -> in it", right.cut("->")[0].text)
     head, rest = left.cut("@")
     if rest is None:
-        raise UnreadableText(
-            "text", left, "there is no @ between the tensor and its mesh", _SEE_EXAMPLE, suggestions.at_after(left.text)
-        )
+        meant = suggestions.at_after(left.text)
+        raise _unreadable("text", left, "there is no @ between the tensor and its mesh", meant)
     dtype, shape = _tensor(head)
     mesh, was = _mesh(rest, mesh)
     again, now = right.cut("@")
     if now is None:
         now = again
     elif _tensor(again) != (dtype, shape):
-        raise UnreadableText("to", again, f"the tensor on the left is {head.text}", _SEE_EXAMPLE, head.text)
+        raise _unreadable("to", again, f"the tensor on the left is {head.text}", head.text)
     else:
         now = _mesh(now, mesh)[1]
     return _spec("from", was, mesh, shape, dtype), _spec("to", now, mesh, shape, dtype)
@@ -124,25 +118,18 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
 def _tensor(piece: TextSpan) -> tuple[torch.dtype, tuple[int, ...]]:
     name, rest = piece.cut("[")
     if rest is None or not rest.text.endswith("]"):
-        raise UnreadableText(
-            "shape", piece, "this is no dtype and shape", _SEE_EXAMPLE, *suggestions.shapes_near(piece.text)
-        )
+        raise _unreadable("shape", piece, "this is no dtype and shape", *suggestions.shapes_near(piece.text))
     if name.text not in DTYPES:
         remedy = f"The dtypes are {', '.join(DTYPES)}."
-        raise UnreadableText(
-            "dtype", name, "there is no such dtype", remedy, *suggestions.dtypes_near(name.text, DTYPES)
-        )
+        near = suggestions.dtypes_near(name.text, DTYPES)
+        raise UnreadableText("dtype", name, "there is no such dtype", remedy, *near)
     dtype = DTYPES[name.text]
     sizes = TextSpan(piece.whole, rest.start, rest.end - 1).trimmed()
     if sizes.text.endswith(","):
-        raise UnreadableText(
-            "shape", sizes, "a size is missing after the last comma", _SEE_EXAMPLE, sizes.text.rstrip(", ")
-        )
+        raise _unreadable("shape", sizes, "a size is missing after the last comma", sizes.text.rstrip(", "))
     shape = tuple(_count("shape", size, "a size", 0) for size in sizes.split())
     if len(shape) > MOST_DIMS:
-        raise UnreadableText(
-            "shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _SEE_EXAMPLE
-        )
+        raise _unreadable("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}")
     if math.prod(max(1, size) for size in shape) * dtype.itemsize > MOST_BYTES:
         raise UnreadableText("shape", sizes, "torch counts bytes in 63 bits, and these are more", "Make a dim smaller.")
     return dtype, shape
@@ -151,10 +138,10 @@ def _tensor(piece: TextSpan) -> tuple[torch.dtype, tuple[int, ...]]:
 def _count(argument: str, piece: TextSpan, what: str, least: int) -> int:
     if not _COUNT.fullmatch(piece.text):
         problem = f"{what} is a whole number of {least} or more"
-        raise UnreadableText(argument, piece, problem, _SEE_EXAMPLE, *suggestions.counts_near(piece.text))
+        raise _unreadable(argument, piece, problem, *suggestions.counts_near(piece.text))
     count = int(piece.text)
     if count < least:
-        raise UnreadableText(argument, piece, f"{what} is {least} or more", _SEE_EXAMPLE, str(least))
+        raise _unreadable(argument, piece, f"{what} is {least} or more", str(least))
     return count
 
 
@@ -169,9 +156,8 @@ def _mesh(piece: TextSpan, given: Mesh | None) -> tuple[Mesh, TextSpan]:
         problem = "the axes of the mesh have no sizes"
         raise UnreadableText("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
     if rest is None:
-        raise UnreadableText(
-            "mesh", piece, "there is no : between the mesh and the placements", _SEE_EXAMPLE, *_colon_after_mesh(piece)
-        )
+        meant = re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)
+        raise _unreadable("mesh", piece, "there is no : between the mesh and the placements", meant)
     if len(parts) > MOST_AXES:
         raise UnreadableText("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
     if not any(size for _, size in named):
@@ -179,32 +165,23 @@ def _mesh(piece: TextSpan, given: Mesh | None) -> tuple[Mesh, TextSpan]:
     else:
         mesh = _named_mesh(named)
     if mesh.ranks > MOST_RANKS:
-        raise UnreadableText(
-            "mesh", head, f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}", "Make an axis smaller."
-        )
+        problem = f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}"
+        raise UnreadableText("mesh", head, problem, "Make an axis smaller.")
     if given is not None and mesh != given:
         raise UnreadableText("mesh", head, f"the mesh is {given}", "Leave the mesh out, or name the same.")
     return mesh, rest
-
-
-def _colon_after_mesh(piece: TextSpan) -> list[str]:
-    """The same text with a colon after the last size."""
-    return [re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)]
 
 
 def _named_mesh(named: list[tuple[TextSpan, TextSpan | None]]) -> Mesh:
     sizes: dict[str, int] = {}
     for name, size in named:
         if not _AXIS.fullmatch(name.text):
-            raise UnreadableText(
-                "mesh", name, "an axis is called by letters, digits and _, a letter first", _SEE_EXAMPLE
-            )
+            raise _unreadable("mesh", name, "an axis is called by letters, digits and _, a letter first")
         if size is None:
             raise UnreadableText("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
         if name.text in sizes:
-            raise UnreadableText(
-                "mesh", name, "two axes have this name", "Give each axis a name of its own.", name.text + "2"
-            )
+            remedy = "Give each axis a name of its own."
+            raise UnreadableText("mesh", name, "two axes have this name", remedy, name.text + "2")
         sizes[name.text] = _count("mesh", size, "the size of an axis", 1)
     return Mesh(tuple(sizes.values()), tuple(sizes))
 
@@ -239,7 +216,7 @@ def _by_axis(side: str, piece: TextSpan, mesh: Mesh) -> list[TextSpan]:
             raise UnreadableText(side, part, problem, "Name the axis of each, or of none.", *meant)
         if name.text not in mesh.names:
             problem = f"there is no such axis, but {', '.join(mesh.names)}"
-            raise UnreadableText(side, name, problem, _SEE_EXAMPLE, *get_close_matches(name.text, mesh.names, 1), *free)
+            raise _unreadable(side, name, problem, *get_close_matches(name.text, mesh.names, 1), *free)
         if name.text in found:
             raise UnreadableText(side, name, "this axis has two placements", "Give each axis one.", *free)
         found[name.text] = placement
@@ -270,9 +247,8 @@ def _placement(side: str, piece: TextSpan, shape: tuple[int, ...], dtype: torch.
     cut = shard_cut(placement)
     if cut is not None and cut[0] >= dims:
         have = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0 only" if dims else "no dims"
-        raise UnreadableText(
-            side, piece, f"the tensor has {have}", "Name one of those dims.", f"S({dims - 1})" if dims else "R"
-        )
+        last = f"S({dims - 1})" if dims else "R"
+        raise UnreadableText(side, piece, f"the tensor has {have}", "Name one of those dims.", last)
     if cut is not None and not 1 <= cut[1] <= MOST_BLOCKS:
         problem = f"a strided shard cuts its dim into 1 to {MOST_BLOCKS:,} blocks"
         raise UnreadableText(side, piece, problem, "Write S(0) for one block.", f"S({cut[0]})")
@@ -303,20 +279,11 @@ def _shard_order(
         for axis, turn in zip(axes, turns, strict=True):
             if turn is None or turn >= len(axes) or turns.count(turn) > 1:
                 fault = "has none" if turn is None else "has one too high" if turn >= len(axes) else "shares one"
-                problem = f"{_positions_text(dim, len(axes))}, and this one {fault}"
-                raise UnreadableText(
-                    side, pieces[axis], problem, _SEE_EXAMPLE, *_free_positions(turns, turned[axis][0])
-                )
+                known = f"{len(axes)} axes cut dim {dim}, and their turns are [0] to [{len(axes) - 1}]"
+                if len(axes) == 1:
+                    known = f"one axis cuts dim {dim}, and its turn is [0]"
+                shard = turned[axis][0].text
+                free = [f"{shard}[{one}]" for one in range(len(turns)) if one not in turns]
+                raise _unreadable(side, pieces[axis], f"{known}, and this one {fault}", *free, shard)
         found.append((dim, tuple(axes[turns.index(turn)] for turn in range(len(axes)))))
     return tuple(found)
-
-
-def _positions_text(dim: int, count: int) -> str:
-    if count == 1:
-        return f"one axis cuts dim {dim}, and its turn is [0]"
-    return f"{count} axes cut dim {dim}, and their turns are [0] to [{count - 1}]"
-
-
-def _free_positions(turns: list[int | None], piece: TextSpan) -> list[str]:
-    """The same shard with each position that is free, or with none."""
-    return [*(f"{piece.text}[{turn}]" for turn in range(len(turns)) if turn not in turns), piece.text]

@@ -10,7 +10,7 @@ from rich.text import Text
 from strategies.planner.audit.compare import DTensorPlan
 from strategies.planner.picture.ascii import layout_text
 from strategies.planner.search.api import RankedPlan, price_of, step_texts
-from strategies.planner.steps.plan import PICO, Plan, RedistributionStep, bytes_text, time_text
+from strategies.planner.steps.plan import PICO, Plan, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
 from strategies.planner.text.options import PRICES, BadPlanOption, PlanRequest
 from strategies.planner.text.parser import text_of
@@ -47,12 +47,9 @@ def plan_columns(plan: Plan) -> Text:
         rows = [step.columns for step in plan.steps]
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for where, kind, was, now, sent, took in rows:
-            shown.append("  ").append(f"{where}:".ljust(wide[0] + 2), style="cyan").append(
-                kind.ljust(wide[1] + 1), style="bold"
-            )
-            shown.append(
-                f"{was.ljust(wide[2])} -> {now.ljust(wide[3])}  {sent.rjust(wide[4])}  {took.rjust(wide[5])}\n"
-            )
+            shown.append("  ").append(f"{where}:".ljust(wide[0] + 2), style="cyan")
+            shown.append(kind.ljust(wide[1] + 1), style="bold").append(f"{was.ljust(wide[2])} -> {now.ljust(wide[3])}")
+            shown.append(f"  {sent.rjust(wide[4])}  {took.rjust(wide[5])}\n")
     shown.append(f"  {plan.total}\n").append(f"  {plan.why}", style="dim")
     return shown
 
@@ -85,9 +82,8 @@ def _alternatives_table(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: 
             rows.append(([], f"{_TITLES[one.mode]} {_dtensor_text(one, best)}", "", ""))
         else:
             over = "; this is over --memory" if asked.memory is not None and one.plan.memory > asked.memory else ""
-            add(
-                _TITLES[one.mode], RankedPlan((), one.plan), _dtensor_text(one, best) + over, "red" if one.wrong else ""
-            )
+            below, style = _dtensor_text(one, best) + over, "red" if one.wrong else ""
+            add(_TITLES[one.mode], RankedPlan((), one.plan), below, style)
     return _figures_table(heads, rows)
 
 
@@ -112,12 +108,11 @@ def _dtensor_text(one: DTensorPlan, best: Plan) -> str:
     if one.plan is None:
         return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
     steps = "the same steps" if step_texts(one.plan) == step_texts(best) and best.steps else plan_line(one.plan)
-    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu_text(one.gathered, best)}" if one.gathered else ""
+    cpu = ""
+    if one.gathered:
+        ratio = ratio_text(RankedPlan((), one.gathered).ratio(best.price))
+        cpu = f"; on cpu it gathers instead of each all-to-all, {ratio} and {bytes_text(one.gathered.sent)}"
     return f"{steps}{cpu}; wrong: {one.wrong}" if one.wrong else f"{steps}{cpu}"
-
-
-def _cpu_text(plan: Plan, best: Plan) -> str:
-    return f"{ratio_text(RankedPlan((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
 
 
 def ratio_text(ratio: float) -> str:
@@ -163,16 +158,13 @@ def plan_json(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: Sequence[D
 
 
 def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, object]:
-    return {
-        "price": plan.price, "seconds": plan.seconds, "sent": plan.sent, "memory": plan.memory,
-        "torch_us": price_of(plan, torch) / 1e6, "steps": [_step_json(step) for step in plan.steps],
-    }  # fmt: skip
-
-
-def _step_json(step: RedistributionStep) -> dict[str, object]:
-    return {
+    steps = [{
         "kind": step.kind, "axes": [step.was.mesh.names[axis] for axis in step.axes], "was": layout_text(step.was),
         "now": layout_text(step.now), "sent": step.sent, "seconds": step.seconds, "memory": step.memory,
+    } for step in plan.steps]  # fmt: skip
+    return {
+        "price": plan.price, "seconds": plan.seconds, "sent": plan.sent, "memory": plan.memory,
+        "torch_us": price_of(plan, torch) / 1e6, "steps": steps,
     }  # fmt: skip
 
 
@@ -180,12 +172,8 @@ def _dtensor_json(one: DTensorPlan, best: Plan, torch: TorchPrice) -> dict[str, 
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
     cpu = one.gathered and {"ratio": _ratio_json(RankedPlan((), one.gathered), best), **_plan_json(one.gathered, torch)}
-    return {
-        "ratio": _ratio_json(RankedPlan((), one.plan), best),
-        "wrong": one.wrong,
-        "on_cpu": cpu,
-        **_plan_json(one.plan, torch),
-    }
+    ratio = _ratio_json(RankedPlan((), one.plan), best)
+    return {"ratio": ratio, "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
 
 
 def _ratio_json(way: RankedPlan, best: Plan) -> float | None:

@@ -80,10 +80,11 @@ _DTYPES = {
 }  # fmt: skip
 _BITS = re.compile(r"(?:fp|float|int|uint|f|i|u)(?:8|16|32|64)")
 _REDUCTIONS = {"add": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "": "sum"}
-_ASCII = {
+ASCII_FORMS = {
     "\u2192": "->", "\u27f6": "->", "\u21d2": "->", "\u2212": "-", "\u2013": "-", "\uff1a": ":", "\uff0c": ",",
     "\u201c": "", "\u201d": "", "\u00a0": " ", "\t": " ", "\n": " ", "\r": " ",
 }  # fmt: skip
+"""The ASCII form of an arrow or a dash typed by a word processor."""
 _STRIDED = re.compile(r"_?(?:strided_?shard|ss)\W*(?:dim\W*)?([0-9]+)\D+([0-9]+)\W*")
 _SHARD = re.compile(r"(?:shard|s)\W*?(?:dim\W*?)?(-?[0-9]+)[)\]]*")
 _PARTIAL = re.compile(r"(?:partial|p)[^a-z]*([a-z]*)\W*")
@@ -146,26 +147,16 @@ def placements_near(written: str, dims: int) -> list[str]:
     if name.rstrip("()") in ("s", "shard"):
         return ["S(0)"]
     if found := _PARTIAL.fullmatch(name):
-        return [
-            f"P({kind})"
-            for kind in (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], PARTIAL_KINDS, 1))
-        ]
+        kinds = (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], PARTIAL_KINDS, 1))
+        return [f"P({kind})" for kind in kinds]
     begun = re.match(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([a-z]+\)", written)
     return [begun[0]] if begun else []
 
 
-def ascii_for(sign: str) -> list[str]:
-    """The ASCII form of an arrow or a dash typed by a word processor; else nothing."""
-    return [_ASCII.get(sign, "")]
-
-
 def arrow_for(text: str) -> list[str]:
     """The text with an arrow in place of another sign or word."""
-    found = [
-        re.sub(sign, " -> ", text, count=1)
-        for sign in (" *=> *", " *--+> *", " to ", " *(?<![-=])> *", " *- *(?=[RSP])")
-    ]
-    return [other for other in found if other != text]
+    signs = (" *=> *", " *--+> *", " to ", " *(?<![-=])> *", " *- *(?=[RSP])")
+    return [other for sign in signs if (other := re.sub(sign, " -> ", text, count=1)) != text]
 
 
 def counts_near(written: str) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import torch
@@ -73,9 +72,7 @@ class FollowUp:
         return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
 
 
-@functools.cache
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<follower>", "eval")
+_compiled = functools.cache(functools.partial(compile, filename="<follower>", mode="eval"))
 
 
 def needs_results_only(then: str) -> bool:

@@ -61,14 +61,11 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
             continue
         slack = [_with_jumps(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
     if then:
-        slack = [_with_coarse_dtype(s, want, _coarsest(sample)) for s, want in zip(slack, truth.outputs, strict=True)]
+        _, outs = run_call(sample.call, sample.tensors, mutates=mutates(sample.op))
+        inexact = [x.dtype for x in outs if isinstance(x, Tensor) and is_inexact(x)]
+        eps = max((torch.finfo(dtype).eps for dtype in inexact), default=0.0)  # limits the precision of the step
+        slack = [_with_coarse_dtype(s, want, eps) for s, want in zip(slack, truth.outputs, strict=True)]
     return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
-
-
-def _coarsest(sample: Sample) -> float:
-    """The largest eps of the results of the op alone, which limits the precision of the follow-up step."""
-    _, outs = run_call(sample.call, sample.tensors, mutates=mutates(sample.op))
-    return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and is_inexact(x)), default=0.0)
 
 
 def _with_coarse_dtype(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
@@ -84,10 +81,8 @@ def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tens
     away = [_steps(x, rng, least) for x in inputs]
     if all(step is None for step in away):
         return []
-    return [
-        [x if step is None else (x + side * step).to(x.dtype) for x, step in zip(inputs, away, strict=True)]
-        for side in (1, -1)
-    ]
+    both = list(zip(inputs, away, strict=True))
+    return [[x if step is None else (x + side * step).to(x.dtype) for x, step in both] for side in (1, -1)]
 
 
 def _steps(x: Tensor, rng: torch.Generator, least: float) -> Tensor | None:

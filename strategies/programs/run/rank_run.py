@@ -102,9 +102,8 @@ def run_task(part: ProgramRankTask, mesh: DeviceMesh) -> ProgramRankResult:
     whole, errors, trace = _synchronised(functools.partial(_check_shapes, outs))
     if not errors:  # gloo ends the process if the sizes of the ranks' pieces do not match
         whole, errors, trace = _synchronised(lambda: tuple(_whole(o) for o in outs))
-    return ProgramRankResult(
-        "full_tensor" if any(errors) else "", errors, placements, shapes, pieces, () if errors else whole, trace
-    )
+    failed = "full_tensor" if any(errors) else ""
+    return ProgramRankResult(failed, errors, placements, shapes, pieces, () if errors else whole, trace)
 
 
 def _run(part: ProgramRankTask, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
@@ -129,10 +128,9 @@ def call_results(part: ProgramRankTask, mesh: DeviceMesh) -> list[Any]:
 
 def inputs_as_dtensors(part: ProgramRankTask, mesh: DeviceMesh) -> list[DTensor]:
     given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
+    make = functools.partial(DTensor.from_local, device_mesh=mesh, run_check=False)
     return [
-        DTensor.from_local(
-            piece.to(part.device), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-        )
+        make(piece.to(part.device), placements=placements, shape=torch.Size(shape), stride=stride)
         for piece, placements, shape, stride in given
     ]
 
@@ -152,9 +150,8 @@ def _check_shapes(outs: Sequence[Any]) -> None:
                 raise WrongPieceShape(str(problem)) from None
             got = tuple(out.to_local().shape)
             if got != want:
-                raise WrongPieceShape(
-                    f"its piece has shape {got}, {placement_text(out)} of {tuple(out.shape)} is {want}"
-                )
+                text = placement_text(out)
+                raise WrongPieceShape(f"its piece has shape {got}, {text} of {tuple(out.shape)} is {want}")
 
 
 def _local(out: Any) -> Any:

@@ -26,26 +26,14 @@ from localtensor.layout import short
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS, OracleResult
 from strategies.model.rule import Call, Program
+from strategies.programs.run import rank_run
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import has_partial, oracle_of_program, oracle_of_sample, program_call
-from strategies.programs.run.rank_run import (
-    ProgramRankResult,
-    ProgramRankTask,
-    call_results,
-    placement_text,
-    run_pickled_task,
-    run_task,
-)
+from strategies.programs.run.rank_run import ProgramRankResult, ProgramRankTask
 from strategies.programs.run.verdict import Confirmation, confirmation_of
+from strategies.torch_api import rank_runs
 from strategies.torch_api.mesh_and_caches import averages_as_sums, world_mesh
-from strategies.torch_api.rank_runs import (
-    MeshTask,
-    RankProcesses,
-    first_rank_failure,
-    returned_values,
-    run_simulated,
-    values_by_rank,
-)
+from strategies.torch_api.rank_runs import MeshTask, RankProcesses
 from strategies.validation.difference import coarsest_eps
 from strategies.validation.probe import Case
 
@@ -62,14 +50,14 @@ class ProgramRealRuns(RankProcesses):
 
     def confirm(self, case: Case) -> Confirmation:
         """Run the case on real processes.  Never hangs: the pool ends processes that do."""
-        return case_confirmation(case, self.run(run_pickled_task, case_tasks(case, self.device, self.home)))
+        return case_confirmation(case, self.run(rank_run.run_pickled_task, case_tasks(case, self.device, self.home)))
 
     def confirm_program(self, program: Program, truth: OracleResult | None = None) -> Confirmation:
         """Run the program on real processes.  Raises as `local_inputs_of` and `oracle_of_program` do."""
         truth = truth or oracle_of_program(program)
-        return program_confirmation(
-            program, truth, self.run(run_pickled_task, program_tasks(program, self.device, self.home))
-        )
+        outcomes = self.run(rank_run.run_pickled_task, program_tasks(program, self.device, self.home))
+        coarse = coarsest_eps(program.sample.tensors, program.inputs)
+        return _confirmation(truth, program.mesh, outcomes, (), coarse)
 
 
 def case_tasks(case: Case, device: str, home: RulesModule = ("", "")) -> list[ProgramRankTask]:
@@ -101,17 +89,12 @@ def case_confirmation(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
     return _confirmation(case.truth, (case.ranks,), outcomes, claimed, coarse)
 
 
-def program_confirmation(program: Program, truth: OracleResult, outcomes: Sequence[Outcome]) -> Confirmation:
-    """The verdict on a real run of a program."""
-    return _confirmation(truth, program.mesh, outcomes, (), coarsest_eps(program.sample.tensors, program.inputs))
-
-
 def _confirmation(
     truth: OracleResult, mesh: tuple[int, ...], outcomes: Sequence[Outcome], claimed: Sequence[str], coarse: float
 ) -> Confirmation:
-    fault = first_rank_failure(outcomes)
+    fault = rank_runs.first_rank_failure(outcomes)
     if fault is None:
-        return confirmation_of(truth, mesh, returned_values(outcomes), claimed, coarse=coarse)
+        return confirmation_of(truth, mesh, rank_runs.returned_values(outcomes), claimed, coarse=coarse)
     if fault.raised is None:
         return Confirmation(fault.text)
     note = f"the stage itself failed: {fault.raised.kind}: {fault.raised.message}"
@@ -139,7 +122,7 @@ def run_simulated_programs(programs: Sequence[Program]) -> list[Confirmation]:
                     works[number] = mesh_task_of(program, _truth(program, truths), parts)
                 except (*REJECTIONS, LocalTensorError) as error:
                     found[number] = Confirmation("", f"no such program: {error_in_one_line(error)}")
-            found.update(zip(works, run_simulated(list(works.values()), is_right), strict=True))
+            found.update(zip(works, rank_runs.run_simulated(list(works.values()), is_right), strict=True))
     return [found[number] for number in range(len(programs))]
 
 
@@ -166,7 +149,7 @@ def mesh_task_of(program: Program, truth: OracleResult, parts: Sequence[ProgramR
         return confirmation_of(truth, program.mesh, list(given.values()), coarse=coarse)
 
     def on_rank(mesh: DeviceMesh, rank: int) -> ProgramRankResult:
-        return run_task(parts[rank], mesh)
+        return rank_run.run_task(parts[rank], mesh)
 
     mesh = world_mesh, "cpu", program.mesh, program.flattened
     return MeshTask(program.ranks, mesh, functools.partial(_lockstep_results, parts), on_rank, verdict)
@@ -176,14 +159,14 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
     """The results of all ranks in lockstep, from one call on `LocalTensor` pieces."""
     columns = zip(*(part.pieces for part in parts), strict=True)
     pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
-    outs = call_results(replace(parts[0], pieces=pieces), mesh)
-    ranks = range(len(parts))
-    local = [values_by_rank(out.to_local() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
-    whole = [values_by_rank(out.full_tensor() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
-    placements = tuple(map(placement_text, outs))
+    outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
+    by_rank = functools.partial(rank_runs.values_by_rank, ranks=len(parts))
+    local = [by_rank(out.to_local() if isinstance(out, DTensor) else out) for out in outs]
+    whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out) for out in outs]
+    placements = tuple(map(rank_run.placement_text, outs))
     return [
         ProgramRankResult(
             "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
             tuple(p[rank] for p in local), tuple(w[rank] for w in whole),
-        ) for rank in ranks
+        ) for rank in range(len(parts))
     ]  # fmt: skip

@@ -23,17 +23,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.inputs.variants.call_edits import (
-    counts_dims,
-    named_arguments,
-    scalar_arguments,
-    with_arguments_changed,
-    with_call,
-    with_scalars_changed,
-    with_tensors,
-    with_value_at,
-    without_tensors,
-)
+from strategies.inputs.variants import call_edits as edits
+from strategies.inputs.variants.call_edits import counts_dims, scalar_arguments, with_call, with_tensors
 from strategies.model.arguments import repeats_sizes, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
 from strategies.programs.shrink.values import simpler_scalars, simpler_values
@@ -59,7 +50,7 @@ def fewer_dims(program: Program) -> Iterator[Program]:
         left = {i: d for i, s in enumerate(shapes) if d < len(s)}
         largest = {i: d for i in left if len(shapes[i]) == most}
         for dims in _unique([right, left, largest, *({i: d} for i in left)]):
-            if all(_free(program, i, at) for i, at in dims.items()):
+            if all(not isinstance(p, Shard) or p.dim < at for i, at in dims.items() for p in program.inputs[i]):
                 yield from _without_dims(program, dims, d, most)
 
 
@@ -67,16 +58,11 @@ def _unique(found: Sequence[Any]) -> list[Any]:
     return [x for i, x in enumerate(found) if x not in found[:i]]
 
 
-def _free(program: Program, tensor: int, dim: int) -> bool:
-    return all(not isinstance(p, Shard) or p.dim < dim for p in program.inputs[tensor])
-
-
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
     cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
-    call = with_arguments_changed(
-        program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v
-    )
-    others = [with_arguments_changed(call, _lists_without(d)), with_arguments_changed(call, _lists_without(d - ndim))]
+    change = edits.with_arguments_changed
+    call = change(program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v)
+    others = [change(call, _lists_without(d)), change(call, _lists_without(d - ndim))]
     for one in _unique([*others, call]):
         yield with_call(cut, one)
 
@@ -156,10 +142,8 @@ def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]
     found: list[tuple[int, Places | None]] = [(n, None) for n in sizes]
     if not trusts_caller(program.sample.op) or _alike(program):
         by_left = [(n, frozenset((i, d) for i, d, m in every if (m, d) == (n, e))) for _, e, n in every]
-        by_right = [
-            (n, frozenset((i, d) for i, d, m in every if (m, d - len(shapes[i])) == (n, e - len(shapes[j]))))
-            for j, e, n in every
-        ]
+        last = [(i, d, n, d - len(shapes[i])) for i, d, n in every]
+        by_right = [(n, frozenset((i, d) for i, d, m, c in last if (m, c) == (n, e))) for *_, n, e in last]
         alone = [(n, frozenset([(i, d)])) for i, d, n in every if not trusts_caller(program.sample.op)]
         pairs = [(n, frozenset([(i, d), (j, e)])) for i, d, n in every for j, e, m in every if i < j and m == n]
         pairs = [] if trusts_caller(program.sample.op) else pairs  # the inner dims of a product, say
@@ -179,14 +163,18 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
         return
     tensors = {i: _narrowed(x, i, to, places) for i, x in enumerate(program.sample.tensors)}
     cut = with_tensors(program, tensors)
-    indices = {i: _folded(x, min(to.values())) for i, x in tensors.items() if _indices(cut, x)}
+    # Integers beside other tensors may be indices into these.
+    integers = {i: x for i, x in tensors.items() if x.dtype in (torch.int64, torch.int32) and len(tensors) > 1}
+    indices = {i: _folded(x, min(to.values())) for i, x in integers.items()}
     inside = all(x is tensors[i] for i, x in indices.items())
     folded = with_tensors(cut, indices)
     call = program.sample.call
     if trusts_caller(call.op):
-        yield with_call(folded, with_scalars_changed(call, _equal(to)))
+        yield with_call(folded, edits.with_scalars_changed(call, _equal(to)))
         return
-    for one in _unique([with_scalars_changed(call, _equal(to)), with_scalars_changed(call, _scaled(to)), call]):
+    for one in _unique(
+        [edits.with_scalars_changed(call, _equal(to)), edits.with_scalars_changed(call, _scaled(to)), call]
+    ):
         yield with_call(cut, one)
         if not inside:
             yield with_call(folded, one)
@@ -196,16 +184,9 @@ def _narrowed(x: Tensor, number: int, to: dict[int, int], places: Places | None)
     made = x
     for d, n in enumerate(x.shape):
         if n in to and (places is None or (number, d) in places):
-            kept = [
-                i * n // to[n] for i in range(to[n])
-            ]  # spread over the dim, so that ranks still hold different rows
+            kept = [i * n // to[n] for i in range(to[n])]  # spread, so that ranks still hold different rows
             made = made.index_select(d, torch.tensor(kept, device=x.device))
     return made
-
-
-def _indices(program: Program, x: Tensor) -> bool:
-    """Whether the tensor may hold indices into another: integers beside other tensors."""
-    return x.dtype in (torch.int64, torch.int32) and len(program.sample.tensors) > 1
 
 
 def _folded(x: Tensor, below: int) -> Tensor:
@@ -246,12 +227,12 @@ def on_fewer_ranks(program: Program, axis: int, ranks: int) -> Iterator[Program]
     }
     ranks_replaced = _equal({before: ranks})
     yield fewer
-    yield with_call(fewer, with_scalars_changed(program.sample.call, ranks_replaced))
+    yield with_call(fewer, edits.with_scalars_changed(program.sample.call, ranks_replaced))
     for m in (ranks + 1, ranks):
         yield from resized(fewer, {n: m for n in sorted(held) if n > m}, None)
     multiples = sorted({n for x in tensors for n in x.shape if n % before == 0 and n > ranks})
     for one in resized(fewer, dict.fromkeys(multiples, ranks), None):
-        yield with_call(one, with_scalars_changed(one.sample.call, ranks_replaced))
+        yield with_call(one, edits.with_scalars_changed(one.sample.call, ranks_replaced))
 
 
 Stage = Callable[[Program], Iterator[Program]]
@@ -280,9 +261,9 @@ def fewer_operands(program: Program) -> Iterator[Program]:
         yield replace(program, then="")
     call = program.sample.call
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, value in named_arguments(call):
+    for where, name, value in edits.named_arguments(call):
         if isinstance(value, Leaf) and str(schema[name].type).startswith("Optional"):
-            yield without_tensors(program, with_value_at(call, (where,), None), [value.index])
+            yield edits.without_tensors(program, edits.with_value_at(call, (where,), None), [value.index])
     yield from _shorter_lists(program)
     if len(program.mesh) == 1 and not program.then:
         return  # the finding is about a rule with these inputs
@@ -301,18 +282,18 @@ def more_replicas(program: Program) -> Iterator[Program]:
 def _shorter_lists(program: Program) -> Iterator[Program]:
     """All lists of tensors of one length lose the same element, or all but the first."""
     call = program.sample.call
-    lists = [
-        (w, v) for w, _, v in named_arguments(call) if isinstance(v, (list, tuple)) and v and isinstance(v[0], Leaf)
-    ]
+    listed = [(where, v) for where, _, v in edits.named_arguments(call) if isinstance(v, (list, tuple)) and v]
+    lists = [(where, v) for where, v in listed if isinstance(v[0], Leaf)]
     for length in sorted({len(v) for _, v in lists if len(v) > 1}):
         for drop in ([*range(1, length)], *([i] for i in reversed(range(length)))):
             one, gone = call, []
             for where, value in lists:
                 if len(value) == length and all(isinstance(v, Leaf) for v in value):
                     gone += [value[i].index for i in drop]
-                    one = with_value_at(one, (where,), type(value)([v for i, v in enumerate(value) if i not in drop]))
+                    left = type(value)([v for i, v in enumerate(value) if i not in drop])
+                    one = edits.with_value_at(one, (where,), left)
             if gone:
-                yield without_tensors(program, one, gone)
+                yield edits.without_tensors(program, one, gone)
 
 
 def smaller_dims(program: Program) -> Iterator[Program]:

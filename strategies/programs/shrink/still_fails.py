@@ -49,9 +49,9 @@ def failure_kind(reason: str) -> FailureKind:
     raised = re.search(r"\b(ranks?|every rank) [\d, ]*raises? (\w+): (.*?)(; its peers|; the op takes|$)", reason)
     if raised:
         who = "every rank" if raised[1] == "every rank" else "a rank"
-        return FailureKind(f"{who} raises {raised[2]}: {_without_numbers(raised[3])}")
-    ended = re.search(r"^hangs: |\bdies \(", reason)
-    if ended:
+        message = re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", raised[3]))  # without its numbers
+        return FailureKind(f"{who} raises {raised[2]}: {message[:MESSAGE_CHARACTERS]}")
+    if ended := re.search(r"^hangs: |\bdies \(", reason):
         return FailureKind(ended[0].strip(" :("))
     output = (re.search(r"output (\d+)", reason) or ("", ""))[1]
     if re.search(r"(has|holds) shape|^shape |: shape ", reason):
@@ -60,11 +60,6 @@ def failure_kind(reason: str) -> FailureKind:
         return FailureKind("dtype", output)
     numbers = re.search(r"(?:make|makes|: )\s*(\S+) at \[.*?\],? (?:where )?the op gives (\S+)", reason)
     return FailureKind("values", output, bool(numbers and re.search("nan|inf", numbers[1] + numbers[2])))
-
-
-def _without_numbers(message: str) -> str:
-    """An error's message without its numbers."""
-    return re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", message))[:MESSAGE_CHARACTERS]
 
 
 def same_kind(before: str, now: str) -> bool:
@@ -127,8 +122,7 @@ class RuleWitness:
         found = self._found(program)
         if found is None:
             return None
-        _, evidence = found
-        own = replace(evidence, variant="")  # the sample already has the variant's values
+        own = replace(found[1], variant="")  # the sample already has the variant's values
         return Instance(self.rule, program.ranks, program.sample, Verdict.UNSOUND, self.source_name, own)
 
     def _found(self, program: Program) -> tuple[Claim, Evidence] | None:

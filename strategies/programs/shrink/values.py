@@ -11,15 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants.call_edits import (
-    ScalarArgument,
-    counts_dims,
-    named_arguments,
-    scalar_arguments,
-    with_call,
-    with_tensors,
-    with_value_at,
-)
+from strategies.inputs.variants import call_edits
 from strategies.model.arguments import repeats_sizes, trusts_caller
 from strategies.model.call_signature import holds_tensor
 from strategies.model.rule import Call, Program, overload
@@ -38,18 +30,18 @@ def simpler_scalars(program: Program) -> Iterator[Program]:
     """
     call = program.sample.call
     for one in _left_out(call):
-        yield with_call(program, one)
+        yield call_edits.with_call(program, one)
     for one in () if trusts_caller(call.op) else _shorter_lists(call):
-        yield with_call(program, one)
-    for spot in scalar_arguments(call):
+        yield call_edits.with_call(program, one)
+    for spot in call_edits.scalar_arguments(call):
         if not trusts_caller(call.op) or (isinstance(spot.value, (float, complex)) and not repeats_sizes(spot.name)):
             for value in _simpler(spot):
-                yield with_call(program, with_value_at(call, spot.path, value))
+                yield call_edits.with_call(program, call_edits.with_value_at(call, spot.path, value))
 
 
 def _left_out(call: Call) -> Iterator[Call]:
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, given in named_arguments(call):
+    for where, name, given in call_edits.named_arguments(call):
         if holds_tensor(given) or not schema[name].has_default_value():
             continue
         default = schema[name].default_value
@@ -60,26 +52,26 @@ def _left_out(call: Call) -> Iterator[Call]:
         elif where == len(call.args) - 1:
             yield replace(call, args=call.args[:-1])
         elif given != default:
-            yield with_value_at(call, (where,), default)
+            yield call_edits.with_value_at(call, (where,), default)
 
 
 def _shorter_lists(call: Call) -> Iterator[Call]:
-    for where, name, value in named_arguments(call):
+    for where, name, value in call_edits.named_arguments(call):
         if not isinstance(value, (list, tuple)) or holds_tensor(value) or not all(type(v) is int for v in value):
             continue
-        if not counts_dims(name) and any(v != 1 for v in value):
-            yield with_value_at(call, (where,), type(value)([1 for _ in value]))
+        if not call_edits.counts_dims(name) and any(v != 1 for v in value):
+            yield call_edits.with_value_at(call, (where,), type(value)([1 for _ in value]))
         for i in reversed(range(len(value))) if len(value) > 1 else ():
-            yield with_value_at(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
+            yield call_edits.with_value_at(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
 
 
-def _simpler(spot: ScalarArgument) -> list[Any]:
+def _simpler(spot: call_edits.ScalarArgument) -> list[Any]:
     """The replacements for a number, the simplest first."""
     value = spot.value
     if isinstance(value, bool):
         return [False] if value else []
     if isinstance(value, int):
-        few = [0, 1, 2, -value] if not counts_dims(spot.name) else []
+        few = [0, 1, 2, -value] if not call_edits.counts_dims(spot.name) else []
         return [v for v in dict.fromkeys(few) if (abs(v), v < 0) < (abs(value), value < 0)]
     if isinstance(value, (float, complex)):
         numbers: list[Any] = [0.0, 1.0, 2.0, 0.5, _rounded(value)]
@@ -110,16 +102,16 @@ def simpler_values(program: Program) -> Iterator[Program]:
         for form in _FORMS:
             every = {i: _in_form(x, form) for i, x in enumerate(tensors) if _real(x) and _level(x) > form}
             if len(every) > 1:
-                yield with_tensors(program, every)
+                yield call_edits.with_tensors(program, every)
     for i, x in enumerate(tensors):
         for form in _FORMS if x.numel() else ():
             if _level(x) > form and (form == _ZEROS or not _unchecked_integers(program, x)):
-                yield with_tensors(program, {i: _in_form(x, form)})
+                yield call_edits.with_tensors(program, {i: _in_form(x, form)})
     for i, x in enumerate(tensors):
         if not x.is_contiguous():
-            yield with_tensors(program, {i: x.contiguous()})
+            yield call_edits.with_tensors(program, {i: x.contiguous()})
         for made in _element_by_element(x) if not _unchecked_integers(program, x) else ():
-            yield with_tensors(program, {i: made})
+            yield call_edits.with_tensors(program, {i: made})
 
 
 _ZEROS, _ONES, _COUNT, _WHOLE, _DECIMAL, _FINITE = range(6)
@@ -142,21 +134,16 @@ def _in_form(x: Tensor, form: int) -> Tensor:
     if form == _COUNT:
         return _counted(x)
     if not _real(x):
-        return (
-            x.clamp(0 if x.dtype == torch.uint8 else -LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
-            if x.dtype != torch.bool
-            else x
-        )
+        least = 0 if x.dtype == torch.uint8 else -LARGEST_SMALL_NUMBER
+        return x.clamp(least, LARGEST_SMALL_NUMBER) if x.dtype != torch.bool else x
     if x.dtype.is_complex:
         return torch.view_as_complex(_in_form(torch.view_as_real(x.resolve_conj()).contiguous(), form))
     finite = x.nan_to_num(0.0, 1.0, -1.0)
     if form == _FINITE:
         return finite
-    return (
-        finite.round().clamp(-LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
-        if form == _WHOLE
-        else (finite * 10).round() / 10
-    )
+    if form == _DECIMAL:
+        return (finite * 10).round() / 10
+    return finite.round().clamp(-LARGEST_SMALL_NUMBER, LARGEST_SMALL_NUMBER)
 
 
 def _counted(x: Tensor) -> Tensor:

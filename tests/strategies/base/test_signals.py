@@ -13,8 +13,8 @@ HEAD = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.{before})
 from strategies.base import signals as stopping
-stopping.watch()
-stopping.begin("; more")
+stopping.install_handlers()
+stopping.begin_command("; more")
 def stop(number=signal.SIGINT):
     signal.raise_signal(number)
 """
@@ -37,13 +37,13 @@ def test_a_signal_ends_the_process_at_once_with_one_sentence(number, code, name,
 
 
 def test_it_says_what_was_last_told_to_say(tmp_path):
-    assert ended("stopping.say('; all is written'); stop()", tmp_path) == (
+    assert ended("stopping.set_stop_note('; all is written'); stop()", tmp_path) == (
         130, "", "localtensor: stopped by Ctrl-C; all is written.\n"
     )  # fmt: skip
 
 
 def test_nothing_is_said_twice(tmp_path):
-    assert ended("print(stopping.sentence(), flush=True); stop()", tmp_path) == (130, SENTENCE, "")
+    assert ended("print(stopping.stop_message(), flush=True); stop()", tmp_path) == (130, SENTENCE, "")
 
 
 def test_whoever_started_us_may_have_had_ctrl_c_ignored(tmp_path):
@@ -51,7 +51,7 @@ def test_whoever_started_us_may_have_had_ctrl_c_ignored(tmp_path):
 
 
 def test_what_must_not_stay_is_removed(tmp_path):
-    body = "open('half', 'w').close(); stopping.LEFT['half'] = os.unlink; stopping.LEFT['none'] = os.unlink; stop()"
+    body = "open('half', 'w').close(); stopping.CLEANUPS['half'] = os.unlink; stopping.CLEANUPS['none'] = os.unlink; stop()"
     assert ended(body, tmp_path) == (130, "", SENTENCE)
     assert list(tmp_path.iterdir()) == []
 
@@ -94,11 +94,11 @@ def test_children_are_ended_too(tmp_path):
 
 def test_gently_the_first_is_an_exception_and_the_second_the_end(tmp_path):
     body = """
-with stopping.gently():
+with stopping.interruptible():
     try:
         stop()
     except KeyboardInterrupt:
-        print("first", stopping.came(), flush=True)
+        print("first", stopping.received_signal(), flush=True)
         stop()
 """
     assert ended(body, tmp_path) == (130, "first 2\n", SENTENCE)
@@ -107,13 +107,13 @@ with stopping.gently():
 def test_what_somebody_took_for_his_own_is_raised_again(tmp_path):
     body = """
 try:
-    with stopping.gently():
+    with stopping.interruptible():
         try:
             stop()
         except BaseException:
             pass
         try:
-            stopping.check()
+            stopping.raise_if_stopped()
         except KeyboardInterrupt:
             print("checked", flush=True)
 except KeyboardInterrupt:
@@ -125,7 +125,7 @@ except KeyboardInterrupt:
 def test_what_it_was_made_into_on_the_way_is_an_interruption_still(tmp_path):
     body = """
 try:
-    with stopping.gently():
+    with stopping.interruptible():
         try:
             stop()
         except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def test_what_is_raised_where_nobody_can_catch_it_ends_the_process(tmp_path):
 class Gone:
     def __del__(self):
         stop()
-with stopping.gently():
+with stopping.interruptible():
     Gone()
     print("late", flush=True)
 """
@@ -150,8 +150,8 @@ with stopping.gently():
 
 def test_too_long_a_way_out_is_not_waited_for(tmp_path):
     body = """
-stopping.PATIENCE = 0.1
-with stopping.gently():
+stopping.STOP_SECONDS = 0.1
+with stopping.interruptible():
     try:
         stop()
     finally:
@@ -163,9 +163,9 @@ with stopping.gently():
 
 def test_nor_is_the_end_of_python(tmp_path):
     body = """
-stopping.LAST = 0.1
-stopping.sentence()
-stopping.soon()
+stopping.EXIT_SECONDS = 0.1
+stopping.stop_message()
+stopping.limit_exit_time()
 while True:
     time.sleep(0.01)
 """
@@ -183,7 +183,7 @@ class Lock:
         print("begun", flush=True)
         self.real.release()
 stopping._thread = types.SimpleNamespace(allocate_lock=Lock, start_new_thread=_thread.start_new_thread)
-stopping.soon()
+stopping.limit_exit_time()
 print("on")
 """
     assert ended(body, tmp_path) == (0, "begun\non\n", "")
@@ -191,14 +191,14 @@ print("on")
 
 @pytest.mark.parametrize(("times", "done"), [(1, "whole\n"), (2, "")])
 def test_what_is_held_is_done_whole_but_for_a_second_signal(times, done, tmp_path):
-    body = f"with stopping.held():\n    for _ in range({times}):\n        stop()\n    print('whole', flush=True)\nprint('late')"
+    body = f"with stopping.uninterrupted():\n    for _ in range({times}):\n        stop()\n    print('whole', flush=True)\nprint('late')"
     assert ended(body, tmp_path) == (130, done, SENTENCE)
 
 
 def test_held_within_gently_is_an_exception_afterwards(tmp_path):
     body = """
 try:
-    with stopping.gently(), stopping.held():
+    with stopping.interruptible(), stopping.uninterrupted():
         stop()
         print("whole", flush=True)
 except KeyboardInterrupt:

@@ -46,7 +46,7 @@ def module(name):
 def outcome(one, *given):
     """What the propagator answers, through the room's own question."""
     room = importlib.import_module("strategies.torch_api.dtensor")
-    ask = room.Question(one, 2, run_oracle(one).raw)
+    ask = room.PropagatorQuery(one, 2, run_oracle(one).raw)
     return ask.prop.propagate_op_sharding_non_cached(ask.schema(given))
 
 
@@ -170,8 +170,8 @@ def test_a_feature_that_went_is_skipped_and_named(monkeypatch):
     ("aten._unique2.default", ""),
 ])  # fmt: skip
 def test_the_registry_that_answers_is_named(dtensor, op, source):
-    assert dtensor.source_of(overload(op)) == source
-    assert (overload(op) in dtensor.registered()) == (source in ("single-dim strategy", "op strategy"))
+    assert dtensor.registry_of(overload(op)) == source
+    assert (overload(op) in dtensor.registered_overloads()) == (source in ("single-dim strategy", "op strategy"))
 
 
 def a_rule(schema):
@@ -182,35 +182,35 @@ def a_rule(schema):
 def test_a_prop_rule_answers_where_there_is_nothing_newer(dtensor, monkeypatch):
     op = overload("planted.approximate_floor.default")
     monkeypatch.setitem(propagator().op_to_rules, op, a_rule)
-    assert dtensor.source_of(op) == "rule"
-    assert op in dtensor.registered()
+    assert dtensor.registry_of(op) == "rule"
+    assert op in dtensor.registered_overloads()
 
 
 def test_a_prop_rule_of_torchs_own_is_found(dtensor):
-    rules = [op for op in propagator().op_to_rules if dtensor.source_of(op) == "rule"]
+    rules = [op for op in propagator().op_to_rules if dtensor.registry_of(op) == "rule"]
     if not rules:
         pytest.skip(f"torch {torch.__version__} registers no prop rule; the planted one above stands in")
-    assert set(rules) <= dtensor.registered()
+    assert set(rules) <= dtensor.registered_overloads()
 
 
 def test_a_newly_registered_strategy_shows_when_two_lists_are_compared(dtensor, monkeypatch):
     op = overload("planted.approximate_floor.default")
-    before = dtensor.strategies_now()
+    before = dtensor.registered_functions()
     monkeypatch.setitem(propagator().op_strategy_funcs, op, print)
-    now = dtensor.strategies_now()
+    now = dtensor.registered_functions()
     assert {key for key, func in now.items() if before.get(key) is not func} == {("op strategy", op)}
 
 
 def test_a_registration_that_torch_never_asks_is_seen(dtensor, monkeypatch):
     op = overload("aten.relu.default")
-    if dtensor.source_of(op) != "single-dim strategy":
+    if dtensor.registry_of(op) != "single-dim strategy":
         pytest.skip(f"torch {torch.__version__} asks a registration for {op}")
     for table in (propagator().op_strategy_funcs, propagator().op_to_schema_info):
         monkeypatch.setattr(propagator(), _name_of(table), dict(table))  # restored as it was, whatever is registered
-    assert not dtensor.ignored(op)
+    assert not dtensor.has_unused_strategy(op)
     register_sharding(op)(lambda x: [([Replicate()], [Replicate()])])
-    assert dtensor.ignored(op)
-    assert dtensor.source_of(op) == "single-dim strategy"
+    assert dtensor.has_unused_strategy(op)
+    assert dtensor.registry_of(op) == "single-dim strategy"
 
 
 def _name_of(table):
@@ -219,8 +219,8 @@ def _name_of(table):
 
 def test_a_registration_of_a_users_own_op_is_asked(dtensor):
     op = overload("planted.remembered.default")
-    assert dtensor.source_of(op) == "op strategy"
-    assert not dtensor.ignored(op)
+    assert dtensor.registry_of(op) == "op strategy"
+    assert not dtensor.has_unused_strategy(op)
 
 
 @pytest.mark.parametrize(("op", "own", "rewritten", "drawn"), [
@@ -232,7 +232,11 @@ def test_a_registration_of_a_users_own_op_is_asked(dtensor):
     ("aten.rand_like.default", False, False, True),
 ])  # fmt: skip
 def test_handlers_rewritten_arguments_and_random_ops_are_known(dtensor, op, own, rewritten, drawn):
-    found = (bool(dtensor.own_dispatch(overload(op))), dtensor.rewrites(overload(op)), dtensor.random(overload(op)))
+    found = (
+        bool(dtensor.special_dispatch_reason(overload(op))),
+        dtensor.rewrites_arguments(overload(op)),
+        dtensor.is_random(overload(op)),
+    )
     assert found == (own, rewritten, drawn)
 
 
@@ -241,7 +245,7 @@ def test_handlers_rewritten_arguments_and_random_ops_are_known(dtensor, op, own,
 
 @pytest.fixture
 def ask(dtensor):
-    return lambda one, ranks=2: dtensor.Question(one, ranks, run_oracle(one).raw)
+    return lambda one, ranks=2: dtensor.PropagatorQuery(one, ranks, run_oracle(one).raw)
 
 
 def single_dim(question):
@@ -255,10 +259,10 @@ def lines(rows):
 
 
 def test_no_process_group_is_needed_and_a_mesh_is_made_once(dtensor):
-    mesh = dtensor.mesh_for(3, 2)
+    mesh = dtensor.one_axis_mesh(3, 2)
     assert not dist.is_initialized()
     assert (mesh.size(), list(mesh.get_coordinate())) == (3, [2])
-    assert dtensor.mesh_for(3, 2) is mesh
+    assert dtensor.one_axis_mesh(3, 2) is mesh
 
 
 def test_the_outputs_metadata_come_from_the_truth_and_not_from_a_trace(ask, monkeypatch):
@@ -304,7 +308,7 @@ def test_a_line_has_a_placement_for_each_item_of_a_list_where_torch_counts_them(
     one = sample("split.Tensor", X, 2)
     strategy = SimpleNamespace(func=lambda *_: [[Shard(1)] * 3], allow_uneven_sharding=False)
     monkeypatch.setitem(propagator().op_single_dim_strategy_funcs, overload(one.op), strategy)
-    monkeypatch.setattr(dtensor, "COUNTS_ITEMS", counts_items)
+    monkeypatch.setattr(dtensor, "ONE_PLACEMENT_PER_LIST_ITEM", counts_items)
     if counts_items:
         assert lines(ask(one).single_dim_rows()) == ["R -> R, R", "S(1) -> S(1), S(1)"]
     else:
@@ -412,7 +416,7 @@ def test_the_question_on_one_rank_is_made_once(dtensor, ask):
     question = ask(sample("relu.default", X), 4)
     assert question.alone() is question.alone()
     assert question.alone().ranks == 1
-    shared = dtensor.Question(question.sample, 2, question.outputs, question.alone())
+    shared = dtensor.PropagatorQuery(question.sample, 2, question.outputs, question.alone())
     assert shared.alone() is question.alone()
 
 
@@ -424,8 +428,8 @@ def test_the_question_on_one_rank_is_made_once(dtensor, ask):
     ("aten._linalg_check_errors.default", False),
 ])  # fmt: skip
 def test_what_an_op_returns_tells_whether_the_dispatcher_makes_a_number(dtensor, op, numbers_only):
-    assert dtensor.gives_numbers(overload(op)) is numbers_only
-    assert bool(dtensor.own_dispatch(overload(op))) is numbers_only
+    assert dtensor.returns_no_tensor(overload(op)) is numbers_only
+    assert bool(dtensor.special_dispatch_reason(overload(op))) is numbers_only
 
 
 @pytest.mark.parametrize(("op", "mistaken"), [
@@ -435,4 +439,4 @@ def test_what_an_op_returns_tells_whether_the_dispatcher_makes_a_number(dtensor,
     ("aten.add_.Tensor", False),
 ])  # fmt: skip
 def test_an_op_that_dtensor_takes_for_one_in_place_is_for_the_dispatcher(dtensor, op, mistaken):
-    assert ("in place" in dtensor.own_dispatch(overload(op))) is mistaken
+    assert ("in place" in dtensor.special_dispatch_reason(overload(op))) is mistaken

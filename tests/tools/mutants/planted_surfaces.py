@@ -140,8 +140,8 @@ CHANGES = (
     ),
     Planted(
         "strategies/base/git.py::Repository.files",
-        '"ls-files", "--cached", "--others", "--exclude-standard", ',
-        '"ls-files", "--cached", "--exclude-standard", ',
+        '("--cached", "--others", "--exclude-standard", ',
+        '("--cached", "--exclude-standard", ',
         "a new file that is not added yet is not seen",
     ),
 )

@@ -343,7 +343,7 @@ def test_a_function_is_a_price_and_searched_without_a_bound():
         return 1
 
     assert plan(spec("S(0) S(0)"), spec("R R"), hops).price == 2
-    assert plan(spec("S(0) S(0)"), spec("R R"), bytes_sent).by == "sent"
+    assert plan(spec("S(0) S(0)"), spec("R R"), bytes_sent).by == "bytes_sent"
 
 
 @dataclass(frozen=True)

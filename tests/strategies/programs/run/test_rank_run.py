@@ -141,7 +141,7 @@ def test_pieces_that_do_not_match_are_told_and_are_not_put_together(heard):
     found = heard(planted("one_grows", X), "S(0)")
     assert [one.failed for one in found] == ["full_tensor"] * 2
     assert [one.errors for one in found] == [
-        ("", "Misshapen: its piece has shape (3, 4), S(0) of (5, 4) is (2, 4)")
+        ("", "WrongPieceShape: its piece has shape (3, 4), S(0) of (5, 4) is (2, 4)")
     ] * 2
     assert [one.shapes for one in found] == [((3, 4),), ((3, 4),)]
     assert found[0].whole == ()
