@@ -80,7 +80,9 @@ class VerdictCache:
                 self._write(self._name(op), own)
             if self.settings.rules == "dtensor":
                 self._write(self._name(""), begin["ops"])
-            self._prune()
+            kept = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in kept[: len(kept) - MOST // 2] if len(kept) > MOST else ():
+                path.unlink(missing_ok=True)
         except OSError as error:
             return f"{self.folder} cannot be written ({error.strerror}): verdicts are not kept"
         return ""
@@ -110,11 +112,6 @@ class VerdictCache:
         if name:
             body = {"format": FORMAT, "name": name, "sum": _hex(value), "said": value}
             write_whole(self.folder / f"{name}.json", json.dumps(body, separators=(",", ":")) + "\n")
-
-    def _prune(self) -> None:
-        kept = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in kept[: len(kept) - MOST // 2] if len(kept) > MOST else ():
-            path.unlink(missing_ok=True)
 
 
 def lines_by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list[Line]]:

@@ -81,7 +81,10 @@ class UncachedPropagator:
     ) -> tuple[ExpansionProblem, str]:
         """The expansion problem of a call, and the source of its lines in words."""
         given = tuple(args)
-        self._check_leaves(op, specs, given, kwargs)
+        leaves = [v.index for v in pytree.tree_leaves((list(given), dict(kwargs))) if isinstance(v, Leaf)]
+        if sorted(set(leaves)) != list(range(len(specs))):
+            raise InvalidCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
+                          f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
         metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
         self.sync.step("propagate: metadata")
@@ -150,12 +153,6 @@ class UncachedPropagator:
                 op, "mesh", "None", "the call has no tensor that determines its mesh", "Give mesh=Mesh.of(dp=2)."
             )
         return mesh
-
-    def _check_leaves(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        leaves = [v.index for v in pytree.tree_leaves((list(args), dict(kwargs))) if isinstance(v, Leaf)]
-        if sorted(set(leaves)) != list(range(len(specs))):
-            raise InvalidCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
-                          f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
 
     def _offer(self, op: str, specs: Sequence[Spec], ask: RuleQuery) -> tuple[LineSource, str, OwnArguments]:
         """The source of the op's lines, the same in words, and the function of each rank's own arguments."""

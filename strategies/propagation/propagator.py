@@ -182,7 +182,7 @@ class Propagator:
         mesh: Mesh | None,
     ) -> Propagation:  # fmt: skip
         """The answer by the values of all that it depends on."""
-        name = op if isinstance(op, str) else self._names.get(op) or self._name(op)
+        name = op if isinstance(op, str) else self._names.get(op) or self._names.setdefault(op, str(op))
         try:
             key = self._key(name, specs, args, kwargs, mesh)
         except NoKey:  # an argument that cannot be held by value: not cached
@@ -231,9 +231,6 @@ class Propagator:
         """
         given = tuple(map(leaf_at, range(len(specs)))) if args is None else args
         return self._cache.explain(self._key(str(op), specs, given, kwargs, mesh))
-
-    def _name(self, op: Any) -> str:
-        return self._names.setdefault(op, str(op))
 
 
 def _ids(values: Iterable[Any]) -> list[Any]:

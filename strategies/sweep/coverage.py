@@ -81,7 +81,9 @@ def coverage_table(
     members: Sequence[RegisteredOverload], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
 ) -> SweepCoverage:
     """The coverage of these overloads.  Every one is in the counts, and each that is not decided has a reason."""
-    rows = tuple(_row(name, members, tried) for name in _families(members))
+    there = {m.family for m in members}
+    families = [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
+    rows = tuple(_row(name, members, tried) for name in families)
     able = [m for m in members if not m.cannot]
     missed = [m for m in able if not _of(m, tried).samples]
     open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]
@@ -95,11 +97,6 @@ def coverage_table(
         _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_),
         sum(1 for op, what in tried.items() if op not in names and what.samples),
     )
-
-
-def _families(members: Sequence[RegisteredOverload]) -> list[str]:
-    there = {m.family for m in members}
-    return [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
 
 
 def _of(member: RegisteredOverload, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:

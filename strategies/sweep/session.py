@@ -88,7 +88,9 @@ def validate_tasks(
                 continue
             else:
                 found = _abandoned(task, answer)
-            _add_lines(journal, run, _with_deaths(found, deaths.pop(at, [])), time.perf_counter() - since)
+            seconds = time.perf_counter() - since
+            for result in _with_deaths(found, deaths.pop(at, [])):
+                journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
             if any(result.suspects or result.whole for result in found):
                 suspected()
             since = time.perf_counter()
@@ -101,11 +103,6 @@ def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
     """The step that killed its worker; all steps of a sample that hung, since it would hang on each mesh."""
     number, _ = task.at(lost.noted)
     return {lost.noted, task.truth_step(number)} if lost.why.startswith(TIMED_OUT) else {lost.noted}
-
-
-def _add_lines(journal: Journal, run: str, found: Sequence[TaskResult], seconds: float) -> None:
-    for result in found:
-        journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
 
 
 def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[OverloadTask, TaskLost]]) -> list[TaskResult]:

@@ -146,9 +146,8 @@ def _claim(
     inputs, outputs = row
     special = "" if all(p is None or is_standard(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
     if special and not direct:
-        claim = _make_claim(query, source, inputs, outputs, count, None, special)
-        return claim if _answers(query, inputs) else None
-    if direct or special:
+        return _make_claim(query, source, inputs, outputs, count, None, special) if _answers(query, inputs) else None
+    if direct:
         return _make_claim(query, source, inputs, outputs, count, None, whole or special)
     answers = _answers(query, inputs)
     if not answers:

@@ -14,7 +14,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -172,7 +172,11 @@ def check_cost(options: CostOptions) -> int:
     cost, call = options.name, "localtensor cost check"
     try:
         mesh, shape = parse_sizes("--mesh", options.mesh, call), parse_sizes("--shape", options.shape, call)
-        _check_sizes(mesh, options.most)
+        if not mesh or min(mesh) < 1 or Mesh.of(*mesh).ranks > RANKS:
+            shown = ",".join(map(str, mesh)) or "''"
+            raise BadCost("--mesh", shown, f"this is no mesh of 1 to {RANKS} ranks", "Write --mesh 2,2.")
+        if options.most < 0:
+            raise BadCost("--most", str(options.most), "fewer than none cannot be shown", "Write --most 5.")
         with contextlib.redirect_stdout(sys.stderr):  # the output of the user's function is no part of the report
             function, unit = OURS.get(cost) or (cost_function(cost, os.getcwd()), "")
             checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
@@ -200,11 +204,3 @@ def cost_function(cost: str, folder: str) -> Callable[..., Any]:
             raise BadCost("cost", repr(cost), f"{module} has no {name}", remedy)
         value = getattr(value, part)
     return value  # type: ignore[no-any-return]  # `check_metric` raises if it is no function
-
-
-def _check_sizes(mesh: Sequence[int], most: int) -> None:
-    shown = ",".join(map(str, mesh))
-    if not mesh or min(mesh) < 1 or Mesh.of(*mesh).ranks > RANKS:
-        raise BadCost("--mesh", shown or "''", f"this is no mesh of 1 to {RANKS} ranks", "Write --mesh 2,2.")
-    if most < 0:
-        raise BadCost("--most", str(most), "fewer than none cannot be shown", "Write --most 5.")

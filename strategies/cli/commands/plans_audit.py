@@ -43,7 +43,10 @@ def run(options: ValidateOptions) -> int:
             bad = [verdict for verdict in verdicts if verdict.found]
             shown.phase("looking for the smallest", len(bad))
             found = group_by_cause(bad, shown.tick)
-            found = _confirmed(options, found, shown)
+            if options.confirm != "none" and found:
+                shown.phase("on real processes", len(found))
+                with RealRedistributions(options.confirm) as real_runs:
+                    found = confirm_causes(found, real_runs, shown.tick)
     except KeyboardInterrupt:
         write_stdout(
             "\n".join([audit_text(_result(options, verdicts, found, whole=False)), *_so_far(verdicts, found), ""])
@@ -76,14 +79,6 @@ def _judge(options: ValidateOptions, verdicts: list[PairVerdict], shown: Progres
             for verdict in pair_verdicts(pairs, mode, seed=options.seed):
                 verdicts.append(verdict)
                 shown.tick()
-
-
-def _confirmed(options: ValidateOptions, found: list[Cause], shown: ProgressBar) -> list[Cause]:
-    if options.confirm == "none" or not found:
-        return found
-    shown.phase("on real processes", len(found))
-    with RealRedistributions(options.confirm) as real_runs:
-        return confirm_causes(found, real_runs, shown.tick)
 
 
 def _result(

@@ -29,7 +29,8 @@ def run(options: RacesOptions) -> int:
     with progress_bar(errors, options.quiet) as shown:
         parts = (_run_scripts if options.target == "dtensor" else _explore)(options, shown)
     code = exit_code(parts)
-    about = f"Python {platform.python_version()}, seed {options.seed}" + _torch_version(options)
+    torch_version = f", torch {version('torch')}" if options.target != "once" else ""
+    about = f"Python {platform.python_version()}, seed {options.seed}{torch_version}"
     files = [(options.json, explore.as_json(options.target, about, parts, code))] if options.json else []
     files += _scripts(options.repro, parts) if options.repro else []
     set_stop_note("; what was to be written is written whole, or not at all")
@@ -100,10 +101,6 @@ def _run_scripts(options: RacesOptions, shown: ProgressBar) -> list[ProgramSumma
             parts.append(run_race_script(name, asks, text, left))
         shown.tick()
     return parts
-
-
-def _torch_version(options: RacesOptions) -> str:
-    return f", torch {version('torch')}" if options.target != "once" else ""
 
 
 def _repeat(options: RacesOptions) -> str:

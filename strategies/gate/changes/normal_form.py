@@ -162,7 +162,10 @@ class Normalizer:
         self.out.append(f"({type(node).__name__}" if top else f"({type(node).__name__} {self._token(node.name)}")
         for decorator in node.decorator_list:
             self.out.append("@")
-            self._decorator(decorator)
+            if not self.inside and isinstance(decorator, ast.Attribute):
+                self._change(decorator, late=False)  # it may change the object that it is a method of
+            self.called.add(id(decorator))
+            self._put(decorator)
         whole = self.out
         if top:
             self.out = self.form.body
@@ -181,13 +184,6 @@ class Normalizer:
         self.depth += 1
         self._value(body)
         self.depth -= 1
-
-    def _decorator(self, node: ast.expr) -> None:
-        """A decorator is called, and may change the object that it is a method of."""
-        if not self.inside and isinstance(node, ast.Attribute):
-            self._change(node, late=False)
-        self.called.add(id(node))
-        self._put(node)
 
     def _is_outer(self, name: str) -> bool:
         """Whether a name is looked up in the module somewhere in the statement."""

@@ -78,9 +78,6 @@ class VersionView:
     def index(self) -> StatementIndex:
         return StatementIndex(self.version, self.files)
 
-    def _outside(self) -> list[str]:
-        return [name for unit in self.index.units for name, _ in self.index.form(unit).outside]
-
     def functions(self, op: str) -> list[Statement]:
         """The statements that hold the overload's rule functions, by their lines: for today's version only."""
         return list(dict.fromkeys(unit for unit, _ in self._holding(op)))
@@ -141,7 +138,8 @@ class VersionView:
             (name for name in sorted(found.outside) if name.startswith(FILE_READERS) or name.endswith(FILE_METHODS)), ""
         )
         if not reads and foreign:
-            reads = next((name for name in self._outside() if name.startswith(NATIVE)), "")
+            every = (name for unit in self.index.units for name, _ in self.index.form(unit).outside)
+            reads = next((name for name in every if name.startswith(NATIVE)), "")
         if reads:
             return f"it reads files (`{_short(reads)}`)"
         return next((doubt for doubt in found.doubts if doubt.startswith(UNBOUND)), "")

@@ -175,8 +175,7 @@ def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
 def redistributed_piece(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
     """The rank's piece of the tensor after a redistribution.  Ranks communicate."""
     middle = _whole_first(spec.placements, want)
-    if middle != spec.placements:
-        x, spec = _multiplied(x, spec, middle)
+    x, spec = _multiplied(x, spec, middle)
     if middle != spec.placements:
         there = DTensorSpec(spec.mesh, middle, tensor_meta=spec.tensor_meta)
         _observe(spec, there, op)

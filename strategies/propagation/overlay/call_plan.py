@@ -241,7 +241,7 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
 
 
 class CheckedLines:
-    """The checked lines of a rule for a piece of the call, all-replicate included."""
+    """The checked lines of a rule for a piece of the call, all-replicate included.  Calls raise `InvalidRule`."""
 
     def __init__(self, entry: OpRule, whole: RuleQuery) -> None:
         self.entry, self.offer = entry, checked_rule(entry)
@@ -252,16 +252,11 @@ class CheckedLines:
             return (all_replicated(ask),)
         lines = self.offer(ask, ranks)
         for line in lines:
-            _check_plain(self.entry, line)
+            for placement in (*line.inputs, *line.outputs):  # DTensor cannot redistribute a tensor to other ones
+                if placement is not None and not is_standard(placement):
+                    problem = f"{short(placement)} is not R, S(dim) or one of the five P"
+                    raise InvalidRule(self.entry.op, self.entry.where, str(line), problem, "Use those only.")
         return lines
-
-
-def _check_plain(entry: OpRule, line: PlacementRule) -> None:
-    """Raise `InvalidRule` for a placement to which DTensor cannot redistribute a tensor."""
-    for placement in (*line.inputs, *line.outputs):
-        if placement is not None and not is_standard(placement):
-            problem = f"{short(placement)} is not R, S(dim) or one of the five P"
-            raise InvalidRule(entry.op, entry.where, str(line), problem, "Use those only.")
 
 
 def layout_text(placements: Sequence[Placement]) -> str:

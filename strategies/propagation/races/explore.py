@@ -106,10 +106,6 @@ Progress = Callable[[str, int], object]
 """A callback that takes the name of the current program, and the number of its schedules that are done."""
 
 
-def _silent(name: str, count: int) -> None:
-    """Ignore the progress."""
-
-
 def explore_all(
     programs: Programs,
     schedules: int,
@@ -117,7 +113,7 @@ def explore_all(
     within: Modules = WITHIN,
     seed: int = 0,
     seconds: float | None = None,
-    told: Progress = _silent,
+    told: Progress = lambda name, count: None,
 ) -> list[ExploredProgram]:
     """Run each program under its share of the schedules and seconds, up to its first failure.
 

@@ -139,12 +139,9 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
     for column in ("rule", "ranks", "call", "what happens"):
         table.add_column(column, justify="right" if column == "ranks" else "left", overflow="fold")
     for f in findings:
-        table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(call_text(f)), Text(f.reason))
+        mesh = "x".join(map(str, f.mesh or (f.ranks,)))
+        table.add_row(Text(f.name, _COLOUR[f.verdict]), mesh, Text(call_text(f)), Text(f.reason))
     console.print(table)
-
-
-def _mesh(f: Finding) -> str:
-    return "x".join(map(str, f.mesh)) if f.mesh else str(f.ranks)
 
 
 def _totals(report: Report) -> str:

@@ -180,10 +180,12 @@ def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> W
     listed = f"calls=[({argument_text(tuple(case.args))}, {argument_text(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
+    who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
+    results = [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"] if wrong.shown else []
     lines = [
         sentence, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
         + (f", the smallest of {judged} tried" if judged > 1 else ""),
-        *_held(ran, rule), *_results(wrong), "",
+        *_held(ran, rule), *results, "",
         "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
         f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    "),
     ]  # fmt: skip
@@ -198,10 +200,3 @@ def _held(ran: CaseRun, rule: AssertedRule) -> list[str]:
             pieces = "; ".join(f"rank {r} {tensor_text(x)}" for r, x in enumerate(ran.held[i]))
             lines.append(f"    {short(placement)}: {pieces}")
     return lines
-
-
-def _results(wrong: ResultDifference) -> list[str]:
-    who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
-    if not wrong.shown:
-        return []
-    return [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"]

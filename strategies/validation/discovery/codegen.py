@@ -17,7 +17,6 @@ is never called for an op that has a single-dim strategy.
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 import torch
 
@@ -108,13 +107,10 @@ def _signature(op: torch._ops.OpOverload) -> str:
         if argument.kwarg_only and not starred:
             parts.append("*")
             starred = True
-        default = f"={_default(argument.default_value)}" if argument.has_default_value() else ""
-        parts.append(argument.name + default)
+        value = argument.default_value
+        default = f"={python_text(tuple(value) if isinstance(value, list) else value)}"
+        parts.append(argument.name + (default if argument.has_default_value() else ""))
     return ", ".join(parts)
-
-
-def _default(value: Any) -> str:
-    return python_text(tuple(value)) if isinstance(value, list) else python_text(value)
 
 
 _IMPORTS = """
