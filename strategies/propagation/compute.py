@@ -19,6 +19,7 @@ from localtensor.concurrency import Sync
 from localtensor.errors import OtherRows
 from localtensor.layout import Mesh, Spec, StridedShard, is_reducible, is_standard, short, strided
 from strategies.model.rule import Call, Leaf, frozen, overload
+from strategies.ops.semantics import rulebook
 from strategies.ops.semantics.local_call import (
     InvalidCall,
     LocalCall,
@@ -32,20 +33,12 @@ from strategies.ops.semantics.local_call import (
     replacement_call,
     written_leaves,
 )
-from strategies.ops.semantics.rulebook import (
-    Meta,
-    OwnArguments,
-    RuleQuery,
-    RuleRegistry,
-    bind_arguments,
-    overload_exists,
-)
 from strategies.planner.steps.alpha_beta import Network
 from strategies.propagation.mesh_expansion import Expansion, ExpansionProblem, LineSource, PartialExpansion, expand
 from strategies.propagation.meta_run import no_caller_modes, output_metas
 from strategies.propagation.model import Propagation, grid_text
 
-Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
+Decompose = Callable[[rulebook.RuleRegistry, rulebook.RuleQuery], LineSource | str]
 """A function that returns the source of an op's lines by way of its decomposition; or why there is none."""
 
 
@@ -53,7 +46,7 @@ Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
 class UncachedPropagator:
     """Propagation of calls without a cache."""
 
-    book: RuleRegistry
+    book: rulebook.RuleRegistry
     limit: int
     sync: Sync
     replicate_all: bool
@@ -85,11 +78,11 @@ class UncachedPropagator:
         if sorted(set(leaves)) != list(range(len(specs))):
             raise InvalidCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
                           f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
-        metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
+        metas = tuple(rulebook.Meta(spec.shape, spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
         self.sync.step("propagate: metadata")
         outputs = output_metas(call, metas, self.lock)
-        ask = RuleQuery(op, copy.deepcopy(bind_arguments(op, given, kwargs)), metas, outputs)
+        ask = rulebook.RuleQuery(op, copy.deepcopy(rulebook.bind_arguments(op, given, kwargs)), metas, outputs)
         self.sync.step("propagate: rule")
         offer, source, own = self._offer(op, specs, ask)
         entry = self.book.get(op)
@@ -132,7 +125,7 @@ class UncachedPropagator:
 
     def _checked(self, op: str, specs: Sequence[Spec], mesh: Mesh | None) -> Mesh:
         """The mesh of the call.  Raises `InvalidCall` for an unknown op, bad specs, or specs on different meshes."""
-        if op.count(".") != 2 or not overload_exists(op):
+        if op.count(".") != 2 or not rulebook.overload_exists(op):
             raise InvalidCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
         for number, spec in enumerate(specs):
             if not isinstance(spec, Spec):
@@ -154,7 +147,9 @@ class UncachedPropagator:
             )
         return mesh
 
-    def _offer(self, op: str, specs: Sequence[Spec], ask: RuleQuery) -> tuple[LineSource, str, OwnArguments]:
+    def _offer(
+        self, op: str, specs: Sequence[Spec], ask: rulebook.RuleQuery
+    ) -> tuple[LineSource, str, rulebook.OwnArguments]:
         """The source of the op's lines, the same in words, and the function of each rank's own arguments."""
         entry = self.book.get(op)
         if entry is not None:

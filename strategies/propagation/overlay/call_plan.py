@@ -29,15 +29,7 @@ from localtensor.errors import Refusal
 from localtensor.layout import is_standard, short, shorts
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import Call, flat_results, frozen, out_leaves, overload
-from strategies.ops.semantics.local_call import (
-    InvalidRule,
-    LocalCall,
-    all_replicated,
-    checked_rule,
-    own_arguments_function,
-    replacement_call,
-    written_leaves,
-)
+from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache import value_token
@@ -84,7 +76,7 @@ class CallPlan:
     changes in place.  `resized`: given as `out=` with another shape, they take that of the result.
     """
 
-    whole: LocalCall
+    whole: local_call.LocalCall
     inputs: tuple[tuple[Placement, ...], ...]
     outputs: Grid
     metas: tuple[TensorMeta | None, ...]
@@ -176,14 +168,18 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
     held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
     metas = global_metas(call, [one.meta for one in held])
     plain = Call(call.op, frozen(call.args), tuple((name, frozen(value)) for name, value in call.kwargs))
-    written = written_leaves(plain)
+    written = local_call.written_leaves(plain)
     changed = tuple((leaf, r) for leaf, r in written.items() if r is not None and _differ(held[leaf].meta, metas[r]))
     outs = set(out_leaves(plain))
     resized = tuple(pair for pair in changed if pair[0] in outs)
     reshaped = tuple(pair for pair in changed if pair[0] not in outs)
     held = _as_results(held, resized, metas, sizes)
-    ask, plain = replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
-    whole, given, own = LocalCall(ask, plain), tuple(one.placements for one in held), own_arguments_function(entry)
+    ask, plain = local_call.replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
+    whole, given, own = (
+        local_call.LocalCall(ask, plain),
+        tuple(one.placements for one in held),
+        local_call.own_arguments_function(entry),
+    )
     offer = CheckedLines(entry, ask)
     stays = tuple(
         (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
@@ -244,18 +240,18 @@ class CheckedLines:
     """The checked lines of a rule for a piece of the call, all-replicate included.  Calls raise `InvalidRule`."""
 
     def __init__(self, entry: OpRule, whole: RuleQuery) -> None:
-        self.entry, self.offer = entry, checked_rule(entry)
+        self.entry, self.offer = entry, local_call.checked_rule(entry)
         self.numbers = bool(whole.outputs) and not any(whole.outputs) and returns_no_tensor(overload(entry.op))
 
     def __call__(self, ask: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         if self.numbers:  # a number has no placement: it must be that of whole tensors
-            return (all_replicated(ask),)
+            return (local_call.all_replicated(ask),)
         lines = self.offer(ask, ranks)
         for line in lines:
             for placement in (*line.inputs, *line.outputs):  # DTensor cannot redistribute a tensor to other ones
                 if placement is not None and not is_standard(placement):
                     problem = f"{short(placement)} is not R, S(dim) or one of the five P"
-                    raise InvalidRule(self.entry.op, self.entry.where, str(line), problem, "Use those only.")
+                    raise local_call.InvalidRule(self.entry.op, self.entry.where, str(line), problem, "Use those only.")
         return lines
 
 

@@ -53,14 +53,7 @@ from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import find_fault, why_inapplicable
 from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, RuleRegistry
-from strategies.propagation.overlay import call
-from strategies.propagation.overlay.call_plan import (
-    CallPlanner,
-    CheckedLines,
-    global_metas,
-    make_call_plan,
-    whole_call_query,
-)
+from strategies.propagation.overlay import call, call_plan
 from strategies.torch_api import dtensor, handler_table
 
 
@@ -100,7 +93,7 @@ class Overlay:
         entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
-        planner = CallPlanner()
+        planner = call_plan.CallPlanner()
         self.entries = tuple(entries)
         self.handlers = {
             overload(entry.op): handler_table.OverlayHandler(call.RuleRunner(planner, entry)) for entry in entries
@@ -226,13 +219,15 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     specs = [one.strategies[0].output_spec for one in given]
     metas = [_meta(spec) for spec in specs]
     mesh = specs[0].mesh
-    outputs = global_metas(call, metas)
+    outputs = call_plan.global_metas(call, metas)
     if mesh.ndim > 1:
-        plan = make_call_plan(entry, call, specs, mesh)
+        plan = call_plan.make_call_plan(entry, call, specs, mesh)
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
-    ask = whole_call_query(call, metas, outputs)
+    ask = call_plan.whole_call_query(call, metas, outputs)
     lines = [
-        line for line in CheckedLines(entry, ask)(ask, mesh.size()) if not why_inapplicable(line, ask, mesh.size())
+        line
+        for line in call_plan.CheckedLines(entry, ask)(ask, mesh.size())
+        if not why_inapplicable(line, ask, mesh.size())
     ]
     rows = [
         ([(p or Replicate(),) for p in line.inputs], [None if p is None else (p,) for p in line.outputs])
