@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import layout
-from strategies.inputs.variants.all_variants import oracle_with_values, values_named
+from strategies.inputs.variants.all_variants import values_named
 from strategies.inputs.variants.call_edits import Values
 from strategies.model import oracle
 from strategies.model.code_text import tensor_text
@@ -324,11 +324,6 @@ def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int |
 
 def _text(x: Any) -> str:
     return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
-
-
-def truth_with_specials(sample: Sample, truth: oracle.OracleResult, seed: int) -> oracle.OracleResult | None:
-    """The oracle for the sample with NaN and infinities among its values, or None where those prove nothing."""
-    return oracle_with_values(sample, truth, "specials", seed)
 
 
 def check_claims(

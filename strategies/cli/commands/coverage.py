@@ -26,7 +26,7 @@ from strategies.base.journal import (
 from strategies.base.progress import Progress, progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, worker_count
 from strategies.base.worker_pool import WorkerPool
-from strategies.cli.commands.output import fail
+from strategies.cli.commands.output import error_console, fail
 from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
@@ -76,13 +76,9 @@ def run(options: CoverageOptions) -> int:
 
 def _sweep(options: CoverageOptions) -> tuple[Line, tuple[Line, ...]]:
     settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=worker_count(options.workers))
-    with progress_bar(_error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
+    with progress_bar(error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
         run_validation(settings, journal, progress)
         return journal.begun or {}, tuple(journal.lines)
-
-
-def _error_console() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def coverage_of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
@@ -133,7 +129,7 @@ def validate_ops(
     if not entries:
         return fail(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", USAGE)
     results: list[RuleResult] = []
-    with progress_bar(_error_console(), quiet) as progress:
+    with progress_bar(error_console(), quiet) as progress:
         for seed in range(seeds):
             terms = ValidationEffort(tuple(ranks), seed)
             results += _validate_once(entries, terms, most, workers, progress, near=len(entries) < len(book))
@@ -173,7 +169,11 @@ def print_validation(results: Sequence[RuleResult], out: Console) -> int:
     tested = {one.op for one in results if one.tested}
     for sentence in wrong:
         out.print(f"WRONG {sentence}", markup=False)
-    for op, reasons in _untested(results, tested).items():
+    untested: dict[str, str] = {}
+    for one in results:
+        if one.op not in tested:
+            untested.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
+    for op, reasons in sorted(untested.items()):
         out.print(f"not tested: {op}: {reasons}", markup=False)
     of_family = Counter(one.family for one in {r.op: r for r in results}.values() if one.op in tested)
     for family, count in sorted(of_family.items()):
@@ -187,21 +187,13 @@ def print_validation(results: Sequence[RuleResult], out: Console) -> int:
     return WRONG if wrong else CLEAN if tested else NOTHING
 
 
-def _untested(results: Sequence[RuleResult], tested: set[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in results:
-        if one.op not in tested:
-            found.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
-    return dict(sorted(found.items()))
-
-
 @quiet_on_one_thread()
 def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
     """Compare our rules with DTensor's on the most used overloads.
 
     The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared.
     """
-    with progress_bar(_error_console(), quiet) as progress:
+    with progress_bar(error_console(), quiet) as progress:
         progress.phase("calls", len(opinfo_samples.database()))
         with WorkerPool(workers) as pool:
             found = calls_of_overloads(pool, most_used(), most=most, tick=progress.tick)

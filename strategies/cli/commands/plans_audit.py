@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from strategies.base.progress import ProgressBar, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_NOTHING, EXIT_WRONG, interruptible, write_stdout
-from strategies.cli.commands.output import deliver_text
+from strategies.cli.commands.output import deliver_text, error_console
 from strategies.cli.options import SAMPLES, ValidateOptions, parse_mesh
 from strategies.planner.audit import report
 from strategies.planner.audit.pairs import MODES, draw_pairs
@@ -25,11 +24,10 @@ def run(options: ValidateOptions) -> int:
 
     After Ctrl-C what was found so far is printed, and no file is written.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     verdicts: list[PairVerdict] = []
     found: list[report.Cause] = []
     try:
-        with interruptible(), progress_bar(errors, options.quiet) as shown:
+        with interruptible(), progress_bar(error_console(), options.quiet) as shown:
             _judge(options, verdicts, shown)
             bad = [verdict for verdict in verdicts if verdict.found]
             shown.phase("looking for the smallest", len(bad))

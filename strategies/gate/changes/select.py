@@ -21,7 +21,7 @@ from strategies.base.git import Repository, blob_name, repository
 from strategies.gate.baseline import ChosenOverload
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
 from strategies.gate.changes.module_model import Function, Statement
-from strategies.gate.changes.project import Project, Trees, project_of_repository, rule_functions, start_files
+from strategies.gate.changes.project import Project, Trees, project_of_repository, start_files
 from strategies.gate.changes.version_view import RuleDependencies, VersionView, functions_in_project
 
 
@@ -124,7 +124,7 @@ def select_changed(rev: str, folder: Path, module: str | None, ops: Sequence[str
     git = repository(folder)
     commit = git.commit(rev)
     project = project_of_repository(git)
-    written = functions_in_project(project, rule_functions())
+    written = functions_in_project(project)
     start = start_files(project, module, written if module is None else {op: written.get(op, []) for op in ops})
     if not start:
         return Selection((), tuple(ops))

@@ -9,7 +9,7 @@ import ast
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from strategies.gate.changes.module_model import Function, Statement, is_string_
 from strategies.gate.changes.name_resolution import imported_files
 from strategies.gate.changes.normal_form import UNBOUND
 from strategies.gate.changes.project import (
-    FunctionPlace,
     Project,
     ProjectFunctions,
     Version,
@@ -168,8 +167,9 @@ def _short(name: str) -> str:
     return name.removeprefix("builtins.").lstrip(".")
 
 
-def functions_in_project(project: Project, written: Mapping[str, Sequence[FunctionPlace]]) -> ProjectFunctions:
-    """The functions that lie in the project, with their paths in it."""
+def functions_in_project(project: Project) -> ProjectFunctions:
+    """The registered rule functions that lie in the project, with their paths in it."""
+    written = rule_functions()
     paths = {file: project.path_of(file) for file in {w.file for many in written.values() for w in many}}
     found = {op: [(paths[w.file], w) for w in many if paths[w.file]] for op, many in written.items()}
     return {op: many for op, many in found.items() if many}
@@ -205,7 +205,7 @@ def _view(module: str | None) -> VersionView | None:
     project = changed_project.project_of_module(module) if module else changed_project.project_of_file(torch.__file__)
     if project is None:
         return None
-    written = functions_in_project(project, rule_functions())
+    written = functions_in_project(project)
     start = start_files(project, module, written)
     return VersionView(project.today(project.roots([module] if module else []), {}), start, written) if start else None
 

@@ -200,8 +200,6 @@ def _explicit_call(need: ImplicitRedistribution) -> str | None:
 
 
 def _target_code(was: Placement, now: Placement) -> str:
-    if isinstance(
-        now, Partial
-    ):  # not a public target: a partial tensor stays so, and from R each rank proceeds locally
+    if isinstance(now, Partial):  # no public target: a partial tensor stays so, and from R each rank proceeds locally
         return f"Partial({now.reduce_op!r})" if was == now else "Replicate()"
     return f"Shard({now.dim})" if isinstance(now, Shard) else repr(Replicate())

@@ -25,7 +25,9 @@ def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: st
     findings = [finding for part in parts for finding in part.findings]
     for number, finding in enumerate(findings, 1):
         lines += ["", *_finding_text(number, finding)]
-    lines += ["", _last(parts, findings)]
+    tried, idle = sum(part.tried for part in parts), [part.name for part in parts if part.trouble]
+    left = f"; not run: {', '.join(idle)}" if idle else ""
+    lines += ["", f"{_count(len(findings), 'finding')} in {tried:,} tried{left}"]
     if findings:
         lines.append(repeat)
     return "\n".join(lines)
@@ -69,12 +71,6 @@ def _finding_text(number: int, finding: RaceFinding) -> list[str]:
         shown.append(f"... and {len(example) - EXAMPLE} more lines")
     lines = [f"{number}. {finding.part}: {finding.kind}, {times}", indent("\n".join(shown), "   ")]
     return lines + ([indent(fill(f"It means: {finding.meaning}", WIDTH), "   ")] if finding.meaning else [])
-
-
-def _last(parts: Sequence[ProgramSummary], findings: Sequence[RaceFinding]) -> str:
-    tried, idle = sum(part.tried for part in parts), [part.name for part in parts if part.trouble]
-    left = f"; not run: {', '.join(idle)}" if idle else ""
-    return f"{_count(len(findings), 'finding')} in {tried:,} tried{left}"
 
 
 def _count(many: int, word: str) -> str:
