@@ -117,9 +117,8 @@ class _Search:
                     heapq.heappush(queue, (longer.order, next(count), longer))
         unseen = ""
         if self.visited >= self.limit and queue:
-            unseen = (
-                f"not all was looked at: {self.visited} beginnings were (limit={self.limit}); another may cost less"
-            )
+            looked_at = f"{self.visited} beginnings were (limit={self.limit})"
+            unseen = f"not all was looked at: {looked_at}; another may cost less"
         if not done and queue:
             done = [*self.completed([entry[2] for entry in queue])]
         done.sort(key=lambda beginning: beginning.order)

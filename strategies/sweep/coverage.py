@@ -62,9 +62,8 @@ class SweepCoverage:
 
     @property
     def total(self) -> FamilyCoverage:
-        return FamilyCoverage(
-            "all", *(sum(getattr(row, f.name) for row in self.rows) for f in fields(FamilyCoverage)[1:])
-        )
+        sums = (sum(getattr(row, f.name) for row in self.rows) for f in fields(FamilyCoverage)[1:])
+        return FamilyCoverage("all", *sums)
 
     @property
     def share(self) -> float:

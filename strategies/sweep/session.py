@@ -176,9 +176,8 @@ class _Validation:
             if rules and settings.patterns:
                 rules = rules.only(matching_overloads(settings.patterns, (*rules.ops, *rules.ignored)))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        self.settings_line = settings.asked() | (
-            {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
-        )
+        rules_text = {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
+        self.settings_line = settings.asked() | rules_text
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:
             self.journal.begin(self.settings_line)  # raises if the journal is of another run

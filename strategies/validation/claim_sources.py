@@ -144,18 +144,23 @@ def _claim(
     query: dtensor.PropagatorQuery, source: str, row: dtensor.LineRow, count: int, whole: str, direct: bool
 ) -> Claim | None:
     inputs, outputs = row
+
+    def made(outputs: dtensor.Outputs, local: tuple[Call, ...] | None, whole: str) -> Claim:
+        every = outputs * count if len(outputs) == 1 and count != 1 else outputs
+        return Claim(Rule(query.sample.op, tuple(inputs), every), source, local, whole)
+
     special = "" if all(p is None or is_standard(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
     if special and not direct:
-        return _make_claim(query, source, inputs, outputs, count, None, special) if _answers(query, inputs) else None
+        return made(outputs, None, special) if _answers(query, inputs) else None
     if direct:
-        return _make_claim(query, source, inputs, outputs, count, None, whole or special)
+        return made(outputs, None, whole or special)
     answers = _answers(query, inputs)
     if not answers:
         return None
     outputs = answers[0][0]
     own = tuple(call for _, call in answers if call is not None)
     special = "" if all(p is None or is_standard(p) for p in outputs) else "a placement of DTensor's own"
-    return _make_claim(query, source, inputs, outputs, count, own or None, whole or special)
+    return made(outputs, own or None, whole or special)
 
 
 def _answers(
@@ -171,12 +176,3 @@ def _answers(
     rest = [query.propagate(inputs, rank) for rank in range(1, query.ranks)]
     answers = [first, *(answer for answer in rest if answer is not None)]
     return answers if len(answers) == query.ranks else []
-
-
-def _make_claim(
-    query: dtensor.PropagatorQuery, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
-    local: tuple[Call, ...] | None, whole: str,
-) -> Claim | None:  # fmt: skip
-    if len(outputs) == 1 and count != 1:
-        outputs = outputs * count
-    return Claim(Rule(query.sample.op, tuple(inputs), outputs), source, local, whole)

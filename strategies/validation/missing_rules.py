@@ -97,10 +97,9 @@ def _is_conclusive(sample: Sample, truth: OracleResult) -> bool:
     placement holds."""
     if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
         return False
-    real = any(t.dtype != torch.bool for t in sample.tensors)
-    return real and all(
-        has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs
-    )
+    if all(t.dtype == torch.bool for t in sample.tensors):
+        return False
+    return all(has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs)
 
 
 def with_replicated_extremes(rule: Rule) -> Rule:

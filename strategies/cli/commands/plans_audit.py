@@ -37,11 +37,9 @@ def run(options: ValidateOptions) -> int:
                 with RealRedistributions(options.confirm) as real_runs:
                     found = report.confirm_causes(found, real_runs, shown.tick)
     except KeyboardInterrupt:
-        write_stdout(
-            "\n".join(
-                [report.audit_text(_result(options, verdicts, found, whole=False)), *_so_far(verdicts, found), ""]
-            )
-        )
+        bad = [verdict for verdict in verdicts if verdict.found and not found]  # on the pairs as they were drawn
+        so_far = [f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}" for verdict in bad]
+        write_stdout("\n".join([report.audit_text(_result(options, verdicts, found, whole=False)), *so_far, ""]))
         return EXIT_INTERRUPTED
     tried = _result(options, verdicts, found)
     code = exit_code(tried)
@@ -79,12 +77,6 @@ def _result(
     return report.AuditResult(
         version, options.seed, report.count_outcomes(verdicts), tuple(found), report.total_waste(verdicts), whole
     )
-
-
-def _so_far(verdicts: Sequence[PairVerdict], found: Sequence[report.Cause]) -> list[str]:
-    """What went wrong before Ctrl-C, on the pairs as they were drawn."""
-    bad = [verdict for verdict in verdicts if verdict.found and not found]
-    return [f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}" for verdict in bad]
 
 
 def _repeat(options: ValidateOptions) -> str:

@@ -177,9 +177,7 @@ class Normalizer:
 
     def _is_outer(self, name: str) -> bool:
         """Whether a name is looked up in the module somewhere in the statement."""
-        return module_model.may_be_among(name, self.scopes.module) or module_model.may_be_among(
-            name, self.scopes.attributes
-        )
+        return any(module_model.may_be_among(name, among) for among in (self.scopes.module, self.scopes.attributes))
 
     def _token(self, name: str) -> str:
         """A name that the statement binds: as it is if other code may use it, else a number, so that it may be renamed."""

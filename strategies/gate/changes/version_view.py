@@ -22,13 +22,7 @@ from strategies.gate.changes.index import StatementIndex
 from strategies.gate.changes.module_model import Function, Statement, is_string_statement
 from strategies.gate.changes.name_resolution import imported_files
 from strategies.gate.changes.normal_form import UNBOUND
-from strategies.gate.changes.project import (
-    Project,
-    ProjectFunctions,
-    Version,
-    rule_functions,
-    start_files,
-)
+from strategies.gate.changes.project import Project, ProjectFunctions, Version, rule_functions, start_files
 from strategies.gate.changes.roots import roots_of
 
 FILE_READERS = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",

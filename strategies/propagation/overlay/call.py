@@ -212,10 +212,8 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
             stack = TensorMeta(torch.Size((size, *x.shape)), (x.numel(), *x.contiguous().stride()), x.dtype)
             rest = (Replicate(),) * spec.mesh.ndim
             cut = DTensorSpec(spec.mesh, (*rest[:axis], Shard(0), *rest[axis + 1 :]), tensor_meta=stack)
-            factors = redistribute_local_tensor(
-                x.contiguous().unsqueeze(0), cut, DTensorSpec(spec.mesh, rest, tensor_meta=stack)
-            )
-            x = factors.prod(0)
+            gathered = DTensorSpec(spec.mesh, rest, tensor_meta=stack)
+            x = redistribute_local_tensor(x.contiguous().unsqueeze(0), cut, gathered).prod(0)
             placements = (*spec.placements[:axis], Replicate(), *spec.placements[axis + 1 :])
             spec = DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
     return x, spec

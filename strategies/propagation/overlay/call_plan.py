@@ -173,7 +173,11 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
     outs = set(out_leaves(plain))
     resized = tuple(pair for pair in changed if pair[0] in outs)
     reshaped = tuple(pair for pair in changed if pair[0] not in outs)
-    held = _as_results(held, resized, metas, sizes)
+    for leaf, result in resized:  # an `out=` of another shape is as the result: replicated, its old values are lost
+        meta = metas[result]
+        if meta is not None:
+            own_dtype = TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype)
+            held[leaf] = CallTensor(own_dtype, (Replicate(),) * len(sizes))
     ask, plain = local_call.replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
     whole, given, own = (
         local_call.LocalCall(ask, plain),
@@ -196,22 +200,6 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
 
 def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
     return result is not None and tuple(given.shape) != tuple(result.shape)
-
-
-def _as_results(
-    held: Sequence[CallTensor],
-    resized: Sequence[tuple[int, int]],
-    metas: Sequence[TensorMeta | None],
-    sizes: Sequence[int],
-) -> list[CallTensor]:
-    """The tensors with each `out=` of another shape as the result: replicated, since its old values are lost."""
-    made = list(held)
-    for leaf, result in resized:
-        meta = metas[result]
-        if meta is not None:
-            own_dtype = TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype)
-            made[leaf] = CallTensor(own_dtype, (Replicate(),) * len(sizes))
-    return made
 
 
 def whole_call_query(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> RuleQuery:

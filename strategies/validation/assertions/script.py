@@ -172,9 +172,8 @@ def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> W
     """The error for that case: the call, each rank's pieces and result, and three ways to repeat it."""
     rule, wrong = AssertedRule.read(case.rule), ran.wrong or ResultDifference("it is right")
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
-    sentence = refusal_sentence(
-        "assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy
-    )
+    problem = f"on {case.ranks} ranks, {wrong.problem}"
+    sentence = refusal_sentence("assert_rule", "rule", f"{case.op}: {rule}", problem, remedy)
     example = f"@example(case={case!r})"
     splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
     listed = f"calls=[({argument_text(tuple(case.args))}, {argument_text(dict(case.kwargs))})], ranks=({case.ranks},){splits}"

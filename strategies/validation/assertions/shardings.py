@@ -143,9 +143,8 @@ def run_sharding_case(
     except REFUSALS as error:
         raise CaseSkipped(f"the function refuses it: {error_in_one_line(error)}") from None
     if len(truth.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.outputs):
-        raise RuleMisfit(
-            f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values"
-        )
+        problem = f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values"
+        raise RuleMisfit(problem)
     if truth.unstable > MAX_JUMP_SHARE:
         raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
     if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
@@ -193,9 +192,8 @@ def _compared(claim: ShardingClaim, truth: OracleResult, gave: Sequence[Any], me
             return ResultDifference(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
         for i, (placements, local) in enumerate(out):
             if placements is None:
-                return ResultDifference(
-                    f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local
-                )
+                problem = f"result {i} on rank {rank} is no DTensor but {type(local).__name__}"
+                return ResultDifference(problem, i, rank, local)
             if placements != claim.outputs[i]:
                 problem = f"result {i} has placements {shorts(placements)}, claimed are {shorts(claim.outputs[i])}"
                 return ResultDifference(problem, i, rank)
