@@ -143,11 +143,8 @@ class UncachedPropagator:
         """The source of the op's lines, the same in words, and the function of each rank's own arguments."""
         entry = self.book.get(op)
         if entry is not None:
-            return (
-                checked_rule(entry),
-                f"the rule of {entry.family} ({entry.reason}) at {entry.where}",
-                own_arguments_function(entry),
-            )
+            source = f"the rule of {entry.family} ({entry.reason}) at {entry.where}"
+            return checked_rule(entry), source, own_arguments_function(entry)
         offer = self.decompose(self.book, ask) if self.decompose else "not tried"
         if not isinstance(offer, str):
             return offer, "the rules of its decomposition", no_own_arguments
@@ -162,9 +159,8 @@ class UncachedPropagator:
         call, leaves = problem.whole.call, [leaf for leaf, _ in problem.written]
         free = expand(replace(problem, movable=True), self.limit).best
         names = [a.name for a in overload(call.op)._schema.arguments if a.alias_info and a.alias_info.is_write]
-        if free is None:
-            remedy = "Call the op out of place."
-        else:
+        remedy = "Call the op out of place."
+        if free is not None:
             to = grid_text([free.inputs[leaf] for leaf in leaves])
             remedy = f"Redistribute it to {to} before the call, or call the op out of place."
         shown = ", ".join(repr(specs[leaf]) for leaf in leaves)

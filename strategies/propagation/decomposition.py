@@ -152,16 +152,22 @@ def _call(ask: RuleQuery) -> Call:
 
 
 def _lines(book: RuleRegistry, ask: RuleQuery, trace: DecompositionTrace, ranks: int) -> Iterator[PlacementRule]:
+    def holds(line: PlacementRule, taken: Sequence[PlacementRule], rank: int) -> bool:
+        """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
+        tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
+        local = _traced(book, RuleQuery(ask.op, ask.arguments, tensors, ask.outputs))
+        if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
+            return False
+        triples = zip(trace.inner, local.inner, taken, strict=True)
+        return all(_same(book, one, piece, inner_line, ranks, rank) for one, piece, inner_line in triples)
+
     yield local_call.all_replicated(ask)
     whole = Replicate()
     for placements, taken in _combinations(book, trace, ranks):
         inputs = tuple(placements.get(i) or whole for i in range(len(ask.tensors)))
         outputs = tuple(None if number is None else placements.get(number, whole) for number in trace.outputs)
         line = PlacementRule(inputs, outputs)
-        if all(
-            _holds(book, ask, trace, line, taken, ranks, rank)
-            for rank in local_call.representative_coordinates(line, ask, ranks)
-        ):
+        if all(holds(line, taken, rank) for rank in local_call.representative_coordinates(line, ask, ranks)):
             yield line
 
 
@@ -172,7 +178,7 @@ def _combinations(
     begun: list[tuple[ValuePlacements, tuple[PlacementRule, ...]]] = [({}, ())]
     for inner in trace.inner:
         entry = book.get(inner.ask.op)
-        # The rule's query may be about another call; `_holds` checks what the op itself makes of the pieces.
+        # The rule's query may be about another call; `_lines` checks what the op itself makes of the pieces.
         query = local_call.replacement_call(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
         lines = local_call.checked_rule(entry)(query, ranks) if entry else (local_call.all_replicated(query),)
         longer = [
@@ -197,26 +203,6 @@ def _extended(placements: ValuePlacements, inner: InnerCall, line: PlacementRule
         if made is not None and found.setdefault(made, placement) != placement:
             return None
     return found
-
-
-def _holds(
-    book: RuleRegistry,
-    ask: RuleQuery,
-    trace: DecompositionTrace,
-    line: PlacementRule,
-    taken: Sequence[PlacementRule],
-    ranks: int,
-    rank: int,
-) -> bool:
-    """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
-    tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
-    local = _traced(book, RuleQuery(ask.op, ask.arguments, tensors, ask.outputs))
-    if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
-        return False
-    return all(
-        _same(book, whole, piece, one, ranks, rank)
-        for whole, piece, one in zip(trace.inner, local.inner, taken, strict=True)
-    )
 
 
 def _same(book: RuleRegistry, whole: InnerCall, piece: InnerCall, line: PlacementRule, ranks: int, rank: int) -> bool:

@@ -79,18 +79,8 @@ class Propagator:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_afresh",
-        "_cache",
-        "_hit",
-        "_hits",
-        "_keys",
-        "_listed",
-        "_names",
-        "_same",
-        "_specs",
-        "_turn",
-    )
+        "__weakref__", "_afresh", "_cache", "_hit", "_hits", "_keys", "_listed", "_names", "_same", "_specs", "_turn",
+    )  # fmt: skip
 
     def __init__(
         self, book: RuleRegistry, *, limit: int = LIMIT, sync: Sync = THREAD_SYNC, replicate_all: bool = False,

@@ -31,7 +31,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -126,9 +125,7 @@ class ExplicitCommunication(contextlib.ContextDecorator):
             undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         guard = ambient.guard()
         if guard is not None:
             ambient.set_guard(guard.without(self))

@@ -242,13 +242,10 @@ def partial_piece(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) 
     first = torch.zeros(mesh.size(axis), dtype=torch.bool, device=x.device)
     first[0] = True
     whole = TensorMeta(first.shape, first.stride(), first.dtype)
-    replicas: list[Placement] = [Replicate()] * mesh.ndim
-    sharded: list[Placement] = [*replicas[:axis], Shard(0), *replicas[axis + 1 :]]
-    mine = redistribute_local_tensor(
-        first,
-        DTensorSpec(mesh, tuple(replicas), tensor_meta=whole),
-        DTensorSpec(mesh, tuple(sharded), tensor_meta=whole),
-    )
+    replicas = (Replicate(),) * mesh.ndim
+    held = DTensorSpec(mesh, replicas, tensor_meta=whole)
+    cut = DTensorSpec(mesh, (*replicas[:axis], Shard(0), *replicas[axis + 1 :]), tensor_meta=whole)
+    mine = redistribute_local_tensor(first, held, cut)
     neutral = torch.ones_like(x) if kind == "product" else torch.zeros_like(x)
     if kind == "sum" and x.dtype.is_floating_point:
         neutral = -neutral  # -0.0 + x is x, whatever its sign

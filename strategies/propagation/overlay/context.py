@@ -37,7 +37,6 @@ import contextlib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -116,9 +115,7 @@ class Overlay:
             undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         stack = ambient.own_rules()
         if stack is not None:
             rest = stack.without(self)
@@ -224,16 +221,13 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
         plan = call_plan.make_call_plan(entry, call, specs, mesh)
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
     ask = call_plan.whole_call_query(call, metas, outputs)
-    lines = [
-        line
-        for line in call_plan.CheckedLines(entry, ask)(ask, mesh.size())
-        if not why_inapplicable(line, ask, mesh.size())
-    ]
-    rows = [
-        ([(p or Replicate(),) for p in line.inputs], [None if p is None else (p,) for p in line.outputs])
-        for line in lines
-    ]
-    return OpStrategy([_spec(given, inputs, outs, metas, outputs, mesh) for inputs, outs in rows])
+    choices = []
+    for line in call_plan.CheckedLines(entry, ask)(ask, mesh.size()):
+        if not why_inapplicable(line, ask, mesh.size()):
+            inputs = [(p or Replicate(),) for p in line.inputs]
+            results = [None if p is None else (p,) for p in line.outputs]
+            choices.append(_spec(given, inputs, results, metas, outputs, mesh))
+    return OpStrategy(choices)
 
 
 def _with_leaves(value: Any, given: list[OpStrategy]) -> Any:

@@ -35,12 +35,8 @@ def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: st
 
 def as_json(target: str, about: str, parts: Sequence[ProgramSummary], code: int) -> str:
     """The whole report."""
-    return json.dumps({
-        "target": target,
-        "about": about,
-        "exit_code": code,
-        "parts": [_part(part) for part in parts],
-    }, indent=1) + "\n"  # fmt: skip
+    body = {"target": target, "about": about, "exit_code": code, "parts": [_part(part) for part in parts]}
+    return json.dumps(body, indent=1) + "\n"
 
 
 _FINDING_FIELDS = ("kind", "count", "example", "meaning", "script")
