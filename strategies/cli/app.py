@@ -347,7 +347,8 @@ def repeat_options(words: Sequence[str]) -> list[str]:
     """
     made: list[str] = []
     option, first = "", False
-    for word in (part for given in words for part in _split_equals(given)):
+    equals = ("--ranks=", "--dtype=")
+    for word in (part for given in words for part in (given.split("=", 1) if given.startswith(equals) else [given])):
         if word in ("--ranks", "--dtype"):
             option, first = word, True
             continue
@@ -360,10 +361,6 @@ def repeat_options(words: Sequence[str]) -> list[str]:
         option = ""
         made.append(word)
     return [*made, option] if option and first else made
-
-
-def _split_equals(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith(("--ranks=", "--dtype=")) else [word]
 
 
 def main() -> None:

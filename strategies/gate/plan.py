@@ -78,9 +78,8 @@ def coverage_of(begin: Line, lines: Sequence[Line]) -> tuple[RunCoverage, tuple[
         instances[unit.op] += line.get("tried", 0)
     left = {op: [u for u in units if u not in line_of] for op, units in plan.items()}
     whole = frozenset(op for op in plan if not left[op] and op not in crashed and instances[op])
-    untried = tuple(
-        (op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in sorted(plan) if left[op]
-    )
+    late = [op for op in sorted(plan) if left[op]]
+    untried = tuple((op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in late)
     captured = not any(line["crashed"] for line in lines_of_kind(lines, "captured"))
     slots = frozenset(
         (u.op, u.dtypes, mesh_kind(u.mesh), u.trial)
@@ -175,18 +174,15 @@ class GateFindings:
         if self.idle:
             return GateResult(self.report, notes=self.notes)
         result = decision.decide(self.report, baseline, self.tried, today, places=self.places)
+        notes = list(result.notes)
+        known = {entry.key.op for entry in baseline.entries}
+        if self.looked_at is not None and (ops := sorted(known - self.looked_at)):  # of another module, or removed ones
+            first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
+            notes.append(f"{baseline.path} has entries of overloads that are not among those judged here: {first}")
         return replace(
             result, choices=self.choices, untried=self.untried, remembered=self.remembered,
-            notes=(*result.notes, *self._unknown_entries(baseline), *self.notes),
-            trouble=(*result.trouble, *self.trouble),
+            notes=(*notes, *self.notes), trouble=(*result.trouble, *self.trouble),
         )  # fmt: skip
-
-    def _unknown_entries(self, baseline: Baseline) -> list[str]:
-        """A note on entries of unknown overloads: of another module, or of a rule that was removed."""
-        if self.looked_at is None or not (ops := sorted({entry.key.op for entry in baseline.entries} - self.looked_at)):
-            return []
-        first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
-        return [f"{baseline.path} has entries of overloads that are not among those judged here: {first}"]
 
 
 def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFindings:

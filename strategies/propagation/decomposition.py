@@ -109,9 +109,8 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             self.writes = str(func)
         metas = tuple(_meta(x) if isinstance(x, Tensor) else None for x in flat_results(out))
-        ask = RuleQuery(
-            str(func), bind_arguments(call.op, call.args, dict(call.kwargs)), tuple(map(_meta, tensors)), metas
-        )
+        arguments = bind_arguments(call.op, call.args, dict(call.kwargs))
+        ask = RuleQuery(str(func), arguments, tuple(map(_meta, tensors)), metas)
         made = tuple(self._new(x) if isinstance(x, Tensor) else None for x in flat_results(out))
         self.inner.append(InnerCall(ask, tuple(self.number.get(id(x), -1) for x in tensors), made))
         return out
@@ -211,9 +210,8 @@ def _same(book: RuleRegistry, whole: InnerCall, piece: InnerCall, line: Placemen
     if (want.op, whole.takes, whole.makes) != (got.op, piece.takes, piece.makes):
         return False
     tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(want.tensors, line.inputs, strict=True))
-    outputs = tuple(
-        m and local_call.local_meta(m, p, ranks, rank) for m, p in zip(want.outputs, line.outputs, strict=True)
-    )
+    pairs = zip(want.outputs, line.outputs, strict=True)
+    outputs = tuple(m and local_call.local_meta(m, p, ranks, rank) for m, p in pairs)
     if (tensors, outputs) != (got.tensors, got.outputs):
         return False
     entry = book.get(want.op)

@@ -222,9 +222,8 @@ def expand(problem: ExpansionProblem, limit: int = LIMIT) -> Expansion:
 
 
 def _start(problem: ExpansionProblem) -> PartialExpansion:
-    held = [
-        MovedTensor(m.shape, m.dtype, given) for m, given in zip(problem.whole.ask.tensors, problem.given, strict=True)
-    ]
+    pairs = zip(problem.whole.ask.tensors, problem.given, strict=True)
+    held = [MovedTensor(meta.shape, meta.dtype, given) for meta, given in pairs]
     return PartialExpansion((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
 
 

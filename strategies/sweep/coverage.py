@@ -87,15 +87,11 @@ def coverage_table(
     missed = [m for m in able if not _of(m, tried).samples]
     open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]
     names = {m.op for m in members}
-    return SweepCoverage(
-        torch,
-        device,
-        rows,
-        _grouped((m.cannot, m.op) for m in members if m.cannot),
-        _grouped((_why(m, tried, UNTRIED), m.op) for m in missed),
-        _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_),
-        sum(1 for op, what in tried.items() if op not in names and what.samples),
-    )
+    cannot = _grouped((m.cannot, m.op) for m in members if m.cannot)
+    unexercised = _grouped((_why(m, tried, UNTRIED), m.op) for m in missed)
+    undecided = _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_)
+    others = sum(1 for op, what in tried.items() if op not in names and what.samples)
+    return SweepCoverage(torch, device, rows, cannot, unexercised, undecided, others)
 
 
 def _of(member: RegisteredOverload, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:

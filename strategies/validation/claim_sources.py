@@ -75,9 +75,16 @@ def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.PropagatorQuer
 
 
 def _rows(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
+    seeds = [] if source == "single-dim strategy" else _seeds(sample, ranks)
     if foreach.is_foreach(sample):
-        return foreach.foreach_rows(query, [] if source == "single-dim strategy" else _seeds(sample, ranks))
-    return query.single_dim_rows() if source == "single-dim strategy" else _queried_lines(query, sample, ranks, source)
+        return foreach.foreach_rows(query, seeds)
+    if source == "single-dim strategy":
+        return query.single_dim_rows()
+    if source == "rule" or dtensor.returns_no_tensor(overload(sample.op)):
+        return [(seed, ()) for seed in seeds]
+    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
+    rows = [_with_outs(sample, row) for row in rows]
+    return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
 
 def _keeps_outs(sample: Sample, row: dtensor.LineRow) -> bool:
@@ -107,15 +114,6 @@ def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
     for i, row in enumerate(choices):
         found += [tuple(p if j == i else Replicate() for j in range(len(choices))) for p in row]
     return list(dict.fromkeys(found))
-
-
-def _queried_lines(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
-    seeds = _seeds(sample, ranks)
-    if source == "rule" or dtensor.returns_no_tensor(overload(sample.op)):
-        return [(seed, ()) for seed in seeds]
-    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
-    rows = [_with_outs(sample, row) for row in rows]
-    return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
 
 def _traced(query: dtensor.PropagatorQuery, sample: Sample) -> list[dtensor.LineRow]:

@@ -127,11 +127,8 @@ def _survey(kind: CallKind, members: SearchedSamples, free: frozenset[tuple[int,
     known = {name: rule for seen in every for name, rule in seen.holds.items()}
     for seen in every:
         absent = [(name, rule) for name, rule in known.items() if name not in seen.holds]
-        refuted |= {
-            n
-            for n, rule in absent
-            if shorts(rule.inputs) in seen.tried and str(with_replicated_extremes(rule)) not in seen.holds
-        }
+        tried_here = [(name, rule) for name, rule in absent if shorts(rule.inputs) in seen.tried]
+        refuted |= {name for name, rule in tried_here if str(with_replicated_extremes(rule)) not in seen.holds}
     holds = {name: rule for name, rule in known.items() if name not in refuted}
     claimed = frozenset(name for seen in every for name in seen.claimed)
     served = {shorts(holds[name].inputs) for name in claimed & set(holds)}

@@ -79,9 +79,8 @@ def _amend_baseline(
     if not (options.update or options.accept):
         return result, ()
     reason = (options.accept or "").strip()
-    after = decision.amend_baseline(
-        before, result, remove=options.update, reason=reason, expires=options.last_day(today)
-    )
+    last = options.last_day(today)
+    after = decision.amend_baseline(before, result, remove=options.update, reason=reason, expires=last)
     if after.entries == before.entries:
         return result, (f"{before.path} stays as it is",)
     set_stop_note("; the baseline is as it was, or as it was to be")

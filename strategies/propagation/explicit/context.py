@@ -89,11 +89,8 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
     (1,)
     """
     sizes = propagation.mesh.sizes
-    return tuple(
-        leaf
-        for leaf, steps in enumerate(propagation.steps)
-        if any(step.kind != "local" and sizes[step.axis] > 1 for step in steps)
-    )
+    moving = (any(step.kind != "local" and sizes[step.axis] > 1 for step in steps) for steps in propagation.steps)
+    return tuple(leaf for leaf, moves in enumerate(moving) if moves)
 
 
 class NotDecorated(Refusal):

@@ -221,9 +221,8 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
 
 def _whole_first(given: _Placements, want: _Placements) -> tuple[Placement, ...]:
     """The target of the redistribution: a tensor that is to be partial is replicated first; `partial_piece` does the rest."""
-    return tuple(
-        Replicate() if isinstance(new, Partial) and new != old else new for old, new in zip(given, want, strict=True)
-    )
+    pairs = zip(given, want, strict=True)
+    return tuple(Replicate() if isinstance(new, Partial) and new != old else new for old, new in pairs)
 
 
 def _observe(spec: DTensorSpec, there: DTensorSpec, op: str) -> None:

@@ -185,9 +185,8 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
         local_call.own_arguments_function(entry),
     )
     offer = CheckedLines(entry, ask)
-    stays = tuple(
-        (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
-    )
+    kept = {leaf: r for leaf, r in written.items() if leaf not in dict(resized)}
+    stays = tuple((leaf, None if leaf in dict(reshaped) else r) for leaf, r in kept.items())
     found = expand(ExpansionProblem(whole, sizes, given, stays, offer, own, NETWORK))
     settled: tuple[tuple[int, int | None], ...] = ()
     if found.best is None:  # no line leaves them where they lie
@@ -214,9 +213,8 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
     try:
         with no_caller_modes():
             made = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="meta") for m in given]
-            return tuple(
-                meta_of(x) if isinstance(x, Tensor) else None for x in flat_results(on_meta_device(call)(made))
-            )
+            results = flat_results(on_meta_device(call)(made))
+            return tuple(meta_of(x) if isinstance(x, Tensor) else None for x in results)
     except NotImplementedError:  # no meta kernel
         found = output_metas(call, [Meta(tuple(m.shape), m.dtype) for m in given], fake_mode_lock(THREAD_SYNC))
         return tuple(

@@ -126,9 +126,8 @@ class Overlay:
     def everywhere(self) -> None:
         """Activate the overlay permanently, in every thread of the process without an overlay of its own."""
         ambient.begin_rules(handler_table.install_property)
-        ambient.set_process_rules(
-            handler_table.OverlayStack(self, self.handlers, ambient.process_rules(), everywhere=True)
-        )
+        stack = handler_table.OverlayStack(self, self.handlers, ambient.process_rules(), everywhere=True)
+        ambient.set_process_rules(stack)
 
     def __repr__(self) -> str:
         return f"Overlay({len(self.entries)} rules)"
@@ -210,9 +209,8 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     """
     given: list[OpStrategy] = []
     args = tuple(_with_leaves(value, given) for value in schema.args_schema)
-    call = Call(
-        entry.op, args, tuple((name, _with_leaves(value, given)) for name, value in schema.kwargs_schema.items())
-    )
+    kwargs = tuple((name, _with_leaves(value, given)) for name, value in schema.kwargs_schema.items())
+    call = Call(entry.op, args, kwargs)
     specs = [one.strategies[0].output_spec for one in given]
     metas = [_meta(spec) for spec in specs]
     mesh = specs[0].mesh

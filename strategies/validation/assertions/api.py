@@ -185,9 +185,8 @@ def assert_sharding(
     >>> assert_sharding(torch.mm, [("S(0)", "R"), ("R", "S(1)")], [("S(0)", "S(1)")], max_examples=3)
     """
     call = "assert_sharding"
-    claim = ShardingClaim(
-        fn, read_layouts(in_placements, call, "in_placements"), read_layouts(out_placements, call, "out_placements")
-    )
+    placed = read_layouts(in_placements, call, "in_placements")
+    claim = ShardingClaim(fn, placed, read_layouts(out_placements, call, "out_placements"))
     sizes = _meshes(claim, meshes)
     _check(call, (2,), splits, max_examples)
     if not callable(fn):

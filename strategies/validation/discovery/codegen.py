@@ -102,11 +102,9 @@ def _statement(line: RuleLine) -> str:
 
 def _signature(op: torch._ops.OpOverload) -> str:
     parts: list[str] = []
-    starred = False
     for argument in op._schema.arguments:
-        if argument.kwarg_only and not starred:
+        if argument.kwarg_only and "*" not in parts:
             parts.append("*")
-            starred = True
         value = argument.default_value
         default = f"={python_text(tuple(value) if isinstance(value, list) else value)}"
         parts.append(argument.name + (default if argument.has_default_value() else ""))
