@@ -17,8 +17,6 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Repor
 
 IGNORED, CRASHED, HANGS = "ignored", "crashed", "hangs"
 """Values of `Key.rule` that are no rules: a registration that torch never calls, a crash, and a time-out."""
-Slot = tuple[str, str, str, str]
-"""An overload, a class of dtypes, a kind of mesh and a kind of test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,8 @@ class RunCoverage:
 
     any: frozenset[str] = frozenset()
     ops: frozenset[str] = frozenset()
-    slots: frozenset[Slot] = frozenset()
+    slots: frozenset[tuple[str, str, str, str]] = frozenset()
+    """Each an overload, a class of dtypes, a kind of mesh and a kind of test."""
 
     def covers(self, key: FindingKey) -> bool:
         """Whether this run would have shown a finding of that key."""

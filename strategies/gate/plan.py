@@ -153,7 +153,8 @@ def _all(registered: user_modules.RegisteredRules | None, patterns: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class GateFindings:
-    """The findings of a run, before they are compared with a baseline.  Source lines are relative to `top`."""
+    """The findings of a run, before they are compared with a baseline.  Source lines are relative to `top`, the
+    folder of the repository, else the one that the gate runs in."""
 
     report: Report
     tried: RunCoverage
@@ -188,7 +189,10 @@ class GateFindings:
 def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFindings:
     """Test what the plan selects, or take the verdicts of equal runs from the cache.  Raises as `validate`."""
     settings = plan.settings
-    top = top_folder(Path(settings.folder))
+    try:
+        top = repository(Path(settings.folder)).top
+    except (NoRepository, NoGit):
+        top = Path(settings.folder)
     if options.changed is not None and not plan.choices:
         report = Report(torch.__version__.split("+")[0], settings.seed, settings.ranks, settings.confirm, Counts())
         note = f"no rule changed since {options.changed}: "
@@ -255,11 +259,3 @@ def _unreached(plan: GatePlan, done: GateRun) -> list[tuple[str, str]]:
         op, _, reason = text.partition(": ")
         why.setdefault(op, reason)
     return [(op, f"no call of it could be judged ({why.get(op, 'none was found')}); {REMEDY}") for op in sorted(left)]
-
-
-def top_folder(folder: Path) -> Path:
-    """The folder that source lines are relative to: that of the repository, else the one that the gate runs in."""
-    try:
-        return repository(folder).top
-    except (NoRepository, NoGit):
-        return folder

@@ -28,8 +28,6 @@ from strategies.model.settings import Settings
 FORMAT = 1
 MOST = 4096
 """Files that a folder may hold; beyond, the older half is deleted."""
-Digest = Callable[[str], str | None]
-"""A digest of an overload's rule and of its op, the same in any process; None if it cannot be known."""
 
 
 def tool_digest() -> str:
@@ -53,13 +51,14 @@ def _hex(value: object) -> str:
 class VerdictCache:
     """The cached verdicts in `folder` for runs with these settings.
 
+    `digest` gives a digest of an overload's rule and of its op, the same in any process; None if it cannot be known.
     `tool` is the digest that `tool_digest` gives.  `beside` are the overloads of torch's own that a rules module registers:
     their samples are drawn together.
     """
 
     folder: Path
     settings: Settings
-    digest: Digest
+    digest: Callable[[str], str | None]
     tool: str
     beside: tuple[str, ...] = ()
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.model.verdict import Verdict
+from strategies.sweep.report.text_and_json import by_reason
 from strategies.torch_api.population import FAMILIES, RegisteredOverload
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
@@ -111,12 +112,7 @@ def _row(name: str, members: Sequence[RegisteredOverload], tried: Mapping[str, O
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> tuple[Reason, ...]:
-    """Reasons with their overloads, those with the most first, then by their words."""
-    by_reason: dict[str, list[str]] = {}
-    for reason, op in pairs:
-        by_reason.setdefault(reason, []).append(op)
-    found = [Reason(text, tuple(sorted(ops))) for text, ops in by_reason.items()]
-    return tuple(sorted(found, key=lambda r: (-len(r.ops), r.text)))
+    return tuple(Reason(text, tuple(sorted(ops))) for text, ops in by_reason(pairs))
 
 
 def as_json(coverage: SweepCoverage) -> str:

@@ -142,8 +142,7 @@ def _survey(kind: CallKind, members: SearchedSamples, free: frozenset[tuple[int,
 def missing_instances(found: SearchedSamples, seed: int = 0) -> list[Instance]:
     """The smallest instance of each missing rule: it holds on every call of one kind and is not registered for it."""
     lacking: dict[str, Instance] = {}
-    surveys = survey_kinds(found, seed)
-    for one in surveys:
+    for one in survey_kinds(found, seed):
         for rule in one.missing():
             sample = min(one.samples, key=lambda s: s.size)
             why = Evidence(missing_reason(one.backing[str(rule)], one.kind))

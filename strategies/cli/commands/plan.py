@@ -108,7 +108,6 @@ def _alternatives(
 def _text(
     options: PlanOptions, query: PlanRequest, found: tuple[RankedPlan, ...], theirs: tuple[DTensorPlan, ...]
 ) -> str:
-    """The text for standard output."""
     if options.as_json:
         return report.plan_json(query, found, theirs)
     stdout, text = Console(), io.StringIO()

@@ -173,11 +173,9 @@ class _Comparison:
 
     def _namesakes(self, units: Sequence[Statement]) -> list[Statement]:
         """The statements of the revision that bind the same names in the same files."""
-        found: list[Statement] = []
-        for unit in units:
-            if unit.path in self.then.version.texts:
-                found += self.then.version.module(unit.path).binders.get(unit.label, ())
-        return found
+        version = self.then.version
+        there = [unit for unit in units if unit.path in version.texts]
+        return [one for unit in there for one in version.module(unit.path).binders.get(unit.label, ())]
 
     def _difference(
         self, op: str, seen: RuleDependencies, before: RuleDependencies, functions: Sequence[Statement]

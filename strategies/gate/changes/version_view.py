@@ -127,9 +127,8 @@ class VersionView:
 
     def _reads(self, found: Slice, foreign: bool) -> str:
         """Why files of any kind may matter; empty if they do not."""
-        reads = next(
-            (name for name in sorted(found.outside) if name.startswith(FILE_READERS) or name.endswith(FILE_METHODS)), ""
-        )
+        names = sorted(found.outside)
+        reads = next((name for name in names if name.startswith(FILE_READERS) or name.endswith(FILE_METHODS)), "")
         if not reads and foreign:
             every = (name for unit in self.index.units for name, _ in self.index.form(unit).outside)
             reads = next((name for name in every if name.startswith(NATIVE)), "")

@@ -80,7 +80,9 @@ class RuleRunner:
         """Run the op on these arguments, at least one of which is a DTensor."""
         call, tensors = call_of(self.op, args, kwargs)
         mesh = _mesh_of(call.op, tensors)
-        specs = [x._spec if isinstance(x, DTensor) else _replicated(op, x, mesh) for x in tensors]
+        # A plain tensor has one element, or any number under `implicit_replication`; DTensor raises for others.
+        replicated = _DISPATCHER._try_replicate_spec_for_scalar_tensor
+        specs = [x._spec if isinstance(x, DTensor) else replicated(op, x, mesh) for x in tensors]
         local = [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
         ready = self.planner.ready(self.entry, call, specs, mesh)
         plan, used = ready.plan, local
@@ -165,11 +167,6 @@ def _mesh_of(op: str, tensors: Sequence[Tensor]) -> DeviceMesh:
                 raise TwoMeshes(op, f"{first} and {mesh}")
     assert first is not None, f"{op}: no argument is a DTensor"
     return first
-
-
-def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
-    """The spec of a plain tensor of one element, or of any under `implicit_replication`; DTensor raises for others."""
-    return _DISPATCHER._try_replicate_spec_for_scalar_tensor(op, x, mesh)  # type: ignore[no-any-return]
 
 
 def redistributed_piece(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:

@@ -92,12 +92,9 @@ class Overlay:
         entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
-        planner = call_plan.CallPlanner()
-        self.entries = tuple(entries)
-        self.handlers = {
-            overload(entry.op): handler_table.OverlayHandler(call.RuleRunner(planner, entry)) for entry in entries
-        }
-        self.plans = planner
+        self.entries, self.plans = tuple(entries), call_plan.CallPlanner()
+        handler = handler_table.OverlayHandler
+        self.handlers = {overload(entry.op): handler(call.RuleRunner(self.plans, entry)) for entry in entries}
 
     @property
     def ops(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,14 @@ def _totals(report: Report) -> str:
     if report.unfinished:
         text += f"\n{report.unfinished} units of the plan are not in this journal: see `localtensor merge`."
     return text
+
+
+def by_reason(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Reasons, each with the names that have it: those with the most names first, then by their words."""
+    grouped: dict[str, list[str]] = {}
+    for reason, name in pairs:
+        grouped.setdefault(reason, []).append(name)
+    return sorted(grouped.items(), key=lambda pair: (-len(pair[1]), pair[0]))
 
 
 def is_silent(finding: Finding) -> bool:

@@ -67,7 +67,6 @@ class Op:
 
     @property
     def arguments(self) -> Sequence[Any]:
-        """The schema's arguments."""
         return tuple(self.overload._schema.arguments)
 
     @property

@@ -115,12 +115,12 @@ def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None
             total = _total(placement.reduce_op, want)
             lines.append(f"parts = torch.stack([gave[{i}] for gave in gots])")
             lines.append(f'compare("result {i}, all ranks together,", {total}, wants[{i}], {slack})')
-        elif isinstance(want, Tensor) and (dim := shard_dim(placement)) is not None and placement is not None:
+            continue
+        picked = f"wants[{i}]"
+        if isinstance(want, Tensor) and (dim := shard_dim(placement)) is not None and placement is not None:
             lines.append(f"rows = {_rows(want, placement, case.ranks)}  # of dim {dim}, for each rank")
-            picked = f"wants[{i}].index_select({dim}, torch.tensor(rows[rank], dtype=torch.long))"
-            lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], {picked}, {slack})']
-        else:
-            lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], wants[{i}], {slack})']
+            picked += f".index_select({dim}, torch.tensor(rows[rank], dtype=torch.long))"
+        lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], {picked}, {slack})']
     return lines
 
 

@@ -281,9 +281,8 @@ def sharding_script(
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
         pieces = ", ".join(map(code_text.tensor_literal, held[i]))
         inputs += [f"x{i} = {code_text.tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
-        inputs.append(
-            f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
-        )
+        placed = f"mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride()"
+        inputs.append(f"d{i} = DTensor.from_local(held{i}[rank], {placed})")
     slack = [code_text.slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,

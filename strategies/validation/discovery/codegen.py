@@ -69,7 +69,6 @@ _LOCALS = ("d", "ndims", "numbers", "found", "tensors")
 def _function(op: torch._ops.OpOverload, made: list[RuleLine]) -> list[str]:
     names = [a.name for a in op._schema.arguments]
     tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
-    inputs = sorted({len(line.inputs) for line in made})
     text = [f"def rules({_signature(op)}):"]
     text += ['    """Placements of the results and of the tensor arguments, as `register_sharding` takes them."""']
     text += [f"    tensors = tensors_in([{', '.join(tensors)}])", "    ndims = [len(t.shape) for t in tensors]"]
@@ -77,7 +76,7 @@ def _function(op: torch._ops.OpOverload, made: list[RuleLine]) -> list[str]:
         text.append("    numbers = letters(tensors)")
     replicas = ", ".join(["Replicate()"] * len(op._schema.returns))
     text.append(f"    found = [([{replicas}], [Replicate()] * len(tensors))]")
-    for count in inputs:
+    for count in sorted({len(line.inputs) for line in made}):
         text.append(f"    if len(tensors) == {count}:")
         for line in made:
             if len(line.inputs) == count:
