@@ -24,7 +24,14 @@ from strategies.model import oracle
 from strategies.model.code_text import tensor_text
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.validation import difference
+from strategies.validation.difference import (
+    ElementDifference,
+    ResultDifference,
+    coarsest_eps,
+    folding_error,
+    number_difference,
+    shape_difference,
+)
 
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
@@ -125,7 +132,7 @@ class Probe:
             self.reason(found, self._expected(claim)), self.variant, draw, _text(found.got), _text(found.want)
         )
 
-    def difference(self, claim: Claim) -> tuple[int, difference.ResultDifference] | None:
+    def difference(self, claim: Claim) -> tuple[int, ResultDifference] | None:
         """The first decomposition for which the claim is wrong, and the difference."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
@@ -134,7 +141,7 @@ class Probe:
                 return draw, found
         return None
 
-    def reason(self, found: difference.ResultDifference, outputs: Sequence[Placement | None]) -> str:
+    def reason(self, found: ResultDifference, outputs: Sequence[Placement | None]) -> str:
         """The message of the difference, with the placement of its result."""
         if found.output < 0 or found.bare:
             return found.problem
@@ -164,26 +171,24 @@ class Probe:
 
     def against(
         self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
-    ) -> difference.ResultDifference | None:
+    ) -> ResultDifference | None:
         """The first difference of the local results from the oracle under these placements, or None.
 
         `inputs` are the placements of the inputs.  That an op refuses parts of values other than the sample's own is no
         difference: the parts may be outside of its domain.
         """
         split = any(isinstance(p, Partial) for p in inputs)
-        coarse = difference.coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
+        coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
-            return None if split and self.variant else difference.ResultDifference(local)
+            return None if split and self.variant else ResultDifference(local)
         for rank, out in enumerate(local):
             if len(out) != len(self.truth.outputs):
-                return difference.ResultDifference(
-                    f"rank {rank} gives {len(out)} results, the op {len(self.truth.outputs)}"
-                )
+                return ResultDifference(f"rank {rank} gives {len(out)} results, the op {len(self.truth.outputs)}")
         for i, placement in enumerate(outputs):
             want = self.truth.outputs[i]
             found = None
             if isinstance(want, (bool, int, float)) and placement is not None:
-                found = difference.number_difference([out[i] for out in local], want, i)
+                found = number_difference([out[i] for out in local], want, i)
             elif placement is not None and isinstance(want, Tensor):
                 found = self._wrong([out[i] for out in local], i, placement, split, coarse)
             if found:
@@ -192,17 +197,17 @@ class Probe:
 
     def _wrong(
         self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
-    ) -> difference.ResultDifference | None:
+    ) -> ResultDifference | None:
         """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
         want = self.truth.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
         if kind and not layout.is_reducible(kind, want.dtype):
-            return difference.ResultDifference(f"{kind} of {want.dtype} is not defined", i)
+            return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
         there = _has_dim(placement, want)
         shapes = [
             layout.local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))
         ]
-        found = difference.shape_difference(held, want, shapes, i)
+        found = shape_difference(held, want, shapes, i)
         if found:
             return found
         slack = self.truth.slack[i]
@@ -213,14 +218,14 @@ class Probe:
         if self.variant and kind == "avg" and not layout.is_inexact(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if kind in ROUNDED:
-            slack = slack + difference.folding_error(held, coarse)
+            slack = slack + folding_error(held, coarse)
         for rank, got in _assembled(held, placement):
             slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
             if not oracle.equal_within(got, want, slack):
-                apart = difference.ElementDifference.of(got, want, slack)
+                apart = ElementDifference.of(got, want, slack)
                 who = f"rank {rank}" if rank is not None else "the parts" if kind else "the shards"
                 problem = f"{who} make {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
-                return difference.ResultDifference(problem, i, rank, got, want, apart)
+                return ResultDifference(problem, i, rank, got, want, apart)
         return None
 
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
@@ -233,7 +238,7 @@ class Probe:
             if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
                 return []
             whole = all(h.shape == want.shape for h in held)
-            coarse = difference.coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
+            coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
             here = self._held_whole(held, i, coarse) if whole else self._held_cut(held, i)
             left = here if left is None else [p for p in left if p in here]
             if not left:
@@ -250,7 +255,7 @@ class Probe:
         kinds = [k for k in searched if layout.is_unambiguous(k, want.dtype)]
         folded = torch.stack([want, *(layout.fold_partials(stack, k) for k in kinds)])
         same = layout.within_slack(stack, want, slack).flatten().all()
-        errors = [difference.folding_error(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
+        errors = [folding_error(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
         lost = torch.tensor(errors, dtype=torch.float64)
         allowed = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
         right = layout.within_slack(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]

@@ -43,8 +43,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/probe.py::Probe.against",
-        "return None if split and self.variant else difference.ResultDifference(local)",
-        "return None if split or self.variant else difference.ResultDifference(local)",
+        "return None if split and self.variant else ResultDifference(local)",
+        "return None if split or self.variant else ResultDifference(local)",
         "a rank that raises is excused wherever an input is partial",
     ),
     Planted(
