@@ -128,9 +128,8 @@ class Probe:
         if first is None:
             return None
         draw, found = first
-        return Evidence(
-            self.reason(found, self._expected(claim)), self.variant, draw, _text(found.got), _text(found.want)
-        )
+        reason = self.reason(found, self._expected(claim))
+        return Evidence(reason, self.variant, draw, _text(found.got), _text(found.want))
 
     def difference(self, claim: Claim) -> tuple[int, ResultDifference] | None:
         """The first decomposition for which the claim is wrong, and the difference."""

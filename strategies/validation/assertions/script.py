@@ -98,11 +98,10 @@ def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
 
 
 def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
-    whole, placement = ran.truth.inputs[i], rule.inputs[i]
-    if isinstance(placement, Replicate):
-        return f"x{i} = {tensor_literal(whole)}\nheld{i} = [x{i}] * {len(ran.held[i])}  # R"
-    pieces = ", ".join(map(tensor_literal, ran.held[i]))
-    return f"x{i} = {tensor_literal(whole)}\nheld{i} = [{pieces}]  # {short(placement)}"
+    whole, placement, pieces = ran.truth.inputs[i], rule.inputs[i], ran.held[i]
+    replicas = isinstance(placement, Replicate)
+    held = f"[x{i}] * {len(pieces)}" if replicas else f"[{', '.join(map(tensor_literal, pieces))}]"
+    return f"x{i} = {tensor_literal(whole)}\nheld{i} = {held}  # {short(placement)}"
 
 
 def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None]) -> list[str]:

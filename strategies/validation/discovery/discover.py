@@ -119,9 +119,8 @@ def samples_of(op: str, seed: int) -> list[Sample]:
     None are drawn for an op that does not check its arguments: inconsistent sizes would end the process.
     """
     packet = op.split(".")[1]
-    bearers = [info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)]
     met: list[Sample] = []
-    for info in bearers:
+    for info in (info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)):
         for name in DTYPES:
             if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
                 for which in opinfo_samples.SIZES:
