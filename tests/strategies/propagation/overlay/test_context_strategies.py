@@ -68,7 +68,7 @@ import localtensor as lt
 from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation import claim_sources as sources
 from strategies.model.rule import call_of, Sample, overload
 
-found = modules.load("strategies.propagation.overlay.autoload", ".")
+found = modules.load_rules("strategies.propagation.overlay.autoload", ".")
 assert set(found.ops) == {str(op) for op in overlaid.OVERLAY.handlers} and not found.ignored, found
 shift = overload("aten.__lshift__.Scalar")
 assert torch_dtensor.own_dispatch(shift) == "" and torch_dtensor.source_of(shift) == "op strategy"
