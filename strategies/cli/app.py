@@ -14,27 +14,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from strategies.base import signals
 from strategies.base.options import takes_options
-from strategies.base.signals import (
-    EXIT_CLEAN,
-    EXIT_NOTHING,
-    install_handlers,
-    interruptible,
-    open_streams,
-    print_error,
-    set_stop_note,
-)
-from strategies.cli.options import (
-    CostOptions,
-    CoverageOptions,
-    DiscoverOptions,
-    MergeOptions,
-    PlanOptions,
-    RacesOptions,
-    ReportOptions,
-    RunOptions,
-    ValidateOptions,
-)
+from strategies.cli import options as command_options
 from strategies.gate.options import GateOptions
 
 app = typer.Typer(
@@ -83,7 +65,7 @@ def _print_version(given: bool) -> None:
         import localtensor
 
         typer.echo(f"localtensor {localtensor.__version__}")
-        raise typer.Exit(EXIT_CLEAN)
+        raise typer.Exit(signals.EXIT_CLEAN)
 
 
 @app.callback()
@@ -95,11 +77,11 @@ def _root(
 
 @app.command(epilog=EXAMPLES, short_help="Validate sharding rules.")
 @takes_options()
-def validate(options: ValidateOptions) -> int:
+def validate(options: command_options.ValidateOptions) -> int:
     """Validate sharding rules against the real op, and confirm every Unsound on real processes."""
     journal = options.journal
     remedy = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
-    set_stop_note(f"; no report was written; {remedy}")
+    signals.set_stop_note(f"; no report was written; {remedy}")
     if options.plans:
         from strategies.cli.commands import plans_audit
 
@@ -123,7 +105,7 @@ Exit codes: those of the whole run; 2 a file that is no journal, or of another r
 
 @app.command(epilog=MERGE_EXAMPLES, short_help="Join the journals of several shards.")
 @takes_options()
-def merge(options: MergeOptions) -> int:
+def merge(options: command_options.MergeOptions) -> int:
     """Join the journals of several shards, and prove that nothing is missing."""
     from strategies.cli.commands.report import merge_journals
 
@@ -144,7 +126,7 @@ Exit codes: 0 something was tested; 2 a file that is no journal; 3 nothing was t
 
 @app.command(epilog=COVERAGE_EXAMPLES, short_help="What was tested, and why the rest was not.")
 @takes_options()
-def coverage(options: CoverageOptions) -> int:
+def coverage(options: command_options.CoverageOptions) -> int:
     """Which of the overloads that DTensor registers were tested, which have a verdict, and why the others have none."""
     from strategies.cli.commands.coverage import run
 
@@ -167,7 +149,7 @@ Exit codes: 0 searched, whether something is missing or not; 2 usage; 3 nothing 
 
 @app.command(epilog=DISCOVER_EXAMPLES, short_help="Find missing rules.")
 @takes_options()
-def discover(options: DiscoverOptions) -> int:
+def discover(options: command_options.DiscoverOptions) -> int:
     """Find the missing rules of an op: valid shardings that DTensor does not register."""
     from strategies.cli.commands.discover import run
 
@@ -197,11 +179,11 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, on sta
     context_settings={"allow_interspersed_args": False},
 )
 @takes_options()
-def run(options: RunOptions) -> int:
+def run(options: command_options.RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
     from localtensor.runner.torchrun import TorchrunOptions, run_script
 
-    with interruptible():  # Ctrl-C stops the user's program
+    with signals.interruptible():  # Ctrl-C stops the user's program
         return run_script(TorchrunOptions(**asdict(options)))
 
 
@@ -249,7 +231,7 @@ Exit codes: 0 the page is written; 2 a file that is no journal, or a place that 
 
 @app.command(epilog=REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")
 @takes_options()
-def report(options: ReportOptions) -> int:
+def report(options: command_options.ReportOptions) -> int:
     """Write one HTML page of a journal: totals, a map of ops, filters, and each finding with its picture."""
     from strategies.cli.commands.report import run
 
@@ -279,7 +261,7 @@ Exit codes: 0 nothing found; 1 something found; 2 usage; 3 infrastructure, or a 
 
 @app.command(epilog=RACES_EXAMPLES, short_help="Look for races in caches of propagation.")
 @takes_options("; nothing was written")
-def races(options: RacesOptions) -> int:
+def races(options: command_options.RacesOptions) -> int:
     """Look for races: in our shared cache and propagator, schedule by schedule, and in torch's own propagator."""
     from strategies.cli.commands.races import run
 
@@ -311,7 +293,7 @@ axis cuts dim 0 first. Exit codes: 0 planned; 1 no plan within --memory; 2 usage
 
 @app.command(epilog=PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")
 @takes_options()
-def plan(options: PlanOptions) -> int:
+def plan(options: command_options.PlanOptions) -> int:
     """Plan the cheapest redistribution from one layout to another, beside its alternatives and DTensor's own plan."""
     from strategies.cli.commands.plan import run
 
@@ -344,7 +326,7 @@ def _cost() -> None:
 
 @cost.command("check", epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
 @takes_options()
-def check(options: CostOptions) -> int:
+def check(options: command_options.CostOptions) -> int:
     """Test whether a cost is a metric: 0 for no redistribution, never negative, and no detour cheaper than the direct way."""
     from strategies.cli.commands.plan import check_cost
 
@@ -365,7 +347,8 @@ def repeat_options(words: Sequence[str]) -> list[str]:
     """
     made: list[str] = []
     option, first = "", False
-    for word in (part for given in words for part in _split_equals(given)):
+    equals = ("--ranks=", "--dtype=")
+    for word in (part for given in words for part in (given.split("=", 1) if given.startswith(equals) else [given])):
         if word in ("--ranks", "--dtype"):
             option, first = word, True
             continue
@@ -380,19 +363,15 @@ def repeat_options(words: Sequence[str]) -> list[str]:
     return [*made, option] if option and first else made
 
 
-def _split_equals(word: str) -> list[str]:
-    return word.split("=", 1) if word.startswith(("--ranks=", "--dtype=")) else [word]
-
-
 def main() -> None:
     """The console script.  The words after `run` are left alone: a `--ranks` among them may be the script's own."""
-    install_handlers()
-    open_streams()
+    signals.install_handlers()
+    signals.open_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of each resized out=
     words = sys.argv[1:]
     try:
         app(args=words if words[:1] == ["run"] else repeat_options(words))
     except OSError as error:  # of --help and --version: commands handle errors of their own output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print_error(f"localtensor: cannot write to standard output: {error.strerror}.")
-        sys.exit(EXIT_NOTHING)
+        signals.print_error(f"localtensor: cannot write to standard output: {error.strerror}.")
+        sys.exit(signals.EXIT_NOTHING)

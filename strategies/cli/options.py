@@ -220,7 +220,6 @@ def parse_mesh(text: str) -> tuple[int, ...]:
         raise BadOption(PLANS, "--mesh", repr(text), problem, "Pass --mesh 2,3.")
     found = tuple(map(int, parts))
     if math.prod(found) > MOST_PLAN_RANKS:
-        raise BadOption(
-            PLANS, "--mesh", repr(text), f"these are more than {MOST_PLAN_RANKS} ranks", "Pass --mesh 2,2,2."
-        )
+        problem = f"these are more than {MOST_PLAN_RANKS} ranks"
+        raise BadOption(PLANS, "--mesh", repr(text), problem, "Pass --mesh 2,2,2.")
     return found

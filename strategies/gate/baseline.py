@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,11 @@ def read(path: Path) -> Baseline:
     if more := set(body) - {"format", "torch", "entries"}:
         raise BadBaseline(path, f"{min(more)!r:.60} means nothing here", remedy)
     entries = tuple(_entry(path, number, item) for number, item in enumerate(body["entries"], 1))
-    _check_unique(path, entries)
+    seen: dict[FindingKey, int] = {}
+    for number, entry in enumerate(entries, 1):
+        if entry.key in seen:
+            raise BadBaseline(path, f"entries {seen[entry.key]} and {number} are both of {entry.key}", "Keep one.")
+        seen[entry.key] = number
     return Baseline(path, torch, tuple(sorted(entries, key=lambda e: e.key)), text)
 
 
@@ -242,14 +246,6 @@ def parse_date(text: str) -> dt.date | None:
         return dt.date.fromisoformat(text)
     except ValueError:
         return None
-
-
-def _check_unique(path: Path, entries: Iterable[BaselineEntry]) -> None:
-    seen: dict[FindingKey, int] = {}
-    for number, entry in enumerate(entries, 1):
-        if entry.key in seen:
-            raise BadBaseline(path, f"entries {seen[entry.key]} and {number} are both of {entry.key}", "Keep one.")
-        seen[entry.key] = number
 
 
 def as_text(baseline: Baseline, torch: str) -> str:

@@ -17,8 +17,6 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Repor
 
 IGNORED, CRASHED, HANGS = "ignored", "crashed", "hangs"
 """Values of `Key.rule` that are no rules: a registration that torch never calls, a crash, and a time-out."""
-Slot = tuple[str, str, str, str]
-"""An overload, a class of dtypes, a kind of mesh and a kind of test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,8 @@ class RunCoverage:
 
     any: frozenset[str] = frozenset()
     ops: frozenset[str] = frozenset()
-    slots: frozenset[Slot] = frozenset()
+    slots: frozenset[tuple[str, str, str, str]] = frozenset()
+    """Each an overload, a class of dtypes, a kind of mesh and a kind of test."""
 
     def covers(self, key: FindingKey) -> bool:
         """Whether this run would have shown a finding of that key."""
@@ -89,12 +88,17 @@ def decide(
     unseen = tuple(e for e in absent if e.key.rule in (CRASHED, HANGS))
     left = replace(report, crashed=tuple(c for c in report.crashed if crash_key(c) not in valid))
     nothing = "nothing was tested: no rule was tried on any sample, and that is not a pass"
+    notes = []
+    if baseline.text is None:
+        notes.append(f"{baseline.path} is not there: nothing is accepted yet")
+    elif baseline.torch != report.torch:
+        notes.append(f"{baseline.path} was written under torch {baseline.torch}, this is torch {report.torch}")
     accepted = [f"{key}: accepted: {valid[key].reason}" for key in sorted(crashes & set(valid))]
     return GateResult(
         left, findings, gone=tuple(e for e in absent if e not in unseen),
         expired=tuple(e for e in baseline.entries if e.key in shown and e.key not in valid),
         trouble=(*([] if report.counts.instances else [nothing]), *_crashes(left)), unseen=unseen,
-        notes=(*_notes(report, baseline), *accepted), judged=tuple(sorted(tried.any)),
+        notes=(*notes, *accepted), judged=tuple(sorted(tried.any)),
     )  # fmt: skip
 
 
@@ -113,14 +117,6 @@ def _crashes(report: Report) -> list[str]:
         more = f" (and {len(crashes) - 1} more like it)" if len(crashes) > 1 else ""
         lines.append(f"{key.op} {key.rule}: {crashes[0].sample}: {crashes[0].error}{more}")
     return lines
-
-
-def _notes(report: Report, baseline: Baseline) -> list[str]:
-    if baseline.text is None:
-        return [f"{baseline.path} is not there: nothing is accepted yet"]
-    if baseline.torch != report.torch:
-        return [f"{baseline.path} was written under torch {baseline.torch}, this is torch {report.torch}"]
-    return []
 
 
 def new_keys(result: GateResult) -> tuple[FindingKey, ...]:

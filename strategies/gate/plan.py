@@ -78,9 +78,8 @@ def coverage_of(begin: Line, lines: Sequence[Line]) -> tuple[RunCoverage, tuple[
         instances[unit.op] += line.get("tried", 0)
     left = {op: [u for u in units if u not in line_of] for op, units in plan.items()}
     whole = frozenset(op for op in plan if not left[op] and op not in crashed and instances[op])
-    untried = tuple(
-        (op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in sorted(plan) if left[op]
-    )
+    late = [op for op in sorted(plan) if left[op]]
+    untried = tuple((op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in late)
     captured = not any(line["crashed"] for line in lines_of_kind(lines, "captured"))
     slots = frozenset(
         (u.op, u.dtypes, mesh_kind(u.mesh), u.trial)
@@ -154,7 +153,8 @@ def _all(registered: user_modules.RegisteredRules | None, patterns: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class GateFindings:
-    """The findings of a run, before they are compared with a baseline.  Source lines are relative to `top`."""
+    """The findings of a run, before they are compared with a baseline.  Source lines are relative to `top`, the
+    folder of the repository, else the one that the gate runs in."""
 
     report: Report
     tried: RunCoverage
@@ -175,24 +175,24 @@ class GateFindings:
         if self.idle:
             return GateResult(self.report, notes=self.notes)
         result = decision.decide(self.report, baseline, self.tried, today, places=self.places)
+        notes = list(result.notes)
+        known = {entry.key.op for entry in baseline.entries}
+        if self.looked_at is not None and (ops := sorted(known - self.looked_at)):  # of another module, or removed ones
+            first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
+            notes.append(f"{baseline.path} has entries of overloads that are not among those judged here: {first}")
         return replace(
             result, choices=self.choices, untried=self.untried, remembered=self.remembered,
-            notes=(*result.notes, *self._unknown_entries(baseline), *self.notes),
-            trouble=(*result.trouble, *self.trouble),
+            notes=(*notes, *self.notes), trouble=(*result.trouble, *self.trouble),
         )  # fmt: skip
-
-    def _unknown_entries(self, baseline: Baseline) -> list[str]:
-        """A note on entries of unknown overloads: of another module, or of a rule that was removed."""
-        if self.looked_at is None or not (ops := sorted({entry.key.op for entry in baseline.entries} - self.looked_at)):
-            return []
-        first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
-        return [f"{baseline.path} has entries of overloads that are not among those judged here: {first}"]
 
 
 def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFindings:
     """Test what the plan selects, or take the verdicts of equal runs from the cache.  Raises as `validate`."""
     settings = plan.settings
-    top = top_folder(Path(settings.folder))
+    try:
+        top = repository(Path(settings.folder)).top
+    except (NoRepository, NoGit):
+        top = Path(settings.folder)
     if options.changed is not None and not plan.choices:
         report = Report(torch.__version__.split("+")[0], settings.seed, settings.ranks, settings.confirm, Counts())
         note = f"no rule changed since {options.changed}: "
@@ -259,11 +259,3 @@ def _unreached(plan: GatePlan, done: GateRun) -> list[tuple[str, str]]:
         op, _, reason = text.partition(": ")
         why.setdefault(op, reason)
     return [(op, f"no call of it could be judged ({why.get(op, 'none was found')}); {REMEDY}") for op in sorted(left)]
-
-
-def top_folder(folder: Path) -> Path:
-    """The folder that source lines are relative to: that of the repository, else the one that the gate runs in."""
-    try:
-        return repository(folder).top
-    except (NoRepository, NoGit):
-        return folder

@@ -28,8 +28,6 @@ from strategies.model.settings import Settings
 FORMAT = 1
 MOST = 4096
 """Files that a folder may hold; beyond, the older half is deleted."""
-Digest = Callable[[str], str | None]
-"""A digest of an overload's rule and of its op, the same in any process; None if it cannot be known."""
 
 
 def tool_digest() -> str:
@@ -53,13 +51,14 @@ def _hex(value: object) -> str:
 class VerdictCache:
     """The cached verdicts in `folder` for runs with these settings.
 
+    `digest` gives a digest of an overload's rule and of its op, the same in any process; None if it cannot be known.
     `tool` is the digest that `tool_digest` gives.  `beside` are the overloads of torch's own that a rules module registers:
     their samples are drawn together.
     """
 
     folder: Path
     settings: Settings
-    digest: Digest
+    digest: Callable[[str], str | None]
     tool: str
     beside: tuple[str, ...] = ()
 
@@ -80,7 +79,9 @@ class VerdictCache:
                 self._write(self._name(op), own)
             if self.settings.rules == "dtensor":
                 self._write(self._name(""), begin["ops"])
-            self._prune()
+            kept = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in kept[: len(kept) - MOST // 2] if len(kept) > MOST else ():
+                path.unlink(missing_ok=True)
         except OSError as error:
             return f"{self.folder} cannot be written ({error.strerror}): verdicts are not kept"
         return ""
@@ -110,11 +111,6 @@ class VerdictCache:
         if name:
             body = {"format": FORMAT, "name": name, "sum": _hex(value), "said": value}
             write_whole(self.folder / f"{name}.json", json.dumps(body, separators=(",", ":")) + "\n")
-
-    def _prune(self) -> None:
-        kept = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in kept[: len(kept) - MOST // 2] if len(kept) > MOST else ():
-            path.unlink(missing_ok=True)
 
 
 def lines_by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list[Line]]:

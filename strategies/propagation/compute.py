@@ -19,6 +19,7 @@ from localtensor.concurrency import Sync
 from localtensor.errors import OtherRows
 from localtensor.layout import Mesh, Spec, StridedShard, is_reducible, is_standard, short, strided
 from strategies.model.rule import Call, Leaf, frozen, overload
+from strategies.ops.semantics import rulebook
 from strategies.ops.semantics.local_call import (
     InvalidCall,
     LocalCall,
@@ -32,20 +33,12 @@ from strategies.ops.semantics.local_call import (
     replacement_call,
     written_leaves,
 )
-from strategies.ops.semantics.rulebook import (
-    Meta,
-    OwnArguments,
-    RuleQuery,
-    RuleRegistry,
-    bind_arguments,
-    overload_exists,
-)
 from strategies.planner.steps.alpha_beta import Network
-from strategies.propagation.mesh_expansion import Expansion, ExpansionProblem, LineSource, PartialExpansion, expand
+from strategies.propagation.mesh_expansion import ExpansionProblem, LineSource, expand
 from strategies.propagation.meta_run import no_caller_modes, output_metas
 from strategies.propagation.model import Propagation, grid_text
 
-Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
+Decompose = Callable[[rulebook.RuleRegistry, rulebook.RuleQuery], LineSource | str]
 """A function that returns the source of an op's lines by way of its decomposition; or why there is none."""
 
 
@@ -53,7 +46,7 @@ Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
 class UncachedPropagator:
     """Propagation of calls without a cache."""
 
-    book: RuleRegistry
+    book: rulebook.RuleRegistry
     limit: int
     sync: Sync
     replicate_all: bool
@@ -74,19 +67,44 @@ class UncachedPropagator:
             if found.best is None:
                 raise self._refused(straight, problem)
             self.sync.step("propagate: chosen")
-            return replace(self._answer(straight, mesh, problem, found, found.best, source), given=tuple(specs))
+            best = found.best
+            pieces, whose = local_calls_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
+            wanted = [placements or spec.placements for placements, spec in zip(best.inputs, straight, strict=True)]
+            texts = [repr(piece.call) for piece in pieces]  # arguments need not be hashable
+            calls = list(dict.fromkeys(texts))
+            return Propagation(
+                call=problem.whole.call,
+                mesh=mesh,
+                given=tuple(specs),
+                inputs=tuple(replace(spec, placements=want) for spec, want in zip(straight, wanted, strict=True)),
+                outputs=tuple(
+                    Spec(mesh, row, meta.shape, meta.dtype) if meta is not None and row is not None else None
+                    for meta, row in zip(problem.whole.ask.outputs, best.outputs, strict=True)
+                ),
+                steps=best.steps,
+                seconds=best.seconds,
+                calls=tuple(pieces[texts.index(text)].call for text in calls),
+                whose=tuple(calls.index(texts[which]) for which in whose),
+                others=found.others,
+                source=source,
+                unseen=found.unseen,
+            )
 
     def problem(
         self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh
     ) -> tuple[ExpansionProblem, str]:
         """The expansion problem of a call, and the source of its lines in words."""
         given = tuple(args)
-        self._check_leaves(op, specs, given, kwargs)
-        metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
+        leaves = [v.index for v in pytree.tree_leaves((list(given), dict(kwargs))) if isinstance(v, Leaf)]
+        if sorted(set(leaves)) != list(range(len(specs))):
+            shown, problem = f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments"
+            remedy = f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go."
+            raise InvalidCall(op, "specs", shown, problem, remedy)
+        metas = tuple(rulebook.Meta(spec.shape, spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
         self.sync.step("propagate: metadata")
         outputs = output_metas(call, metas, self.lock)
-        ask = RuleQuery(op, copy.deepcopy(bind_arguments(op, given, kwargs)), metas, outputs)
+        ask = rulebook.RuleQuery(op, copy.deepcopy(rulebook.bind_arguments(op, given, kwargs)), metas, outputs)
         self.sync.step("propagate: rule")
         offer, source, own = self._offer(op, specs, ask)
         entry = self.book.get(op)
@@ -96,76 +114,37 @@ class UncachedPropagator:
         placements = tuple(tuple(spec.placements) for spec in specs)
         return ExpansionProblem(LocalCall(ask, call), mesh.sizes, placements, written, offer, own, self.network), source
 
-    def _answer(
-        self,
-        specs: Sequence[Spec],
-        mesh: Mesh,
-        problem: ExpansionProblem,
-        found: Expansion,
-        best: PartialExpansion,
-        source: str,
-    ) -> Propagation:
-        pieces, whose = local_calls_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
-        wanted = [placements or spec.placements for placements, spec in zip(best.inputs, specs, strict=True)]
-        texts = [repr(piece.call) for piece in pieces]  # arguments need not be hashable
-        calls = list(dict.fromkeys(texts))
-        return Propagation(
-            call=problem.whole.call,
-            mesh=mesh,
-            given=tuple(specs),
-            inputs=tuple(replace(spec, placements=want) for spec, want in zip(specs, wanted, strict=True)),
-            outputs=tuple(
-                Spec(mesh, row, meta.shape, meta.dtype) if meta is not None and row is not None else None
-                for meta, row in zip(problem.whole.ask.outputs, best.outputs, strict=True)
-            ),
-            steps=best.steps,
-            seconds=best.seconds,
-            calls=tuple(pieces[texts.index(text)].call for text in calls),
-            whose=tuple(calls.index(texts[which]) for which in whose),
-            others=found.others,
-            source=source,
-            unseen=found.unseen,
-        )
-
     def _checked(self, op: str, specs: Sequence[Spec], mesh: Mesh | None) -> Mesh:
         """The mesh of the call.  Raises `InvalidCall` for an unknown op, bad specs, or specs on different meshes."""
-        if op.count(".") != 2 or not overload_exists(op):
+        if op.count(".") != 2 or not rulebook.overload_exists(op):
             raise InvalidCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
         for number, spec in enumerate(specs):
             if not isinstance(spec, Spec):
-                raise InvalidCall(
-                    op, f"specs[{number}]", repr(spec), "it is no Spec", "Give localtensor.layout.spec.Spec."
-                )
+                remedy = "Give localtensor.layout.spec.Spec."
+                raise InvalidCall(op, f"specs[{number}]", repr(spec), "it is no Spec", remedy)
             mesh = spec.mesh if mesh is None else mesh
             if spec.mesh != mesh:
-                raise InvalidCall(op, f"specs[{number}]", repr(spec), f"its mesh is {spec.mesh}, that before it {mesh}",
-                              "Put all tensors of a call on one mesh.")  # fmt: skip
+                problem = f"its mesh is {spec.mesh}, that before it {mesh}"
+                remedy = "Put all tensors of a call on one mesh."
+                raise InvalidCall(op, f"specs[{number}]", repr(spec), problem, remedy)
             for placement in spec.placements:
                 problem = _placement_problem(placement, spec)
                 if problem:
                     raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
                                   "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
         if mesh is None:
-            raise InvalidCall(
-                op, "mesh", "None", "the call has no tensor that determines its mesh", "Give mesh=Mesh.of(dp=2)."
-            )
+            problem = "the call has no tensor that determines its mesh"
+            raise InvalidCall(op, "mesh", "None", problem, "Give mesh=Mesh.of(dp=2).")
         return mesh
 
-    def _check_leaves(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        leaves = [v.index for v in pytree.tree_leaves((list(args), dict(kwargs))) if isinstance(v, Leaf)]
-        if sorted(set(leaves)) != list(range(len(specs))):
-            raise InvalidCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
-                          f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
-
-    def _offer(self, op: str, specs: Sequence[Spec], ask: RuleQuery) -> tuple[LineSource, str, OwnArguments]:
+    def _offer(
+        self, op: str, specs: Sequence[Spec], ask: rulebook.RuleQuery
+    ) -> tuple[LineSource, str, rulebook.OwnArguments]:
         """The source of the op's lines, the same in words, and the function of each rank's own arguments."""
         entry = self.book.get(op)
         if entry is not None:
-            return (
-                checked_rule(entry),
-                f"the rule of {entry.family} ({entry.reason}) at {entry.where}",
-                own_arguments_function(entry),
-            )
+            source = f"the rule of {entry.family} ({entry.reason}) at {entry.where}"
+            return checked_rule(entry), source, own_arguments_function(entry)
         offer = self.decompose(self.book, ask) if self.decompose else "not tried"
         if not isinstance(offer, str):
             return offer, "the rules of its decomposition", no_own_arguments
@@ -180,9 +159,8 @@ class UncachedPropagator:
         call, leaves = problem.whole.call, [leaf for leaf, _ in problem.written]
         free = expand(replace(problem, movable=True), self.limit).best
         names = [a.name for a in overload(call.op)._schema.arguments if a.alias_info and a.alias_info.is_write]
-        if free is None:
-            remedy = "Call the op out of place."
-        else:
+        remedy = "Call the op out of place."
+        if free is not None:
             to = grid_text([free.inputs[leaf] for leaf in leaves])
             remedy = f"Redistribute it to {to} before the call, or call the op out of place."
         shown = ", ".join(repr(specs[leaf]) for leaf in leaves)
@@ -205,10 +183,7 @@ def _left_to_right(op: str, number: int, spec: Spec) -> Spec:
 def _placement_problem(placement: Placement, spec: Spec) -> str:
     """Why a tensor of this spec cannot have the placement; or empty."""
     if isinstance(placement, Partial):
-        if type(placement) is Partial and not (
-            is_standard(placement) and is_reducible(placement.reduce_op, spec.dtype)
-        ):
-            return f"{short(placement)} of {spec.dtype} means nothing"
-        return ""
+        standard = is_standard(placement) and is_reducible(placement.reduce_op, spec.dtype)
+        return "" if standard or type(placement) is not Partial else f"{short(placement)} of {spec.dtype} means nothing"
     known = type(placement) in (Replicate, Shard, StridedShard)
     return "" if known else f"{type(placement).__name__} is no placement whose meaning is known"

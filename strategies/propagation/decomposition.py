@@ -26,15 +26,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.model.rule import Call, call_of, flat_results, frozen, overload
-from strategies.ops.semantics.local_call import (
-    all_replicated,
-    checked_rule,
-    local_meta,
-    own_arguments_function,
-    replacement_call,
-    representative_coordinates,
-    why_inapplicable,
-)
+from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rulebook import Meta, PlacementRule, RuleQuery, RuleRegistry, bind_arguments
 from strategies.propagation.mesh_expansion import LineSource
 from strategies.propagation.meta_run import no_caller_modes, on_meta_device
@@ -77,7 +69,7 @@ def decomposition(book: RuleRegistry, ask: RuleQuery) -> LineSource | str:
     def offer(piece: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         found = _traced(book, piece)
         if isinstance(found, str):
-            return (all_replicated(piece),)
+            return (local_call.all_replicated(piece),)
         return tuple(dict.fromkeys(_lines(book, piece, found, ranks)))
 
     return offer
@@ -117,9 +109,8 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             self.writes = str(func)
         metas = tuple(_meta(x) if isinstance(x, Tensor) else None for x in flat_results(out))
-        ask = RuleQuery(
-            str(func), bind_arguments(call.op, call.args, dict(call.kwargs)), tuple(map(_meta, tensors)), metas
-        )
+        arguments = bind_arguments(call.op, call.args, dict(call.kwargs))
+        ask = RuleQuery(str(func), arguments, tuple(map(_meta, tensors)), metas)
         made = tuple(self._new(x) if isinstance(x, Tensor) else None for x in flat_results(out))
         self.inner.append(InnerCall(ask, tuple(self.number.get(id(x), -1) for x in tensors), made))
         return out
@@ -160,15 +151,22 @@ def _call(ask: RuleQuery) -> Call:
 
 
 def _lines(book: RuleRegistry, ask: RuleQuery, trace: DecompositionTrace, ranks: int) -> Iterator[PlacementRule]:
-    yield all_replicated(ask)
+    def holds(line: PlacementRule, taken: Sequence[PlacementRule], rank: int) -> bool:
+        """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
+        tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
+        local = _traced(book, RuleQuery(ask.op, ask.arguments, tensors, ask.outputs))
+        if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
+            return False
+        triples = zip(trace.inner, local.inner, taken, strict=True)
+        return all(_same(book, one, piece, inner_line, ranks, rank) for one, piece, inner_line in triples)
+
+    yield local_call.all_replicated(ask)
     whole = Replicate()
     for placements, taken in _combinations(book, trace, ranks):
         inputs = tuple(placements.get(i) or whole for i in range(len(ask.tensors)))
         outputs = tuple(None if number is None else placements.get(number, whole) for number in trace.outputs)
         line = PlacementRule(inputs, outputs)
-        if all(
-            _holds(book, ask, trace, line, taken, ranks, rank) for rank in representative_coordinates(line, ask, ranks)
-        ):
+        if all(holds(line, taken, rank) for rank in local_call.representative_coordinates(line, ask, ranks)):
             yield line
 
 
@@ -179,14 +177,15 @@ def _combinations(
     begun: list[tuple[ValuePlacements, tuple[PlacementRule, ...]]] = [({}, ())]
     for inner in trace.inner:
         entry = book.get(inner.ask.op)
-        # The rule's query may be about another call; `_holds` checks what the op itself makes of the pieces.
-        query = replacement_call(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
-        lines = checked_rule(entry)(query, ranks) if entry else (all_replicated(query),)
+        # The rule's query may be about another call; `_lines` checks what the op itself makes of the pieces.
+        query = local_call.replacement_call(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
+        lines = local_call.checked_rule(entry)(query, ranks) if entry else (local_call.all_replicated(query),)
         longer = [
             (more, (*taken, line))
             for placements, taken in begun
             for line in lines
-            if not why_inapplicable(line, inner.ask, ranks) and (more := _extended(placements, inner, line)) is not None
+            if not local_call.why_inapplicable(line, inner.ask, ranks)
+            and (more := _extended(placements, inner, line)) is not None
         ]
         begun = longer[:MAX_COMBINATIONS]
     return begun
@@ -205,35 +204,16 @@ def _extended(placements: ValuePlacements, inner: InnerCall, line: PlacementRule
     return found
 
 
-def _holds(
-    book: RuleRegistry,
-    ask: RuleQuery,
-    trace: DecompositionTrace,
-    line: PlacementRule,
-    taken: Sequence[PlacementRule],
-    ranks: int,
-    rank: int,
-) -> bool:
-    """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
-    tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
-    local = _traced(book, RuleQuery(ask.op, ask.arguments, tensors, ask.outputs))
-    if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
-        return False
-    return all(
-        _same(book, whole, piece, one, ranks, rank)
-        for whole, piece, one in zip(trace.inner, local.inner, taken, strict=True)
-    )
-
-
 def _same(book: RuleRegistry, whole: InnerCall, piece: InnerCall, line: PlacementRule, ranks: int, rank: int) -> bool:
     """Whether an inner call on that rank's pieces is the one that the line means for the whole inner call."""
     want, got = whole.ask, piece.ask
     if (want.op, whole.takes, whole.makes) != (got.op, piece.takes, piece.makes):
         return False
-    tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(want.tensors, line.inputs, strict=True))
-    outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(want.outputs, line.outputs, strict=True))
+    tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(want.tensors, line.inputs, strict=True))
+    pairs = zip(want.outputs, line.outputs, strict=True)
+    outputs = tuple(m and local_call.local_meta(m, p, ranks, rank) for m, p in pairs)
     if (tensors, outputs) != (got.tensors, got.outputs):
         return False
     entry = book.get(want.op)
-    meant = {**want.arguments, **(own_arguments_function(entry)(got, want) if entry else {})}
+    meant = {**want.arguments, **(local_call.own_arguments_function(entry)(got, want) if entry else {})}
     return all(frozen(got.arguments[name]) == frozen(value) for name, value in meant.items())

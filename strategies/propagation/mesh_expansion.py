@@ -66,10 +66,6 @@ class PartialExpansion:
     seconds: float
 
     @property
-    def moved(self) -> int:
-        return sum(map(len, self.steps))
-
-    @property
     def inputs(self) -> Grid:
         return _grid([line.inputs for line in self.lines], len(self.held))
 
@@ -81,7 +77,12 @@ class PartialExpansion:
     def order(self) -> tuple[float, int, int, str]:
         """The sort key: cost, then fewer redistribution steps, then more sharded results, then the text."""
         sharded = sum(shard_cut(p) is not None for line in self.lines for p in line.outputs)
-        return self.seconds, self.moved, -sharded, f"{grid_text(self.inputs)} -> {grid_text(self.outputs)}"
+        return (
+            self.seconds,
+            sum(map(len, self.steps)),
+            -sharded,
+            f"{grid_text(self.inputs)} -> {grid_text(self.outputs)}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,14 @@ class _Search:
             else:
                 for longer in self.continued(beginning):
                     heapq.heappush(queue, (longer.order, next(count), longer))
-        cut = self.visited >= self.limit and bool(queue)
+        unseen = ""
+        if self.visited >= self.limit and queue:
+            looked_at = f"{self.visited} beginnings were (limit={self.limit})"
+            unseen = f"not all was looked at: {looked_at}; another may cost less"
         if not done and queue:
             done = [*self.completed([entry[2] for entry in queue])]
         done.sort(key=lambda beginning: beginning.order)
-        return Expansion(done[0] if done else None, self.others(done[1:], queue), self.unseen() if cut else "")
+        return Expansion(done[0] if done else None, self.others(done[1:], queue), unseen)
 
     def completed(self, open_ones: Sequence[PartialExpansion]) -> Iterator[PartialExpansion]:
         """One whole combination, from the longest and then cheapest of these prefixes that has one."""
@@ -146,7 +150,7 @@ class _Search:
         problem = self.problem
         held, steps, seconds = [], [], beginning.seconds
         for tensor, want, before in zip(beginning.held, line.inputs, beginning.steps, strict=True):
-            now, more = redistribute_axis(tensor, axis, _placement_or_replicate(want), problem.sizes, problem.network)
+            now, more = redistribute_axis(tensor, axis, want or Replicate(), problem.sizes, problem.network)
             held.append(now)
             steps.append((*before, *more))
             seconds += math.fsum(step.seconds for step in more)
@@ -185,9 +189,7 @@ class _Search:
         rows = [(*one.inputs, *one.outputs) for one in (*beginning.lines, line)]
         for meta, (*before, last) in zip((*ask.tensors, *ask.outputs), zip(*rows, strict=True), strict=True):
             for one in before:
-                if meta is not None and not partials_commute(
-                    _placement_or_replicate(one), _placement_or_replicate(last), meta.dtype
-                ):
+                if meta is not None and not partials_commute(one or Replicate(), last or Replicate(), meta.dtype):
                     return f"{short(one)} and {short(last)} of one tensor do not commute"
         return ""
 
@@ -213,9 +215,6 @@ class _Search:
         ]  # fmt: skip
         return (*found[:MAX_ALTERNATIVES], *self.excluded)
 
-    def unseen(self) -> str:
-        return f"not all was looked at: {self.visited} beginnings were (limit={self.limit}); another may cost less"
-
 
 def expand(problem: ExpansionProblem, limit: int = LIMIT) -> Expansion:
     """The cheapest combination of lines, one for each axis, that is right for every piece."""
@@ -223,15 +222,9 @@ def expand(problem: ExpansionProblem, limit: int = LIMIT) -> Expansion:
 
 
 def _start(problem: ExpansionProblem) -> PartialExpansion:
-    held = [
-        MovedTensor(m.shape, m.dtype, given) for m, given in zip(problem.whole.ask.tensors, problem.given, strict=True)
-    ]
+    pairs = zip(problem.whole.ask.tensors, problem.given, strict=True)
+    held = [MovedTensor(meta.shape, meta.dtype, given) for meta, given in pairs]
     return PartialExpansion((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
-
-
-def _placement_or_replicate(placement: Placement | None) -> Placement:
-    """The placement of a tensor; replicated where a line has none for it."""
-    return Replicate() if placement is None else placement
 
 
 def _grid(rows: Sequence[Sequence[Placement | None]], tensors: int) -> Grid:

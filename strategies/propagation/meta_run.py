@@ -33,11 +33,6 @@ from strategies.ops.semantics.rulebook import Meta
 _META = torch.device("meta")
 
 
-class _NoDecomposition(Exception):
-    """torch has no decomposition of the op."""
-
-
-_NO_KERNEL = (NotImplementedError, _NoDecomposition)
 _REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, OverflowError, KeyError, AttributeError)
 
 
@@ -117,7 +112,7 @@ def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any])
     for attempt in (_plain, _decomposed, partial(_fake, lock)):
         try:
             return attempt(call, tensors)
-        except _NO_KERNEL as error:
+        except NotImplementedError as error:
             reasons.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
         except _value_dependent_errors() as error:
             raise _value_dependent(call, tensors) from error
@@ -157,7 +152,7 @@ def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
 
     func = decomposition_table.get(overload(call.op))
     if func is None:
-        raise _NoDecomposition("no decomposition")
+        raise NotImplementedError("no decomposition")
     args, kwargs = call.filled(_made(tensors))
     return func(*args, **kwargs)
 

@@ -84,7 +84,8 @@ class Propagation:
         lines = [f"{self.call.op} on {self.mesh}, {microseconds(self.seconds)}, by {self.source}"]
         for leaf, (given, want, steps) in enumerate(zip(self.given, self.inputs, self.steps, strict=True)):
             lines.append(f"  input {leaf}: {given!r}" + (f", wanted {_layout_text(want)}" if steps else ""))
-            lines += [f"    {self._step(step)}" for step in steps]
+            names = self.mesh.names
+            lines += [f"    {step}".replace(f"axis {step.axis}:", f"{names[step.axis]}:", 1) for step in steps]
         for number, spec in enumerate(self.outputs):
             lines.append(f"  output {number}: {spec!r}" if spec else f"  output {number}: none")
         if len(self.calls) > 1:
@@ -95,9 +96,6 @@ class Propagation:
         if len(self.others) > others:
             lines.append(f"    and {len(self.others) - others} more")
         return "\n".join([*lines, *([f"  {self.unseen}"] if self.unseen else [])])
-
-    def _step(self, step: AxisStep) -> str:
-        return str(step).replace(f"axis {step.axis}:", f"{self.mesh.names[step.axis]}:", 1)
 
     def __str__(self) -> str:
         return self.explain()

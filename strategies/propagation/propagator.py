@@ -79,18 +79,8 @@ class Propagator:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_afresh",
-        "_cache",
-        "_hit",
-        "_hits",
-        "_keys",
-        "_listed",
-        "_names",
-        "_same",
-        "_specs",
-        "_turn",
-    )
+        "__weakref__", "_afresh", "_cache", "_hit", "_hits", "_keys", "_listed", "_names", "_same", "_specs", "_turn",
+    )  # fmt: skip
 
     def __init__(
         self, book: RuleRegistry, *, limit: int = LIMIT, sync: Sync = THREAD_SYNC, replicate_all: bool = False,
@@ -182,7 +172,7 @@ class Propagator:
         mesh: Mesh | None,
     ) -> Propagation:  # fmt: skip
         """The answer by the values of all that it depends on."""
-        name = op if isinstance(op, str) else self._names.get(op) or self._name(op)
+        name = op if isinstance(op, str) else self._names.get(op) or self._names.setdefault(op, str(op))
         try:
             key = self._key(name, specs, args, kwargs, mesh)
         except NoKey:  # an argument that cannot be held by value: not cached
@@ -231,9 +221,6 @@ class Propagator:
         """
         given = tuple(map(leaf_at, range(len(specs)))) if args is None else args
         return self._cache.explain(self._key(str(op), specs, given, kwargs, mesh))
-
-    def _name(self, op: Any) -> str:
-        return self._names.setdefault(op, str(op))
 
 
 def _ids(values: Iterable[Any]) -> list[Any]:

@@ -15,7 +15,6 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
 from strategies.model.oracle import REJECTIONS
-from strategies.model.rule import Program
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
 from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
@@ -205,12 +204,7 @@ def _suspected(one: JournalLines) -> set[str]:
 
 def write(path: Path, begin: Line, lines: Sequence[Line]) -> None:
     """One journal of the whole run.  Raises `OSError`."""
-
-    def rows() -> Iterator[str]:
-        for line in (begin, *lines):
-            yield json.dumps(line, separators=(",", ":"))
-
-    write_lines(path, rows())
+    write_lines(path, (json.dumps(line, separators=(",", ":")) for line in (begin, *lines)))
 
 
 def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[RuleOutcome]:
@@ -275,17 +269,15 @@ class RealConfirmation:
         evidence = candidate.instance.evidence
         got, want = outcome.got or evidence.got, outcome.want or evidence.want
         confirmed = replace(found, confirmed_on=self._backend, got=got, want=want)
-        if candidate.program is not None:
-            return _shown(candidate.program, confirmed, outcome, self._module)
+        program, text = candidate.program, ""
+        if program is not None:
+            truth = oracle_of_program(program)
+            if is_writable_program(program):
+                text = program_script(program, outcome.wrong, "{name}", self._module, truth)
+            return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
         text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
         return replace(confirmed, picture=rank_diagram(case, outcome.rank_results), script=text)
-
-
-def _shown(program: Program, confirmed: Finding, outcome: Confirmation, module: str) -> Finding:
-    truth = oracle_of_program(program)
-    text = program_script(program, outcome.wrong, "{name}", module, truth) if is_writable_program(program) else ""
-    return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
 
 
 def _same_refusal(candidate: Candidate, outcome: Confirmation) -> Confirmation:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.model.verdict import Verdict
+from strategies.sweep.report.text_and_json import by_reason
 from strategies.torch_api.population import FAMILIES, RegisteredOverload
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
@@ -62,9 +63,8 @@ class SweepCoverage:
 
     @property
     def total(self) -> FamilyCoverage:
-        return FamilyCoverage(
-            "all", *(sum(getattr(row, f.name) for row in self.rows) for f in fields(FamilyCoverage)[1:])
-        )
+        sums = (sum(getattr(row, f.name) for row in self.rows) for f in fields(FamilyCoverage)[1:])
+        return FamilyCoverage("all", *sums)
 
     @property
     def share(self) -> float:
@@ -81,25 +81,18 @@ def coverage_table(
     members: Sequence[RegisteredOverload], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
 ) -> SweepCoverage:
     """The coverage of these overloads.  Every one is in the counts, and each that is not decided has a reason."""
-    rows = tuple(_row(name, members, tried) for name in _families(members))
+    there = {m.family for m in members}
+    families = [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
+    rows = tuple(_row(name, members, tried) for name in families)
     able = [m for m in members if not m.cannot]
     missed = [m for m in able if not _of(m, tried).samples]
     open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]
     names = {m.op for m in members}
-    return SweepCoverage(
-        torch,
-        device,
-        rows,
-        _grouped((m.cannot, m.op) for m in members if m.cannot),
-        _grouped((_why(m, tried, UNTRIED), m.op) for m in missed),
-        _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_),
-        sum(1 for op, what in tried.items() if op not in names and what.samples),
-    )
-
-
-def _families(members: Sequence[RegisteredOverload]) -> list[str]:
-    there = {m.family for m in members}
-    return [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
+    cannot = _grouped((m.cannot, m.op) for m in members if m.cannot)
+    unexercised = _grouped((_why(m, tried, UNTRIED), m.op) for m in missed)
+    undecided = _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_)
+    others = sum(1 for op, what in tried.items() if op not in names and what.samples)
+    return SweepCoverage(torch, device, rows, cannot, unexercised, undecided, others)
 
 
 def _of(member: RegisteredOverload, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:
@@ -119,12 +112,7 @@ def _row(name: str, members: Sequence[RegisteredOverload], tried: Mapping[str, O
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> tuple[Reason, ...]:
-    """Reasons with their overloads, those with the most first, then by their words."""
-    by_reason: dict[str, list[str]] = {}
-    for reason, op in pairs:
-        by_reason.setdefault(reason, []).append(op)
-    found = [Reason(text, tuple(sorted(ops))) for text, ops in by_reason.items()]
-    return tuple(sorted(found, key=lambda r: (-len(r.ops), r.text)))
+    return tuple(Reason(text, tuple(sorted(ops))) for text, ops in by_reason(pairs))
 
 
 def as_json(coverage: SweepCoverage) -> str:

@@ -14,7 +14,6 @@ from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 from localtensor._util import pickling
@@ -44,9 +43,7 @@ class ExecutorPool:
         self._stack.enter_context(interruptible())  # a user's executor has to be shut down
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self._stack:
             self._shut_down(wait=kind is None)
 

@@ -88,7 +88,9 @@ def validate_tasks(
                 continue
             else:
                 found = _abandoned(task, answer)
-            _add_lines(journal, run, _with_deaths(found, deaths.pop(at, [])), time.perf_counter() - since)
+            seconds = time.perf_counter() - since
+            for result in _with_deaths(found, deaths.pop(at, [])):
+                journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
             if any(result.suspects or result.whole for result in found):
                 suspected()
             since = time.perf_counter()
@@ -101,11 +103,6 @@ def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
     """The step that killed its worker; all steps of a sample that hung, since it would hang on each mesh."""
     number, _ = task.at(lost.noted)
     return {lost.noted, task.truth_step(number)} if lost.why.startswith(TIMED_OUT) else {lost.noted}
-
-
-def _add_lines(journal: Journal, run: str, found: Sequence[TaskResult], seconds: float) -> None:
-    for result in found:
-        journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
 
 
 def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[OverloadTask, TaskLost]]) -> list[TaskResult]:
@@ -179,9 +176,8 @@ class _Validation:
             if rules and settings.patterns:
                 rules = rules.only(matching_overloads(settings.patterns, (*rules.ops, *rules.ignored)))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        self.settings_line = settings.asked() | (
-            {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
-        )
+        rules_text = {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
+        self.settings_line = settings.asked() | rules_text
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:
             self.journal.begin(self.settings_line)  # raises if the journal is of another run

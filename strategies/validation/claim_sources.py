@@ -75,9 +75,16 @@ def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.PropagatorQuer
 
 
 def _rows(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
+    seeds = [] if source == "single-dim strategy" else _seeds(sample, ranks)
     if foreach.is_foreach(sample):
-        return foreach.foreach_rows(query, [] if source == "single-dim strategy" else _seeds(sample, ranks))
-    return query.single_dim_rows() if source == "single-dim strategy" else _queried_lines(query, sample, ranks, source)
+        return foreach.foreach_rows(query, seeds)
+    if source == "single-dim strategy":
+        return query.single_dim_rows()
+    if source == "rule" or dtensor.returns_no_tensor(overload(sample.op)):
+        return [(seed, ()) for seed in seeds]
+    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
+    rows = [_with_outs(sample, row) for row in rows]
+    return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
 
 def _keeps_outs(sample: Sample, row: dtensor.LineRow) -> bool:
@@ -109,15 +116,6 @@ def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _queried_lines(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
-    seeds = _seeds(sample, ranks)
-    if source == "rule" or dtensor.returns_no_tensor(overload(sample.op)):
-        return [(seed, ()) for seed in seeds]
-    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
-    rows = [_with_outs(sample, row) for row in rows]
-    return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
-
-
 def _traced(query: dtensor.PropagatorQuery, sample: Sample) -> list[dtensor.LineRow]:
     """The rows of a decomposition.  DTensor traces it on a mesh of one rank for any mesh, so that one trace serves all
     mesh sizes; only the selection of rows depends on the size."""
@@ -144,19 +142,23 @@ def _claim(
     query: dtensor.PropagatorQuery, source: str, row: dtensor.LineRow, count: int, whole: str, direct: bool
 ) -> Claim | None:
     inputs, outputs = row
+
+    def made(outputs: dtensor.Outputs, local: tuple[Call, ...] | None, whole: str) -> Claim:
+        every = outputs * count if len(outputs) == 1 and count != 1 else outputs
+        return Claim(Rule(query.sample.op, tuple(inputs), every), source, local, whole)
+
     special = "" if all(p is None or is_standard(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
     if special and not direct:
-        claim = _make_claim(query, source, inputs, outputs, count, None, special)
-        return claim if _answers(query, inputs) else None
-    if direct or special:
-        return _make_claim(query, source, inputs, outputs, count, None, whole or special)
+        return made(outputs, None, special) if _answers(query, inputs) else None
+    if direct:
+        return made(outputs, None, whole or special)
     answers = _answers(query, inputs)
     if not answers:
         return None
     outputs = answers[0][0]
     own = tuple(call for _, call in answers if call is not None)
     special = "" if all(p is None or is_standard(p) for p in outputs) else "a placement of DTensor's own"
-    return _make_claim(query, source, inputs, outputs, count, own or None, whole or special)
+    return made(outputs, own or None, whole or special)
 
 
 def _answers(
@@ -172,12 +174,3 @@ def _answers(
     rest = [query.propagate(inputs, rank) for rank in range(1, query.ranks)]
     answers = [first, *(answer for answer in rest if answer is not None)]
     return answers if len(answers) == query.ranks else []
-
-
-def _make_claim(
-    query: dtensor.PropagatorQuery, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
-    local: tuple[Call, ...] | None, whole: str,
-) -> Claim | None:  # fmt: skip
-    if len(outputs) == 1 and count != 1:
-        outputs = outputs * count
-    return Claim(Rule(query.sample.op, tuple(inputs), outputs), source, local, whole)

@@ -65,9 +65,8 @@ def shape_difference(
     for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)):
         if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
             got = tuple(piece.shape) if isinstance(piece, Tensor) else piece
-            return ResultDifference(
-                f"rank {rank} has shape {got}, the placement asks for {shape}", output, rank, got, shape
-            )
+            problem = f"rank {rank} has shape {got}, the placement asks for {shape}"
+            return ResultDifference(problem, output, rank, got, shape)
         if piece.dtype != want.dtype:
             problem = f"rank {rank} has {piece.dtype}, not {want.dtype}"
             return ResultDifference(problem, output, rank, piece.dtype, want.dtype)
@@ -78,9 +77,8 @@ def number_difference(held: Sequence[Any], want: Any, i: int) -> ResultDifferenc
     """The first rank with another number, for a result that is no tensor; NaN equals NaN."""
     for rank, got in enumerate(held):
         if got != want and not (isinstance(got, float) and math.isnan(got) and math.isnan(want)):
-            return ResultDifference(
-                f"output {i} is {got} on rank {rank}, the op gives {want}", i, rank, got, want, bare=True
-            )
+            problem = f"output {i} is {got} on rank {rank}, the op gives {want}"
+            return ResultDifference(problem, i, rank, got, want, bare=True)
     return None
 
 
@@ -89,12 +87,8 @@ def coarsest_eps(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placem
 
     `placements` are those of each tensor, one for each mesh axis.
     """
-    pairs = zip(tensors, placements, strict=False)
-    added = (
-        x
-        for x, row in pairs
-        if any(isinstance(p, Partial) and p.reduce_op in ADDED_KINDS for p in row) and is_inexact(x)
-    )
+    kinds = ({p.reduce_op for p in row if isinstance(p, Partial)} for row in placements)
+    added = (x for x, split in zip(tensors, kinds, strict=False) if split.intersection(ADDED_KINDS) and is_inexact(x))
     return max((torch.finfo(x.dtype).eps for x in added), default=0.0)
 
 

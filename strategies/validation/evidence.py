@@ -19,10 +19,11 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import MAX_JUMP_SHARE, is_reducible
 from localtensor.layout import fold_partials as fold
 from strategies.inputs.variants.adversarial import Adversary, adversaries
+from strategies.inputs.variants.all_variants import oracle_with_values
 from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call, run_oracle
 from strategies.model.rule import Rule, Sample
 from strategies.validation.claim_sources import TooManyTraces, claims
-from strategies.validation.probe import Probe, truth_with_specials
+from strategies.validation.probe import Probe
 
 SAMPLES, SHAPES = 3, 2
 """Independent calls, and different shapes among them, that a missing rule needs."""
@@ -106,7 +107,7 @@ def _probe_rules(
     one: Adversary, truth: OracleResult, supports: Sequence[_SupportCount], sizes: Sequence[int], seed: int
 ) -> None:
     whole = any(not any(isinstance(p, Partial) for p in support.rule.inputs) for support in supports)
-    wild = truth_with_specials(one.sample, truth, seed) if whole else None
+    wild = oracle_with_values(one.sample, truth, "specials", seed) if whole else None
     for ranks in sizes:
         probe = Probe(one.sample, truth, ranks, seed=seed)
         beside = Probe(one.sample, wild, ranks, seed=seed, variant="specials") if wild is not None else None

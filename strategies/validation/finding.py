@@ -117,9 +117,8 @@ def finding_of_instance(instance: Instance, reason: str) -> Finding:
 
 def finding_of_candidate(candidate: Candidate, verdict: Verdict, reason: str) -> Finding:
     evidence, program = candidate.instance.evidence, candidate.program
-    found = replace(
-        finding_of_instance(candidate.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want
-    )
+    found = finding_of_instance(candidate.instance, reason)
+    found = replace(found, verdict=verdict, got=evidence.got, want=evidence.want)
     return found if program is None else replace(found, title=str(program), mesh=program.mesh)
 
 

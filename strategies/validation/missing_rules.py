@@ -97,10 +97,9 @@ def _is_conclusive(sample: Sample, truth: OracleResult) -> bool:
     placement holds."""
     if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
         return False
-    real = any(t.dtype != torch.bool for t in sample.tensors)
-    return real and all(
-        has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs
-    )
+    if all(t.dtype == torch.bool for t in sample.tensors):
+        return False
+    return all(has_distinct_elements(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs)
 
 
 def with_replicated_extremes(rule: Rule) -> Rule:
@@ -128,11 +127,8 @@ def _survey(kind: CallKind, members: SearchedSamples, free: frozenset[tuple[int,
     known = {name: rule for seen in every for name, rule in seen.holds.items()}
     for seen in every:
         absent = [(name, rule) for name, rule in known.items() if name not in seen.holds]
-        refuted |= {
-            n
-            for n, rule in absent
-            if shorts(rule.inputs) in seen.tried and str(with_replicated_extremes(rule)) not in seen.holds
-        }
+        tried_here = [(name, rule) for name, rule in absent if shorts(rule.inputs) in seen.tried]
+        refuted |= {name for name, rule in tried_here if str(with_replicated_extremes(rule)) not in seen.holds}
     holds = {name: rule for name, rule in known.items() if name not in refuted}
     claimed = frozenset(name for seen in every for name in seen.claimed)
     served = {shorts(holds[name].inputs) for name in claimed & set(holds)}
@@ -146,8 +142,7 @@ def _survey(kind: CallKind, members: SearchedSamples, free: frozenset[tuple[int,
 def missing_instances(found: SearchedSamples, seed: int = 0) -> list[Instance]:
     """The smallest instance of each missing rule: it holds on every call of one kind and is not registered for it."""
     lacking: dict[str, Instance] = {}
-    surveys = survey_kinds(found, seed)
-    for one in surveys:
+    for one in survey_kinds(found, seed):
         for rule in one.missing():
             sample = min(one.samples, key=lambda s: s.size)
             why = Evidence(missing_reason(one.backing[str(rule)], one.kind))

@@ -58,7 +58,7 @@ def validate_overload(task: OverloadTask, note: Note) -> list[TaskResult]:
             every = _noted(_variations(number, recorder), task.truth_step(number), note)
             found.extend(
                 (one[0], _try(one, number, recorder, note)) for one in every
-            )  # keeps what came before an error
+            )  # an error keeps what came before
         except Exception as error:  # why: it is reported as Crashed with its traceback, and the next sample is tried
             recorder.crash(number, error)
     for instance in missing_instances(found, task.seed) if task.search else ():

@@ -17,32 +17,11 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import (
-    assemble_axis,
-    is_inexact,
-    is_reducible,
-    is_unambiguous,
-    local_shape,
-    max_abs,
-    partial_values,
-    shard_cut,
-    short,
-    split_axis,
-    within_slack,
-)
-from localtensor.layout import fold_partials as fold
-from strategies.inputs.variants.all_variants import oracle_with_values, values_named
+from localtensor import layout
+from strategies.inputs.variants.all_variants import values_named
 from strategies.inputs.variants.call_edits import Values
+from strategies.model import oracle
 from strategies.model.code_text import tensor_text
-from strategies.model.oracle import (
-    REJECTIONS,
-    OracleResult,
-    equal_within,
-    ignoring_strides,
-    mutates,
-    run_call,
-    strided_copies,
-)
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation.difference import (
@@ -69,7 +48,7 @@ class Case:
     rule: Rule
     ranks: int
     sample: Sample
-    truth: OracleResult
+    truth: oracle.OracleResult
     held: tuple[tuple[Tensor, ...], ...]
     """`held[leaf][rank]`."""
 
@@ -81,13 +60,13 @@ class Probe:
     `strategies.inputs.variants.adversarial`), "" for the sample's own.  `truth` is the oracle for those values.
     """
 
-    def __init__(self, sample: Sample, truth: OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
+    def __init__(self, sample: Sample, truth: oracle.OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
         self.seed, self.variant, self.kind = seed, variant, values_named(variant)
-        self.writes = mutates(sample.op)
+        self.writes = oracle.mutates(sample.op)
         self._finite = self.kind.wild or all(_finite(x) for x in truth.inputs)
         self.written = written_leaves(sample.call)
-        self._blind = ignoring_strides(sample.call, truth.inputs)
+        self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._local_results: dict[tuple[object, ...], LocalResults] = {}
 
@@ -101,12 +80,12 @@ class Probe:
     def _split(self, leaf: int, placement: Placement, draw: int) -> Sequence[Tensor]:
         x = self.truth.inputs[leaf]
         if not isinstance(placement, Partial):
-            pieces = split_axis(x, placement, self.ranks)
+            pieces = layout.split_axis(x, placement, self.ranks)
             return [piece.contiguous() for piece in pieces] if leaf in self._blind else pieces
-        name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
+        name = f"{self.seed} {self.sample.op} {leaf} {layout.short(placement)} {self.ranks} {draw}"
         rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         far = self.kind.split == "far"
-        return partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
+        return layout.partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
     def local(
         self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None
@@ -133,8 +112,8 @@ class Probe:
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
-                _, flat = run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
-            except REJECTIONS as error:
+                _, flat = oracle.run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
+            except oracle.REJECTIONS as error:
                 return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
             out.append(tuple(flat))
         return out
@@ -145,12 +124,12 @@ class Probe:
 
     def judge(self, claim: Claim) -> Evidence | None:
         """The evidence against a claim, or None if it stands."""
-        found = self.difference(claim)
-        if found is None:
+        first = self.difference(claim)
+        if first is None:
             return None
-        draw, difference = found
-        got, want = _text(difference.got), _text(difference.want)
-        return Evidence(self.reason(difference, self._expected(claim)), self.variant, draw, got, want)
+        draw, found = first
+        reason = self.reason(found, self._expected(claim))
+        return Evidence(reason, self.variant, draw, _text(found.got), _text(found.want))
 
     def difference(self, claim: Claim) -> tuple[int, ResultDifference] | None:
         """The first decomposition for which the claim is wrong, and the difference."""
@@ -166,7 +145,7 @@ class Probe:
         if found.output < 0 or found.bare:
             return found.problem
         which = f"output {found.output} as" if len(outputs) > 1 else "as"
-        return f"{which} {short(outputs[found.output])}: {found.problem}"
+        return f"{which} {layout.short(outputs[found.output])}: {found.problem}"
 
     def _expected(self, claim: Claim) -> tuple[Placement | None, ...]:
         """The placements of the results, and of the arguments that the op mutates, which keep theirs."""
@@ -182,7 +161,7 @@ class Probe:
             return False
         call = self.sample.call
         pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
-        columns = list(zip(*(strided_copies(call, mine) for mine in pieces), strict=True))
+        columns = list(zip(*(oracle.strided_copies(call, mine) for mine in pieces), strict=True))
         again = self._on(columns, claim.local, self.ranks, fresh=True)
         if isinstance(again, str):
             return False
@@ -220,26 +199,30 @@ class Probe:
     ) -> ResultDifference | None:
         """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
         want = self.truth.outputs[i]
-        if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, want.dtype):
-            return ResultDifference(f"{placement.reduce_op} of {want.dtype} is not defined", i)
+        kind = placement.reduce_op if isinstance(placement, Partial) else ""
+        if kind and not layout.is_reducible(kind, want.dtype):
+            return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
         there = _has_dim(placement, want)
-        shapes = [local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))]
+        shapes = [
+            layout.local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))
+        ]
         found = shape_difference(held, want, shapes, i)
         if found:
             return found
         slack = self.truth.slack[i]
-        if self.truth.metadata_only or slack is None or (self.kind.wild and not _lenient(want)):
+        # A cast of NaN to an integer is not defined.
+        has_wild_values = want.dtype.is_floating_point or want.dtype == torch.bool
+        if self.truth.metadata_only or slack is None or (self.kind.wild and not has_wild_values):
             return None
-        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not is_inexact(want):
+        if self.variant and kind == "avg" and not layout.is_inexact(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
-        if isinstance(placement, Partial):
-            slack = slack + (folding_error(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
+        if kind in ROUNDED:
+            slack = slack + folding_error(held, coarse)
         for rank, got in _assembled(held, placement):
             slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
-            if not equal_within(got, want, slack):
+            if not oracle.equal_within(got, want, slack):
                 apart = ElementDifference.of(got, want, slack)
-                who = "the parts" if isinstance(placement, Partial) else "the shards"
-                who = who if rank is None else f"rank {rank}"
+                who = f"rank {rank}" if rank is not None else "the parts" if kind else "the shards"
                 problem = f"{who} make {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
                 return ResultDifference(problem, i, rank, got, want, apart)
         return None
@@ -268,14 +251,14 @@ class Probe:
             return []
         stack = torch.stack(list(held))
         searched = () if want.dtype == torch.bool else SEARCHED_KINDS
-        kinds = [k for k in searched if is_unambiguous(k, want.dtype)]
-        folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
-        same = within_slack(stack, want, slack).flatten().all()
+        kinds = [k for k in searched if layout.is_unambiguous(k, want.dtype)]
+        folded = torch.stack([want, *(layout.fold_partials(stack, k) for k in kinds)])
+        same = layout.within_slack(stack, want, slack).flatten().all()
         errors = [folding_error(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
         lost = torch.tensor(errors, dtype=torch.float64)
         allowed = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
-        right = within_slack(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
-        if not is_inexact(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
+        right = layout.within_slack(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        if not layout.is_inexact(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
         return [Replicate(), *partials] if bool(same) else partials
@@ -285,9 +268,9 @@ class Probe:
         want, slack = self.truth.outputs[i], self.truth.slack[i]
         found: list[Placement] = []
         for dim in range(want.ndim):
-            shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
+            shapes = [layout.local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
             fits = shapes == [tuple(h.shape) for h in held]
-            if slack is not None and fits and equal_within(torch.cat(list(held), dim), want, slack):
+            if slack is not None and fits and oracle.equal_within(torch.cat(list(held), dim), want, slack):
                 found.append(Shard(dim))
         return found
 
@@ -298,13 +281,13 @@ class Probe:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    if not is_inexact(a):
+    if not layout.is_inexact(a):
         return torch.equal(a, b)
-    return equal_within(b, a, 1e-4 * max_abs(a))
+    return oracle.equal_within(b, a, 1e-4 * layout.max_abs(a))
 
 
 def _finite(x: Tensor) -> bool:
-    return not is_inexact(x) or bool(x.isfinite().all())
+    return not layout.is_inexact(x) or bool(x.isfinite().all())
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
@@ -314,7 +297,7 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
     elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
     where NaN was put in.
     """
-    if not is_inexact(want):
+    if not layout.is_inexact(want):
         return slack
     compared = want.isfinite()
     if kind.wild:
@@ -325,21 +308,16 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
 
 
 def _has_dim(placement: Placement, want: Tensor) -> bool:
-    cut = shard_cut(placement)
+    cut = layout.shard_cut(placement)
     return cut is None or 0 <= cut[0] < want.ndim
-
-
-def _lenient(want: Tensor) -> bool:
-    """Whether this output is defined for inputs with NaN and infinity: a cast of NaN to an integer is not."""
-    return want.dtype.is_floating_point or want.dtype == torch.bool
 
 
 def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
     """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
     if isinstance(placement, Partial):
-        return [(None, fold(torch.stack(list(held)), placement.reduce_op))]
-    if shard_cut(placement) is not None:
-        return [(None, assemble_axis(held, placement))]
+        return [(None, layout.fold_partials(torch.stack(list(held)), placement.reduce_op))]
+    if layout.shard_cut(placement) is not None:
+        return [(None, layout.assemble_axis(held, placement))]
     return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
 
@@ -347,19 +325,14 @@ def _text(x: Any) -> str:
     return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
 
 
-def truth_with_specials(sample: Sample, truth: OracleResult, seed: int) -> OracleResult | None:
-    """The oracle for the sample with NaN and infinities among its values, or None where those prove nothing."""
-    return oracle_with_values(sample, truth, "specials", seed)
-
-
 def check_claims(
     sample: Sample,
-    truth: OracleResult,
+    truth: oracle.OracleResult,
     ranks: int,
     claims: Sequence[Claim],
     *,
     seed: int,
-    variants: Mapping[str, OracleResult] | None = None,
+    variants: Mapping[str, oracle.OracleResult] | None = None,
 ) -> list[Instance]:
     """The verdict on every claim about one sample.
 
@@ -367,7 +340,7 @@ def check_claims(
     Claims that only DTensor's own dispatch can judge are SUSPECT, with the reason.
     """
     probes = [Probe(sample, truth, ranks, seed=seed)]
-    probes += [Probe(sample, oracle, ranks, seed=seed, variant=name) for name, oracle in (variants or {}).items()]
+    probes += [Probe(sample, values, ranks, seed=seed, variant=name) for name, values in (variants or {}).items()]
     return [_instance(probes, claim) for claim in claims]
 
 
@@ -380,12 +353,12 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
     partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
-    unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
+    unclear = [layout.short(p) for p, t in partial if not layout.is_reducible(p.reduce_op, t.dtype)]
     if unclear:
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
     nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
     if nowhere:
-        return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
+        return made(Verdict.UNTESTABLE, Evidence(f"{layout.short(nowhere[0])} of a tensor that has no such dim"))
     for probe in probes:
         if not probe.kind.asks(bool(partial)):
             continue

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout.spec import parse
+from strategies.inputs.variants.all_variants import oracle_with_values
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, Sample, call_of, overload
 from strategies.model.verdict import Instance, Verdict
-from strategies.validation.probe import Probe, check_claims, truth_with_specials
+from strategies.validation.probe import Probe, check_claims
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -49,7 +50,7 @@ def probe(one: Sample, ranks: int = 2, seed: int = 0) -> Probe:
 def judged(one: Sample, text: str, *, ranks: int = 2, seed: int = 0, extremes: bool = False, **claim: Any) -> Instance:
     """The verdict on one rule; `extremes` asks it of NaN and infinities too."""
     what, truth = Claim(rule(one, text), "test", **claim), run_oracle(one)
-    wild = truth_with_specials(one, truth, seed) if extremes else None
+    wild = oracle_with_values(one, truth, "specials", seed) if extremes else None
     (instance,) = check_claims(one, truth, ranks, [what], seed=seed, variants={"specials": wild} if wild else None)
     return instance
 

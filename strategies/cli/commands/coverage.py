@@ -13,20 +13,12 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 from localtensor.errors import LocalTensorError
+from strategies.base import journal
 from strategies.base.atomic_files import write_whole
-from strategies.base.journal import (
-    FOREIGN_LINE_ERRORS,
-    BadJournal,
-    Line,
-    foreign_line_error,
-    lines_of_kind,
-    load_journal,
-    open_journal,
-)
 from strategies.base.progress import Progress, progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, worker_count
 from strategies.base.worker_pool import WorkerPool
-from strategies.cli.commands.output import fail
+from strategies.cli.commands.output import error_console, fail
 from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
@@ -50,18 +42,18 @@ def run(options: CoverageOptions) -> int:
     """
     try:
         if options.journal:
-            read_journal = load_journal(options.journal, CALL)
+            read_journal = journal.load_journal(options.journal, CALL)
             begin, lines = read_journal.begin, read_journal.lines
         else:
             begin, lines = _sweep(options)
-    except BadJournal as error:
+    except journal.BadJournal as error:
         return fail(str(error), USAGE)
     except LocalTensorError as error:
         return fail(f"localtensor itself failed: {error}", NOTHING)
     try:
         tried, torch_tried, device = coverage_of_lines(lines), str(begin["torch"]), str(begin["device"])
-    except FOREIGN_LINE_ERRORS as error:
-        return fail(str(foreign_line_error(options.journal or "", error, CALL)), USAGE)
+    except journal.FOREIGN_LINE_ERRORS as error:
+        return fail(str(journal.foreign_line_error(options.journal or "", error, CALL)), USAGE)
     found = coverage_table(population.all_registered_overloads(device), tried, torch=torch_tried, device=device)
     lost = ""
     if options.json is not None:
@@ -74,24 +66,20 @@ def run(options: CoverageOptions) -> int:
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
 
 
-def _sweep(options: CoverageOptions) -> tuple[Line, tuple[Line, ...]]:
+def _sweep(options: CoverageOptions) -> tuple[journal.Line, tuple[journal.Line, ...]]:
     settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=worker_count(options.workers))
-    with progress_bar(_error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
-        run_validation(settings, journal, progress)
-        return journal.begun or {}, tuple(journal.lines)
+    with progress_bar(error_console(), options.quiet) as progress, journal.open_journal(None, resume=False) as kept:
+        run_validation(settings, kept, progress)
+        return kept.begun or {}, tuple(kept.lines)
 
 
-def _error_console() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-
-
-def coverage_of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
+def coverage_of_lines(lines: Iterable[journal.Line]) -> dict[str, OverloadCoverage]:
     """The coverage of each overload by the lines of a journal.  Only tests of one op on its own count."""
     samples: Counter[str] = Counter()
     verdicts: dict[str, set[str]] = defaultdict(set)
     reasons: dict[str, list[str]] = defaultdict(list)
     kept = list(lines)
-    for line in lines_of_kind(kept, "unit"):
+    for line in journal.lines_of_kind(kept, "unit"):
         op, trial = line["unit"].split(" ")[:2]
         if trial != "alone":
             continue
@@ -99,7 +87,7 @@ def coverage_of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
         verdicts[op] |= {Verdict.SOUND.value} if line.get("sound") else set()
         reasons[op] += [*line.get("untestable", {}).values(), *line.get("skipped", {})]
         reasons[op] += [crash["error"] for crash in line.get("crashed", ())]
-    for line in lines_of_kind(kept, "settled"):
+    for line in journal.lines_of_kind(kept, "settled"):
         op = line["rule"].split(":")[0]
         if op in samples:
             verdicts[op].add(Verdict.SOUND.value if line["verdict"] == "cleared" else line["verdict"])
@@ -133,7 +121,7 @@ def validate_ops(
     if not entries:
         return fail(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", USAGE)
     results: list[RuleResult] = []
-    with progress_bar(_error_console(), quiet) as progress:
+    with progress_bar(error_console(), quiet) as progress:
         for seed in range(seeds):
             terms = ValidationEffort(tuple(ranks), seed)
             results += _validate_once(entries, terms, most, workers, progress, near=len(entries) < len(book))
@@ -173,7 +161,11 @@ def print_validation(results: Sequence[RuleResult], out: Console) -> int:
     tested = {one.op for one in results if one.tested}
     for sentence in wrong:
         out.print(f"WRONG {sentence}", markup=False)
-    for op, reasons in _untested(results, tested).items():
+    untested: dict[str, str] = {}
+    for one in results:
+        if one.op not in tested:
+            untested.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
+    for op, reasons in sorted(untested.items()):
         out.print(f"not tested: {op}: {reasons}", markup=False)
     of_family = Counter(one.family for one in {r.op: r for r in results}.values() if one.op in tested)
     for family, count in sorted(of_family.items()):
@@ -187,21 +179,13 @@ def print_validation(results: Sequence[RuleResult], out: Console) -> int:
     return WRONG if wrong else CLEAN if tested else NOTHING
 
 
-def _untested(results: Sequence[RuleResult], tested: set[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in results:
-        if one.op not in tested:
-            found.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
-    return dict(sorted(found.items()))
-
-
 @quiet_on_one_thread()
 def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
     """Compare our rules with DTensor's on the most used overloads.
 
     The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared.
     """
-    with progress_bar(_error_console(), quiet) as progress:
+    with progress_bar(error_console(), quiet) as progress:
         progress.phase("calls", len(opinfo_samples.database()))
         with WorkerPool(workers) as pool:
             found = calls_of_overloads(pool, most_used(), most=most, tick=progress.tick)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
@@ -19,13 +18,6 @@ SECONDS = 600.0
 """Time limit of one overload."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OverloadSearch:
-    op: str
-    ranks: tuple[int, ...]
-    seed: int
-
-
 @quiet_on_one_thread()
 def run(options: DiscoverOptions) -> int:
     """The exit code: 0 whether or not rules are missing, as for `validate --search`, since a missing rule is slow
@@ -35,20 +27,17 @@ def run(options: DiscoverOptions) -> int:
     The module, or the list of rules, goes to standard output; all else to standard error.
     """
     try:
-        tasks = [
-            _OverloadSearch(op, tuple(dict.fromkeys(options.ranks)), options.seed)
-            for op in resolve_overloads(options.op)
-        ]
+        tasks = [(op, tuple(dict.fromkeys(options.ranks)), options.seed) for op in resolve_overloads(options.op)]
     except LocalTensorError as error:
         return fail(str(error), USAGE)
     found: list[Discovery] = []
     answers = worker_pool.run_tasks(_discover, tasks, workers=worker_count(options.workers), limit=SECONDS)
-    for task, answer in zip(tasks, answers, strict=True):
+    for (op, *_), answer in zip(tasks, answers, strict=True):
         if isinstance(answer, worker_pool.TaskDone):
             found.append(answer.value)
         else:
             why = answer.error if isinstance(answer, worker_pool.TaskFailed) else answer.why
-            print_error(f"{CALL}: the search of {task.op} failed: {why}.")
+            print_error(f"{CALL}: the search of {op} failed: {why}.")
     searched = [one for one in found if one.samples]
     if not searched:
         return fail(f"{CALL}: no call of {options.op} could be searched; nothing was tested.", NOTHING)
@@ -61,8 +50,8 @@ def run(options: DiscoverOptions) -> int:
     return CLEAN
 
 
-def _discover(task: _OverloadSearch, note: Callable[[int], None]) -> Discovery:
-    return discover(task.op, task.ranks, task.seed)
+def _discover(task: tuple[str, tuple[int, ...], int], note: Callable[[int], None]) -> Discovery:
+    return discover(*task)
 
 
 def _listing(found: Sequence[Discovery]) -> str:

@@ -20,7 +20,7 @@ from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.options import BadOption
 from strategies.base.progress import progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, set_stop_note
-from strategies.cli.commands.output import fail
+from strategies.cli.commands.output import error_console, fail
 from strategies.gate import baseline, decision, plan
 from strategies.gate.baseline import BadBaseline, Baseline, GateResult
 from strategies.gate.formats import github, wording
@@ -43,12 +43,11 @@ REFUSED = (
 def run(options: GateOptions) -> int:
     """The exit code: 0 clean, 1 something new or gone, 2 usage, 3 in trouble.  Files are written whole or not at all."""
     start = time.time()
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         today = dt.datetime.now(tz=dt.timezone.utc).date()
         options.last_day(today)
         accepted = baseline.read(options.baseline)
-        with progress_bar(errors, options.quiet) as progress:
+        with progress_bar(error_console(), options.quiet) as progress:
             found = plan.run_plan(options, plan.make_plan(options, Path.cwd(), start), progress)
         result, changes = _amend_baseline(options, found, accepted, today)
         result = replace(result, seconds=time.time() - start)
@@ -60,7 +59,13 @@ def run(options: GateOptions) -> int:
     except LocalTensorError as error:
         return fail(f"localtensor itself failed: {error}", NOTHING)
     lost = _write(options, result, home)
-    problem = _show(options, result, home, changes)
+
+    def show(console: Console) -> None:
+        wording.show(result, console, done=changes)
+        if options.github:
+            sys.stdout.write(github.annotations(result, baseline=home))
+
+    problem = print_stdout(show)
     if lost:
         return fail(f"localtensor gate: {lost}", NOTHING)
     return fail(f"localtensor gate: {problem}", result.exit_code or NOTHING) if problem else result.exit_code
@@ -74,9 +79,8 @@ def _amend_baseline(
     if not (options.update or options.accept):
         return result, ()
     reason = (options.accept or "").strip()
-    after = decision.amend_baseline(
-        before, result, remove=options.update, reason=reason, expires=options.last_day(today)
-    )
+    last = options.last_day(today)
+    after = decision.amend_baseline(before, result, remove=options.update, reason=reason, expires=last)
     if after.entries == before.entries:
         return result, (f"{before.path} stays as it is",)
     set_stop_note("; the baseline is as it was, or as it was to be")
@@ -103,14 +107,3 @@ def _write(options: GateOptions, result: GateResult, home: str) -> str:
         except OSError as error:
             return f"cannot write {path}: {error.strerror}."
     return ""
-
-
-def _show(options: GateOptions, result: GateResult, home: str, changes: Sequence[str]) -> str:
-    """Print the result.  Why it could not be printed, or ""."""
-
-    def show(wide: Console) -> None:
-        wording.show(result, wide, done=changes)
-        if options.github:
-            sys.stdout.write(github.annotations(result, baseline=home))
-
-    return print_stdout(show)

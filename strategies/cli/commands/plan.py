@@ -14,7 +14,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
-from strategies.cli.commands.output import fail
+from strategies.cli.commands.output import error_console, fail
 from strategies.cli.options import CostOptions, PlanOptions
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
 from strategies.planner.metric_check.check import BadCost, check_metric
@@ -37,8 +37,7 @@ from strategies.planner.search.api import CHEAPEST, NoPlan, RankedPlan, alternat
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
 from strategies.planner.text import report
-from strategies.planner.text.options import BadPlanOption, parse_sizes, plan_request
-from strategies.planner.text.options import PlanRequest as PlanQuery
+from strategies.planner.text.options import BadPlanOption, PlanRequest, parse_sizes, plan_request
 from strategies.planner.text.parser import text_of
 from strategies.torch_api.specs import device_mesh, to_torch
 from strategies.torch_api.user_modules import import_user_module
@@ -52,7 +51,7 @@ HERE = "-"
 
 def run(options: PlanOptions) -> int:
     """The exit code: 0; 1 without a plan within --memory; 2 for invalid options; 3 if the output cannot be written."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    errors = error_console()
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the output of a user's own price is no part of the plan
             query = _query(options)
@@ -72,7 +71,7 @@ def run(options: PlanOptions) -> int:
     return EXIT_NOTHING if problems else EXIT_CLEAN
 
 
-def _query(options: PlanOptions) -> PlanQuery:
+def _query(options: PlanOptions) -> PlanRequest:
     query = plan_request(
         options.text, by=options.by, topology=options.topology, inner=options.inner, outer=options.outer,
         per_node=options.per_node, memory=options.memory, flattened=options.flattened, folder=str(Path.cwd()),
@@ -94,7 +93,7 @@ def _query(options: PlanOptions) -> PlanQuery:
 
 
 def _alternatives(
-    options: PlanOptions, query: PlanQuery, best: Plan
+    options: PlanOptions, query: PlanRequest, best: Plan
 ) -> tuple[tuple[RankedPlan, ...], tuple[DTensorPlan, ...]]:
     """The cheapest plan with its alternatives, and DTensor's own plans, as far as the options want them."""
     src, dst, price, links, groups = query.src, query.dst, query.price, query.topology, query.flattened
@@ -107,9 +106,8 @@ def _alternatives(
 
 
 def _text(
-    options: PlanOptions, query: PlanQuery, found: tuple[RankedPlan, ...], theirs: tuple[DTensorPlan, ...]
+    options: PlanOptions, query: PlanRequest, found: tuple[RankedPlan, ...], theirs: tuple[DTensorPlan, ...]
 ) -> str:
-    """The text for standard output."""
     if options.as_json:
         return report.plan_json(query, found, theirs)
     stdout, text = Console(), io.StringIO()
@@ -172,7 +170,11 @@ def check_cost(options: CostOptions) -> int:
     cost, call = options.name, "localtensor cost check"
     try:
         mesh, shape = parse_sizes("--mesh", options.mesh, call), parse_sizes("--shape", options.shape, call)
-        _check_sizes(mesh, options.most)
+        if not mesh or min(mesh) < 1 or Mesh.of(*mesh).ranks > RANKS:
+            shown = ",".join(map(str, mesh)) or "''"
+            raise BadCost("--mesh", shown, f"this is no mesh of 1 to {RANKS} ranks", "Write --mesh 2,2.")
+        if options.most < 0:
+            raise BadCost("--most", str(options.most), "fewer than none cannot be shown", "Write --most 5.")
         with contextlib.redirect_stdout(sys.stderr):  # the output of the user's function is no part of the report
             function, unit = OURS.get(cost) or (cost_function(cost, os.getcwd()), "")
             checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
@@ -200,11 +202,3 @@ def cost_function(cost: str, folder: str) -> Callable[..., Any]:
             raise BadCost("cost", repr(cost), f"{module} has no {name}", remedy)
         value = getattr(value, part)
     return value  # type: ignore[no-any-return]  # `check_metric` raises if it is no function
-
-
-def _check_sizes(mesh: Sequence[int], most: int) -> None:
-    shown = ",".join(map(str, mesh))
-    if not mesh or min(mesh) < 1 or Mesh.of(*mesh).ranks > RANKS:
-        raise BadCost("--mesh", shown or "''", f"this is no mesh of 1 to {RANKS} ranks", "Write --mesh 2,2.")
-    if most < 0:
-        raise BadCost("--most", str(most), "fewer than none cannot be shown", "Write --most 5.")

@@ -6,23 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from strategies.base.progress import ProgressBar, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_NOTHING, EXIT_WRONG, interruptible, write_stdout
-from strategies.cli.commands.output import deliver_text
+from strategies.cli.commands.output import deliver_text, error_console
 from strategies.cli.options import SAMPLES, ValidateOptions, parse_mesh
+from strategies.planner.audit import report
 from strategies.planner.audit.pairs import MODES, draw_pairs
-from strategies.planner.audit.report import (
-    AuditResult,
-    Cause,
-    audit_json,
-    audit_text,
-    confirm_causes,
-    count_outcomes,
-    group_by_cause,
-    total_waste,
-)
 from strategies.planner.audit.script import script
 from strategies.planner.audit.verdict import PairVerdict, RealRedistributions, pair_verdicts
 
@@ -34,31 +24,33 @@ def run(options: ValidateOptions) -> int:
 
     After Ctrl-C what was found so far is printed, and no file is written.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     verdicts: list[PairVerdict] = []
-    found: list[Cause] = []
+    found: list[report.Cause] = []
     try:
-        with interruptible(), progress_bar(errors, options.quiet) as shown:
+        with interruptible(), progress_bar(error_console(), options.quiet) as shown:
             _judge(options, verdicts, shown)
             bad = [verdict for verdict in verdicts if verdict.found]
             shown.phase("looking for the smallest", len(bad))
-            found = group_by_cause(bad, shown.tick)
-            found = _confirmed(options, found, shown)
+            found = report.group_by_cause(bad, shown.tick)
+            if options.confirm != "none" and found:
+                shown.phase("on real processes", len(found))
+                with RealRedistributions(options.confirm) as real_runs:
+                    found = report.confirm_causes(found, real_runs, shown.tick)
     except KeyboardInterrupt:
-        write_stdout(
-            "\n".join([audit_text(_result(options, verdicts, found, whole=False)), *_so_far(verdicts, found), ""])
-        )
+        bad = [verdict for verdict in verdicts if verdict.found and not found]  # on the pairs as they were drawn
+        so_far = [f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}" for verdict in bad]
+        write_stdout("\n".join([report.audit_text(_result(options, verdicts, found, whole=False)), *so_far, ""]))
         return EXIT_INTERRUPTED
     tried = _result(options, verdicts, found)
     code = exit_code(tried)
-    files = [(options.json, audit_json(tried, code))] if options.json else []
+    files = [(options.json, report.audit_json(tried, code))] if options.json else []
     for number, one in enumerate(tried.causes if options.repro else (), 1):
         name = f"plan_{number}.py"
         files.append(((options.repro or Path()) / name, script(one, name)))
-    return deliver_text(f"{audit_text(tried)}\n{_repeat(options)}\n", files, code)
+    return deliver_text(f"{report.audit_text(tried)}\n{_repeat(options)}\n", files, code)
 
 
-def exit_code(tried: AuditResult) -> int:
+def exit_code(tried: report.AuditResult) -> int:
     """1 if something is wrong on real processes, too; 3 if nothing was tried; 0."""
     if tried.confirmed:
         return EXIT_WRONG
@@ -78,25 +70,13 @@ def _judge(options: ValidateOptions, verdicts: list[PairVerdict], shown: Progres
                 shown.tick()
 
 
-def _confirmed(options: ValidateOptions, found: list[Cause], shown: ProgressBar) -> list[Cause]:
-    if options.confirm == "none" or not found:
-        return found
-    shown.phase("on real processes", len(found))
-    with RealRedistributions(options.confirm) as real_runs:
-        return confirm_causes(found, real_runs, shown.tick)
-
-
 def _result(
-    options: ValidateOptions, verdicts: Sequence[PairVerdict], found: Sequence[Cause], *, whole: bool = True
-) -> AuditResult:
+    options: ValidateOptions, verdicts: Sequence[PairVerdict], found: Sequence[report.Cause], *, whole: bool = True
+) -> report.AuditResult:
     version = torch.__version__.split("+")[0]
-    return AuditResult(version, options.seed, count_outcomes(verdicts), tuple(found), total_waste(verdicts), whole)
-
-
-def _so_far(verdicts: Sequence[PairVerdict], found: Sequence[Cause]) -> list[str]:
-    """What went wrong before Ctrl-C, on the pairs as they were drawn."""
-    bad = [verdict for verdict in verdicts if verdict.found and not found]
-    return [f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}" for verdict in bad]
+    return report.AuditResult(
+        version, options.seed, report.count_outcomes(verdicts), tuple(found), report.total_waste(verdicts), whole
+    )
 
 
 def _repeat(options: ValidateOptions) -> str:

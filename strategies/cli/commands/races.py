@@ -7,11 +7,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
-
 from strategies.base.progress import ProgressBar, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG, set_stop_note
-from strategies.cli.commands.output import deliver_text
+from strategies.cli.commands.output import deliver_text, error_console
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore
 from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding
@@ -25,11 +23,11 @@ THREADS, PER_SCRIPT, LEAST = 8, 60.0, 20.0
 
 def run(options: RacesOptions) -> int:
     """The exit code: 0 nothing found, 1 something found, 3 nothing was run, or a file cannot be written."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    with progress_bar(errors, options.quiet) as shown:
+    with progress_bar(error_console(), options.quiet) as shown:
         parts = (_run_scripts if options.target == "dtensor" else _explore)(options, shown)
     code = exit_code(parts)
-    about = f"Python {platform.python_version()}, seed {options.seed}" + _torch_version(options)
+    torch_version = f", torch {version('torch')}" if options.target != "once" else ""
+    about = f"Python {platform.python_version()}, seed {options.seed}{torch_version}"
     files = [(options.json, explore.as_json(options.target, about, parts, code))] if options.json else []
     files += _scripts(options.repro, parts) if options.repro else []
     set_stop_note("; what was to be written is written whole, or not at all")
@@ -100,10 +98,6 @@ def _run_scripts(options: RacesOptions, shown: ProgressBar) -> list[ProgramSumma
             parts.append(run_race_script(name, asks, text, left))
         shown.tick()
     return parts
-
-
-def _torch_version(options: RacesOptions) -> str:
-    return f", torch {version('torch')}" if options.target != "once" else ""
 
 
 def _repeat(options: RacesOptions) -> str:

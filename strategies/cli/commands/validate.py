@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import progress_bar
 from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note, worker_count
-from strategies.cli.commands.output import fail
+from strategies.cli.commands.output import error_console, fail
 from strategies.cli.options import ValidateOptions
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
 from strategies.model.verdict import NOTHING, USAGE, Report
@@ -24,10 +22,9 @@ def run(options: ValidateOptions) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
     from strategies.sweep.session import validate  # `deliver` alone is also used by commands that validate nothing
 
-    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         settings = _settings(options)
-        with progress_bar(errors, options.quiet) as shown:
+        with progress_bar(error_console(), options.quiet) as shown:
             report = validate(settings, shown)
     except DiskFull as error:
         return fail(str(error), NOTHING)

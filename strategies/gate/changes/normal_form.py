@@ -9,17 +9,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from strategies.gate.changes.module_model import (
-    Function,
-    Imported,
-    Module,
-    Scopes,
-    Statement,
-    chain_of,
-    imports_of,
-    is_string_statement,
-    may_be_among,
-)
+from strategies.gate.changes import module_model
 from strategies.gate.changes.name_resolution import Meaning, NameResolver
 
 
@@ -28,7 +18,7 @@ class Reference:
     """A name of the project: the statements that bind it, whether it is called here, and the number of functions around
     it; at depth 0 it is evaluated when the statement itself runs."""
 
-    units: tuple[Statement, ...]
+    units: tuple[module_model.Statement, ...]
     called: bool = False
     depth: int = 0
 
@@ -56,9 +46,9 @@ class NormalForm:
     outside: list[tuple[str, bool]] = field(default_factory=list)
     texts: list[tuple[str, bool]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    written: list[Statement] = field(default_factory=list)
-    late: list[Statement] = field(default_factory=list)
-    rebound: list[Statement] = field(default_factory=list)
+    written: list[module_model.Statement] = field(default_factory=list)
+    late: list[module_model.Statement] = field(default_factory=list)
+    rebound: list[module_model.Statement] = field(default_factory=list)
     """The statements whose names a function rebinds by `global`."""
     patches: set[bool] = field(default_factory=set)
     """Whether it changes another library, or names of a module: when it runs (False), or in a function (True)."""
@@ -78,29 +68,29 @@ IGNORED_FIELDS = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
 class Normalizer:
     """Makes the normal form of one statement."""
 
-    def __init__(self, names: NameResolver, module: Module) -> None:
+    def __init__(self, names: NameResolver, module: module_model.Module) -> None:
         self.names, self.module = names, module
         self.form = NormalForm()
         self.out = self.form.head
-        self.scopes = Scopes()
+        self.scopes = module_model.Scopes()
         self.numbers: dict[str, int] = {}
-        self.links: dict[str, list[Imported]] = {}
+        self.links: dict[str, list[module_model.Imported]] = {}
         self.bound: set[str] = set()  # otherwise than by an import
         self.called: set[int] = set()
         self.depth = 0  # of functions
         self.in_function = False  # and not in the body of a class within it
 
-    def of(self, unit: Statement) -> NormalForm:
+    def of(self, unit: module_model.Statement) -> NormalForm:
         self.scopes = unit.scopes
         for node in ast.walk(unit.node):
-            for name, target in imports_of(node, self.module.path):
+            for name, target in module_model.imports_of(node, self.module.path):
                 self.links.setdefault(name, []).append(target)
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 self.bound.add(node.id)
         for name in sorted(self.scopes.rebound):
             self.form.rebound.extend(self.module.binders.get(name, ()))
             self.form.rebound.extend(u for m in self.names.mean(self.module, [name]) for u in m.units)
-        if isinstance(unit.node, Function):
+        if isinstance(unit.node, module_model.Function):
             self._definition(unit.node, top=True)
         else:
             self._put(unit.node)
@@ -151,25 +141,28 @@ class Normalizer:
         elif isinstance(value, list):
             self.out.append("[")
             for item in value:
-                if not is_string_statement(item):
+                if not module_model.is_string_statement(item):
                     self._value(item)
             self.out.append("]")
         else:
             self.out.append(repr(value))
 
-    def _definition(self, node: Function | ast.ClassDef, *, top: bool = False) -> None:
+    def _definition(self, node: module_model.Function | ast.ClassDef, *, top: bool = False) -> None:
         """A function or a class.  The name of a function at the top level is no part of its form."""
         self.out.append(f"({type(node).__name__}" if top else f"({type(node).__name__} {self._token(node.name)}")
         for decorator in node.decorator_list:
             self.out.append("@")
-            self._decorator(decorator)
+            if not self.inside and isinstance(decorator, ast.Attribute):
+                self._change(decorator, late=False)  # it may change the object that it is a method of
+            self.called.add(id(decorator))
+            self._put(decorator)
         whole = self.out
         if top:
             self.out = self.form.body
         for name, value in ast.iter_fields(node):
             if name not in IGNORED_FIELDS | {"name", "decorator_list", "body"}:
                 self._value(value)
-        outer, self.in_function = self.in_function, isinstance(node, Function)
+        outer, self.in_function = self.in_function, isinstance(node, module_model.Function)
         if self.in_function:
             self._later(node.body)
         else:
@@ -182,25 +175,18 @@ class Normalizer:
         self._value(body)
         self.depth -= 1
 
-    def _decorator(self, node: ast.expr) -> None:
-        """A decorator is called, and may change the object that it is a method of."""
-        if not self.inside and isinstance(node, ast.Attribute):
-            self._change(node, late=False)
-        self.called.add(id(node))
-        self._put(node)
-
     def _is_outer(self, name: str) -> bool:
         """Whether a name is looked up in the module somewhere in the statement."""
-        return may_be_among(name, self.scopes.module) or may_be_among(name, self.scopes.attributes)
+        return any(module_model.may_be_among(name, among) for among in (self.scopes.module, self.scopes.attributes))
 
     def _token(self, name: str) -> str:
         """A name that the statement binds: as it is if other code may use it, else a number, so that it may be renamed."""
-        if may_be_among(name, self.scopes.kept):
+        if module_model.may_be_among(name, self.scopes.kept):
             return f"%{name}"
         return f"={name}" if self._is_outer(name) else f"${self.numbers.setdefault(name, len(self.numbers))}"
 
     def _chain(self, node: ast.Name | ast.Attribute) -> None:
-        chain = chain_of(node)
+        chain = module_model.chain_of(node)
         if not chain:
             self._plain(node)
             return
@@ -219,7 +205,7 @@ class Normalizer:
         """What a chain of names may mean outside of the statement."""
         if chain and self._is_outer(chain[0]):
             found = self.names.mean(self.module, chain)
-            return [m for m in found if not m.unknown or may_be_among(chain[0], self.scopes.module)]
+            return [m for m in found if not m.unknown or module_model.may_be_among(chain[0], self.scopes.module)]
         targets, rest = self.links.get("".join(chain[:1]), ()), tuple(chain[1:])
         return [meaning for target in targets for meaning in self.names.behind(target, rest)]
 
@@ -241,7 +227,7 @@ class Normalizer:
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.out.append("(import")
-        for name, target in imports_of(node, self.module.path):
+        for name, target in module_model.imports_of(node, self.module.path):
             if name == "*" and self.names.version.find(target.dotted, target.base) is not None:
                 self.out.append("*")
                 continue
@@ -263,12 +249,12 @@ class Normalizer:
 
     def _record_arguments(self, node: ast.Call) -> None:
         """A function of the project may change its arguments, except for functions: it registers or calls those."""
-        meanings = self._meanings(chain_of(node.func))
+        meanings = self._meanings(module_model.chain_of(node.func))
         if meanings and all(m.outside for m in meanings):
             return
         for value in [*node.args, *(k.value for k in node.keywords)]:
-            for given in self._meanings(chain_of(value)):
-                if given.rest or not all(isinstance(unit.node, Function) for unit in given.units):
+            for given in self._meanings(module_model.chain_of(value)):
+                if given.rest or not all(isinstance(unit.node, module_model.Function) for unit in given.units):
                     self.form.written.extend(given.units)
 
     def _change(self, node: ast.Attribute | ast.Subscript | ast.Name, *, late: bool) -> None:
@@ -277,7 +263,7 @@ class Normalizer:
         inner: ast.AST = node
         while isinstance(inner, ast.Attribute | ast.Subscript | ast.Call):
             inner = inner.func if isinstance(inner, ast.Call) else inner.value
-            chain = chain_of(inner)
+            chain = module_model.chain_of(inner)
             meanings = self._meanings(chain)
             if meanings:
                 self._write(meanings, late=late)
@@ -291,11 +277,11 @@ class Normalizer:
 
     def _record_dynamic(self, node: ast.Call) -> None:
         """Calls such as `getattr` and `exec`, which reach names that are not in the text."""
-        chain = chain_of(node.func)
+        chain = module_model.chain_of(node.func)
         if len(chain) != 1 or not self._is_outer(chain[0]) or chain[0] in self.module.binders:
             return
         if chain[0] in ("getattr", "setattr", "delattr") and len(node.args) > 1:
-            meanings = self._meanings(chain_of(node.args[0]))
+            meanings = self._meanings(module_model.chain_of(node.args[0]))
             outside = bool(meanings) and all(meaning.outside for meaning in meanings)
             if chain[0] != "getattr":
                 self._write(meanings, late=self.inside)

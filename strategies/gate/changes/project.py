@@ -233,7 +233,13 @@ def project_of_module(name: str) -> Project | None:
     file = getattr(sys.modules.get(name), "__file__", None)
     if not file:
         return None
-    return project_of_file(file) or _package(name, Path(file).resolve())
+    found, root = project_of_file(file), _root(name, str(Path(file).resolve()))
+    if found or not root:
+        return found
+    top, package = Path(root), name.partition(".")[0]
+    paths = [path.relative_to(top).as_posix() for path in sorted((top / package).rglob("*.py*"))]
+    paths = [path for path in paths if path.endswith((".py", STUB))]
+    return Project(top, (*paths, *([f"{package}.py"] if (top / f"{package}.py").is_file() else [])))
 
 
 def project_of_file(file: str) -> Project | None:
@@ -243,16 +249,6 @@ def project_of_file(file: str) -> Project | None:
     except (NoRepository, NoGit):
         return None
     return project if project.path_of(file) else None
-
-
-def _package(name: str, file: Path) -> Project | None:
-    root = _root(name, str(file))
-    if not root:
-        return None
-    top, package = Path(root), name.partition(".")[0]
-    found = [path.relative_to(top).as_posix() for path in sorted((top / package).rglob("*.py*"))]
-    found = [path for path in found if path.endswith((".py", STUB))]
-    return Project(top, (*found, *([f"{package}.py"] if (top / f"{package}.py").is_file() else [])))
 
 
 def _root(name: str, file: str) -> str:

@@ -21,7 +21,7 @@ from strategies.base.git import Repository, blob_name, repository
 from strategies.gate.baseline import ChosenOverload
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
 from strategies.gate.changes.module_model import Function, Statement
-from strategies.gate.changes.project import Project, Trees, project_of_repository, rule_functions, start_files
+from strategies.gate.changes.project import Project, Trees, project_of_repository, start_files
 from strategies.gate.changes.version_view import RuleDependencies, VersionView, functions_in_project
 
 
@@ -124,7 +124,7 @@ def select_changed(rev: str, folder: Path, module: str | None, ops: Sequence[str
     git = repository(folder)
     commit = git.commit(rev)
     project = project_of_repository(git)
-    written = functions_in_project(project, rule_functions())
+    written = functions_in_project(project)
     start = start_files(project, module, written if module is None else {op: written.get(op, []) for op in ops})
     if not start:
         return Selection((), tuple(ops))
@@ -173,11 +173,9 @@ class _Comparison:
 
     def _namesakes(self, units: Sequence[Statement]) -> list[Statement]:
         """The statements of the revision that bind the same names in the same files."""
-        found: list[Statement] = []
-        for unit in units:
-            if unit.path in self.then.version.texts:
-                found += self.then.version.module(unit.path).binders.get(unit.label, ())
-        return found
+        version = self.then.version
+        there = [unit for unit in units if unit.path in version.texts]
+        return [one for unit in there for one in version.module(unit.path).binders.get(unit.label, ())]
 
     def _difference(
         self, op: str, seen: RuleDependencies, before: RuleDependencies, functions: Sequence[Statement]

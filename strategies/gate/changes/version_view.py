@@ -9,7 +9,7 @@ import ast
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,7 @@ from strategies.gate.changes.index import StatementIndex
 from strategies.gate.changes.module_model import Function, Statement, is_string_statement
 from strategies.gate.changes.name_resolution import imported_files
 from strategies.gate.changes.normal_form import UNBOUND
-from strategies.gate.changes.project import (
-    FunctionPlace,
-    Project,
-    ProjectFunctions,
-    Version,
-    rule_functions,
-    start_files,
-)
+from strategies.gate.changes.project import Project, ProjectFunctions, Version, rule_functions, start_files
 from strategies.gate.changes.roots import roots_of
 
 FILE_READERS = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
@@ -77,9 +70,6 @@ class VersionView:
     @functools.cached_property
     def index(self) -> StatementIndex:
         return StatementIndex(self.version, self.files)
-
-    def _outside(self) -> list[str]:
-        return [name for unit in self.index.units for name, _ in self.index.form(unit).outside]
 
     def functions(self, op: str) -> list[Statement]:
         """The statements that hold the overload's rule functions, by their lines: for today's version only."""
@@ -137,11 +127,11 @@ class VersionView:
 
     def _reads(self, found: Slice, foreign: bool) -> str:
         """Why files of any kind may matter; empty if they do not."""
-        reads = next(
-            (name for name in sorted(found.outside) if name.startswith(FILE_READERS) or name.endswith(FILE_METHODS)), ""
-        )
+        names = sorted(found.outside)
+        reads = next((name for name in names if name.startswith(FILE_READERS) or name.endswith(FILE_METHODS)), "")
         if not reads and foreign:
-            reads = next((name for name in self._outside() if name.startswith(NATIVE)), "")
+            every = (name for unit in self.index.units for name, _ in self.index.form(unit).outside)
+            reads = next((name for name in every if name.startswith(NATIVE)), "")
         if reads:
             return f"it reads files (`{_short(reads)}`)"
         return next((doubt for doubt in found.doubts if doubt.startswith(UNBOUND)), "")
@@ -170,8 +160,9 @@ def _short(name: str) -> str:
     return name.removeprefix("builtins.").lstrip(".")
 
 
-def functions_in_project(project: Project, written: Mapping[str, Sequence[FunctionPlace]]) -> ProjectFunctions:
-    """The functions that lie in the project, with their paths in it."""
+def functions_in_project(project: Project) -> ProjectFunctions:
+    """The registered rule functions that lie in the project, with their paths in it."""
+    written = rule_functions()
     paths = {file: project.path_of(file) for file in {w.file for many in written.values() for w in many}}
     found = {op: [(paths[w.file], w) for w in many if paths[w.file]] for op, many in written.items()}
     return {op: many for op, many in found.items() if many}
@@ -207,7 +198,7 @@ def _view(module: str | None) -> VersionView | None:
     project = changed_project.project_of_module(module) if module else changed_project.project_of_file(torch.__file__)
     if project is None:
         return None
-    written = functions_in_project(project, rule_functions())
+    written = functions_in_project(project)
     start = start_files(project, module, written)
     return VersionView(project.today(project.roots([module] if module else []), {}), start, written) if start else None
 

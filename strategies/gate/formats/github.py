@@ -125,10 +125,8 @@ def _annotation_lines(result: GateResult, baseline: str) -> Iterator[str]:
 
 
 def _error(file: str, line: int, title: str, text: str) -> str:
-    properties = (
-        f"file={command_escaped(file, of_property=True)},line={line},title={command_escaped(title, of_property=True)}"
-    )
-    return f"::error {properties}::{command_escaped(text)}"
+    path, name = command_escaped(file, of_property=True), command_escaped(title, of_property=True)
+    return f"::error file={path},line={line},title={name}::{command_escaped(text)}"
 
 
 def command_escaped(text: str, *, of_property: bool = False) -> str:

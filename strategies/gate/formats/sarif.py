@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -47,7 +46,10 @@ def sarif(result: GateResult, *, baseline: str = BASELINE, version: str = "") ->
     place = SourceLine(baseline, 1)
     results = [_found(reviewed, key, "error", baseline) for reviewed in result.new for key in reviewed.new]
     results += [_result(STALE, entry.key, "error", stale_remedy(entry), place) for entry in result.gone]
-    results += _suppressed(result, baseline)
+    for reviewed in result.findings:
+        for entry in reviewed.accepted:
+            suppression = {"kind": "external", "justification": xml_safe(entry.reason)}
+            results.append({**_found(reviewed, entry.key, "note", baseline), "suppressions": [suppression]})
     left = max(0, len(results) - MOST)
     driver: dict[str, Any] = {"name": "localtensor", "rules": [_rule(name) for name in _RULES]}
     if version:
@@ -104,13 +106,6 @@ def _found(reviewed: ReviewedFinding, key: FindingKey, level: str, baseline: str
     place = reviewed.place or SourceLine(baseline, 1)
     rule = UNCALLED if key.rule == IGNORED else SILENT if is_silent(reviewed.finding) else LOUD
     return _result(rule, key, level, f"{key}: {what_happens(reviewed)}", place)
-
-
-def _suppressed(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
-    for reviewed in result.findings:
-        for entry in reviewed.accepted:
-            suppression = {"kind": "external", "justification": xml_safe(entry.reason)}
-            yield {**_found(reviewed, entry.key, "note", baseline), "suppressions": [suppression]}
 
 
 def _invocation(result: GateResult, left: int) -> dict[str, Any]:

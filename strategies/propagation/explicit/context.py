@@ -31,7 +31,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -90,11 +89,8 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
     (1,)
     """
     sizes = propagation.mesh.sizes
-    return tuple(
-        leaf
-        for leaf, steps in enumerate(propagation.steps)
-        if any(step.kind != "local" and sizes[step.axis] > 1 for step in steps)
-    )
+    moving = (any(step.kind != "local" and sizes[step.axis] > 1 for step in steps) for steps in propagation.steps)
+    return tuple(leaf for leaf, moves in enumerate(moving) if moves)
 
 
 class NotDecorated(Refusal):
@@ -126,9 +122,7 @@ class ExplicitCommunication(contextlib.ContextDecorator):
             undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         guard = ambient.guard()
         if guard is not None:
             ambient.set_guard(guard.without(self))

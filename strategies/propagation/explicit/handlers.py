@@ -158,11 +158,8 @@ def _group_size(group: Any) -> int:
 def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) -> ImplicitCommunication:
     line, name = user_line(frame), str(op)
     tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, DTensor)]
-    names = tuple(
-        argument.name
-        for argument, value in zip(op._schema.arguments, given, strict=False)
-        if any(x is value for x in tensors)
-    )
+    pairs = zip(op._schema.arguments, given, strict=False)
+    names = tuple(argument.name for argument, value in pairs if any(x is value for x in tensors))
     held = "; ".join(spec_text(x._spec) for x in tensors)
     replicas = ", ".join("Replicate()" for _ in tensors[0].placements) if tensors else ""
     whole = (

@@ -66,11 +66,8 @@ class ImplicitRedistribution:
 
 def communicating_steps(src: DTensorSpec, dst: DTensorSpec) -> tuple[str, ...]:
     """DTensor's own steps that communicate, in its order; none for a local redistribution."""
-    if (
-        src.is_replicated()
-        or src.mesh != dst.mesh
-        or (src.placements == dst.placements and src.shard_order == dst.shard_order)
-    ):
+    same = src.placements == dst.placements and src.shard_order == dst.shard_order
+    if src.is_replicated() or src.mesh != dst.mesh or same:
         return ()
     try:
         infos = _redistribute._gen_transform_infos(src, dst, None)  # cached for DTensor's own call right after
@@ -200,8 +197,6 @@ def _explicit_call(need: ImplicitRedistribution) -> str | None:
 
 
 def _target_code(was: Placement, now: Placement) -> str:
-    if isinstance(
-        now, Partial
-    ):  # not a public target: a partial tensor stays so, and from R each rank proceeds locally
+    if isinstance(now, Partial):  # no public target: a partial tensor stays so, and from R each rank proceeds locally
         return f"Partial({now.reduce_op!r})" if was == now else "Replicate()"
     return f"Shard({now.dim})" if isinstance(now, Shard) else repr(Replicate())

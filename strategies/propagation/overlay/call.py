@@ -80,7 +80,9 @@ class RuleRunner:
         """Run the op on these arguments, at least one of which is a DTensor."""
         call, tensors = call_of(self.op, args, kwargs)
         mesh = _mesh_of(call.op, tensors)
-        specs = [x._spec if isinstance(x, DTensor) else _replicated(op, x, mesh) for x in tensors]
+        # A plain tensor has one element, or any number under `implicit_replication`; DTensor raises for others.
+        replicated = _DISPATCHER._try_replicate_spec_for_scalar_tensor
+        specs = [x._spec if isinstance(x, DTensor) else replicated(op, x, mesh) for x in tensors]
         local = [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
         ready = self.planner.ready(self.entry, call, specs, mesh)
         plan, used = ready.plan, local
@@ -167,16 +169,10 @@ def _mesh_of(op: str, tensors: Sequence[Tensor]) -> DeviceMesh:
     return first
 
 
-def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
-    """The spec of a plain tensor of one element, or of any under `implicit_replication`; DTensor raises for others."""
-    return _DISPATCHER._try_replicate_spec_for_scalar_tensor(op, x, mesh)  # type: ignore[no-any-return]
-
-
 def redistributed_piece(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
     """The rank's piece of the tensor after a redistribution.  Ranks communicate."""
     middle = _whole_first(spec.placements, want)
-    if middle != spec.placements:
-        x, spec = _multiplied(x, spec, middle)
+    x, spec = _multiplied(x, spec, middle)
     if middle != spec.placements:
         there = DTensorSpec(spec.mesh, middle, tensor_meta=spec.tensor_meta)
         _observe(spec, there, op)
@@ -213,10 +209,8 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
             stack = TensorMeta(torch.Size((size, *x.shape)), (x.numel(), *x.contiguous().stride()), x.dtype)
             rest = (Replicate(),) * spec.mesh.ndim
             cut = DTensorSpec(spec.mesh, (*rest[:axis], Shard(0), *rest[axis + 1 :]), tensor_meta=stack)
-            factors = redistribute_local_tensor(
-                x.contiguous().unsqueeze(0), cut, DTensorSpec(spec.mesh, rest, tensor_meta=stack)
-            )
-            x = factors.prod(0)
+            gathered = DTensorSpec(spec.mesh, rest, tensor_meta=stack)
+            x = redistribute_local_tensor(x.contiguous().unsqueeze(0), cut, gathered).prod(0)
             placements = (*spec.placements[:axis], Replicate(), *spec.placements[axis + 1 :])
             spec = DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
     return x, spec
@@ -224,9 +218,8 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
 
 def _whole_first(given: _Placements, want: _Placements) -> tuple[Placement, ...]:
     """The target of the redistribution: a tensor that is to be partial is replicated first; `partial_piece` does the rest."""
-    return tuple(
-        Replicate() if isinstance(new, Partial) and new != old else new for old, new in zip(given, want, strict=True)
-    )
+    pairs = zip(given, want, strict=True)
+    return tuple(Replicate() if isinstance(new, Partial) and new != old else new for old, new in pairs)
 
 
 def _observe(spec: DTensorSpec, there: DTensorSpec, op: str) -> None:
@@ -245,13 +238,10 @@ def partial_piece(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) 
     first = torch.zeros(mesh.size(axis), dtype=torch.bool, device=x.device)
     first[0] = True
     whole = TensorMeta(first.shape, first.stride(), first.dtype)
-    replicas: list[Placement] = [Replicate()] * mesh.ndim
-    sharded: list[Placement] = [*replicas[:axis], Shard(0), *replicas[axis + 1 :]]
-    mine = redistribute_local_tensor(
-        first,
-        DTensorSpec(mesh, tuple(replicas), tensor_meta=whole),
-        DTensorSpec(mesh, tuple(sharded), tensor_meta=whole),
-    )
+    replicas = (Replicate(),) * mesh.ndim
+    held = DTensorSpec(mesh, replicas, tensor_meta=whole)
+    cut = DTensorSpec(mesh, (*replicas[:axis], Shard(0), *replicas[axis + 1 :]), tensor_meta=whole)
+    mine = redistribute_local_tensor(first, held, cut)
     neutral = torch.ones_like(x) if kind == "product" else torch.zeros_like(x)
     if kind == "sum" and x.dtype.is_floating_point:
         neutral = -neutral  # -0.0 + x is x, whatever its sign

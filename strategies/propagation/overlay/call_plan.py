@@ -29,15 +29,7 @@ from localtensor.errors import Refusal
 from localtensor.layout import is_standard, short, shorts
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import Call, flat_results, frozen, out_leaves, overload
-from strategies.ops.semantics.local_call import (
-    InvalidRule,
-    LocalCall,
-    all_replicated,
-    checked_rule,
-    own_arguments_function,
-    replacement_call,
-    written_leaves,
-)
+from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache import value_token
@@ -84,7 +76,7 @@ class CallPlan:
     changes in place.  `resized`: given as `out=` with another shape, they take that of the result.
     """
 
-    whole: LocalCall
+    whole: local_call.LocalCall
     inputs: tuple[tuple[Placement, ...], ...]
     outputs: Grid
     metas: tuple[TensorMeta | None, ...]
@@ -176,18 +168,25 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
     held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
     metas = global_metas(call, [one.meta for one in held])
     plain = Call(call.op, frozen(call.args), tuple((name, frozen(value)) for name, value in call.kwargs))
-    written = written_leaves(plain)
+    written = local_call.written_leaves(plain)
     changed = tuple((leaf, r) for leaf, r in written.items() if r is not None and _differ(held[leaf].meta, metas[r]))
     outs = set(out_leaves(plain))
     resized = tuple(pair for pair in changed if pair[0] in outs)
     reshaped = tuple(pair for pair in changed if pair[0] not in outs)
-    held = _as_results(held, resized, metas, sizes)
-    ask, plain = replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
-    whole, given, own = LocalCall(ask, plain), tuple(one.placements for one in held), own_arguments_function(entry)
-    offer = CheckedLines(entry, ask)
-    stays = tuple(
-        (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
+    for leaf, result in resized:  # an `out=` of another shape is as the result: replicated, its old values are lost
+        meta = metas[result]
+        if meta is not None:
+            own_dtype = TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype)
+            held[leaf] = CallTensor(own_dtype, (Replicate(),) * len(sizes))
+    ask, plain = local_call.replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
+    whole, given, own = (
+        local_call.LocalCall(ask, plain),
+        tuple(one.placements for one in held),
+        local_call.own_arguments_function(entry),
     )
+    offer = CheckedLines(entry, ask)
+    kept = {leaf: r for leaf, r in written.items() if leaf not in dict(resized)}
+    stays = tuple((leaf, None if leaf in dict(reshaped) else r) for leaf, r in kept.items())
     found = expand(ExpansionProblem(whole, sizes, given, stays, offer, own, NETWORK))
     settled: tuple[tuple[int, int | None], ...] = ()
     if found.best is None:  # no line leaves them where they lie
@@ -202,22 +201,6 @@ def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
     return result is not None and tuple(given.shape) != tuple(result.shape)
 
 
-def _as_results(
-    held: Sequence[CallTensor],
-    resized: Sequence[tuple[int, int]],
-    metas: Sequence[TensorMeta | None],
-    sizes: Sequence[int],
-) -> list[CallTensor]:
-    """The tensors with each `out=` of another shape as the result: replicated, since its old values are lost."""
-    made = list(held)
-    for leaf, result in resized:
-        meta = metas[result]
-        if meta is not None:
-            own_dtype = TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype)
-            made[leaf] = CallTensor(own_dtype, (Replicate(),) * len(sizes))
-    return made
-
-
 def whole_call_query(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> RuleQuery:
     """The rule query about a call on whole tensors."""
     tensors = tuple(Meta(tuple(m.shape), m.dtype) for m in given)
@@ -230,9 +213,8 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
     try:
         with no_caller_modes():
             made = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="meta") for m in given]
-            return tuple(
-                meta_of(x) if isinstance(x, Tensor) else None for x in flat_results(on_meta_device(call)(made))
-            )
+            results = flat_results(on_meta_device(call)(made))
+            return tuple(meta_of(x) if isinstance(x, Tensor) else None for x in results)
     except NotImplementedError:  # no meta kernel
         found = output_metas(call, [Meta(tuple(m.shape), m.dtype) for m in given], fake_mode_lock(THREAD_SYNC))
         return tuple(
@@ -241,27 +223,22 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
 
 
 class CheckedLines:
-    """The checked lines of a rule for a piece of the call, all-replicate included."""
+    """The checked lines of a rule for a piece of the call, all-replicate included.  Calls raise `InvalidRule`."""
 
     def __init__(self, entry: OpRule, whole: RuleQuery) -> None:
-        self.entry, self.offer = entry, checked_rule(entry)
+        self.entry, self.offer = entry, local_call.checked_rule(entry)
         self.numbers = bool(whole.outputs) and not any(whole.outputs) and returns_no_tensor(overload(entry.op))
 
     def __call__(self, ask: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         if self.numbers:  # a number has no placement: it must be that of whole tensors
-            return (all_replicated(ask),)
+            return (local_call.all_replicated(ask),)
         lines = self.offer(ask, ranks)
         for line in lines:
-            _check_plain(self.entry, line)
+            for placement in (*line.inputs, *line.outputs):  # DTensor cannot redistribute a tensor to other ones
+                if placement is not None and not is_standard(placement):
+                    problem = f"{short(placement)} is not R, S(dim) or one of the five P"
+                    raise local_call.InvalidRule(self.entry.op, self.entry.where, str(line), problem, "Use those only.")
         return lines
-
-
-def _check_plain(entry: OpRule, line: PlacementRule) -> None:
-    """Raise `InvalidRule` for a placement to which DTensor cannot redistribute a tensor."""
-    for placement in (*line.inputs, *line.outputs):
-        if placement is not None and not is_standard(placement):
-            problem = f"{short(placement)} is not R, S(dim) or one of the five P"
-            raise InvalidRule(entry.op, entry.where, str(line), problem, "Use those only.")
 
 
 def layout_text(placements: Sequence[Placement]) -> str:

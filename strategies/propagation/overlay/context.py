@@ -37,7 +37,6 @@ import contextlib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -53,14 +52,7 @@ from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import find_fault, why_inapplicable
 from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, RuleRegistry
-from strategies.propagation.overlay import call
-from strategies.propagation.overlay.call_plan import (
-    CallPlanner,
-    CheckedLines,
-    global_metas,
-    make_call_plan,
-    whole_call_query,
-)
+from strategies.propagation.overlay import call, call_plan
 from strategies.torch_api import dtensor, handler_table
 
 
@@ -100,12 +92,9 @@ class Overlay:
         entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
-        planner = CallPlanner()
-        self.entries = tuple(entries)
-        self.handlers = {
-            overload(entry.op): handler_table.OverlayHandler(call.RuleRunner(planner, entry)) for entry in entries
-        }
-        self.plans = planner
+        self.entries, self.plans = tuple(entries), call_plan.CallPlanner()
+        handler = handler_table.OverlayHandler
+        self.handlers = {overload(entry.op): handler(call.RuleRunner(self.plans, entry)) for entry in entries}
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -123,9 +112,7 @@ class Overlay:
             undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         stack = ambient.own_rules()
         if stack is not None:
             rest = stack.without(self)
@@ -136,9 +123,8 @@ class Overlay:
     def everywhere(self) -> None:
         """Activate the overlay permanently, in every thread of the process without an overlay of its own."""
         ambient.begin_rules(handler_table.install_property)
-        ambient.set_process_rules(
-            handler_table.OverlayStack(self, self.handlers, ambient.process_rules(), everywhere=True)
-        )
+        stack = handler_table.OverlayStack(self, self.handlers, ambient.process_rules(), everywhere=True)
+        ambient.set_process_rules(stack)
 
     def __repr__(self) -> str:
         return f"Overlay({len(self.entries)} rules)"
@@ -220,25 +206,23 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     """
     given: list[OpStrategy] = []
     args = tuple(_with_leaves(value, given) for value in schema.args_schema)
-    call = Call(
-        entry.op, args, tuple((name, _with_leaves(value, given)) for name, value in schema.kwargs_schema.items())
-    )
+    kwargs = tuple((name, _with_leaves(value, given)) for name, value in schema.kwargs_schema.items())
+    call = Call(entry.op, args, kwargs)
     specs = [one.strategies[0].output_spec for one in given]
     metas = [_meta(spec) for spec in specs]
     mesh = specs[0].mesh
-    outputs = global_metas(call, metas)
+    outputs = call_plan.global_metas(call, metas)
     if mesh.ndim > 1:
-        plan = make_call_plan(entry, call, specs, mesh)
+        plan = call_plan.make_call_plan(entry, call, specs, mesh)
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
-    ask = whole_call_query(call, metas, outputs)
-    lines = [
-        line for line in CheckedLines(entry, ask)(ask, mesh.size()) if not why_inapplicable(line, ask, mesh.size())
-    ]
-    rows = [
-        ([(p or Replicate(),) for p in line.inputs], [None if p is None else (p,) for p in line.outputs])
-        for line in lines
-    ]
-    return OpStrategy([_spec(given, inputs, outs, metas, outputs, mesh) for inputs, outs in rows])
+    ask = call_plan.whole_call_query(call, metas, outputs)
+    choices = []
+    for line in call_plan.CheckedLines(entry, ask)(ask, mesh.size()):
+        if not why_inapplicable(line, ask, mesh.size()):
+            inputs = [(p or Replicate(),) for p in line.inputs]
+            results = [None if p is None else (p,) for p in line.outputs]
+            choices.append(_spec(given, inputs, results, metas, outputs, mesh))
+    return OpStrategy(choices)
 
 
 def _with_leaves(value: Any, given: list[OpStrategy]) -> Any:

@@ -124,20 +124,15 @@ def cleared(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
         world.change()
         world.get("k")
 
-    def check() -> None:
-        require(world.get("k") == ("k", 1), "a stale value came back")
-
-    return Program([lambda: world.get("k"), change, lambda: _get(world, "kk")], check)
+    threads = [lambda: world.get("k"), change, lambda: _get(world, "kk")]
+    return Program(threads, lambda: require(world.get("k") == ("k", 1), "a stale value came back"))
 
 
 def cleared_twice(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """Two changes, each with a clear, while others compute."""
     world = kind(sync)
-
-    def check() -> None:
-        require(world.get("k") == ("k", 2), "a stale value came back")
-
-    return Program([lambda: _get(world, "kk"), world.change, world.change], check)
+    threads = [lambda: _get(world, "kk"), world.change, world.change]
+    return Program(threads, lambda: require(world.get("k") == ("k", 2), "a stale value came back"))
 
 
 def failing(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
@@ -203,10 +198,7 @@ def reentered(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program
         except Circular:
             refused.append(1)
 
-    def check() -> None:
-        require(len(refused) == 2, f"{len(refused)} of 2 were refused")
-
-    return Program([ask, ask], check)
+    return Program([ask, ask], lambda: require(len(refused) == 2, f"{len(refused)} of 2 were refused"))
 
 
 def ringed(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
@@ -223,10 +215,8 @@ def ringed(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
         except Circular:
             refused.append(name)
 
-    def check() -> None:
-        require(len(refused) == 2, f"only {refused} were refused")
-
-    return Program([lambda: ask("a", "b"), lambda: ask("b", "a")], check)
+    threads = [lambda: ask("a", "b"), lambda: ask("b", "a")]
+    return Program(threads, lambda: require(len(refused) == 2, f"only {refused} were refused"))
 
 
 def two_caches(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
@@ -241,20 +231,15 @@ def two_caches(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Progra
         except Circular:
             ended.append("refused")
 
-    def check() -> None:
-        require(len(ended) == 2, f"only {ended} ended")
-
-    return Program([lambda: ask(one, two), lambda: ask(two, one)], check)
+    threads = [lambda: ask(one, two), lambda: ask(two, one)]
+    return Program(threads, lambda: require(len(ended) == 2, f"only {ended} ended"))
 
 
 def crowded(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:
     """A limit of one value: a value being computed is never dropped, and never computed twice at once."""
     world = kind(sync, limit=1)
-
-    def check() -> None:
-        require(world.cache.stats().size <= 1, f"{world.cache.stats()}")
-
-    return Program([lambda: _get(world, "ab"), lambda: _get(world, "ba"), lambda: world.get("a")], check)
+    threads = [lambda: _get(world, "ab"), lambda: _get(world, "ba"), lambda: world.get("a")]
+    return Program(threads, lambda: require(world.cache.stats().size <= 1, f"{world.cache.stats()}"))
 
 
 def interrupted_waiter(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program:

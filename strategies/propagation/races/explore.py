@@ -25,7 +25,9 @@ def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: st
     findings = [finding for part in parts for finding in part.findings]
     for number, finding in enumerate(findings, 1):
         lines += ["", *_finding_text(number, finding)]
-    lines += ["", _last(parts, findings)]
+    tried, idle = sum(part.tried for part in parts), [part.name for part in parts if part.trouble]
+    left = f"; not run: {', '.join(idle)}" if idle else ""
+    lines += ["", f"{_count(len(findings), 'finding')} in {tried:,} tried{left}"]
     if findings:
         lines.append(repeat)
     return "\n".join(lines)
@@ -33,12 +35,8 @@ def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: st
 
 def as_json(target: str, about: str, parts: Sequence[ProgramSummary], code: int) -> str:
     """The whole report."""
-    return json.dumps({
-        "target": target,
-        "about": about,
-        "exit_code": code,
-        "parts": [_part(part) for part in parts],
-    }, indent=1) + "\n"  # fmt: skip
+    body = {"target": target, "about": about, "exit_code": code, "parts": [_part(part) for part in parts]}
+    return json.dumps(body, indent=1) + "\n"
 
 
 _FINDING_FIELDS = ("kind", "count", "example", "meaning", "script")
@@ -71,12 +69,6 @@ def _finding_text(number: int, finding: RaceFinding) -> list[str]:
     return lines + ([indent(fill(f"It means: {finding.meaning}", WIDTH), "   ")] if finding.meaning else [])
 
 
-def _last(parts: Sequence[ProgramSummary], findings: Sequence[RaceFinding]) -> str:
-    tried, idle = sum(part.tried for part in parts), [part.name for part in parts if part.trouble]
-    left = f"; not run: {', '.join(idle)}" if idle else ""
-    return f"{_count(len(findings), 'finding')} in {tried:,} tried{left}"
-
-
 def _count(many: int, word: str) -> str:
     return f"{many or 'no'} {word}{'' if many == 1 else 's'}"
 
@@ -106,10 +98,6 @@ Progress = Callable[[str, int], object]
 """A callback that takes the name of the current program, and the number of its schedules that are done."""
 
 
-def _silent(name: str, count: int) -> None:
-    """Ignore the progress."""
-
-
 def explore_all(
     programs: Programs,
     schedules: int,
@@ -117,7 +105,7 @@ def explore_all(
     within: Modules = WITHIN,
     seed: int = 0,
     seconds: float | None = None,
-    told: Progress = _silent,
+    told: Progress = lambda name, count: None,
 ) -> list[ExploredProgram]:
     """Run each program under its share of the schedules and seconds, up to its first failure.
 

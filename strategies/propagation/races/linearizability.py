@@ -7,6 +7,7 @@ Objects", TOPLAS 1990.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -66,28 +67,22 @@ def _explained(left: tuple[CacheCall, ...], kept: tuple[tuple[str, int], ...], u
 def calls(sync: ScheduledSync, kind: type[CacheUnderTest] = CacheUnderTest) -> Program:
     """Three threads, two calls each, which the schedule draws; their history must be linearizable."""
     world = kind(sync)
-    moments: list[int] = []
-    computed: list[int] = []
+    moments, numbers = itertools.count(1), itertools.count(1)
     history: list[CacheCall] = []
 
-    def moment() -> int:
-        moments.append(0)
-        return len(moments)
-
     def compute() -> int:
-        computed.append(0)
-        number = len(computed)
+        number = next(numbers)
         sync.step("computes")
         return number
 
     def call() -> None:
         name = CALLS[sync.number(len(CALLS))]
-        begin, answer = moment(), None
+        begin, answer = next(moments), None
         if name == "clear":
             world.cache.clear()
         else:
             answer = world.cache.get(world.key(name), compute)
-        history.append(CacheCall(name, begin, moment(), answer))
+        history.append(CacheCall(name, begin, next(moments), answer))
 
     def two() -> None:
         call()

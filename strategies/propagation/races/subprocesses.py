@@ -71,11 +71,8 @@ def summary_of_output(
     events = [json.loads(line[len(MARK) :]) for line in out.splitlines() if line.startswith(MARK)]
     last: dict[str, Any] = events[-1] if events and "counts" in events[-1] else {}
     counts, figures = last.get("counts", {}), last.get("figures", {})
-    found = [
-        RaceFinding(name, event["found"], counts.get(event["found"], 1), event["example"], text)
-        for event in events
-        if "found" in event
-    ]
+    seen = [event for event in events if "found" in event]
+    found = [RaceFinding(name, one["found"], counts.get(one["found"], 1), one["example"], text) for one in seen]
     late = code is None or "Timeout (" in err
     if not any("begins" in event for event in events):
         trouble = f"it did not begin in {seconds:.0f} s" if late else _last_line(err) or f"exit code {code}"

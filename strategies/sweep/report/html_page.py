@@ -17,7 +17,7 @@ from strategies.base.progress import xml_safe
 from strategies.model.verdict import Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parse_picture
-from strategies.sweep.report.text_and_json import call_text, file_name, is_silent
+from strategies.sweep.report.text_and_json import by_reason, call_text, file_name, is_silent
 
 _DTYPES = re.compile(r"\b(f|bf|c|i|u|bool)\d*\[")
 _CLASS = {"c": "complex", "f": "real", "bf": "real", "i": "integer", "u": "integer", "bool": "bool"}
@@ -99,7 +99,7 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
         families=families(begin["ops"], lines, report), takes=TAKES, gives=GIVES,
         signs={verdict.value: sign for verdict, sign in SIGNS.items()},
         totals=[(verdict.value, int(getattr(report.counts, verdict.value))) for verdict in SIGNS],
-        filters=_filters(found), untestable=_rules_by_reason(report.untestable),
+        filters=_filters(found), untestable=by_reason((why, rule) for rule, why in report.untestable),
         programs=" and programs" if any(f.title and f.verdict is Verdict.UNSOUND for f in report.findings) else "",
         silent=sum(one.loudness == "silent" for one in found),
         style=_trusted((_HERE / "report.css").read_text(encoding="utf-8")), script=_trusted(script),
@@ -138,11 +138,3 @@ def _filters(found: Sequence[ShownFinding]) -> list[tuple[str, str, list[str]]]:
         ("takes", "Takes", [column for column in TAKES if any(column in one.columns for one in found)]),
     ]
     return [each for each in every if each[2]]
-
-
-def _rules_by_reason(rows: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Reasons with the rules that share them, the most common first."""
-    grouped: dict[str, list[str]] = {}
-    for rule, why in rows:
-        grouped.setdefault(why, []).append(rule)
-    return sorted(grouped.items(), key=lambda pair: (-len(pair[1]), pair[0]))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from localtensor.layout import short
 from strategies.base.journal import Line, lines_of_kind
 from strategies.model.rule import Rule
-from strategies.model.verdict import Finding, Report, Verdict
+from strategies.model.verdict import Report, Verdict
 
 TAKES = ("R", "S(0)", "S(1)", "S(2)", "S(3+)", "P(sum)", "P(avg)", "P(max)", "P(min)", "P(product)", "other")
 GIVES = ("R", "S", "P", "other")
@@ -138,16 +138,12 @@ def _verdicts_by_op(lines: Sequence[Line], report: Report) -> dict[str, dict[str
         if line["verdict"] == "cleared":
             verdicts[line["rule"]] = Verdict.SOUND
     verdicts |= dict.fromkeys((rule for rule, _ in report.untestable), Verdict.UNTESTABLE)
-    verdicts |= {_finding_text(finding): finding.verdict for finding in report.findings}
+    for finding in report.findings:  # a program's text begins with its op's rule, so that it begins with the op too
+        verdicts[f"{finding.rule} @ {finding.title}" if finding.title else finding.name] = finding.verdict
     by_op: dict[str, dict[str, Verdict]] = defaultdict(dict)
     for rule, verdict in verdicts.items():
         by_op[rule.partition(": ")[0].partition(" on ")[0]][rule] = verdict
     return dict(by_op)
-
-
-def _finding_text(finding: Finding) -> str:
-    """A finding's name; for a program its op's rule comes first, so that the text begins with the op too."""
-    return f"{finding.rule} @ {finding.title}" if finding.title else finding.name
 
 
 def _skip_reasons(lines: Sequence[Line]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -139,12 +139,9 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
     for column in ("rule", "ranks", "call", "what happens"):
         table.add_column(column, justify="right" if column == "ranks" else "left", overflow="fold")
     for f in findings:
-        table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(call_text(f)), Text(f.reason))
+        mesh = "x".join(map(str, f.mesh or (f.ranks,)))
+        table.add_row(Text(f.name, _COLOUR[f.verdict]), mesh, Text(call_text(f)), Text(f.reason))
     console.print(table)
-
-
-def _mesh(f: Finding) -> str:
-    return "x".join(map(str, f.mesh)) if f.mesh else str(f.ranks)
 
 
 def _totals(report: Report) -> str:
@@ -162,6 +159,14 @@ def _totals(report: Report) -> str:
     if report.unfinished:
         text += f"\n{report.unfinished} units of the plan are not in this journal: see `localtensor merge`."
     return text
+
+
+def by_reason(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Reasons, each with the names that have it: those with the most names first, then by their words."""
+    grouped: dict[str, list[str]] = {}
+    for reason, name in pairs:
+        grouped.setdefault(reason, []).append(name)
+    return sorted(grouped.items(), key=lambda pair: (-len(pair[1]), pair[0]))
 
 
 def is_silent(finding: Finding) -> bool:

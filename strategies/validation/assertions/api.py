@@ -185,9 +185,8 @@ def assert_sharding(
     >>> assert_sharding(torch.mm, [("S(0)", "R"), ("R", "S(1)")], [("S(0)", "S(1)")], max_examples=3)
     """
     call = "assert_sharding"
-    claim = ShardingClaim(
-        fn, read_layouts(in_placements, call, "in_placements"), read_layouts(out_placements, call, "out_placements")
-    )
+    placed = read_layouts(in_placements, call, "in_placements")
+    claim = ShardingClaim(fn, placed, read_layouts(out_placements, call, "out_placements"))
     sizes = _meshes(claim, meshes)
     _check(call, (2,), splits, max_examples)
     if not callable(fn):
@@ -195,8 +194,14 @@ def assert_sharding(
     drawn, why = _tensors(claim, inputs, dtypes)
     found: ExampleSearch[ShardingCase, Any] = ExampleSearch()
     if drawn is not None:
-        found = search_examples(_sharding_cases(claim, drawn, sizes, tuple(splits), empty), lambda case: run_sharding_case(claim, case),
-                       max_examples=max_examples, seed=seed)  # fmt: skip
+        partial = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
+        split = one_of(tuple(splits)) if partial else st.just(0)
+        cases = st.builds(
+            ShardingCase, mesh=one_of(sizes), tensors=drawn.map(tuple), split=split, empty=st.just(empty)
+        )  # drawn in this order
+        found = search_examples(
+            cases, lambda case: run_sharding_case(claim, case), max_examples=max_examples, seed=seed
+        )
         why = found.excuse
     if found.misfits and not found.judged:
         raise NotARule(call, "placements", str(claim), why, "Write placements for each tensor and each result.")
@@ -214,7 +219,7 @@ def _tensors(
         return inputs, ""
     if inputs is not None:
         listed = list(inputs)
-        return (st.sampled_from(range(len(listed))).map(lambda i: listed[i]) if listed else None), "inputs= is empty"
+        return (one_of_calls(listed) if listed else None), "inputs= is empty"
     first = AssertedRule(tuple(layout[0] for layout in claim.inputs), ())
     found: list[st.SearchStrategy[Call]] = []
     why = ""
@@ -222,23 +227,6 @@ def _tensors(
         drawn, no = schema_calls(FunctionOp(claim.fn, len(claim.inputs)), first, dtype)
         found, why = [*found, *([drawn] if drawn is not None else [])], why or no
     return (st.one_of(found).map(lambda call: call[0]), "") if found else (None, why)
-
-
-def _sharding_cases(
-    claim: ShardingClaim,
-    tensors: st.SearchStrategy[Any],
-    meshes: tuple[tuple[int, ...], ...],
-    splits: tuple[int, ...],
-    empty: bool,
-) -> st.SearchStrategy[ShardingCase]:
-    partial = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
-
-    @st.composite
-    def cases(draw: Draw) -> ShardingCase:
-        mesh, given = draw(one_of(meshes)), draw(tensors)
-        return ShardingCase(tuple(given), mesh, draw(one_of(splits)) if partial else 0, empty)
-
-    return cases()
 
 
 def _meshes(claim: ShardingClaim, meshes: Any) -> tuple[tuple[int, ...], ...]:

@@ -67,7 +67,6 @@ class Op:
 
     @property
     def arguments(self) -> Sequence[Any]:
-        """The schema's arguments."""
         return tuple(self.overload._schema.arguments)
 
     @property
@@ -216,7 +215,8 @@ def _plans_of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> It
         options: list[Sequence[Any]] = []
         for number, argument in enumerate(present):
             if takes_tensor(argument) == "many":
-                options.append(_list_shapes(base, many))
+                along = [tuple((*base[:j], f"n{i}", *base[j + 1 :]) for i in range(many)) for j in range(dims)]
+                options.append([(base,) * many, *along])
             else:
                 options.append([base] if number == 0 else _others(base))
         every: Iterator[tuple[Any, ...]] = itertools.product(*options)
@@ -239,11 +239,6 @@ def _others(base: Shape) -> list[Shape]:
         found += [(base[-1], "n"), ("n", base[-1]), ("n",), (*base[:-2], base[-1], "n"), base[::-1], ("m", "n")]
         found += [(*base[:j], "n", *base[j + 1 :]) for j in range(k)]
     return list(dict.fromkeys(found))
-
-
-def _list_shapes(base: Shape, many: int) -> list[tuple[Shape, ...]]:
-    along = [tuple((*base[:j], f"n{i}", *base[j + 1 :]) for i in range(many)) for j in range(len(base))]
-    return [(base,) * many, *along]
 
 
 def has_sharded_dims(plan: ShapePlan, rule: AssertedRule) -> bool:

@@ -98,11 +98,10 @@ def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
 
 
 def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
-    whole, placement = ran.truth.inputs[i], rule.inputs[i]
-    if isinstance(placement, Replicate):
-        return f"x{i} = {tensor_literal(whole)}\nheld{i} = [x{i}] * {len(ran.held[i])}  # R"
-    pieces = ", ".join(map(tensor_literal, ran.held[i]))
-    return f"x{i} = {tensor_literal(whole)}\nheld{i} = [{pieces}]  # {short(placement)}"
+    whole, placement, pieces = ran.truth.inputs[i], rule.inputs[i], ran.held[i]
+    replicas = isinstance(placement, Replicate)
+    held = f"[x{i}] * {len(pieces)}" if replicas else f"[{', '.join(map(tensor_literal, pieces))}]"
+    return f"x{i} = {tensor_literal(whole)}\nheld{i} = {held}  # {short(placement)}"
 
 
 def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None]) -> list[str]:
@@ -115,12 +114,12 @@ def _comparisons(case: RuleCase, ran: CaseRun, placed: Sequence[Placement | None
             total = _total(placement.reduce_op, want)
             lines.append(f"parts = torch.stack([gave[{i}] for gave in gots])")
             lines.append(f'compare("result {i}, all ranks together,", {total}, wants[{i}], {slack})')
-        elif isinstance(want, Tensor) and (dim := shard_dim(placement)) is not None and placement is not None:
+            continue
+        picked = f"wants[{i}]"
+        if isinstance(want, Tensor) and (dim := shard_dim(placement)) is not None and placement is not None:
             lines.append(f"rows = {_rows(want, placement, case.ranks)}  # of dim {dim}, for each rank")
-            picked = f"wants[{i}].index_select({dim}, torch.tensor(rows[rank], dtype=torch.long))"
-            lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], {picked}, {slack})']
-        else:
-            lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], wants[{i}], {slack})']
+            picked += f".index_select({dim}, torch.tensor(rows[rank], dtype=torch.long))"
+        lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], {picked}, {slack})']
     return lines
 
 
@@ -172,18 +171,19 @@ def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> W
     """The error for that case: the call, each rank's pieces and result, and three ways to repeat it."""
     rule, wrong = AssertedRule.read(case.rule), ran.wrong or ResultDifference("it is right")
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
-    sentence = refusal_sentence(
-        "assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy
-    )
+    problem = f"on {case.ranks} ranks, {wrong.problem}"
+    sentence = refusal_sentence("assert_rule", "rule", f"{case.op}: {rule}", problem, remedy)
     example = f"@example(case={case!r})"
     splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
     listed = f"calls=[({argument_text(tuple(case.args))}, {argument_text(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
+    who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
+    results = [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"] if wrong.shown else []
     lines = [
         sentence, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
         + (f", the smallest of {judged} tried" if judged > 1 else ""),
-        *_held(ran, rule), *_results(wrong), "",
+        *_held(ran, rule), *results, "",
         "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
         f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    "),
     ]  # fmt: skip
@@ -198,10 +198,3 @@ def _held(ran: CaseRun, rule: AssertedRule) -> list[str]:
             pieces = "; ".join(f"rank {r} {tensor_text(x)}" for r, x in enumerate(ran.held[i]))
             lines.append(f"    {short(placement)}: {pieces}")
     return lines
-
-
-def _results(wrong: ResultDifference) -> list[str]:
-    who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
-    if not wrong.shown:
-        return []
-    return [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"]

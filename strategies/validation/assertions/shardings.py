@@ -30,15 +30,8 @@ from localtensor.layout import (
     shorts,
 )
 from localtensor.testing.hypothesis_strategies.layouts import cut_pieces
+from strategies.model import code_text
 from strategies.model.call_signature import argument_text
-from strategies.model.code_text import (
-    COMPARISON_CODE,
-    FLATTEN_FUNCTION,
-    placement_code,
-    slack_text,
-    tensor_literal,
-    tensor_text,
-)
 from strategies.model.oracle import OracleResult, equal_within, run_function_oracle
 from strategies.model.rule import flat_results
 from strategies.validation.assertions.case import CaseSkipped, RuleMisfit, with_author_message
@@ -71,7 +64,7 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 
 
 '''
-    + FLATTEN_FUNCTION
+    + code_text.FLATTEN_FUNCTION
     + """
 
 wants = flat(fn({wholes}))
@@ -83,7 +76,7 @@ for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
     if isinstance(want, torch.Tensor):
         got = got.full_tensor()
 """
-    + COMPARISON_CODE
+    + code_text.COMPARISON_CODE
 )
 
 
@@ -150,9 +143,8 @@ def run_sharding_case(
     except REFUSALS as error:
         raise CaseSkipped(f"the function refuses it: {error_in_one_line(error)}") from None
     if len(truth.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.outputs):
-        raise RuleMisfit(
-            f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values"
-        )
+        problem = f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values"
+        raise RuleMisfit(problem)
     if truth.unstable > MAX_JUMP_SHARE:
         raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
     if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
@@ -200,9 +192,8 @@ def _compared(claim: ShardingClaim, truth: OracleResult, gave: Sequence[Any], me
             return ResultDifference(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
         for i, (placements, local) in enumerate(out):
             if placements is None:
-                return ResultDifference(
-                    f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local
-                )
+                problem = f"result {i} on rank {rank} is no DTensor but {type(local).__name__}"
+                return ResultDifference(problem, i, rank, local)
             if placements != claim.outputs[i]:
                 problem = f"result {i} has placements {shorts(placements)}, claimed are {shorts(claim.outputs[i])}"
                 return ResultDifference(problem, i, rank)
@@ -263,9 +254,9 @@ def wrong_sharding(
     text = sharding_script(claim, case, truth, held, wrong)
     lines = [sentence, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
-        lines.append(f"  tensor {i}  {shorts(layout)}  {tensor_text(x)}")
+        lines.append(f"  tensor {i}  {shorts(layout)}  {code_text.tensor_text(x)}")
     if wrong.shown:
-        lines += [f"  got   {tensor_text(wrong.got)}", f"  want  {tensor_text(wrong.want)}"]
+        lines += [f"  got   {code_text.tensor_text(wrong.got)}", f"  want  {code_text.tensor_text(wrong.want)}"]
     lines += [
         "", "  again:", f"    {repeat}", "", "  the same in plain torch, to be saved as wrong_sharding.py and run:", "",
         textwrap.indent(text, "    "),
@@ -288,12 +279,11 @@ def sharding_script(
     function, and_more = _function(claim.fn)
     inputs = []
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
-        pieces = ", ".join(map(tensor_literal, held[i]))
-        inputs += [f"x{i} = {tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
-        inputs.append(
-            f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
-        )
-    slack = [slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
+        pieces = ", ".join(map(code_text.tensor_literal, held[i]))
+        inputs += [f"x{i} = {code_text.tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
+        placed = f"mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride()"
+        inputs.append(f"d{i} = DTensor.from_local(held{i}[rank], {placed})")
+    slack = [code_text.slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
         names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
@@ -303,7 +293,7 @@ def sharding_script(
 
 
 def _torch_code(layout: Layout) -> str:
-    return f"({', '.join(map(placement_code, layout))},)"
+    return f"({', '.join(map(code_text.placement_code, layout))},)"
 
 
 def _function(fn: Callable[..., Any]) -> tuple[str, str]:

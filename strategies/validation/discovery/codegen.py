@@ -17,7 +17,6 @@ is never called for an op that has a single-dim strategy.
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 import torch
 
@@ -70,7 +69,6 @@ _LOCALS = ("d", "ndims", "numbers", "found", "tensors")
 def _function(op: torch._ops.OpOverload, made: list[RuleLine]) -> list[str]:
     names = [a.name for a in op._schema.arguments]
     tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
-    inputs = sorted({len(line.inputs) for line in made})
     text = [f"def rules({_signature(op)}):"]
     text += ['    """Placements of the results and of the tensor arguments, as `register_sharding` takes them."""']
     text += [f"    tensors = tensors_in([{', '.join(tensors)}])", "    ndims = [len(t.shape) for t in tensors]"]
@@ -78,7 +76,7 @@ def _function(op: torch._ops.OpOverload, made: list[RuleLine]) -> list[str]:
         text.append("    numbers = letters(tensors)")
     replicas = ", ".join(["Replicate()"] * len(op._schema.returns))
     text.append(f"    found = [([{replicas}], [Replicate()] * len(tensors))]")
-    for count in inputs:
+    for count in sorted({len(line.inputs) for line in made}):
         text.append(f"    if len(tensors) == {count}:")
         for line in made:
             if len(line.inputs) == count:
@@ -103,18 +101,13 @@ def _statement(line: RuleLine) -> str:
 
 def _signature(op: torch._ops.OpOverload) -> str:
     parts: list[str] = []
-    starred = False
     for argument in op._schema.arguments:
-        if argument.kwarg_only and not starred:
+        if argument.kwarg_only and "*" not in parts:
             parts.append("*")
-            starred = True
-        default = f"={_default(argument.default_value)}" if argument.has_default_value() else ""
-        parts.append(argument.name + default)
+        value = argument.default_value
+        default = f"={python_text(tuple(value) if isinstance(value, list) else value)}"
+        parts.append(argument.name + (default if argument.has_default_value() else ""))
     return ", ".join(parts)
-
-
-def _default(value: Any) -> str:
-    return python_text(tuple(value)) if isinstance(value, list) else python_text(value)
 
 
 _IMPORTS = """

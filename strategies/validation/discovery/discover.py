@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -119,23 +119,17 @@ def samples_of(op: str, seed: int) -> list[Sample]:
     None are drawn for an op that does not check its arguments: inconsistent sizes would end the process.
     """
     packet = op.split(".")[1]
-    bearers = [info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)]
     met: list[Sample] = []
-    for info in bearers:
+    for info in (info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)):
         for name in DTYPES:
             if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
                 for which in opinfo_samples.SIZES:
-                    met += _captured(info, name, which, op, seed)
+                    met += opinfo_samples.capture_calls(
+                        info, SAMPLE_DTYPES[name], which, device="cpu", seed=seed, wanted=lambda func: str(func) == op
+                    )[0]
     if not met and not trusts_caller(op):
         met = schema_samples.schema_calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
     return diverse_subset(met, MOST)
-
-
-def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
-    def wanted(func: object) -> bool:
-        return str(func) == op
-
-    return opinfo_samples.capture_calls(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
 
 
 def _names(info: object) -> set[str]:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.call_signature import non_tensor_arguments
+from strategies.model.code_text import placement_code
 from strategies.model.rule import Rule
 from strategies.validation.missing_rules import Survey
 
@@ -180,11 +181,7 @@ def _placement_codes(p: Placement | None, leaf: int | None, over: int, here: _Po
 
 
 def _literal(p: Placement | None) -> str:
-    if isinstance(p, Shard):
-        return f"Shard({p.dim})"
-    if isinstance(p, Partial):
-        return f"Partial('{p.reduce_op}')"
-    return "Replicate()" if isinstance(p, Replicate) else "None"
+    return "None" if p is None else placement_code(p)
 
 
 def _yielded(line: RuleLine, rule: Rule, points: Sequence[_Point]) -> set[tuple[int, str]] | None:

@@ -10,7 +10,8 @@ from strategies.inputs.variants.all_variants import oracle_with_values
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Call, Claim, Leaf, overload
 from strategies.model.verdict import Verdict
-from strategies.validation.probe import DRAWS, Probe, check_claims, folding_error
+from strategies.validation.difference import folding_error
+from strategies.validation.probe import DRAWS, Probe, check_claims
 from tests.strategies.cases import assert_sound, assert_wrong, judged, numbers, probe, rule, sample
 from tests.strategies.planted_ops import CALLS, planted
 

@@ -13,7 +13,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/probe.py::_assembled",
-        "return [(None, assemble_axis(held, placement))]",
+        "return [(None, layout.assemble_axis(held, placement))]",
         "return [(None, torch.cat(list(held)))]",
         "shards are put together along the first dim, whatever the placement says",
     ),

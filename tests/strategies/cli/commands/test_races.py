@@ -11,7 +11,7 @@ import pytest
 from localtensor.concurrency.results import Failure
 from strategies.base.options import BadOption
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG
-from strategies.cli import commands
+from strategies.cli.commands import output as commands
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions

@@ -156,7 +156,7 @@ def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp
     edits.commit(library)
     files = {**PACKAGE, UTIL: how + "\n" + PACKAGE[UTIL].replace("if dim < x.ndim", "if dim < x.ndim * WIDE")}
     with monkeypatch.context() as patch:
-        patch.setattr(edits.user_modules, "load", lambda *_: None)
+        patch.setattr(edits.user_modules, "load_rules", lambda *_: None)
         with edits.two_versions(tmp_path, files, {}) as name:
             edits.git(tmp_path, "reset", "-q")
             edits.git(
@@ -165,7 +165,7 @@ def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp
             edits.commit(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / name / "sub"))
     with users.undone():
-        edits.user_modules.load(f"{name}.rules", str(tmp_path))
+        edits.user_modules.load_rules(f"{name}.rules", str(tmp_path))
         ops = [f"{name}.scale.default", f"{name}.shift.default"]
         assert select_changed("HEAD", tmp_path, f"{name}.rules", ops).choices == ()
         (tmp_path / name / "sub/wide.py").write_text("WIDE = 2\n")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from strategies.inputs.variants.all_variants import oracle_with_values
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Program
 from strategies.model.verdict import Verdict
@@ -20,7 +21,7 @@ from strategies.programs.shrink.still_fails import (
     still_fails,
 )
 from strategies.validation.claim_sources import claims
-from strategies.validation.probe import Probe, truth_with_specials
+from strategies.validation.probe import Probe
 from tests.strategies.cases import judged, numbers, rule, sample
 from tests.strategies.planted_ops import planted
 
@@ -43,7 +44,9 @@ def claimed(text, least=1):
 def witness(one, text, ranks=2, source=None, extremes=False):
     instance = judged(one, text, ranks=ranks, extremes=extremes)
     assert instance.verdict is Verdict.UNSOUND
-    truth = run_oracle(one) if not instance.evidence.variant else truth_with_specials(one, run_oracle(one), 0)
+    truth = (
+        run_oracle(one) if not instance.evidence.variant else oracle_with_values(one, run_oracle(one), "specials", 0)
+    )
     case = Probe(one, truth, ranks, seed=0, variant=instance.evidence.variant).case(
         instance.rule, instance.evidence.draw
     )
