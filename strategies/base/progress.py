@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Protocol
 
 import rich.progress
 from rich.console import Console
@@ -13,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from strategies.base.signals import CLEANUPS, raise_if_stopped
 
 
-class Progress(Protocol):
-    """The interface of progress reports."""
+class Progress:
+    """Progress reports; this base class ignores them."""
 
     def phase(self, name: str, total: int) -> None:
         """A phase of `total` units begins."""
@@ -26,11 +25,7 @@ class Progress(Protocol):
         """A message for the user that does not stop the run."""
 
 
-class SilentProgress(Progress):
-    """Ignores all reports."""
-
-
-class ProgressBar:
+class ProgressBar(Progress):
     """Progress on a terminal; elsewhere nothing. It starts no thread, since workers are forked meanwhile."""
 
     def __init__(self, progress: rich.progress.Progress | None, console: Console) -> None:

@@ -17,7 +17,7 @@ from localtensor.processes import pool
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import DiskFull, Journal, lines_of_kind, open_journal
-from strategies.base.progress import Progress, SilentProgress
+from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples
@@ -133,7 +133,7 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     Raises `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when the journal cannot be
     extended.  A crash of one sample, native or ours, is in the report and does not stop the rest.
     """
-    progress = progress or SilentProgress()
+    progress = progress or Progress()
     with open_journal(settings.journal, resume=settings.resume) as journal:
         try:
             seconds = run_validation(settings, journal, progress)

@@ -4,7 +4,7 @@ import pytest
 import rich.progress
 from rich.console import Console
 
-from strategies.base.progress import ProgressBar, SilentProgress, progress_bar
+from strategies.base.progress import Progress, ProgressBar, progress_bar
 
 
 @pytest.fixture
@@ -48,6 +48,6 @@ def test_what_is_to_be_said_is_said_anyway_and_as_it_is(terminal, quiet, sink):
 
 
 def test_silence_takes_all_that_a_bar_takes(capsys):
-    silent = SilentProgress()
+    silent = Progress()
     assert (silent.phase("x", 3), silent.tick(), silent.tick(2), silent.say("x")) == (None,) * 4
     assert capsys.readouterr() == ("", "")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base.progress import SilentProgress
+from strategies.base.progress import Progress
 from strategies.gate import plan as gate_work
 from strategies.gate import verdict_cache
 from strategies.gate.baseline import Baseline, BaselineEntry, ChosenOverload, FindingKey
@@ -32,7 +32,7 @@ def found(name, body, start=0.0, **options):
     users.write(Path.cwd(), name, body)
     asked = GateOptions(rules=name, ranks=(2,), workers=1, **options)
     with users.undone():
-        return run_plan(asked, make_plan(asked, Path.cwd(), start), SilentProgress())
+        return run_plan(asked, make_plan(asked, Path.cwd(), start), Progress())
 
 
 def result_of(*given, **options):

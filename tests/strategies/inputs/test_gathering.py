@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from strategies.base import worker_pool
-from strategies.base.progress import SilentProgress
+from strategies.base.progress import Progress
 from strategies.inputs import gathering, opinfo_samples, selection
 from strategies.inputs.gathering import (
     CapturePass,
@@ -53,7 +53,7 @@ def world(monkeypatch):
     return gives
 
 
-class Told(SilentProgress):
+class Told(Progress):
     def __init__(self):
         self.phases = []
 
@@ -62,7 +62,7 @@ class Told(SilentProgress):
 
 
 def captured(rules=None, progress=None):
-    return gather_samples(None, Settings(("x",)), rules, progress or SilentProgress())
+    return gather_samples(None, Settings(("x",)), rules, progress or Progress())
 
 
 def test_samples_come_by_overload_in_the_order_of_names(world):
