@@ -1,4 +1,4 @@
-"""The command `localtensor`, also as `python -m strategies`: whoever stops it is answered from its first line on."""
+"""The command `localtensor`, also as `python -m strategies`; signals are handled from its first line on."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Journal:
         """Removes the file if nothing was written: the run was rejected before its first line."""
         if self.path is not None and self.begun is None:
             self.path.unlink(missing_ok=True)
-        self.close()  # not before: nobody else may have the file until it is gone
+        self.close()  # not before: no other process may have the file until it is gone
 
     def __enter__(self) -> Journal:
         return self

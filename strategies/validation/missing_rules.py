@@ -24,7 +24,7 @@ from strategies.validation.probe import Probe
 
 
 @dataclass(slots=True)
-class SearchResult:
+class MissingRuleSearch:
     """The result of a search on one mesh size: the input tuples tried, the rules that hold, and the registered ones."""
 
     tried: set[str] = field(default_factory=set)
@@ -34,7 +34,7 @@ class SearchResult:
     untried: str = ""
 
 
-SearchedSamples = Sequence[tuple[Sample, dict[int, SearchResult]]]
+SearchedSamples = Sequence[tuple[Sample, dict[int, MissingRuleSearch]]]
 """Each sample of one overload, and the result of the search on each mesh size."""
 
 
@@ -67,9 +67,9 @@ class Survey:
 
 def search_placements(
     sample: Sample, truth: OracleResult, ranks: int, claimed: Sequence[Claim], seed: int
-) -> SearchResult:
+) -> MissingRuleSearch:
     """Every tuple of input placements, and the output placements that hold for it."""
-    seen = SearchResult(claimed={str(c.rule) for c in claimed})
+    seen = MissingRuleSearch(claimed={str(c.rule) for c in claimed})
     if truth.metadata_only or dtensor.rewrites_arguments(overload(sample.op)) or not _is_conclusive(sample, truth):
         return seen
     if written_leaves(sample.call):  # a mutated argument must keep its placement, which leaves nothing to search
@@ -113,7 +113,7 @@ def with_replicated_extremes(rule: Rule) -> Rule:
 
 def survey_kinds(found: SearchedSamples, seed: int = 0) -> list[Survey]:
     """A survey of each kind of call, in the order in which the kinds were met."""
-    groups: dict[CallKind, list[tuple[Sample, dict[int, SearchResult]]]] = {}
+    groups: dict[CallKind, list[tuple[Sample, dict[int, MissingRuleSearch]]]] = {}
     for sample, by_ranks in found:
         if any(seen.tried for seen in by_ranks.values()):
             groups.setdefault(call_kind(sample), []).append((sample, by_ranks))

@@ -21,7 +21,7 @@ from strategies.model.verdict import DTYPE_CLASSES, Crash, Instance, Verdict, Wo
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooManyTraces, claims
 from strategies.validation.finding import Candidate, OverloadTask, TaskResult, describe, keep_smallest
-from strategies.validation.missing_rules import SearchResult, missing_instances, search_placements
+from strategies.validation.missing_rules import MissingRuleSearch, missing_instances, search_placements
 from strategies.validation.probe import check_claims
 
 KEPT_CANDIDATES = 3
@@ -50,7 +50,7 @@ class VariantCounts:
 def validate_overload(task: OverloadTask, note: Note) -> list[TaskResult]:
     """Validate one overload on its own: a result for each unit.  An error of ours on one sample is a `Crash`."""
     recorder = Recorder(task)
-    found: list[tuple[Sample, dict[int, SearchResult]]] = []
+    found: list[tuple[Sample, dict[int, MissingRuleSearch]]] = []
     for number in range(len(task.samples)):
         if not recorder.meshes(number):
             continue
@@ -136,11 +136,11 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
     yield from variations(sample, truth, number, seed=seed, traced=traced, turns=recorder.turns(sample).forms)
 
 
-def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, SearchResult]:
+def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, MissingRuleSearch]:
     """Test its claims on each mesh and record the results.  Returns the result of the search by number of ranks."""
     task, (sample, truth, name) = recorder.task, variation
     own = task.samples[number]
-    seen: dict[int, SearchResult] = {}
+    seen: dict[int, MissingRuleSearch] = {}
     question = dtensor.PropagatorQuery(sample, 1, truth.raw)
     question.partials = number < PARTIALS
     budget = VALUES_PER_FORM if name else recorder.values(own)

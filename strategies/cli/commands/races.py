@@ -56,7 +56,7 @@ def _explore(options: RacesOptions, shown: ProgressBar) -> list[ProgramSummary]:
         shown.tick(count - before)
 
     tried = explore.explore_all(
-        programs, schedules, within=within, seed=options.seed, seconds=options.seconds, told=update
+        programs, schedules, within=within, seed=options.seed, seconds=options.seconds, progress=update
     )
     return [_summary(options.target, one) for one in tried]
 

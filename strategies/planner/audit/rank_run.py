@@ -92,13 +92,13 @@ def run_task(sent: bytes) -> bytes:
         mesh = _mesh(part.src.mesh, part.flattened)
         clear_dtensor_caches()
         with dtensor_planner(part.mode):
-            told = result_of_rank(part, mesh)
-        flags = torch.tensor([float(bool(told.error))])
+            result = result_of_rank(part, mesh)
+        flags = torch.tensor([float(bool(result.error))])
         dist.all_reduce(flags)  # a barrier: all ranks are done, or have raised
         if not flags.item() and part.whole is not None:
             dealt, given = (_dealt_or_none(part.whole, spec, mesh) for spec in (part.dst, part.src))
-            told = replace(told, dealt=dealt, given=given)
-        return pickling.dumps(told)
+            result = replace(result, dealt=dealt, given=given)
+        return pickling.dumps(result)
 
 
 def _dealt_or_none(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:

@@ -72,8 +72,8 @@ def symptom(outcome: Outcome) -> str:
     return f"{outcome.kind}: {re.sub(r'[0-9]+', '#', text)[:80]}"
 
 
-def group_by_cause(verdicts: Sequence[PairVerdict], told: OnDone = lambda: None) -> list[Cause]:
-    """The findings among these verdicts, the most frequent first; `told` is called after every verdict."""
+def group_by_cause(verdicts: Sequence[PairVerdict], on_done: OnDone = lambda: None) -> list[Cause]:
+    """The findings among these verdicts, the most frequent first; `on_done` is called after every verdict."""
     found: dict[str, Cause] = {}
     known: dict[tuple[str, str, str], Pair] = {}
     shown: dict[tuple[str, str], Cause] = {}
@@ -93,7 +93,7 @@ def group_by_cause(verdicts: Sequence[PairVerdict], told: OnDone = lambda: None)
             found[one.pattern] = replace(one, met=1 + (same.met if same else 0))
         else:
             found[one.pattern] = replace(same, met=same.met + 1)
-        told()
+        on_done()
     return sorted(found.values(), key=lambda one: (_ORDER.index(one.outcome.kind), -one.met, repr(one.pair)))
 
 
@@ -105,14 +105,14 @@ def _severity(one: Cause) -> tuple[object, ...]:
 _ORDER = ("wrong", "stops", "refused", "right")
 
 
-def confirm_causes(found: Sequence[Cause], bench: RealRedistributions, told: OnDone = lambda: None) -> list[Cause]:
+def confirm_causes(found: Sequence[Cause], bench: RealRedistributions, on_done: OnDone = lambda: None) -> list[Cause]:
     """The findings, each replayed on real processes."""
     made = []
     for one in found:
         real = bench.confirm([PairRun.of(one.pair)], one.modes[0])[0]
         same = real.kind == one.outcome.kind
         made.append(replace(one, confirmed=same, note="" if same else f"{real.kind}: {real.text}"))
-        told()
+        on_done()
     return made
 
 

@@ -21,7 +21,7 @@ from localtensor.errors import Refusal, WrongPieces
 from localtensor.layout import GLOO_DTYPES, Spec, StridedShard, local_shapes, shard_cut, short
 from localtensor.lockstep import LocalTensor, plain_dispatch
 from strategies.planner.execute.rows import rank_groups
-from strategies.planner.execute.step import CollectiveCall, RankPart, group_step, plain_values, rank_part, run_group
+from strategies.planner.execute.step import RankPart, StepCollective, group_step, plain_values, rank_part, run_group
 from strategies.planner.steps.legal_steps import ranks_along
 from strategies.planner.steps.plan import Plan, RedistributionStep
 
@@ -81,7 +81,7 @@ def run_parts(works: Sequence[RankPart]) -> list[Tensor]:
     """The results of the members of a group, whose parts meet in pure collectives."""
     given: Sequence[Tensor | None] = [None] * len(works)
     while True:
-        calls, done = list[CollectiveCall](), list[Tensor]()
+        calls, done = list[StepCollective](), list[Tensor]()
         for one, what in zip(works, given, strict=True):
             try:
                 calls.append(one.send(what))  # type: ignore[arg-type]  # a generator is started with None
@@ -94,11 +94,11 @@ def run_parts(works: Sequence[RankPart]) -> list[Tensor]:
 
 def _reference_collective(
     collective: Callable[..., list[Tensor]], *names: str
-) -> Callable[[list[CollectiveCall]], list[Tensor]]:
+) -> Callable[[list[StepCollective]], list[Tensor]]:
     return lambda calls: collective([call.x for call in calls], *(getattr(calls[0], name) for name in names))
 
 
-_COLLECTIVES: dict[str, Callable[[list[CollectiveCall]], list[Tensor]]] = {
+_COLLECTIVES: dict[str, Callable[[list[StepCollective]], list[Tensor]]] = {
     "all_gather": _reference_collective(reference.all_gather_into_tensor),
     "reduce_scatter": _reference_collective(reference.reduce_scatter_tensor, "op"),
     "all_reduce": _reference_collective(reference.all_reduce, "op"),

@@ -21,7 +21,7 @@ from localtensor.errors import Refusal
 from localtensor.layout import Mesh
 from strategies.planner.execute.rows import block_shape
 from strategies.planner.execute.rows import rank_groups as lines
-from strategies.planner.execute.step import CollectiveCall, GroupStep, group_step, plain_values, rank_part
+from strategies.planner.execute.step import GroupStep, StepCollective, group_step, plain_values, rank_part
 from strategies.planner.steps.plan import Plan
 
 Axes = tuple[int, ...]
@@ -162,7 +162,7 @@ def _run_step(x: Tensor, todo: GroupStep, me: int, line: AxisGroup | None, *, ou
         del call
 
 
-def _run_collective(call: CollectiveCall, group: Any, ranks: int) -> Tensor:
+def _run_collective(call: StepCollective, group: Any, ranks: int) -> Tensor:
     x = call.x
     if call.kind == "all_reduce":
         dist.all_reduce(x, _OPS[call.op], group=group)

@@ -1,7 +1,7 @@
 """One rank's part in one step, as a generator that yields collectives and receives their results.
 
 The same generator runs on torch.distributed (`process_groups`) and on pure functions of all ranks' tensors
-(`lockstep`). It does not know the groups: it yields a `CollectiveCall` and is sent the tensor that results.
+(`lockstep`). It does not know the groups: it yields a `StepCollective` and is sent the tensor that results.
 
 Values that collectives do not reduce as defined (`legal_steps.reduces`) are exchanged, and each rank reduces its own
 part. An average is a sum that is divided afterwards, since gloo has no averages.
@@ -28,7 +28,7 @@ from strategies.planner.steps.plan import RedistributionStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CollectiveCall:
+class StepCollective:
     """A collective of the group: the tensor of this rank, flat and contiguous, and how it is split or reduced."""
 
     kind: str
@@ -41,7 +41,7 @@ class CollectiveCall:
     """-"""
 
 
-RankPart = Generator[CollectiveCall, Tensor, Tensor]
+RankPart = Generator[StepCollective, Tensor, Tensor]
 """Yields collectives, receives their results, returns the new local tensor, which shares no memory with the old."""
 
 
@@ -116,7 +116,7 @@ def _all_reduce(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart:
         del mine
         return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
     total = x if ours else _copy(x)
-    total = yield CollectiveCall("all_reduce", _to_wire(total.view(-1)), op=_wire_reduction(todo.pending, x.dtype))
+    total = yield StepCollective("all_reduce", _to_wire(total.view(-1)), op=_wire_reduction(todo.pending, x.dtype))
     return _from_wire(total, x.dtype, todo).view(x.shape)
 
 
@@ -128,7 +128,7 @@ def _reduce_scatter(x: Tensor, todo: GroupStep, me: int, ours: bool) -> RankPart
         return found.view(out[me].shape)
     slot_rows = max(part.rows for part in out)
     wire = _to_wire(rows.pack(x, out, slot_rows))
-    wire = yield CollectiveCall("reduce_scatter", wire, op=_wire_reduction(todo.pending, x.dtype))
+    wire = yield StepCollective("reduce_scatter", wire, op=_wire_reduction(todo.pending, x.dtype))
     wire = _from_wire(wire, x.dtype, todo)
     if mine.rows == slot_rows:
         return wire.view(out[me].shape)
@@ -145,9 +145,9 @@ def _exchange_and_reduce(wire: Tensor, sent: list[int], todo: GroupStep, me: int
 def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> RankPart:
     """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
     if wire.dtype in GLOO_DTYPES:
-        return (yield CollectiveCall(kind, wire, sent=tuple(sent), got=tuple(got)))
+        return (yield StepCollective(kind, wire, sent=tuple(sent), got=tuple(got)))
     sent, got = (tuple(wire.dtype.itemsize * n for n in counts) for counts in (sent, got))
-    found = yield CollectiveCall(kind, wire.view(torch.uint8), sent=sent, got=got)
+    found = yield StepCollective(kind, wire.view(torch.uint8), sent=sent, got=got)
     return found.view(wire.dtype)
 
 

@@ -97,7 +97,7 @@ def suggest_text(text: str, bad: UnreadableText, read: Callable[[str], object]) 
     """
     left = TRIES
 
-    def mended(text: str, bad: UnreadableText, deep: int) -> str:
+    def corrected(text: str, bad: UnreadableText, deep: int) -> str:
         nonlocal left
         for meant in dict.fromkeys(bad.meant):
             if not left:
@@ -107,13 +107,13 @@ def suggest_text(text: str, bad: UnreadableText, read: Callable[[str], object]) 
             try:
                 read(other)
             except UnreadableText as more:
-                if deep and more.piece.whole == other and (found := mended(other, more, deep - 1)):
+                if deep and more.piece.whole == other and (found := corrected(other, more, deep - 1)):
                     return found
             else:
                 return other
         return ""
 
-    return mended(text, bad, 8) if bad.piece.whole == text else ""
+    return corrected(text, bad, 8) if bad.piece.whole == text else ""
 
 
 def dtypes_near(written: str, known: Iterable[str]) -> list[str]:

@@ -55,7 +55,7 @@ def _diagram(
 class Confirmation:
     """The result of a run: `wrong` is why it is wrong, or empty; `note` describes a run that is not wrong.
 
-    `got` and `want` are the values that differ, `heard` the ranks' results, `failed` the traceback of an error of ours.
+    `got` and `want` are the values that differ, `rank_results` the ranks' results, `failed` the traceback of an error of ours.
     """
 
     wrong: str

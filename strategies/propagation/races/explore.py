@@ -109,14 +109,14 @@ def explore_all(
 ) -> list[ExploredProgram]:
     """Run each program under its share of the schedules and seconds, up to its first failure.
 
-    `within` are the modules whose lines and bytecodes are yield points in the last stages; `told` reports progress.
+    `within` are the modules whose lines and bytecodes are yield points in the last stages; `progress` is called with each program and how many of its schedules have been tried.
     """
     end = None if seconds is None else time.monotonic() + seconds
     found = []
     for number, program in enumerate(programs):
         share = schedules // len(programs) + (number < schedules % len(programs))
         left = None if end is None else max(0.0, end - time.monotonic()) / (len(programs) - number)
-        found.append(_explored(program, within, share, seed, left, told))
+        found.append(_explored(program, within, share, seed, left, progress))
     return found
 
 

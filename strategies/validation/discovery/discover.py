@@ -18,7 +18,7 @@ from strategies.model.rule import Rule, Sample, overload
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooManyTraces, claims
-from strategies.validation.missing_rules import SearchResult, Survey, search_placements, survey_kinds
+from strategies.validation.missing_rules import MissingRuleSearch, Survey, search_placements, survey_kinds
 
 CALL = "localtensor discover"
 DTYPES = ("float64", "int64", "complex64")
@@ -100,7 +100,7 @@ def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Seque
     return Discovery(target, source, tuple(rules.values()), tuple(surveys), tuple(searched), combinations, seed)
 
 
-def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, SearchResult]:
+def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, MissingRuleSearch]:
     """The result of the search on each mesh size; empty where the op or its rule raises, or nothing was tried."""
     try:
         truth = run_oracle(sample, seed=seed)

@@ -67,7 +67,7 @@ def test_when_the_seconds_are_over_nothing_is_begun():
 
 def test_the_caller_hears_how_far_each_program_is():
     told = []
-    races.explore_all([good], 400, told=lambda name, count: told.append((name, count)))
+    races.explore_all([good], 400, progress=lambda name, count: told.append((name, count)))
     assert told[0] == ("good", 0) and told[-1] == ("good", 400)
     assert [count for _, count in told] == sorted(count for _, count in told)
 
