@@ -105,11 +105,11 @@ def explore_all(
     within: Modules = WITHIN,
     seed: int = 0,
     seconds: float | None = None,
-    told: Progress = lambda name, count: None,
+    progress: Progress = lambda name, count: None,
 ) -> list[ExploredProgram]:
     """Run each program under its share of the schedules and seconds, up to its first failure.
 
-    `within` are the modules whose lines and bytecodes are yield points in the last stages; `progress` is called with each program and how many of its schedules have been tried.
+    `within` are the modules whose lines and bytecodes are yield points in the last stages.
     """
     end = None if seconds is None else time.monotonic() + seconds
     found = []
