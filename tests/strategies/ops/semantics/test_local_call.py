@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import length_of, local_shapes, split_axis
+from localtensor.layout.shards import local_length, local_shapes, split_axis
 from localtensor.layout.spec import Spec, StridedShard
 from strategies.model.rule import Call, Leaf, frozen
 from strategies.ops.semantics.local_call import (
@@ -45,7 +45,7 @@ def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
     query = query_of(call.op, call.args, {}, [Meta((rows, 3), F32), Meta((3, columns), F32)])
     line = PlacementRule((Shard(0), Shard(1)), (Replicate(),))
     found = distinct_local_calls([LocalCall(query, call)], line, ranks, no_own_arguments)
-    want = {(length_of(rows, 1, ranks, rank), length_of(columns, 1, ranks, rank)) for rank in range(ranks)}
+    want = {(local_length(rows, 1, ranks, rank), local_length(columns, 1, ranks, rank)) for rank in range(ranks)}
     assert {(p.ask.tensors[0].shape[0], p.ask.tensors[1].shape[1]) for p in found} == want
     assert len(representative_coordinates(line, query, ranks)) <= 5
 
@@ -53,7 +53,7 @@ def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
 def test_strided_shards_are_looked_at_rank_by_rank():
     line = PlacementRule((StridedShard(0, split_factor=2),), (StridedShard(0, split_factor=2),))
     found = distinct_local_calls([clone(9)], line, 4, no_own_arguments)
-    assert {p.ask.tensors[0].shape[0] for p in found} == {length_of(9, 2, 4, rank) for rank in range(4)}
+    assert {p.ask.tensors[0].shape[0] for p in found} == {local_length(9, 2, 4, rank) for rank in range(4)}
 
 
 @given(rows=st.integers(0, 9), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
