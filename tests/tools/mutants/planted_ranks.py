@@ -222,7 +222,7 @@ TESTING = (
         "torch.where(alone, x, 0).to(x.dtype)",
         "x",
         "every rank holds the infinity of a sum, and the parts do not make the whole",
-        ("tests/localtensor/testing/hypothesis_strategies/test_draws_parts.py",),
+        ("tests/localtensor/testing/hypothesis_strategies/test_draws_values.py",),
     ),
     Planted(
         "localtensor/testing/hypothesis_strategies/layouts.py::placement_options",
@@ -257,7 +257,7 @@ TESTING = (
         'return len(cut) <= 1 and "1" not in cut',
         "return len(cut) <= 1",
         "a right rule of add is called wrong, because the dim that it cuts is broadcast",
-        ("tests/strategies/validation/assertions/test_ops_shape_inference.py",),
+        ("tests/strategies/validation/assertions/test_ops.py",),
     ),
     Planted(
         "localtensor/layout/tolerance.py::measured_slack",

@@ -56,7 +56,7 @@ SEEN_FROM = {
     ),
     "localtensor/testing/hypothesis_strategies/values.py": (
         "tests/localtensor/testing/hypothesis_strategies/test_draws.py",
-        "tests/localtensor/testing/hypothesis_strategies/test_draws_parts.py",
+        "tests/localtensor/testing/hypothesis_strategies/test_draws_values.py",
     ),
     "localtensor/testing/hypothesis_strategies/layouts.py": (
         "tests/localtensor/testing/hypothesis_strategies/test_draws.py",
@@ -104,7 +104,7 @@ SEEN_FROM = {
         "tests/strategies/propagation/test_mesh_expansion.py",
     ),
     "strategies/ops/lib/dim_maps.py": (
-        "tests/strategies/ops/nn/test_attention_glu.py",
+        "tests/strategies/ops/nn/test_attention.py",
         "tests/strategies/ops/nn/test_spatial_pooling.py",
         "tests/strategies/ops/linalg/test_matrix_ops.py",
     ),
