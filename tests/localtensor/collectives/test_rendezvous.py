@@ -24,25 +24,18 @@ MISMATCHES = {  # the error, and what ranks 0 and 1 do; then what rank 2 does
     "kind": (KindMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.broadcast(ones(2), 0)),
     "barrier or not": (KindMismatch, dist.barrier, lambda: dist.all_reduce(ones(1))),
     "reduction": (
-        ReduceOpMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(2), dist.ReduceOp.MAX),
-    ),
+        ReduceOpMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(2), dist.ReduceOp.MAX)),
     "root": (RootMismatch, lambda: dist.broadcast(ones(2), 0), lambda: dist.broadcast(ones(2), 1)),
     "dtype": (DtypeMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(2).double())),
     "shape": (ShapeMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(3))),
     "dims": (ShapeMismatch, lambda: dist.all_reduce(ones(4)), lambda: dist.all_reduce(ones(2, 2))),
-    "how many": (
-        LengthMismatch,
+    "how many": (LengthMismatch,
         lambda: world().allreduce_coalesced([ones(1), ones(1), ones(1)]).wait(),
-        lambda: world().allreduce_coalesced([ones(1), ones(1)]).wait(),
-    ),
-    "splits": (
-        SplitMismatch,
+        lambda: world().allreduce_coalesced([ones(1), ones(1)]).wait()),
+    "splits": (SplitMismatch,
         lambda: dist.all_to_all_single(ones(3), ones(3), [1, 1, 1], [1, 1, 1]),
-        lambda: dist.all_to_all_single(ones(3), ones(4), [1, 1, 1], [1, 2, 1]),
-    ),
-    "device": (
-        DeviceMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(2, device="meta")),
-    ),
+        lambda: dist.all_to_all_single(ones(3), ones(4), [1, 1, 1], [1, 2, 1])),
+    "device": (DeviceMismatch, lambda: dist.all_reduce(ones(2)), lambda: dist.all_reduce(ones(2, device="meta"))),
 }  # fmt: skip
 
 

@@ -37,10 +37,8 @@ LINES = [
     (sample("constant_pad_nd.default", Y, [-1, 0], 7.5), [ALL, "S(0) -> S(0)"]),
     (sample("reflection_pad1d.default", X, [1, 2]), [ALL, "S(0) -> S(0), filled", "S(1) -> S(1), filled"]),
     (sample("replication_pad2d.default", X, [1, 2, 0, 0]), [ALL, "S(0) -> S(0), filled", "S(1) -> S(1), filled"]),
-    (
-        sample("replication_pad1d_backward.default", numbers(4, 6, 8), X, [1, 2]),
-        ["P(+), R -> P(+)", "S(0), S(0) -> S(0), filled", "S(1), S(1) -> S(1), filled"],
-    ),
+    (sample("replication_pad1d_backward.default", numbers(4, 6, 8), X, [1, 2]),
+        ["P(+), R -> P(+)", "S(0), S(0) -> S(0), filled", "S(1), S(1) -> S(1), filled"]),
 ]  # fmt: skip
 
 

@@ -85,10 +85,8 @@ LINES = [
     (sample("slice_backward.default", numbers(5, 2), [5, 4], 1, 1, 3, 1), [ALL, "S(0) -> S(0)"]),
     (sample("slice_backward.default", numbers(5, 2), [5, 2], 1, 0, 9, 1), [ALL, "S(0) -> S(0)", "S(1) -> S(1)"]),
     (sample("diagonal_backward.default", numbers(5, 3), [3, 5, 4], 0, 0, 2), [ALL, "S(0) -> S(1)"]),
-    (
-        sample("unfold_backward.default", numbers(4, 5, 3), [4, 7], 1, 3, 1),
-        ["P(+) -> P(+)", "S(0) -> S(0)"],
-    ),
+    (sample("unfold_backward.default", numbers(4, 5, 3), [4, 7], 1, 3, 1),
+        ["P(+) -> P(+)", "S(0) -> S(0)"]),
 ]  # fmt: skip
 
 
