@@ -5,18 +5,8 @@ import pytest
 import torch
 from torch._library import custom_ops
 
+from strategies.validation.assertions import ops
 from strategies.validation.assertions.calls import SMALL_PATTERNS, build_call, schema_calls
-from strategies.validation.assertions.ops import (
-    FunctionOp,
-    Op,
-    ShapePlan,
-    accepted_plans,
-    has_sharded_dims,
-    is_case_of,
-    map_leaves,
-    materialized,
-    shards_one_dim,
-)
 from strategies.validation.assertions.rule import AssertedRule, NotARule
 from tests.localtensor import rules_tried
 
@@ -29,39 +19,39 @@ def test_the_parts_of_torch_are_where_they_were():
 
 def test_an_op_gives_what_it_returns_and_what_it_writes_to():
     x, y = torch.ones(2), torch.ones(2)
-    [written] = Op.of("ruletests::bump").run((x, y), {})
+    [written] = ops.Op.of("ruletests::bump").run((x, y), {})
     assert written is x
     assert x.tolist() == [2, 2]
 
 
 def test_what_is_returned_is_not_told_twice():
     x = torch.ones(2)
-    assert len(Op.of("aten.add_.Tensor").run((x, x), {})) == 1
+    assert len(ops.Op.of("aten.add_.Tensor").run((x, x), {})) == 1
 
 
 def test_it_knows_the_file_of_a_custom_op():
-    assert Op.of("ruletests::scale").home() == (rules_tried.__name__, rules_tried.__file__)
-    assert Op.of("aten.neg.default").home() is None
+    assert ops.Op.of("ruletests::scale").home() == (rules_tried.__name__, rules_tried.__file__)
+    assert ops.Op.of("aten.neg.default").home() is None
 
 
 def test_what_torch_says_of_ops():
-    assert Op.of("aten.bernoulli.default").random
-    assert not Op.of("aten.neg.default").random
-    assert Op.of("aten.neg.default").pointwise
+    assert ops.Op.of("aten.bernoulli.default").random
+    assert not ops.Op.of("aten.neg.default").random
+    assert ops.Op.of("aten.neg.default").pointwise
 
 
 @pytest.mark.parametrize("op", ["aten.neg", "aten::neg", "aten.no_such_op.default", "aten.neg.no_such", 3, "a b"])
 def test_what_is_no_single_op_is_refused(op):
     with pytest.raises(NotARule, match="assert_rule: op: "):
-        Op.of(op)
+        ops.Op.of(op)
 
 
 def test_what_is_no_list_is_replaced_wherever_it_stands():
-    assert map_leaves([1, (2, {"k": 3})], lambda x: x + 1) == [2, (3, {"k": 4})]
+    assert ops.map_leaves([1, (2, {"k": 3})], lambda x: x + 1) == [2, (3, {"k": 4})]
 
 
 def test_a_function_is_an_op_of_tensors():
-    op = FunctionOp(torch.add, 2)
+    op = ops.FunctionOp(torch.add, 2)
     assert [a.name for a in op.arguments] == ["x0", "x1"]
     assert op.run((torch.ones(1), torch.ones(1)), {})[0].item() == 2
 
@@ -69,9 +59,9 @@ def test_a_function_is_an_op_of_tensors():
 def shapes_of(op, rule):
     def make(plan, rng):
         sizes = {letter: place for place, letter in enumerate(plan.letters, 2)} | {"1": 1}
-        return materialized(build_call(Op.of(op), plan, sizes, (torch.float64, SMALL_PATTERNS), rng.choice))
+        return ops.materialized(build_call(ops.Op.of(op), plan, sizes, (torch.float64, SMALL_PATTERNS), rng.choice))
 
-    plans, why = accepted_plans(Op.of(op), AssertedRule.read(rule), make)
+    plans, why = ops.accepted_plans(ops.Op.of(op), AssertedRule.read(rule), make)
     return {" ".join("".join(shape) or "()" for shape in plan.flat) for plan in plans}, why
 
 
@@ -104,23 +94,23 @@ def test_why_there_is_none_is_said():
 
 def test_a_square_is_a_case_of_a_rectangle():
     def plan(*shapes):
-        return ShapePlan(tuple(shapes[0]), tuple((f"x{i}", tuple(shape)) for i, shape in enumerate(shapes)))
+        return ops.ShapePlan(tuple(shapes[0]), tuple((f"x{i}", tuple(shape)) for i, shape in enumerate(shapes)))
 
-    assert is_case_of(plan("ab", "ba"), plan("ab", "bn"))
-    assert not is_case_of(plan("ab", "bn"), plan("ab", "ba"))
-    assert not is_case_of(plan("ab", "1b"), plan("ab", "nb"))
-    assert has_sharded_dims(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
-    assert not has_sharded_dims(plan("ab", "b"), AssertedRule.read("S(1), S(1) -> R"))
-    assert shards_one_dim(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
-    assert not shards_one_dim(plan("ab", "b"), AssertedRule.read("S(0), S(0) -> R"))
-    assert not shards_one_dim(plan("ab", "1b"), AssertedRule.read("R, S(0) -> R"))  # that dim is broadcast
+    assert ops.is_case_of(plan("ab", "ba"), plan("ab", "bn"))
+    assert not ops.is_case_of(plan("ab", "bn"), plan("ab", "ba"))
+    assert not ops.is_case_of(plan("ab", "1b"), plan("ab", "nb"))
+    assert ops.has_sharded_dims(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
+    assert not ops.has_sharded_dims(plan("ab", "b"), AssertedRule.read("S(1), S(1) -> R"))
+    assert ops.shards_one_dim(plan("ab", "b"), AssertedRule.read("S(1), S(0) -> R"))
+    assert not ops.shards_one_dim(plan("ab", "b"), AssertedRule.read("S(0), S(0) -> R"))
+    assert not ops.shards_one_dim(plan("ab", "1b"), AssertedRule.read("R, S(0) -> R"))  # that dim is broadcast
 
 
 @pytest.mark.parametrize(
     "op", ["aten.mm.default", "aten.cumsum.default", "aten.where.self", "aten.native_layer_norm.default"]
 )
 def test_what_is_drawn_is_taken_for_the_most_part(op):
-    overload = Op.of(op)
+    overload = ops.Op.of(op)
     count = {"aten.mm.default": 2, "aten.cumsum.default": 1}.get(op, 3)
     drawn, why = schema_calls(overload, AssertedRule.read(f"{', '.join('R' * count)} -> R"), torch.float64)
     assert drawn is not None, why
