@@ -1,12 +1,10 @@
 """Joins, repeats, turns, triangles and pads."""
 
-import pytest
-
 from strategies.ops.shape.joining import RULES as JOINED
 from strategies.ops.shape.joining import RULES as PADDED
 from strategies.ops.shape.joining import padded_dims
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 RULES = (*JOINED, *PADDED)
 X, Y = numbers(4, 6, 5), numbers(5, 3)
@@ -42,11 +40,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_join_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -62,11 +58,9 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_join_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 def test_padding_names_the_last_dims_first_two_numbers_each():
