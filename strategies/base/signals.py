@@ -176,7 +176,10 @@ def _end(number: int) -> None:
 
 def _folders() -> list[str]:
     """Folders of real ranks that may not have started (started ranks remove them), and of Python's fork server."""
-    found = [crew.folder for crew in list(getattr(sys.modules.get("localtensor.processes.worker_group"), "CREWS", ()))]
+    found = [
+        group.folder
+        for group in list(getattr(sys.modules.get("localtensor.processes.worker_group"), "WORKER_GROUPS", ()))
+    ]
     process = getattr(sys.modules.get("multiprocessing.process"), "_current_process", None)
     its = getattr(process, "_config", {}).get("tempdir")
     return [*found, its] if its else found

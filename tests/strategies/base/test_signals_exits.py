@@ -91,14 +91,14 @@ def test_streams_that_were_closed_lead_nowhere_and_keep_their_numbers():
     "said", ["raise OSError(28, 'no room')", "print('no room', file=sys.stderr, flush=True)", "1 / 0"]
 )
 def test_where_standard_error_is_full_the_exit_code_is_the_same(said):
-    body = f"import typer\ndef work():\n    {said}\ntry:\n    leave(work)\nexcept typer.Exit as left:\n    os._exit(left.exit_code)"
+    body = f"import typer\ndef work():\n    {said}\ntry:\n    run_command(work)\nexcept typer.Exit as left:\n    os._exit(left.exit_code)"
     with Path("/dev/full").open("w") as full:
         assert in_a_process(body, stderr=full).returncode == 3
 
 
 def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options):
     text = (
-        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.signals import run_command, print_stdout, write_stdout\n"
+        "import os, signal, sys\nfrom strategies.base import signals\nfrom strategies.base.signals import run_command, print_stdout, write_stdout\n"
         + body
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -112,14 +112,14 @@ def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
 @pytest.mark.parametrize(("number", "code", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
 def test_what_the_interruption_became_on_the_way_is_not_shown(number, code, name):
     done = in_a_process(
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\nstopping.watch()\n"
-        f"def work():\n    with stopping.gently():\n        signal.raise_signal(signal.{number})\n"
-        "import typer\ntry:\n    leave(work, '; so')\nexcept typer.Exit as left:\n    sys.exit(left.exit_code)"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nsignals.install_handlers()\n"
+        f"def work():\n    with signals.interruptible():\n        signal.raise_signal(signal.{number})\n"
+        "import typer\ntry:\n    run_command(work, '; so')\nexcept typer.Exit as left:\n    sys.exit(left.exit_code)"
     )
     assert (done.returncode, done.stderr) == (code, f"localtensor: stopped by {name}; so.\n")
 
 
-WAYS = pytest.mark.parametrize("how", ["wrote('text')", "printed(lambda console: console.print('text'))"])
+WAYS = pytest.mark.parametrize("how", ["write_stdout('text')", "print_stdout(lambda console: console.print('text'))"])
 
 
 @WAYS
@@ -146,7 +146,7 @@ def test_nobody_reading_any_longer_is_no_fault(how):
 @WAYS
 def test_no_standard_output_at_all_is_no_fault(how, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    assert {"wrote": write_stdout, "printed": print_stdout}[how.partition("(")[0]](lambda console: None) == ""
+    assert {"write_stdout": write_stdout, "print_stdout": print_stdout}[how.partition("(")[0]](lambda console: None) == ""
 
 
 def test_there_is_a_worker_for_each_core_unless_somebody_says_otherwise():
