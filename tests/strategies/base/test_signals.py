@@ -51,7 +51,9 @@ def test_whoever_started_us_may_have_had_ctrl_c_ignored(tmp_path):
 
 
 def test_what_must_not_stay_is_removed(tmp_path):
-    body = "open('half', 'w').close(); signals.CLEANUPS['half'] = os.unlink; signals.CLEANUPS['none'] = os.unlink; stop()"
+    body = (
+        "open('half', 'w').close(); signals.CLEANUPS['half'] = os.unlink; signals.CLEANUPS['none'] = os.unlink; stop()"
+    )
     assert ended(body, tmp_path) == (130, "", SENTENCE)
     assert list(tmp_path.iterdir()) == []
 

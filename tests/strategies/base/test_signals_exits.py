@@ -146,7 +146,9 @@ def test_nobody_reading_any_longer_is_no_fault(how):
 @WAYS
 def test_no_standard_output_at_all_is_no_fault(how, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    assert {"write_stdout": write_stdout, "print_stdout": print_stdout}[how.partition("(")[0]](lambda console: None) == ""
+    assert {"write_stdout": write_stdout, "print_stdout": print_stdout}[how.partition("(")[0]](
+        lambda console: None
+    ) == ""
 
 
 def test_there_is_a_worker_for_each_core_unless_somebody_says_otherwise():

@@ -41,10 +41,8 @@ SEEN_FROM = {
     "localtensor/torch_suites/rank_run.py": "test_rank_run test_multi_process test_multi_threaded",
     "strategies/__main__.py": "strategies/cli/test_app strategies/base/test_signals",
     "strategies/planner/execute/step.py": "test_process_groups test_lockstep",
-    **dict.fromkeys(
-        (f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
-        "test_edges test_api test_api_optimal",
-    ),
+    **dict.fromkeys((f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
+        "test_edges test_api test_api_optimal"),
     "strategies/ops/all_rules.py": "strategies/ops/lib/test_overload_variants test_all_rules",
     "strategies/ops/pointwise/unary_binary.py": "test_creation",
     "strategies/ops/lib/elementwise.py": (
@@ -55,8 +53,7 @@ SEEN_FROM = {
     "strategies/ops/lib/dim_maps.py": (
         "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"
     ),
-    **dict.fromkeys(
-        (
+    **dict.fromkeys((
             f"strategies/gate/changes/{name}.py"
             for name in [
                 "index",
@@ -70,9 +67,8 @@ SEEN_FROM = {
                 "version_view",
             ]
         ),
-        "test_select test_version_view test_normal_form test_name_resolution test_dependency_slice",
-    ),
-}
+        "test_select test_version_view test_normal_form test_name_resolution test_dependency_slice"),
+}  # fmt: skip
 """Rooms that no test names, because they run in a process of their own or behind another room, or whose name is also
 another room's: the tests that reach them, below tests/; a plain name is that of a test in the mirror of its folder."""
 SLOW = (

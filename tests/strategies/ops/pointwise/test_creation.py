@@ -31,20 +31,16 @@ def test_what_is_made_anew_has_just_these_lines_and_they_hold(one, texts):
 
 TEMPTING = [
     ("the constant is added once for each rank", sample("fill_.Scalar", Y, 2.0), "P(sum) -> P(sum)", "the parts make"),
-    (
-        "the constant is multiplied with itself",
+    ("the constant is multiplied with itself",
         sample("fill_.Scalar", Y, 2.0),
         "P(product) -> P(product)",
-        "the parts make",
-    ),
+        "the parts make"),
     ("ones are counted", sample("ones_like.default", Y), "P(sum) -> P(sum)", "the parts make"),
-    (
-        "what is copied is added once for each rank",
+    ("what is copied is added once for each rank",
         sample("copy_.default", Y, Z),
         "P(sum), R -> P(sum)",
-        "the parts make",
-    ),
-]
+        "the parts make"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("why", "one", "text", "because"), TEMPTING, ids=[case[0] for case in TEMPTING])

@@ -161,10 +161,10 @@ import localtensor as lt
 from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation import claim_sources as sources
 from strategies.model.rule import call_of, Sample, overload
 
-found = modules.load("strategies.propagation.overlay.autoload", ".")
+found = modules.load_rules("strategies.propagation.overlay.autoload", ".")
 assert set(found.ops) == {str(op) for op in overlaid.OVERLAY.handlers} and not found.ignored, found
 shift = overload("aten.__lshift__.Scalar")
-assert torch_dtensor.own_dispatch(shift) == "" and torch_dtensor.source_of(shift) == "op strategy"
+assert torch_dtensor.special_dispatch_reason(shift) == "" and torch_dtensor.registry_of(shift) == "op strategy"
 x = torch.arange(5.)
 call, tensors = call_of(overload("aten.cumsum.default"), (x, 0), {})
 claims = sources.claims(Sample(call, tuple(tensors), ""), 2, x.cumsum(0))
