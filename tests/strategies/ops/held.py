@@ -64,6 +64,6 @@ def for_each_line_case(cases: Sequence[tuple[Sample, Sequence[str]]]) -> pytest.
 
 
 def for_each_tempting_case(cases: Sequence[tuple[object, ...]]) -> pytest.MarkDecorator:
-    """Runs a test with `one`, `text`, `because` and maybe `ranks`, the arguments of `assert_tempting`; a case begins with its name."""
+    """Runs a test with the arguments of `assert_tempting` but for the rules; a case begins with its name."""
     names = ("one", "text", "because", "ranks")[: len(cases[0]) - 1]
     return pytest.mark.parametrize(names, [case[1:] for case in cases], ids=[case[0] for case in cases])

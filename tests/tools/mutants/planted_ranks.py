@@ -45,7 +45,7 @@ MEETINGS = (
     bug("localtensor/threads/simulation::Simulation._deliver_message", "if send.part.tensors != recv.part.tensors:",
         "if len(send.part.tensors) != len(recv.part.tensors):",
         "a receive of another dtype than what is sent is no error, and its buffer is never right",
-        "tests/localtensor/collectives/test_rendezvous_mailbox.py"),
+        "tests/localtensor/collectives/test_rendezvous.py"),
     bug("localtensor/threads/dist_patches::_declare_group", 'key = f"{world.epoch}/{name}"', "key = name",
         "who destroys the default group and makes it again with other subgroups is told that ranks disagree"),
     bug("localtensor/threads/store::RankStore.set",

@@ -75,7 +75,6 @@ def step_hook(*args):
     pass
 
 
-PO = torch._tensor_str.PRINT_OPTS
 FS = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
 EXT = importlib.import_module("torch.distributed.fsdp._fsdp_extensions")
 SHARD = importlib.import_module("torch.distributed._shard.api")

@@ -164,7 +164,7 @@ def test_what_is_no_refusal_goes_on_to_the_caller_and_nothing_is_written(error, 
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"json": Path("folder")}, "--json: folder: this is a folder. Name a file."),
-    ({"json": Path("none/r.json")}, "--json: none/r.json: its folder is not there. Make the folder first, or name another."),
+    ({"json": Path("no/r.json")}, "--json: no/r.json: its folder is not there. Make the folder first, or name another."),
     ({"repro": Path("file")}, "--repro: file: this is a file. Name a folder; it is made if it is not there."),
     ({"repro": Path("file/a/b")}, "--repro: file/a/b: {here}/file takes no files. Name a folder below one of yours."),
 ], ids=["json onto a folder", "json into a missing folder", "repro onto a file", "repro below a file"])  # fmt: skip
