@@ -171,7 +171,7 @@ def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp
             edits.commit(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / name / "sub"))
     with users.undone():
-        edits.user_modules.load(f"{name}.rules", str(tmp_path))
+        edits.user_modules.load_rules(f"{name}.rules", str(tmp_path))
         ops = [f"{name}.scale.default", f"{name}.shift.default"]
         assert select_changed("HEAD", tmp_path, f"{name}.rules", ops).choices == ()
         (tmp_path / name / "sub/wide.py").write_text("WIDE = 2\n")
