@@ -135,7 +135,7 @@ for line in json.loads(sys.argv[1]):
     out, code = io.StringIO(), None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            cli.app(args=words if words[0] == "run" else cli.spread(words))
+            cli.app(args=words if words[0] == "run" else cli.repeat_options(words))
         except SystemExit as end:
             code = end.code
     told[line] = (code or 0, out.getvalue())

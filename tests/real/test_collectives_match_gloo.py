@@ -165,68 +165,48 @@ LISTS, SIZE, SPLITS = "Incorrect input list size", "invalid tensor size at index
 BOTH_REFUSE = {
     "an average of integers": (Call("reduce", [t(1, dtype=I64)] * 2, {"root": 0, "op": "avg"}), "result type Float"),
     "a product of complex numbers": (
-        Call("reduce", [t(1, dtype=C64)] * 2, {"root": 0, "op": "product"}), "reduce does not support",
-    ),
+        Call("reduce", [t(1, dtype=C64)] * 2, {"root": 0, "op": "product"}), "reduce does not support"),
     "a bitwise reduce_scatter_tensor of floats": (
-        Call("reduce_scatter_tensor", [X, Y], {"op": "band"}, into=[X[:2]] * 2), "BAND with non-integral dtype",
-    ),
+        Call("reduce_scatter_tensor", [X, Y], {"op": "band"}, into=[X[:2]] * 2), "BAND with non-integral dtype"),
     "a root of broadcast outside": (Call("broadcast", [X, Y], {"root": 2}), "broadcast: invalid root rank: 2"),
     "a negative root": (Call("broadcast", [X, Y], {"root": -1}), "broadcast: invalid root rank: -1"),
     "a root of reduce outside": (Call("reduce", [X, Y], {"root": 2}), "reduce: invalid root rank: 2"),
     "a root of gather outside": (Call("gather", [X, Y], {"root": 2}, into=[[], []]), "gather: invalid root rank: 2"),
     "a root of scatter outside": (Call("scatter", [[], []], {"root": 2}, into=[X, X]), "scatter: invalid root rank: 2"),
-    "five rows over two ranks": (
-        Call("reduce_scatter_tensor", [count(5), count(5)], into=[count(2), count(2)]),
-        "outputShape[0] * worldSize == inputShape[0]",
-    ),
+    "five rows over two ranks": (Call("reduce_scatter_tensor", [count(5), count(5)], into=[count(2), count(2)]),
+        "outputShape[0] * worldSize == inputShape[0]"),
     "three columns over two ranks": (
-        Call("shard_dim_alltoall", [count(2, 3)] * 2, {"gather_dim": 0, "shard_dim": 1}), "invalid for input of size",
-    ),
+        Call("shard_dim_alltoall", [count(2, 3)] * 2, {"gather_dim": 0, "shard_dim": 1}), "invalid for input of size"),
     "five rows to functional all_to_all_single": (
-        Call("all_to_all_single", [count(5), count(5)], program="functional_all_to_all_single"), SPLITS,
-    ),
-    "all_gather of uneven shapes": (
-        Call("all_gather", [count(3), count(2)], into=[[count(3), count(2)]] * 2), SIZE,
-    ),
+        Call("all_to_all_single", [count(5), count(5)], program="functional_all_to_all_single"), SPLITS),
+    "all_gather of uneven shapes": (Call("all_gather", [count(3), count(2)], into=[[count(3), count(2)]] * 2), SIZE),
     "all_gather_into_tensor of uneven shapes": (
-        Call("all_gather_into_tensor", [count(3), count(2)], into=[count(5)] * 2), SIZE,
-    ),
+        Call("all_gather_into_tensor", [count(3), count(2)], into=[count(5)] * 2), SIZE),
     "all_gather_into_tensor of scalars": (
-        Call("all_gather_into_tensor", [torch.tensor(1.0)] * 2, into=[count(2)] * 2), "invalid tensor size at index 0",
-    ),
+        Call("all_gather_into_tensor", [torch.tensor(1.0)] * 2, into=[count(2)] * 2), "invalid tensor size at index 0"),
     "all_gather along no dim": (Call("all_gather_into_tensor", [X, Y], {"dim": 2}), "Dimension out of range"),
     "gather of uneven shapes": (
-        Call("gather", [count(3), count(2)], {"root": 0}, into=[[count(3), count(2)], []]), SIZE,
-    ),
-    "scatter of uneven shapes": (
-        Call("scatter", [[count(3), count(2)], []], {"root": 0}, into=[count(3), count(2)]),
-        SIZE,
-    ),
+        Call("gather", [count(3), count(2)], {"root": 0}, into=[[count(3), count(2)], []]), SIZE),
+    "scatter of uneven shapes": (Call("scatter", [[count(3), count(2)], []], {"root": 0}, into=[count(3), count(2)]),
+        SIZE),
     "scatter of two dtypes": (
-        Call("scatter", [[t(1), t(1, dtype=F64)], []], {"root": 0}, into=[t(0), t(0, dtype=F64)]), "different dtypes",
-    ),
+        Call("scatter", [[t(1), t(1, dtype=F64)], []], {"root": 0}, into=[t(0), t(0, dtype=F64)]), "different dtypes"),
     "scatter of too few": (Call("scatter", [[X], []], {"root": 0}, into=[X, X]), LISTS),
     "scatter of too many": (Call("scatter", [[X, X, X], []], {"root": 0}, into=[X, X]), LISTS),
     "scatter from who is not the root": (
-        Call("scatter", [[X, X], [X, X]], {"root": 0}, into=[X, X]), "must NOT be specified on non-source ranks",
-    ),
+        Call("scatter", [[X, X], [X, X]], {"root": 0}, into=[X, X]), "must NOT be specified on non-source ranks"),
     "reduce_scatter of too few": (Call("reduce_scatter", [[X], [X]], into=[X, X]), "invalid input tensor list size"),
     "all_to_all of too few": (Call("all_to_all", [[X], [X]]), "list size 1 does not match world size 2"),
     "all_to_all of two dtypes": (Call("all_to_all", [[t(1), t(1, dtype=F64)]] * 2), "different dtypes"),
     "all_to_all_single across memory": (Call("all_to_all_single", [GAPS, GAPS]), "Tensors must be contiguous"),
     "sends across memory": (
-        Call("send_recv", [GAPS, GAPS], {"pairs": [(0, 1)]}, into=[GAPS.contiguous()] * 2), "has to be contiguous",
-    ),
-    "split sizes that do not add up": (
-        Call("all_to_all_single", [X, Y], {"input_splits": [[1, 2], [1, 2]]}), SPLITS,
-    ),
+        Call("send_recv", [GAPS, GAPS], {"pairs": [(0, 1)]}, into=[GAPS.contiguous()] * 2), "has to be contiguous"),
+    "split sizes that do not add up": (Call("all_to_all_single", [X, Y], {"input_splits": [[1, 2], [1, 2]]}), SPLITS),
     "too few split sizes": (
-        Call("all_to_all_single", [X, Y], {"input_splits": [[4], [4]]}), "Number of tensor splits not equal",
-    ),
+        Call("all_to_all_single", [X, Y], {"input_splits": [[4], [4]]}), "Number of tensor splits not equal"),
     "split sizes that disagree": (
         Call("all_to_all_single", [X, Y], {"input_splits": [[1, 3], [1, 3]], "output_splits": [[3, 1], [1, 3]]}),
-        "inLengthPerRank[myRank] == outLengthPerRank[myRank]",
-    ),
+        "inLengthPerRank[myRank] == outLengthPerRank[myRank]"),
     "a rank that sends to itself": (Call("send_recv", [X, Y], {"pairs": [(0, 0), (1, 1)]}), "state_ >= CONNECTED"),
     "a destination that is no rank": (Call("permute", [t(1), t(2)], {"destinations": [1, 2]}), "index out of range"),
     "a coalesced call of two dtypes": (Call("all_reduce_coalesced", [[X, X.to(I64)]] * 2), "different dtypes"),
@@ -281,8 +261,7 @@ WE_REFUSE_MORE = {
     "five rows to all_to_all_single": Stricter(
         Call("all_to_all_single", [count(5), count(5)]), "answers", "c10d cuts the middle row in half, byte for byte"
     ),
-    "all_to_all_single of other rows": Stricter(
-        Call("all_to_all_single", [count(2, 3), count(2, 2)]), "dies", TORN
+    "all_to_all_single of other rows": Stricter(Call("all_to_all_single", [count(2, 3), count(2, 2)]), "dies", TORN
     ),
     "a negative dim": Stricter(
         Call("shard_dim_alltoall", [X, Y], {"gather_dim": -2, "shard_dim": -1}), "dies", "torch does not wrap it"
@@ -290,8 +269,7 @@ WE_REFUSE_MORE = {
     "a negative dim to join": Stricter(
         Call("all_gather_into_tensor", [X, Y], {"dim": -1}), "answers", "as in shard_dim_alltoall: callers count first"
     ),
-    "sends into a longer tensor": Stricter(
-        Call("send_recv", [count(3), count(4)], {"pairs": [(0, 1)]}), "answers", TORN
+    "sends into a longer tensor": Stricter(Call("send_recv", [count(3), count(4)], {"pairs": [(0, 1)]}), "answers", TORN
     ),
     "sends into another dtype": Stricter(
         Call("send_recv", [t(1), t(0, dtype=I32)], {"pairs": [(0, 1)]}), "answers", BITS
@@ -301,13 +279,11 @@ WE_REFUSE_MORE = {
     ),
     "negative split sizes": Stricter(
         Call("all_to_all_single", [X, Y], {"input_splits": [[-1, 5], [2, 2]], "output_splits": [[-1, 2], [5, 2]]}),
-        "breaks", "gloo reads or writes outside of the tensor",
-    ),
+        "breaks", "gloo reads or writes outside of the tensor"),
     "two destinations that are one": Stricter(
         Call("permute", [t(1), t(2)], {"destinations": [0, 0]}), "answers", "one rank gets both tensors, the other none"
     ),
-    "coalesced lists of different lengths": Stricter(
-        Call("all_reduce_coalesced", [[X], [X, X]]), "dies", TORN
+    "coalesced lists of different lengths": Stricter(Call("all_reduce_coalesced", [[X], [X, X]]), "dies", TORN
     ),
     "scatter across memory": Stricter(
         Call("scatter", [[GAPS, GAPS], []], {"root": 0}, into=[count(2, 2)] * 2), "answers", "gloo sends another order"

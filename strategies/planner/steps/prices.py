@@ -4,7 +4,7 @@ Prices are integers; `plan.PICO` says why. `TorchPrice` is torch's cost of a red
 cheapest by torch's own count. Its constants are those of `torch.distributed.tensor._collective_utils` (read on 2.13):
 rings, 87.7 GiB/s and 0.6 us a hop along axes whose groups stay within a host, 0.22 of that bandwidth and 2.7 us a hop
 along others, 6.6 us of base latency. The only size that it uses is `Move.even`. It is computed here bit for bit as in
-torch, but needs neither mesh nor group; `tests/strategies/planner/steps/test_prices_torch_price.py` compares it with
+torch, but needs neither mesh nor group; `tests/strategies/planner/steps/test_prices.py` compares it with
 torch and names the parts.
 
 | step                        | microseconds by torch; b is the bytes of a rank's piece before, p the ranks                 |

@@ -28,7 +28,7 @@ reads them: our validator, and DTensor's decompositions.
 | _op_schema.OpSchema, OpSpec, OpStrategy, TupleStrategy, RuntimeSchemaInfo       | 2.11 - 2.15 | 2.13   |
 | _ops.utils.generate_redistribute_costs                                          | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/propagation/overlay/test_context_strategies.py` checks each part by name.
+`tests/strategies/propagation/overlay/test_context_findings.py` checks each part by name.
 """
 
 from __future__ import annotations

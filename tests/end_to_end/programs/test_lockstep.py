@@ -67,20 +67,13 @@ EQUAL = {
     "logits cut by row": (tensor_parallel_programs.cross_entropy, (4,), "sum", 0, 5, 3),
     "logits cut by row, mean": (tensor_parallel_programs.cross_entropy, (4,), "mean", 0, 8, 3),
     "walks on a row": (
-        redistributions.walks, (4,), tuple(((5, 3), dtype, every_pair(ROW)) for dtype in (F64, C64, BF16, torch.bool)),
-    ),
-    "walks on a grid": (
-        redistributions.walks, (2, 2),
-        tuple((*case, every_pair(GRID)) for case in product([(8, 4), (5, 3), (1, 7)], [F32, C64])),
-    ),
-    "strided walks": (
-        redistributions.walks, (2, 2),
-        tuple((shape, F64, (STRIDED, end, STRIDED)) for shape, end in product([(8, 4), (5, 3)], GRID)),
-    ),
-    "there and back": (
-        redistributions.there_and_back, (2, 2),
-        tuple(((8, 4), F64, path) for path in [("S(0), S(1)", "R, R", "S(1), S(0)"), (STRIDED, "S(0), S(0)")]),
-    ),
+        redistributions.walks, (4,), tuple(((5, 3), dtype, every_pair(ROW)) for dtype in (F64, C64, BF16, torch.bool))),
+    "walks on a grid": (redistributions.walks, (2, 2),
+        tuple((*case, every_pair(GRID)) for case in product([(8, 4), (5, 3), (1, 7)], [F32, C64]))),
+    "strided walks": (redistributions.walks, (2, 2),
+        tuple((shape, F64, (STRIDED, end, STRIDED)) for shape, end in product([(8, 4), (5, 3)], GRID))),
+    "there and back": (redistributions.there_and_back, (2, 2),
+        tuple(((8, 4), F64, path) for path in [("S(0), S(1)", "R, R", "S(1), S(0)"), (STRIDED, "S(0), S(0)")])),
     "draws of what all have": (random_programs.draws, None, [1, 2, 3, 4]),
     "kaiming of rows": (random_programs.kaiming, 0),
     "kaiming of columns": (random_programs.kaiming, 1),

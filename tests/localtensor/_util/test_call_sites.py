@@ -12,7 +12,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor._util.call_sites import in_debugger, place_of_frame, user_lines
+from localtensor._util.call_sites import in_debugger, place_of_error, place_of_frame, user_lines
+from localtensor._util.events import Place
 from localtensor.errors import KindMismatch
 
 
@@ -136,3 +137,32 @@ def test_a_call_that_is_made_while_cleaning_up_says_after_what():
     line = next(line for line in str(told.value).splitlines() if line.startswith("  rank 1: barrier"))
     assert re.search(r", while handling ValueError: boom at test_call_sites.py:\d+ in cleans_up_with_a_barrier$", line)
     assert "handling" not in next(line for line in str(told.value).splitlines() if line.startswith("  rank 0:"))
+
+
+def fails():
+    pytest.fail("by hand")
+
+
+def test_the_line_is_the_test_s_own_and_not_one_of_pytest():
+    with pytest.raises(pytest.fail.Exception) as caught:
+        fails()
+    assert place_of_error(caught.value) == Place(__file__, fails.__code__.co_firstlineno + 1, "fails")
+
+
+def test_the_line_is_the_innermost_of_several():
+    def outer():
+        middle()
+
+    def middle():
+        inner()
+
+    def inner():
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here") as caught:
+        outer()
+    assert place_of_error(caught.value) == Place(__file__, inner.__code__.co_firstlineno + 1, "inner")
+
+
+def test_an_exception_that_was_never_raised_came_from_nowhere():
+    assert place_of_error(ValueError("made only")) is None

@@ -46,10 +46,8 @@ def rank():
 
 
 DIFFER = {
-    "a tensor": (
-        lambda: torch.tensor([1.0, 2.0 + rank() % 2]),
-        "value: f32[2] [1.0, 3.0] on rank 1, f32[2] [1.0, 2.0] on ranks 0, 2: ",
-    ),
+    "a tensor": (lambda: torch.tensor([1.0, 2.0 + rank() % 2]),
+        "value: f32[2] [1.0, 3.0] on rank 1, f32[2] [1.0, 2.0] on ranks 0, 2: "),
     "in a container": (lambda: {"a": [0, torch.tensor(rank() % 2)]}, "value['a'][1]"),
     "a dtype": (lambda: torch.zeros(1, dtype=torch.float64 if rank() % 2 else torch.float32), "f64[1] [0.0]"),
     "a shape": (lambda: torch.zeros(1 + rank() % 2), "f32[2] [0.0, 0.0]"),
@@ -61,12 +59,10 @@ DIFFER = {
     "a number": (lambda: rank() % 2, "value"),
     "an array": (lambda: np.arange(2) + rank() % 2, "value: array([1, 2]) on rank 1, array([0, 1]) on ranks 0, 2"),
     "the shape of an array": (lambda: np.zeros(1 + rank() % 2), "value"),
-    "a sparse tensor": (
-        lambda: torch.diag(torch.ones(2) + rank() % 2).to_sparse(sparse_dim=2),
-        "in 2 of 4 elements, by up to 1",
-    ),
+    "a sparse tensor": (lambda: torch.diag(torch.ones(2) + rank() % 2).to_sparse(sparse_dim=2),
+        "in 2 of 4 elements, by up to 1"),
     "eight bits": (lambda: torch.ones(1).mul(1 + rank() % 2).to(torch.float8_e4m3fn), "by up to 1"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DIFFER)

@@ -32,14 +32,12 @@ class Case:
 
 
 CASES = {
-    "layout": Case(
-        errors.LayoutMismatch(three(tensors=(("f32[3,2]",), ("f32[3,2] strides (1, 3)",)))),
+    "layout": Case(errors.LayoutMismatch(three(tensors=(("f32[3,2]",), ("f32[3,2] strides (1, 3)",)))),
         "all_reduce #4 in group 0: tensor: strides (1, 3) on rank 1, contiguous on ranks 0, 2: the ranks of a group must "
         "lay their elements out in one order. Pass x.contiguous() on every rank, and copy the result back.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: all_reduce #4 of f32[3,2] strides (1, 3) on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: all_reduce #4 of f32[3,2] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
+        "  ranks 0, 2: all_reduce #4 of f32[3,2] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
     "kind": Case(
         errors.KindMismatch([call(0), call(1, kind="broadcast", root=0, place=THERE), call(2)], [call(0, number=3)]),
         "call #4 in group 0: call: broadcast on rank 1, all_reduce on ranks 0, 2: the ranks of a group must call "
@@ -49,63 +47,49 @@ CASES = {
         "  rank 1: broadcast #4 of f32[8] on cpu, root=0, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
         "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f\n"
         "Last collectives:\n"
-        "  rank 0: all_reduce #3 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "shape": Case(
-        errors.ShapeMismatch(three(op=("sum", "sum"), tensors=(("f32[8]",), ("f32[4]",)))),
+        "  rank 0: all_reduce #3 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "shape": Case(errors.ShapeMismatch(three(op=("sum", "sum"), tensors=(("f32[8]",), ("f32[4]",)))),
         "all_reduce #4 in group 0: tensor: [4] on rank 1, [8] on ranks 0, 2: the ranks of a group must bring one "
         "shape. Pad each tensor to [8], with what changes no result: 0 for a sum, 1 for a product.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: all_reduce #4 of f32[4] on cpu, op=sum, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, op=sum, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "dtype": Case(
-        errors.DtypeMismatch(three(tensors=(("f32[8]",), ("f16[8]",)))),
+        "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, op=sum, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "dtype": Case(errors.DtypeMismatch(three(tensors=(("f32[8]",), ("f16[8]",)))),
         "all_reduce #4 in group 0: tensor: f16 on rank 1, f32 on ranks 0, 2: the ranks of a group must bring one "
         "dtype. Convert to f32, as most ranks do, with x.to(...) before the call; see what autocast or a default "
         "dtype does on each rank.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: all_reduce #4 of f16[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "dtype of two ranks": Case(
-        errors.DtypeMismatch([call(0, place=None), call(1, tensors=("f16[8]",), place=THERE)]),
+        "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "dtype of two ranks": Case(errors.DtypeMismatch([call(0, place=None), call(1, tensors=("f16[8]",), place=THERE)]),
         "all_reduce #4 in group 0: tensor: f32 on rank 0, f16 on rank 1: the ranks of a group must bring one "
         "dtype. Convert to one dtype with x.to(...) before the call; see what autocast or a default dtype does "
         "on each rank.\n"
         "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2)\n"
         "  rank 1: all_reduce #4 of f16[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in f",
         places=(THERE,),
-        ranks=(0, 1),
-    ),
-    "device": Case(
-        errors.DeviceMismatch(three(device=("cuda:0", "cpu"))),
+        ranks=(0, 1)),
+    "device": Case(errors.DeviceMismatch(three(device=("cuda:0", "cpu"))),
         "all_reduce #4 in group 0: device: cpu on rank 1, cuda:0 on ranks 0, 2: the tensors of one collective "
         "lie on one kind of device, which one backend serves. Move the tensors to one kind of device before the "
         "call, as x.to('cpu') or x.cuda() does.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: all_reduce #4 of f32[8] on cuda:0, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "op": Case(
-        errors.ReduceOpMismatch(three(op=("sum", "max"))),
+        "  ranks 0, 2: all_reduce #4 of f32[8] on cuda:0, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "op": Case(errors.ReduceOpMismatch(three(op=("sum", "max"))),
         "all_reduce #4 in group 0: op: max on rank 1, sum on ranks 0, 2: the ranks of a group must reduce by the "
         "same operation. Pass the same ReduceOp on every rank; where it is left out, it is SUM.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: all_reduce #4 of f32[8] on cpu, op=max, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, op=sum, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "root": Case(
-        errors.RootMismatch(three("broadcast", root=(0, 2))),
+        "  ranks 0, 2: all_reduce #4 of f32[8] on cpu, op=sum, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "root": Case(errors.RootMismatch(three("broadcast", root=(0, 2))),
         "broadcast #4 in group 0: root: root 2 on rank 1, root 0 on ranks 0, 2: the ranks of a group must name "
         "the same root. Name one root: src= and dst= count in the whole world, group_src= and group_dst= within "
         "the group.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: broadcast #4 of f32[8] on cpu, root=2, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: broadcast #4 of f32[8] on cpu, root=0, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "splits": Case(
-        errors.SplitMismatch([
+        "  ranks 0, 2: broadcast #4 of f32[8] on cpu, root=0, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "splits": Case(errors.SplitMismatch([
             call(0, kind="all_to_all_single", group=(0, 1), input_splits=(1, 3), output_splits=(1, 1)),
             call(1, kind="all_to_all_single", group=(0, 1), input_splits=(1, 1), output_splits=(2, 1), place=THERE),
         ]),
@@ -118,29 +102,23 @@ CASES = {
         "  rank 1: all_to_all_single #4 of f32[8] on cpu, input_splits=(1, 1), output_splits=(2, 1), in group 0 "
         "(ranks 0, 1), at a.py:9 in f",
         places=(HERE, THERE),
-        ranks=(0, 1),
-    ),
-    "length": Case(
-        errors.LengthMismatch(three(tensors=(("f32[8]", "f32[2]"), ("f32[8]",)))),
+        ranks=(0, 1)),
+    "length": Case(errors.LengthMismatch(three(tensors=(("f32[8]", "f32[2]"), ("f32[8]",)))),
         "all_reduce #4 in group 0: tensors: 1 tensor on rank 1, 2 tensors on ranks 0, 2: each tensor needs its "
         "partner on every rank. Bring as many on every rank: zeros where one has nothing to add, as for a "
         "parameter without gradient.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
-        "  ranks 0, 2: all_reduce #4 of f32[8], f32[2] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "group": Case(
-        errors.GroupMismatch("3", {0: (0, 1), 1: (0, 2), 2: (0, 1)}, {0: HERE, 1: THERE}),
+        "  ranks 0, 2: all_reduce #4 of f32[8], f32[2] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "group": Case(errors.GroupMismatch("3", {0: (0, 1), 1: (0, 2), 2: (0, 1)}, {0: HERE, 1: THERE}),
         "new_group: ranks: [0, 2] on rank 1, [0, 1] on ranks 0, 2: process group 3 must have the same members on "
         "every rank. Make all process groups on every rank, in the same order, also those that the rank is no "
         "member of.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: group 3 of [0, 2] at a.py:9 in f\n"
         "  rank 0: group 3 of [0, 1] at a.py:3 in f\n"
-        "  rank 2: group 3 of [0, 1]",
-    ),
-    "message": Case(
-        errors.MessageMismatch(
+        "  rank 2: group 3 of [0, 1]"),
+    "message": Case(errors.MessageMismatch(
             call(0, kind="send", peer=1, tag=2, number=0, place=HERE),
             call(1, kind="recv", peer=0, tag=2, number=0, tensors=("f16[4]",), place=THERE),
         ),
@@ -150,8 +128,7 @@ CASES = {
         "  rank 0: send #0 of f32[8] on cpu, peer=1, tag=2, in group 0 (ranks 0, 1, 2), at a.py:3 in f\n"
         "  rank 1: recv #0 of f16[4] on cpu, peer=0, tag=2, in group 0 (ranks 0, 1, 2), at a.py:9 in f",
         places=(HERE, THERE),
-        ranks=(0, 1),
-    ),
+        ranks=(0, 1)),
     "any other": Case(
         errors.CollectiveMismatch([call(0), call(1, kind="barrier", tensors=(), device=None, place=THERE)]),
         "all_reduce #4 in group 0: call: all_reduce #4 in group 0 on rank 0, barrier #4 in group 0 on rank 1: "
@@ -159,8 +136,7 @@ CASES = {
         "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f\n"
         "  rank 1: barrier #4, in group 0 (ranks 0, 1, 2), at a.py:9 in f",
         places=(HERE, THERE),
-        ranks=(0, 1),
-    ),
+        ranks=(0, 1)),
 }  # fmt: skip
 
 

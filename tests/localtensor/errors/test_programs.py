@@ -29,27 +29,22 @@ class Case:
 
 
 CASES = {
-    "early return": Case(
-        errors.EarlyReturn([Wait(0, (1,), call(0)), Wait(2, (1,), call(2))], {1: THERE}),
+    "early return": Case(errors.EarlyReturn([Wait(0, (1,), call(0)), Wait(2, (1,), call(2))], {1: THERE}),
         "run: fn: rank 1 returned while ranks 0, 2 wait for it: a rank must take part in every collective that "
         "its groups call. Look for a return, a break or a branch that depends on the rank, and make the call on "
         "every rank.\n"
         "  rank 1 returned, last seen at a.py:9 in g\n"
         "  ranks 0, 2 wait for rank 1 in all_reduce #4 in group 0 at a.py:3 in f",
         places=(THERE, HERE),
-        ranks=(1, 0, 2),
-    ),
-    "early return of ranks never seen": Case(
-        errors.EarlyReturn([Wait(0, (1, 2), call(0))], {1: None, 2: None}),
+        ranks=(1, 0, 2)),
+    "early return of ranks never seen": Case(errors.EarlyReturn([Wait(0, (1, 2), call(0))], {1: None, 2: None}),
         "run: fn: ranks 1, 2 returned while rank 0 waits for them: a rank must take part in every collective "
         "that its groups call. Look for a return, a break or a branch that depends on the rank, and make the "
         "call on every rank.\n"
         "  ranks 1, 2 returned, last seen in no call\n"
         "  rank 0 waits for ranks 1, 2 in all_reduce #4 in group 0 at a.py:3 in f",
-        ranks=(1, 2, 0),
-    ),
-    "deadlock": Case(
-        errors.Deadlock([
+        ranks=(1, 2, 0)),
+    "deadlock": Case(errors.Deadlock([
             Wait(2, (0, 1), call(2)),
             Wait(1, (0,), message(1, "recv", 0, place=THERE)),
             Wait(0, (1,), message(0, "recv", 1, place=THERE)),
@@ -60,62 +55,46 @@ CASES = {
         "  rank 1 waits for rank 0 in recv #0 from 0 at a.py:9 in g\n"
         "  rank 2 waits for ranks 0, 1 in all_reduce #4 in group 0 at a.py:3 in f",
         places=(THERE, HERE),
-        ranks=(0, 1, 2),
-    ),
-    "deadlock without a circle": Case(
-        errors.Deadlock([Wait(0, (5,), message(0, "recv", 5, tag=7))]),
+        ranks=(0, 1, 2)),
+    "deadlock without a circle": Case(errors.Deadlock([Wait(0, (5,), message(0, "recv", 5, tag=7))]),
         "run: fn: rank 0 waits: no rank can go on. Let the ranks that are waited for make the call too.\n"
-        "  rank 0 waits for rank 5 in recv #0 from 5 with tag 7 at a.py:3 in f",
-    ),
-    "not waited": Case(
-        errors.WorkNotWaited([call(0), call(1)]),
+        "  rank 0 waits for rank 5 in recv #0 from 5 with tag 7 at a.py:3 in f"),
+    "not waited": Case(errors.WorkNotWaited([call(0), call(1)]),
         "all_reduce #4 in group 0: async_op: not waited for on ranks 0, 1: the function returned while its "
         "output may still be on the way. Keep the Work that the call returns, and call its wait() before the "
         "output is read.\n"
         "  ranks 0, 1: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-        ranks=(0, 1),
-    ),
-    "not waited, several": Case(
-        errors.WorkNotWaited([call(0), call(0, number=5, place=THERE)]),
+        ranks=(0, 1)),
+    "not waited, several": Case(errors.WorkNotWaited([call(0), call(0, number=5, place=THERE)]),
         "all_reduce #4 in group 0 and others: async_op: not waited for on rank 0: the function returned while "
         "its output may still be on the way. Keep the Work that the call returns, and call its wait() before the "
         "output is read.\n"
         "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f\n"
         "  rank 0: all_reduce #5 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in g",
-        places=(HERE, THERE),
-    ),
-    "read": Case(
-        errors.ReadBeforeWait(call(0), "aten.add.Tensor", THERE),
+        places=(HERE, THERE)),
+    "read": Case(errors.ReadBeforeWait(call(0), "aten.add.Tensor", THERE),
         "all_reduce #4 in group 0: output: read by aten.add.Tensor on rank 0 at a.py:9 in g: until wait() it may "
         "hold the old numbers, the new ones or some of both. Call wait() on the Work that the call returned "
         "before this line.\n"
         "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-        places=(THERE, HERE),
-    ),
-    "read, nobody knows where": Case(
-        errors.ReadBeforeWait(call(0), "aten.add.Tensor", None),
+        places=(THERE, HERE)),
+    "read, nobody knows where": Case(errors.ReadBeforeWait(call(0), "aten.add.Tensor", None),
         "all_reduce #4 in group 0: output: read by aten.add.Tensor on rank 0: until wait() it may hold the old "
         "numbers, the new ones or some of both. Call wait() on the Work that the call returned before this line.\n"
-        "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-    ),
-    "written": Case(
-        errors.BufferReused(call(0), "aten.add_.Tensor", THERE),
+        "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f"),
+    "written": Case(errors.BufferReused(call(0), "aten.add_.Tensor", THERE),
         "all_reduce #4 in group 0: buffer: written by aten.add_.Tensor on rank 0 at a.py:9 in g: until wait() "
         "the collective may still read it, or write to it. Call wait() before the tensor is written, or pass the "
         "call a clone.\n"
         "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-        places=(THERE, HERE),
-    ),
-    "found changed": Case(
-        errors.BufferReused(call(0), None, THERE),
+        places=(THERE, HERE)),
+    "found changed": Case(errors.BufferReused(call(0), None, THERE),
         "all_reduce #4 in group 0: buffer: found changed on rank 0 at its wait at a.py:9 in g: until wait() the "
         "collective may still read it, or write to it. Call wait() before the tensor is written, or pass the "
         "call a clone.\n"
         "  rank 0: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-        places=(THERE, HERE),
-    ),
-    "messages": Case(
-        errors.MessagesLeftOver([message(0, "send", 1, tag=2), message(1, "recv", 0, tag=3, place=THERE)]),
+        places=(THERE, HERE)),
+    "messages": Case(errors.MessagesLeftOver([message(0, "send", 1, tag=2), message(1, "recv", 0, tag=3, place=THERE)]),
         "send #0 to 1 with tag 2 and others: peer: never met on ranks 0, 1: a send meets the recv of the rank "
         "that it names, in the same group and with the same tag. Make the other half of each call on the rank "
         "that it names, or leave the call out.\n"
@@ -123,44 +102,34 @@ CASES = {
         "  rank 1: recv #0 of f32[8] on cpu, peer=0, tag=3, in group 0 (ranks 0, 1, 2), at a.py:9 in g\n"
         "  rank 0's send and rank 1's recv differ in their tags 2 and 3",
         places=(HERE, THERE),
-        ranks=(0, 1),
-    ),
-    "groups": Case(
-        errors.GroupsLeftOver({"1": (0, 1), "2": (0, 1, 2, 3)}, [0, 1], {"2": THERE}),
+        ranks=(0, 1)),
+    "groups": Case(errors.GroupsLeftOver({"1": (0, 1), "2": (0, 1, 2, 3)}, [0, 1], {"2": THERE}),
         "new_group: group: groups 1, 2 on ranks 0, 1: made by the function, and still there when it returned. "
         "Call torch.distributed.destroy_process_group(group) on each rank that made it.\n"
         "  group 1 of ranks 0, 1\n"
         "  group 2 of ranks 0-3 at a.py:9 in g",
         places=(THERE,),
-        ranks=(0, 1),
-    ),
-    "one group": Case(
-        errors.GroupsLeftOver({"1": (0, 1)}, [0], {"1": HERE}),
+        ranks=(0, 1)),
+    "one group": Case(errors.GroupsLeftOver({"1": (0, 1)}, [0], {"1": HERE}),
         "new_group: group: group 1 on rank 0: made by the function, and still there when it returned. Call "
         "torch.distributed.destroy_process_group(group) on each rank that made it.\n"
-        "  group 1 of ranks 0, 1 at a.py:3 in f",
-    ),
-    "disagree": Case(
-        errors.RanksDisagree("loss", {0: "1.0", 1: "2.0", 2: "1.0"}, {0: HERE, 1: THERE, 2: HERE}),
+        "  group 1 of ranks 0, 1 at a.py:3 in f"),
+    "disagree": Case(errors.RanksDisagree("loss", {0: "1.0", 1: "2.0", 2: "1.0"}, {0: HERE, 1: THERE, 2: HERE}),
         "assert_same_on_all_ranks: loss: 2.0 on rank 1, 1.0 on ranks 0, 2: the ranks disagree. Compute it from "
         "what all ranks share: the same seed, the same input, or a broadcast from one rank.\n"
         "Likely culprit: rank 1; ranks 0, 2 agree.\n"
         "  rank 1: 2.0 at a.py:9 in g\n"
         "  ranks 0, 2: 1.0 at a.py:3 in f",
         places=(THERE, HERE),
-        ranks=(1, 0, 2),
-    ),
-    "disagree, and how": Case(
-        errors.RanksDisagree("loss", {0: "1.0", 1: "2.0"}, {}, "first at [3]"),
+        ranks=(1, 0, 2)),
+    "disagree, and how": Case(errors.RanksDisagree("loss", {0: "1.0", 1: "2.0"}, {}, "first at [3]"),
         "assert_same_on_all_ranks: loss: 1.0 on rank 0, 2.0 on rank 1: the ranks disagree, first at [3]. Compute "
         "it from what all ranks share: the same seed, the same input, or a broadcast from one rank.\n"
         "  rank 0: 1.0\n"
         "  rank 1: 2.0",
         places=(),
-        ranks=(0, 1),
-    ),
-    "raised": Case(
-        errors.RankRaised(
+        ranks=(0, 1)),
+    "raised": Case(errors.RankRaised(
             [Raised(2, "ValueError", "boom", "tb"), Raised(3, "KeyError", "'a'", "tb"), Raised(1, "KeyError", "'a'", "tb")],
             [Wait(0, (1, 2), call(0))],
             {2: THERE},
@@ -170,15 +139,12 @@ CASES = {
         "  ranks 1, 3: KeyError: 'a'\n"
         "  rank 0 waits for ranks 1, 2 in all_reduce #4 in group 0 at a.py:3 in f",
         places=(THERE, HERE),
-        ranks=(2, 1, 3, 0),
-    ),
-    "failed": Case(
-        errors.CollectiveFailed([call(0), call(1)], "all_reduce: op: 'max' of c64: no such. Pass x.abs()."),
+        ranks=(2, 1, 3, 0)),
+    "failed": Case(errors.CollectiveFailed([call(0), call(1)], "all_reduce: op: 'max' of c64: no such. Pass x.abs()."),
         "all_reduce #4 in group 0: tensors: of ranks 0, 1: all ranks have arrived, and what they bring is "
         "refused. all_reduce: op: 'max' of c64: no such. Pass x.abs().\n"
         "  ranks 0, 1: all_reduce #4 of f32[8] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
-        ranks=(0, 1),
-    ),
+        ranks=(0, 1)),
 }  # fmt: skip
 
 

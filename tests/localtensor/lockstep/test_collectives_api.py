@@ -96,40 +96,27 @@ CALLS = {
     "broadcast from the first": (lambda x, g, many: lc.broadcast(x, 0, g), lambda held, many: c.broadcast(held, 0), True),
     "all_gather": (lambda x, g, many: lc.all_gather(x, g)[0], lambda held, many: [y[0] for y in c.all_gather(held)], False),
     "all_gather_into_tensor": (
-        lambda x, g, many: lc.all_gather_into_tensor(x, g), lambda held, many: c.all_gather_into_tensor(held), False,
-    ),
+        lambda x, g, many: lc.all_gather_into_tensor(x, g), lambda held, many: c.all_gather_into_tensor(held), False),
     "all_gather_into_tensor, dim 1": (
         lambda x, g, many: lc.all_gather_into_tensor(x, g, 1), lambda held, many: c.all_gather_into_tensor(held, 1), False,
     ),
-    "gather": (
-        lambda x, g, many: lc.gather(x, many - 1, g)[0],
-        lambda held, many: [y[0] if y else None for y in c.gather(held, many - 1)], False,
-    ),
-    "scatter": (
-        lambda x, g, many: lc.scatter([x * (i + 1) for i in range(many)], 0, g),
-        lambda held, many: c.scatter(lists_at(0, held, many), 0), False,
-    ),
-    "all_to_all": (
-        lambda x, g, many: lc.all_to_all(pieces_of(x, many), g)[many - 1],
-        lambda held, many: [y[many - 1] for y in c.all_to_all([pieces_of(x, many) for x in held])], False,
-    ),
+    "gather": (lambda x, g, many: lc.gather(x, many - 1, g)[0],
+        lambda held, many: [y[0] if y else None for y in c.gather(held, many - 1)], False),
+    "scatter": (lambda x, g, many: lc.scatter([x * (i + 1) for i in range(many)], 0, g),
+        lambda held, many: c.scatter(lists_at(0, held, many), 0), False),
+    "all_to_all": (lambda x, g, many: lc.all_to_all(pieces_of(x, many), g)[many - 1],
+        lambda held, many: [y[many - 1] for y in c.all_to_all([pieces_of(x, many) for x in held])], False),
     "all_to_all_single": (
-        lambda x, g, many: lc.all_to_all_single(x, g), lambda held, many: c.all_to_all_single(held), False,
-    ),
-    "all_to_all_single by splits": (
-        lambda x, g, many: lc.all_to_all_single(x, g, table(many)),
+        lambda x, g, many: lc.all_to_all_single(x, g), lambda held, many: c.all_to_all_single(held), False),
+    "all_to_all_single by splits": (lambda x, g, many: lc.all_to_all_single(x, g, table(many)),
         lambda held, many: c.all_to_all_single(
             held, input_splits=table(many), output_splits=[list(row) for row in zip(*table(many), strict=True)]
-        ), False,
-    ),
+        ), False),
     "permute": (
         lambda x, g, many: lc.permute(x, [*range(1, many), 0], g), lambda held, many: c.permute(held, [*range(1, many), 0]),
-        True,
-    ),
-    "shard_dim_alltoall": (
-        lambda x, g, many: lc.shard_dim_alltoall(x, 1, 0, g),
-        lambda held, many: c.shard_dim_alltoall(held, gather_dim=1, shard_dim=0), False,
-    ),
+        True),
+    "shard_dim_alltoall": (lambda x, g, many: lc.shard_dim_alltoall(x, 1, 0, g),
+        lambda held, many: c.shard_dim_alltoall(held, gather_dim=1, shard_dim=0), False),
 }  # fmt: skip
 # With groups of two sizes, lists would have two lengths.
 OF_ONE_SIZE = ("broadcast", "all_gather", "gather", "scatter", "reduce_scatter sum", "reduce_scatter max", "all_to_all", "permute",

@@ -41,8 +41,7 @@ MODELS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)), (5, 6)),
     "convolution and batch norm": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2)),
-        (3, 2, 5, 5),
-    ),
+        (3, 2, 5, 5)),
     "group norm": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()), (3, 2, 7)),
     "dropout": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)), (5, 6)),
     "attention": (Attention, (2, 5, 8)),

@@ -603,145 +603,53 @@ def test_processes_full_of_litter_are_replaced(pool, pids):
 # Errors of use.
 
 
-@pytest.mark.parametrize(
-    ("ranks", "options", "kind", "message"),
-    [
-        (
-            0,
-            {},
-            errors.NoRanks,
-            "Pool: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for 1 rank or more.",
-        ),
-        (
-            True,
-            {},
-            errors.NoRanks,
-            (
-                "Pool: ranks: ranks=True: a group has at least one rank, and a whole number of them."
-                " Ask for 1 rank or more."
-            ),
-        ),
-        (
-            2,
-            {"backend": "glue"},
-            errors.NoSuchBackend,
-            "Pool: backend: backend='glue': no such backend is known. Choose one of gloo, nccl, cpu:gloo,cuda:nccl.",
-        ),
-        (
-            999,
-            {"backend": "nccl"},
-            errors.NoSuchBackend,
-            (
-                f"Pool: backend: backend='nccl': NCCL wants a GPU for each of 999 ranks, and there are"
-                f" {torch.cuda.device_count()}. Choose one of gloo."
-            ),
-        ),
-        (
-            2,
-            {"timeout": 0},
-            errors.NoTime,
-            "Pool: timeout: timeout=0: a limit is more than 0 seconds, and at most a day. Give it 30, say.",
-        ),
-        (
-            2,
-            {"grace": float("inf")},
-            errors.NoTime,
-            "Pool: grace: grace=inf: a limit is more than 0 seconds, and at most a day. Give it 30, say.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "options", "kind", "message"), [
+    (0, {}, errors.NoRanks,
+     "Pool: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for 1 rank or more."),
+    (True, {}, errors.NoRanks, ("Pool: ranks: ranks=True: a group has at least one rank, and a whole number of them."
+     " Ask for 1 rank or more.")),
+    (2, {"backend": "glue"}, errors.NoSuchBackend,
+     "Pool: backend: backend='glue': no such backend is known. Choose one of gloo, nccl, cpu:gloo,cuda:nccl."),
+    (999, {"backend": "nccl"}, errors.NoSuchBackend,
+     (f"Pool: backend: backend='nccl': NCCL wants a GPU for each of 999 ranks, and there are"
+     f" {torch.cuda.device_count()}. Choose one of gloo.")),
+    (2, {"timeout": 0}, errors.NoTime,
+     "Pool: timeout: timeout=0: a limit is more than 0 seconds, and at most a day. Give it 30, say."),
+    (2, {"grace": float("inf")}, errors.NoTime,
+     "Pool: grace: grace=inf: a limit is more than 0 seconds, and at most a day. Give it 30, say."),
+])  # fmt: skip
 def test_a_pool_that_cannot_be_is_refused(ranks, options, kind, message):
     with pytest.raises(kind) as refused:
         Pool(ranks, **options)
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(
-    ("fn", "args", "options", "kind", "message"),
-    [
-        (
-            same,
-            [(1,)],
-            {},
-            errors.WrongArguments,
-            (
-                "Pool.call: args_per_rank: 1 entries: there are 2 ranks."
-                " Give one tuple of arguments for each rank, in rank order."
-            ),
-        ),
-        (
-            same,
-            [(1,), torch.ones(1)],
-            {},
-            errors.WrongArguments,
-            (
-                "Pool.call: args_per_rank: Tensor for rank 1: the arguments of a rank are a tuple or a list."
-                " Give one tuple of arguments for each rank, in rank order."
-            ),
-        ),
-        (
-            same,
-            [(1,), (2,)],
-            {"timeout": -1},
-            errors.NoTime,
-            "Pool.call: timeout: timeout=-1: a limit is more than 0 seconds, and at most a day. Give it 30, say.",
-        ),
-        (
-            lambda x: x,
-            [(1,), (2,)],
-            {},
-            errors.NotImportable,
-            (
-                r"Pool.call: fn: (\S+\.)?test_pool.<lambda>: worker processes find a function by module and name,"
-                r" and this failed \(\w+Error: .*<lambda>.*\)."
-                r" Define it at the top level of a module that can be imported."
-            ),
-        ),
-        (
-            same,
-            [(1,), (2, threading.Lock())],
-            {},
-            errors.NotSendable,
-            (
-                "Pool.call: args_per_rank: a lock of rank 1: it cannot be pickled or read back"
-                r" \(TypeError: cannot pickle '_thread.lock' object\)."
-                " Send plain data and tensors, and make live objects inside the function."
-            ),
-        ),
-        (
-            same,
-            [(1,), (OnlyHere(),)],
-            {},
-            errors.NotSendable,
-            (
-                r"Pool.call: args_per_rank: a tuple of rank 1: it cannot be pickled or read back \(ValueError: not here\)."
-                " Send plain data and tensors, and make live objects inside the function."
-            ),
-        ),
-        (
-            a_lock,
-            [(), ()],
-            {},
-            errors.NotSendable,
-            (
-                "Pool.call: returned value: a lock of rank 0: it cannot be pickled or read back"
-                r" \(cannot pickle '_thread.lock' object\)."
-                " Send plain data and tensors, and make live objects inside the function."
-            ),
-        ),
-        (
-            only_there,
-            [(1,), (1,)],
-            {},
-            errors.NotSendable,
-            (
-                r"Pool.call: returned value: a value of rank 0: it cannot be pickled or read back"
-                r" \(ValueError: not here\)."
-                " Send plain data and tensors, and make live objects inside the function."
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fn", "args", "options", "kind", "message"), [
+    (same, [(1,)], {}, errors.WrongArguments, ("Pool.call: args_per_rank: 1 entries: there are 2 ranks."
+     " Give one tuple of arguments for each rank, in rank order.")),
+    (same, [(1,), torch.ones(1)], {}, errors.WrongArguments,
+     ("Pool.call: args_per_rank: Tensor for rank 1: the arguments of a rank are a tuple or a list."
+     " Give one tuple of arguments for each rank, in rank order.")),
+    (same, [(1,), (2,)], {"timeout": -1}, errors.NoTime,
+     "Pool.call: timeout: timeout=-1: a limit is more than 0 seconds, and at most a day. Give it 30, say."),
+    (lambda x: x, [(1,), (2,)], {}, errors.NotImportable,
+     (r"Pool.call: fn: (\S+\.)?test_pool.<lambda>: worker processes find a function by module and name,"
+     r" and this failed \(\w+Error: .*<lambda>.*\)." r" Define it at the top level of a module that can be imported.")),
+    (same, [(1,), (2, threading.Lock())], {}, errors.NotSendable,
+     ("Pool.call: args_per_rank: a lock of rank 1: it cannot be pickled or read back"
+     r" \(TypeError: cannot pickle '_thread.lock' object\)."
+     " Send plain data and tensors, and make live objects inside the function.")),
+    (same, [(1,), (OnlyHere(),)], {}, errors.NotSendable,
+     (r"Pool.call: args_per_rank: a tuple of rank 1: it cannot be pickled or read back \(ValueError: not here\)."
+     " Send plain data and tensors, and make live objects inside the function.")),
+    (a_lock, [(), ()], {}, errors.NotSendable,
+     ("Pool.call: returned value: a lock of rank 0: it cannot be pickled or read back"
+     r" \(cannot pickle '_thread.lock' object\)."
+     " Send plain data and tensors, and make live objects inside the function.")),
+    (only_there, [(1,), (1,)], {}, errors.NotSendable,
+     (r"Pool.call: returned value: a value of rank 0: it cannot be pickled or read back" r" \(ValueError: not here\)."
+     " Send plain data and tensors, and make live objects inside the function.")),
+])  # fmt: skip
 def test_an_error_of_use_is_worded_and_leaves_the_pool_as_it_was(pool, pids, fn, args, options, kind, message):
     with pytest.raises(kind) as refused:
         pool.call(fn, args, **options)

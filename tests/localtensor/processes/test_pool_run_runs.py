@@ -16,18 +16,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import localtensor as lt
+from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.events import Died, Raised, Returned, Waiting
-from localtensor.errors import (
-    BadGroup,
-    NestedRun,
-    NeverEnded,
-    NotImportable,
-    NotSendable,
-    PoolClosed,
-    RankRaised,
-    TooFewGpus,
-)
 from localtensor.processes import pool as real
 
 
@@ -140,9 +131,9 @@ def wrong_world():
 def test_a_world_that_is_not_this_one_is_refused_as_on_threads():
     said = []
     for way in ("threads", "gloo"):
-        with pytest.raises(RankRaised) as refused:
+        with pytest.raises(errors.RankRaised) as refused:
             lt.run(wrong_world, ranks=2, on=way)
-        assert isinstance(refused.value.__cause__, BadGroup)
+        assert isinstance(refused.value.__cause__, errors.BadGroup)
         said.append(str(refused.value.__cause__))
     assert said[0] == said[1] == (
         "init_process_group: world_size: world_size=5: this run has 2. Leave it out, or read it from the "
@@ -167,7 +158,7 @@ def one_raises():
 
 def test_the_first_rank_to_raise_is_the_cause_and_who_waited_is_named():
     line = one_raises.__code__.co_firstlineno
-    with pytest.raises(RankRaised) as told:
+    with pytest.raises(errors.RankRaised) as told:
         on_gloo(one_raises)
     error = told.value
     assert str(error) == (
@@ -188,7 +179,9 @@ def one_dies():
 
 
 def test_a_rank_that_dies_is_the_cause_and_its_peers_only_echo():
-    with pytest.raises(RankRaised, match=r"^run: rank 1: Died: its process ended by signal SIGKILL: this is the first"):
+    with pytest.raises(
+        errors.RankRaised, match=r"^run: rank 1: Died: its process ended by signal SIGKILL: this is the first"
+    ):
         on_gloo(one_dies)
     assert on_gloo(dist.get_rank).values == (0, 1)
 
@@ -202,7 +195,7 @@ def leave_early(seconds):
 
 
 def test_a_rank_that_waits_for_one_that_has_returned_is_told_and_not_met_by_our_own_barrier():
-    with pytest.raises(RankRaised, match=r"rank 1: RuntimeError: .*Connection closed by peer"):
+    with pytest.raises(errors.RankRaised, match=r"rank 1: RuntimeError: .*Connection closed by peer"):
         on_gloo(leave_early, 0)
 
 
@@ -220,7 +213,7 @@ def wait_for_ever():
 
 
 def test_a_run_that_does_not_end_says_where_it_was():
-    with pytest.raises(NeverEnded) as told:
+    with pytest.raises(errors.NeverEnded) as told:
         on_gloo(wait_for_ever, timeout=0.5)
     line = wait_for_ever.__code__.co_firstlineno + 1
     assert str(told.value) == (
@@ -237,7 +230,9 @@ def leave_by_exit():
 
 def test_sys_exit_is_an_exception_as_on_threads():
     for way in ("threads", "gloo"):
-        with pytest.raises(RankRaised, match=r"SystemExit: 3 at test_pool_run_runs.py:\d+ in leave_by_exit") as told:
+        with pytest.raises(
+            errors.RankRaised, match=r"SystemExit: 3 at test_pool_run_runs.py:\d+ in leave_by_exit"
+        ) as told:
             lt.run(leave_by_exit, ranks=2, on=way)
         assert isinstance(told.value.__cause__, SystemExit)
 
@@ -247,12 +242,12 @@ def give_a_generator():
 
 
 def test_what_cannot_travel_is_refused_in_the_name_of_run():
-    with pytest.raises(NotSendable) as refused:
+    with pytest.raises(errors.NotSendable) as refused:
         on_gloo(give_a_generator)
     assert str(refused.value).startswith(
         "run: returned value: a generator of rank 0: it cannot be pickled or read back"
     )
-    with pytest.raises(NotImportable) as refused:
+    with pytest.raises(errors.NotImportable) as refused:
         on_gloo(lambda: 1)
     assert re.match(r"run: fn: .*<lambda>: worker processes find a function by module and name", str(refused.value))
 
@@ -261,13 +256,13 @@ def test_an_argument_that_cannot_travel_is_refused():
     class Local:
         pass
 
-    with pytest.raises(NotSendable, match=r"^run: args: a Local of rank 0: it cannot be pickled or read back"):
+    with pytest.raises(errors.NotSendable, match=r"^run: args: a Local of rank 0: it cannot be pickled or read back"):
         on_gloo(type, Local())
 
 
 def test_nccl_wants_a_gpu_for_each_rank():
     ranks = torch.cuda.device_count() + 1
-    with pytest.raises(TooFewGpus) as refused:
+    with pytest.raises(errors.TooFewGpus) as refused:
         lt.run(process, ranks=ranks, on="nccl")
     assert str(refused.value).startswith(f"run: ranks: ranks={ranks}: NCCL wants a GPU for each rank")
 
@@ -295,9 +290,9 @@ def nest():
 
 
 def test_a_rank_thread_starts_no_processes():
-    with pytest.raises(RankRaised) as refused:
+    with pytest.raises(errors.RankRaised) as refused:
         lt.run(nest, ranks=2)
-    assert isinstance(refused.value.__cause__, NestedRun)
+    assert isinstance(refused.value.__cause__, errors.NestedRun)
     assert "called by rank 0 at test_pool_run_runs.py" in str(refused.value.__cause__)
 
 
@@ -327,7 +322,7 @@ def test_pools_that_are_closed_are_replaced():
     with ambient.pool_of((2, "gloo"), lambda: real.Pool(2)) as pool:
         pids = pool.pids
     ambient.close_pools()
-    with pytest.raises(PoolClosed):
+    with pytest.raises(errors.PoolClosed):
         pool.call(process, [(), ()])
     assert not set(pids) & set(on_gloo(process))
 
@@ -357,11 +352,11 @@ def test_causes_come_in_order_of_time_and_echoes_last():
 
 
 @pytest.mark.parametrize(("kind", "message", "want"), [
-    ("KeyError", "x", KeyError("x")), ("BadGroup", "no", BadGroup("a", "b", "c", "d", "e")),
+    ("KeyError", "x", KeyError("x")), ("BadGroup", "no", errors.BadGroup("a", "b", "c", "d", "e")),
     ("DistBackendError", "x", dist.DistBackendError("x")), ("MyError", "x", RuntimeError("MyError: x")),
     ("UnicodeDecodeError", "x", RuntimeError("UnicodeDecodeError: x")), ("print", "x", RuntimeError("print: x")),
 ])  # fmt: skip
 def test_an_exception_comes_again_of_its_own_class_where_that_is_known(kind, message, want):
     error = real.error_of_outcomes([Raised(0, kind, message, "")], 1.0).__cause__
     assert type(error) is type(want)
-    assert isinstance(want, BadGroup) or str(error) == str(want)
+    assert isinstance(want, errors.BadGroup) or str(error) == str(want)

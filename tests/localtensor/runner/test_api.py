@@ -22,14 +22,10 @@ LOCK_SAYS = "cannot pickle '_thread.lock' object"
 COPY_SAYS = "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
 BAD_INPUT = {
     "no function": (NotCallableWith, (5,), {}, f"run: fn: 5: it is not a function. {FN_SAYS}"),
-    "an argument is missing": (
-        NotCallableWith, (pow, 1), {},
-        f"run: fn: pow: missing a required argument: 'exp'. {FN_SAYS}",
-    ),
-    "an argument too many": (
-        NotCallableWith, (dist.is_initialized, 1), {},
-        f"run: fn: is_initialized: too many positional arguments. {FN_SAYS}",
-    ),
+    "an argument is missing": (NotCallableWith, (pow, 1), {},
+        f"run: fn: pow: missing a required argument: 'exp'. {FN_SAYS}"),
+    "an argument too many": (NotCallableWith, (dist.is_initialized, 1), {},
+        f"run: fn: is_initialized: too many positional arguments. {FN_SAYS}"),
     "no ranks": (NoRanks, (int,), {"ranks": 0}, f"run: ranks: ranks=0: {RANKS_SAY}"),
     "less than none": (NoRanks, (int,), {"ranks": -1}, f"run: ranks: ranks=-1: {RANKS_SAY}"),
     "half a rank": (NoRanks, (int,), {"ranks": 2.0}, f"run: ranks: ranks=2.0: {RANKS_SAY}"),
@@ -42,22 +38,14 @@ BAD_INPUT = {
     "time is a truth": (NoTime, (int,), {"timeout": True}, f"run: timeout: timeout=True: {TIME_SAYS}"),
     "time in words": (NoTime, (int,), {"timeout": "1s"}, f"run: timeout: timeout='1s': {TIME_SAYS}"),
     "more than a day": (NoTime, (int,), {"timeout": 1e9}, f"run: timeout: timeout=1000000000.0: {TIME_SAYS}"),
-    "an unknown way": (
-        UnknownWay, (int,), {"on": "mpi"},
-        "run: on: on='mpi': there is no such way to run. Write 'threads', 'gloo', 'nccl'.",
-    ),
-    "unknown leftovers": (
-        UnknownWay, (int,), {"leftovers": "keep"},
-        "run: leftovers: leftovers='keep': there is no such choice. Write 'warn', 'raise', 'ignore'.",
-    ),
-    "a piece too many": (
-        PiecesDiffer, (abs, [1, 2, 3]), {},
-        f"run: x: a list of 3 for 2 ranks: a list is dealt out, one piece for each rank. {PIECES_SAY}",
-    ),
-    "not copyable": (
-        NotCopyable, (abs, threading.Lock()), {},
-        f"run: x: lock: each rank gets its own deep copy, and this one failed ({LOCK_SAYS}). {COPY_SAYS}",
-    ),
+    "an unknown way": (UnknownWay, (int,), {"on": "mpi"},
+        "run: on: on='mpi': there is no such way to run. Write 'threads', 'gloo', 'nccl'."),
+    "unknown leftovers": (UnknownWay, (int,), {"leftovers": "keep"},
+        "run: leftovers: leftovers='keep': there is no such choice. Write 'warn', 'raise', 'ignore'."),
+    "a piece too many": (PiecesDiffer, (abs, [1, 2, 3]), {},
+        f"run: x: a list of 3 for 2 ranks: a list is dealt out, one piece for each rank. {PIECES_SAY}"),
+    "not copyable": (NotCopyable, (abs, threading.Lock()), {},
+        f"run: x: lock: each rank gets its own deep copy, and this one failed ({LOCK_SAYS}). {COPY_SAYS}"),
 }  # fmt: skip
 
 

@@ -168,27 +168,20 @@ BAD = {
     "no script": ({"name": "nope.py"}, f"run: script: nope.py: {PATH_SAYS}"),
     "too long a name": ({"name": "n" * 300}, f"run: script: {'n' * 300}: {PATH_SAYS}"),
     "a folder": ({"name": "."}, f"run: script: .: {PATH_SAYS}"),
-    "no module": (
-        {"name": "nope.x", "module": True},
+    "no module": ({"name": "nope.x", "module": True},
         ("run: script: nope.x: there is no such module. Give the dotted name of a module or package that can be "
-         "imported and run from here."),
-    ),
+         "imported and run from here.")),
     "no ranks": (
         {"ranks": 0}, ("run: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for "
-                       "1 rank or more."),
-    ),
+                       "1 rank or more.")),
     "another way": ({"on": "mpi"}, f"run: on: on='mpi': {ON_SAYS}"),
     "no time": ({"timeout": -1.0}, f"run: timeout: timeout=-1.0: {TIME_SAYS}"),
-    "a bad schedule": (
-        {"schedule": "x"},
+    "a bad schedule": ({"schedule": "x"},
         ("run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Copy the text after 'Replay:' "
-         "in an error's message whole."),
-    ),
-    "a schedule for processes": (
-        {"schedule": "round_robin", "on": "gloo"},
+         "in an error's message whole.")),
+    "a schedule for processes": ({"schedule": "round_robin", "on": "gloo"},
         ("run: schedule: schedule=round_robin: it says who runs next, and with on='gloo' that is up to the operating "
-         "system. Leave it out, or run on threads."),
-    ),
+         "system. Leave it out, or run on threads.")),
 }  # fmt: skip
 
 

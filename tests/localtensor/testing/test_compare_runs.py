@@ -19,36 +19,25 @@ SAME = {
 }
 UNLIKE = {
     "a number": ([1.0, 2.0], [1.0, 2.5], "the runs differ on rank 1 of 2:\n  rank 1: 2.0 in the first, 2.5 in the second, by 0.5"),
-    "within": (
-        [{"loss": [0, torch.zeros(2)]}], [{"loss": [0, torch.tensor([0.0, 0.25])]}],
+    "within": ([{"loss": [0, torch.zeros(2)]}], [{"loss": [0, torch.tensor([0.0, 0.25])]}],
         ("the runs differ on rank 0 of 1:\n  rank 0, ['loss'][1]: f32[2] [0.0, 0.0] in the first, f32[2] [0.0, 0.25] "
-         "in the second, in 1 of 2 elements, by up to 0.25"),
-    ),
+         "in the second, in 1 of 2 elements, by up to 0.25")),
     "a long tensor": (
         [torch.zeros(3, 4)], [torch.zeros(3, 4).index_put((torch.tensor(2), torch.tensor(1)), torch.tensor(-2.0))],
         ("the runs differ on rank 0 of 1:\n  rank 0: f32[3,4] [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]... in the first, "
          "f32[3,4] [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]... in the second, in 1 of 12 elements, by up to 2; farthest at "
-         "[2, 1]: 0.0 and -2.0"),
-    ),
-    "a dtype": (
-        [torch.ones(1)], [torch.ones(1, dtype=torch.float64)],
-        "the runs differ on rank 0 of 1:\n  rank 0: f32[1] [1.0] in the first, f64[1] [1.0] in the second",
-    ),
-    "a shape": (
-        [torch.ones(1)], [torch.ones(1, 1)],
-        "the runs differ on rank 0 of 1:\n  rank 0: f32[1] [1.0] in the first, f32[1,1] [[1.0]] in the second",
-    ),
+         "[2, 1]: 0.0 and -2.0")),
+    "a dtype": ([torch.ones(1)], [torch.ones(1, dtype=torch.float64)],
+        "the runs differ on rank 0 of 1:\n  rank 0: f32[1] [1.0] in the first, f64[1] [1.0] in the second"),
+    "a shape": ([torch.ones(1)], [torch.ones(1, 1)],
+        "the runs differ on rank 0 of 1:\n  rank 0: f32[1] [1.0] in the first, f32[1,1] [[1.0]] in the second"),
     "a kind": ([1], [True], "the runs differ on rank 0 of 1:\n  rank 0: 1 in the first, True in the second"),
-    "a key": (
-        [{"a": 1}], [{"b": 1}],
-        "the runs differ on rank 0 of 1:\n  rank 0: {'a': 1} in the first, {'b': 1} in the second",
-    ),
-    "many": (
-        [list(range(14))], [[-1] * 14],
+    "a key": ([{"a": 1}], [{"b": 1}],
+        "the runs differ on rank 0 of 1:\n  rank 0: {'a': 1} in the first, {'b': 1} in the second"),
+    "many": ([list(range(14))], [[-1] * 14],
         "the runs differ on rank 0 of 1:\n"
         + "".join(f"  rank 0, [{i}]: {i} in the first, -1 in the second\n" for i in range(12))
-        + "  and 2 differences more",
-    ),
+        + "  and 2 differences more"),
     "ranks": ([1, 2], [1], "the first run has 2 ranks, and the second 1"),
     "no ranks at all": ([1], torch.ones(1), "the second is a Tensor: compare what run returned, or lists by rank"),
     "text": ("ab", ["a", "b"], "the first is a str: compare what run returned, or lists by rank"),

@@ -3,15 +3,7 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor.errors import (
-    CollectiveFailed,
-    EarlyReturn,
-    GroupMismatch,
-    MessagesLeftOver,
-    RankRaised,
-    ShapeMismatch,
-    WorkNotWaited,
-)
+from localtensor import errors
 
 ORDERS = ["round_robin", "shuffled:0", "shuffled:1", "pct:0"]
 
@@ -45,7 +37,7 @@ def test_parts_that_do_not_fit_are_the_cause_of_what_is_raised_after_them(schedu
         store.wait(["0", "1"])
         raise ValueError("an echo")
 
-    assert type(verdict(program, schedule=schedule)) is ShapeMismatch
+    assert type(verdict(program, schedule=schedule)) is errors.ShapeMismatch
 
 
 @pytest.mark.parametrize("schedule", ORDERS)
@@ -62,7 +54,7 @@ def test_what_was_raised_first_is_the_cause_of_parts_that_do_not_fit(schedule):
             dist.recv(x, 2)
 
     error = verdict(program, schedule=schedule)
-    assert type(error) is RankRaised and str(error.__cause__) == "first"
+    assert type(error) is errors.RankRaised and str(error.__cause__) == "first"
     assert {wait.rank for wait in error.waits} == {0, 1}
 
 
@@ -77,7 +69,7 @@ def test_what_was_raised_first_is_the_cause_even_if_those_who_wait_do_not_fit(sc
         dist.all_reduce(torch.ones(1 + dist.get_rank()))
 
     error = verdict(program, schedule=schedule)
-    assert type(error) is RankRaised and str(error.__cause__) == "first"
+    assert type(error) is errors.RankRaised and str(error.__cause__) == "first"
 
 
 @pytest.mark.parametrize("schedule", ORDERS)
@@ -88,7 +80,7 @@ def test_a_rank_that_returned_is_the_cause_rather_than_those_who_wait_for_each_o
         dist.recv(torch.zeros(1), 0 if dist.get_rank() == 1 else 1)
 
     error = verdict(program, schedule=schedule)
-    assert type(error) is EarlyReturn and list(error.returned) == [0]
+    assert type(error) is errors.EarlyReturn and list(error.returned) == [0]
     assert [(wait.rank, wait.ranks) for wait in error.waits] == [(1, (0,)), (2, (1,))]
 
 
@@ -98,7 +90,7 @@ def test_messages_that_never_met_come_before_works_that_nobody_waited_for():
         if dist.get_rank() == 0:
             dist.isend(torch.ones(1), 1)
 
-    assert type(verdict(program)) is MessagesLeftOver
+    assert type(verdict(program)) is errors.MessagesLeftOver
 
 
 def test_an_exception_comes_before_all_that_was_left_undone():
@@ -107,7 +99,7 @@ def test_an_exception_comes_before_all_that_was_left_undone():
         if dist.get_rank() == 0:
             raise ValueError("zero")
 
-    assert type(verdict(program)) is RankRaised
+    assert type(verdict(program)) is errors.RankRaised
 
 
 def test_works_that_nobody_waited_for_are_counted_on_each_rank():
@@ -116,7 +108,7 @@ def test_works_that_nobody_waited_for_are_counted_on_each_rank():
         works[dist.get_rank() % 2].wait()
 
     error = verdict(program)
-    assert type(error) is WorkNotWaited
+    assert type(error) is errors.WorkNotWaited
     assert sorted((call.rank, call.number) for call in error.calls) == [(0, 1), (1, 0), (2, 1)]
 
 
@@ -126,7 +118,7 @@ def test_a_group_that_a_member_never_made_is_told():
             dist.new_group([0, 1, 2])
 
     error = verdict(program)
-    assert type(error) is GroupMismatch and {place.function for place in error.places} == {"program"}
+    assert type(error) is errors.GroupMismatch and {place.function for place in error.places} == {"program"}
 
 
 def test_a_collective_that_refuses_what_fits_is_told_with_its_call():
@@ -134,7 +126,7 @@ def test_a_collective_that_refuses_what_fits_is_told_with_its_call():
         dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(5))
 
     error = verdict(program)
-    assert isinstance(error, CollectiveFailed | RankRaised | ShapeMismatch)
+    assert isinstance(error, errors.CollectiveFailed | errors.RankRaised | errors.ShapeMismatch)
     assert "test_diagnosis.py" in str(error) and "reduce_scatter_tensor" in str(error)
 
 
@@ -144,7 +136,7 @@ def test_an_exception_without_words_is_told_all_the_same():
             raise Speechless
         dist.barrier()
 
-    with pytest.raises(RankRaised) as caught:
+    with pytest.raises(errors.RankRaised) as caught:
         lt.run(program, ranks=2)
     assert caught.value.raised[0].kind == "Speechless"
     assert "Speechless: (its own text failed: KeyError)" in str(caught.value)
@@ -159,7 +151,7 @@ def test_what_torch_itself_refuses_is_about_all_ranks_and_not_the_last_to_come(m
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("localtensor.collectives.reference.fold", full)
-    with pytest.raises(CollectiveFailed) as caught:
+    with pytest.raises(errors.CollectiveFailed) as caught:
         lt.run(program, ranks=3)
     assert caught.value.ranks == (0, 1, 2)
     assert str(caught.value).splitlines()[0] == (
@@ -170,7 +162,7 @@ def test_what_torch_itself_refuses_is_about_all_ranks_and_not_the_last_to_come(m
 
 
 def test_values_that_cannot_be_compared_are_told_with_the_reason():
-    with pytest.raises(CollectiveFailed) as caught:
+    with pytest.raises(errors.CollectiveFailed) as caught:
         lt.run(lambda: lt.assert_same_on_all_ranks(Incomparable()), ranks=2)
     assert type(caught.value.__cause__) is ZeroDivisionError
 

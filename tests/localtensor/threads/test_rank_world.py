@@ -1,16 +1,24 @@
+"""What torch keeps once per process: harmless among rank threads, or refused by name."""
+
 import gc
 import importlib
+import subprocess
+import sys
 import threading
 import weakref
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
+from localtensor.errors import NotServed, RankRaised
+from localtensor.threads import rank_world
 from localtensor.threads.rank_world import PRIVATE, world_now
 
 
@@ -105,3 +113,181 @@ def test_no_cache_of_torchs_keeps_a_mesh_of_a_run_that_is_over():
     lt.run(program, ranks=4)
     gc.collect()
     assert [mesh() for mesh in meshes] == [None] * 4
+
+
+def compiled_rank():
+    return torch.compile(lambda x: x + dist.get_rank(), backend="eager")(torch.zeros(1)).item()
+
+
+def everybody_profiles():
+    with profiler.profile():
+        dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.ranks(3)
+def test_a_compiled_function_sees_the_rank_that_calls_it(rank):
+    assert compiled_rank() == rank
+
+
+def test_a_function_that_was_compiled_before_the_run_runs_eagerly_in_it():
+    compilers = []
+
+    def backend(graph, inputs):
+        compilers.append(dist.is_initialized())
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    assert lt.run(lambda: compiled(torch.zeros(1)).item(), ranks=2).values == (1.0, 1.0) and compilers == []
+    assert compiled(torch.zeros(1)).item() == 1.0 and compilers == [False]
+
+
+def test_a_run_that_compiles_nothing_does_not_import_the_compiler():
+    look = "import sys, localtensor as lt; lt.run(int, ranks=2); sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
+
+
+def test_compiling_is_as_before_after_a_run():
+    compile_before = torch.compile
+    lt.run(compiled_rank, ranks=2)
+    assert torch.compile is compile_before
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+@pytest.mark.ranks(2, timeout=20)
+def test_futures_that_are_collected_are_waited_for():
+    x, y, z = torch.ones(1), torch.full((1,), 2.0), torch.full((1,), 3.0)
+    works = [dist.all_reduce(x, async_op=True), dist.all_reduce(y, async_op=True)]
+    futures = torch.futures.collect_all([work.get_future() for work in works]).wait()
+    assert [future.value()[0].item() for future in futures] == [2.0, 4.0]
+    assert torch.futures.wait_all([dist.all_reduce(z, async_op=True).get_future()])[0][0].item() == 6.0
+
+
+def averaged(state, bucket):
+    return future_of(bucket).then(lambda done: done.value()[0] / 2)
+
+
+def future_of(bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+
+def gradient_with(hook):
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model.register_comm_hook(None, hook)
+    model(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
+    return model.module.weight.grad.tolist()
+
+
+@pytest.mark.ranks(2, timeout=20)
+def test_the_future_of_a_communication_hook_is_waited_for():
+    assert gradient_with(averaged) == [[1.5, 1.5]]
+
+
+@pytest.mark.ranks(2, timeout=20)
+def test_the_future_of_a_collective_is_no_answer_of_a_communication_hook():
+    """Torch wants a tensor and finds a list, on gloo as well."""
+    with pytest.raises(RuntimeError) as caught:
+        gradient_with(lambda state, bucket: future_of(bucket))
+    assert type(caught.value) is RuntimeError
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_may_profile(rank):
+    with profiler.profile() if rank == 1 else nullcontext() as profile:
+        dist.all_reduce(torch.ones(2))
+    assert rank == 0 or len(profile.function_events) > 0
+
+
+def test_a_second_profiler_is_refused_by_name():
+    try:
+        lt.run(everybody_profiles, ranks=2)
+    except RankRaised as refused:
+        cause = refused.__cause__
+    else:
+        cause = None
+    assert isinstance(cause, NotServed)
+    assert str(cause) == (
+        "torch.profiler: on: rank threads: this call is not served there (rank 0 profiles already, and torch has one "
+        "profiler per process: let one rank do it). Run the program on real processes, with on='gloo'."
+    )
+
+
+def test_the_profiler_is_as_before_after_a_run():
+    before = profiler.profile._start_trace, profiler.profile.__exit__, torch.futures.collect_all
+    lt.run(dist.get_rank, ranks=1)
+    assert (profiler.profile._start_trace, profiler.profile.__exit__, torch.futures.collect_all) == before
+
+
+FAKES = """
+import threading
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+import localtensor as lt
+
+def fake():
+    with FakeTensorMode():
+        return tuple(torch.ones(2, 3).shape)
+
+assert lt.run(fake, ranks=2).values == ((2, 3), (2, 3))
+for _ in range(5):  # what was theirs is somebody else's now
+    thread = threading.Thread(target=torch.randn, args=(100,))
+    thread.start()
+    thread.join()
+print(fake())
+"""
+
+
+def test_fake_tensors_outlive_the_ranks_that_made_the_first():
+    """Of a process of its own: torch 2.11 with CUDA and without a GPU died here."""
+    done = subprocess.run([sys.executable, "-c", FAKES], check=False, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "(2, 3)\n"), done.stderr
+
+
+ENDS = """
+import torch
+import localtensor as lt
+from torch.distributed.tensor import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+def program():
+    mesh = DeviceMesh("cpu", [0, 2])
+    x = distribute_tensor(torch.arange(15.0).reshape(5, 3), mesh, [Shard(0)])
+    return tuple((x + 1).shape)
+
+for _ in range(3):
+    assert lt.run(program, ranks=6).values == ((5, 3),) * 6
+"""
+
+
+def test_a_rank_that_ends_does_not_hold_up_the_first_op_of_the_next():
+    """In a process of its own: with torch 2.11 it stood still for ever, and no timer of Python could run."""
+    done = subprocess.run([sys.executable, "-c", ENDS], check=False, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_is_over_keeps_none_of_dtensors_answers():
+    x = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    asked = torch._C._get_DTensor_sharding_propagator_cache_stats
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    assert (x + 1, asked(), x + 2, asked())[1::2] == ((0, 1), (1, 1))
+    rank_world.clear_sharding_cache()
+    assert (x + 1, asked())[1] == (0, 1)
+
+
+def test_torch_still_has_the_private_parts_that_are_touched():
+    from torch._dynamo import eval_frame
+
+    assert set(rank_world.PROCESS_GLOBALS_PRIVATE) == {
+        "torch.autograd.profiler.profile._prepare_trace",
+        "torch.autograd.profiler.profile._start_trace",
+        "torch._dynamo.eval_frame._stance",
+        "torch.distributed._register_comm_hook",
+        "torch._C._ensureCUDADeviceGuardSet",
+        "torch._C._clear_DTensor_sharding_propagator_cache",
+    }
+    assert hasattr(profiler.profile, "_prepare_trace") and hasattr(profiler.profile, "_start_trace")
+    assert hasattr(eval_frame, "_stance")
+    assert hasattr(dist, "_register_comm_hook")
+    assert hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache")
+    assert hasattr(torch._C, "_ensureCUDADeviceGuardSet") or not torch.__version__.startswith("2.11.")

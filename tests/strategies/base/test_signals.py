@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[3]
 HEAD = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.{before})
-from strategies.base import signals as stopping
-stopping.install_handlers()
-stopping.begin_command("; more")
+from strategies.base import signals
+signals.install_handlers()
+signals.begin_command("; more")
 def stop(number=signal.SIGINT):
     signal.raise_signal(number)
 """
@@ -37,13 +37,13 @@ def test_a_signal_ends_the_process_at_once_with_one_sentence(number, code, name,
 
 
 def test_it_says_what_was_last_told_to_say(tmp_path):
-    assert ended("stopping.set_stop_note('; all is written'); stop()", tmp_path) == (
+    assert ended("signals.set_stop_note('; all is written'); stop()", tmp_path) == (
         130, "", "localtensor: stopped by Ctrl-C; all is written.\n"
     )  # fmt: skip
 
 
 def test_nothing_is_said_twice(tmp_path):
-    assert ended("print(stopping.stop_message(), flush=True); stop()", tmp_path) == (130, SENTENCE, "")
+    assert ended("print(signals.stop_message(), flush=True); stop()", tmp_path) == (130, SENTENCE, "")
 
 
 def test_whoever_started_us_may_have_had_ctrl_c_ignored(tmp_path):
@@ -51,7 +51,9 @@ def test_whoever_started_us_may_have_had_ctrl_c_ignored(tmp_path):
 
 
 def test_what_must_not_stay_is_removed(tmp_path):
-    body = "open('half', 'w').close(); stopping.CLEANUPS['half'] = os.unlink; stopping.CLEANUPS['none'] = os.unlink; stop()"
+    body = (
+        "open('half', 'w').close(); signals.CLEANUPS['half'] = os.unlink; signals.CLEANUPS['none'] = os.unlink; stop()"
+    )
     assert ended(body, tmp_path) == (130, "", SENTENCE)
     assert list(tmp_path.iterdir()) == []
 
@@ -75,12 +77,103 @@ def test_the_folder_of_a_fork_server_is_removed(tmp_path):
     )
 
 
-def test_python_s_resource_tracker_cleans_up_and_is_left_alone(tmp_path):
-    body = (
-        "from multiprocessing import resource_tracker\nresource_tracker.ensure_running()\n"
-        "print(stopping._children(), resource_tracker._resource_tracker._pid > 0)"
-    )
-    assert ended(body, tmp_path) == (0, "[] True\n", ""), "_resource_tracker._pid is not its process any longer"
+ENDINGS = {
+    "Python's resource tracker cleans up and is left alone": ("""
+from multiprocessing import resource_tracker
+resource_tracker.ensure_running()
+print(signals._children(), resource_tracker._resource_tracker._pid > 0)
+""", (0, "[] True\n", "")),
+    "gently the first is an exception and the second the end": ("""
+with signals.interruptible():
+    try:
+        stop()
+    except KeyboardInterrupt:
+        print("first", signals.received_signal(), flush=True)
+        stop()
+""", (130, "first 2\n", SENTENCE)),
+    "what somebody took for his own is raised again": ("""
+try:
+    with signals.interruptible():
+        try:
+            stop()
+        except BaseException:
+            pass
+        try:
+            signals.raise_if_stopped()
+        except KeyboardInterrupt:
+            print("checked", flush=True)
+except KeyboardInterrupt:
+    print("again", flush=True)
+""", (0, "checked\nagain\n", "")),
+    "what it was made into on the way is an interruption still": ("""
+try:
+    with signals.interruptible():
+        try:
+            stop()
+        except KeyboardInterrupt:
+            raise ImportError from None
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+""", (0, "interrupted\n", "")),
+    "what is raised where nobody can catch it ends the process": ("""
+class Gone:
+    def __del__(self):
+        stop()
+with signals.interruptible():
+    Gone()
+    print("late", flush=True)
+""", (130, "", SENTENCE)),
+    "too long a way out is not waited for": ("""
+signals.STOP_SECONDS = 0.1
+with signals.interruptible():
+    try:
+        stop()
+    finally:
+        while True:
+            time.sleep(0.01)
+""", (130, "", SENTENCE)),
+    "nor is the end of Python": ("""
+signals.EXIT_SECONDS = 0.1
+signals.stop_message()
+signals.limit_exit_time()
+while True:
+    time.sleep(0.01)
+""", (130, "", "")),
+    "the end may come before the watch over it has begun": ("""
+import _thread, types
+class Lock:
+    def __init__(self):
+        self.real = _thread.allocate_lock()
+        self.acquire = self.real.acquire
+    def release(self):
+        print("begun", flush=True)
+        self.real.release()
+signals._thread = types.SimpleNamespace(allocate_lock=Lock, start_new_thread=_thread.start_new_thread)
+signals.limit_exit_time()
+print("on")
+""", (0, "begun\non\n", "")),
+    "held within gently is an exception afterwards": ("""
+try:
+    with signals.interruptible(), signals.uninterrupted():
+        stop()
+        print("whole", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+""", (0, "whole\ninterrupted\n", "")),
+    "a copy of the process dies in silence": ("""
+pid = os.fork()
+if not pid:
+    stop()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+""", (0, "-2\n", "")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_process_that_is_stopped_ends_so(name, tmp_path):
+    body, code_and_output = ENDINGS[name]
+    assert ended(body, tmp_path) == code_and_output
 
 
 def test_children_are_ended_too(tmp_path):
@@ -92,130 +185,10 @@ def test_children_are_ended_too(tmp_path):
     assert (code, said) == (130, SENTENCE)
 
 
-def test_gently_the_first_is_an_exception_and_the_second_the_end(tmp_path):
-    body = """
-with stopping.interruptible():
-    try:
-        stop()
-    except KeyboardInterrupt:
-        print("first", stopping.received_signal(), flush=True)
-        stop()
-"""
-    assert ended(body, tmp_path) == (130, "first 2\n", SENTENCE)
-
-
-def test_what_somebody_took_for_his_own_is_raised_again(tmp_path):
-    body = """
-try:
-    with stopping.interruptible():
-        try:
-            stop()
-        except BaseException:
-            pass
-        try:
-            stopping.raise_if_stopped()
-        except KeyboardInterrupt:
-            print("checked", flush=True)
-except KeyboardInterrupt:
-    print("again", flush=True)
-"""
-    assert ended(body, tmp_path) == (0, "checked\nagain\n", "")
-
-
-def test_what_it_was_made_into_on_the_way_is_an_interruption_still(tmp_path):
-    body = """
-try:
-    with stopping.interruptible():
-        try:
-            stop()
-        except KeyboardInterrupt:
-            raise ImportError from None
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-    assert ended(body, tmp_path) == (0, "interrupted\n", "")
-
-
-def test_what_is_raised_where_nobody_can_catch_it_ends_the_process(tmp_path):
-    body = """
-class Gone:
-    def __del__(self):
-        stop()
-with stopping.interruptible():
-    Gone()
-    print("late", flush=True)
-"""
-    assert ended(body, tmp_path) == (130, "", SENTENCE)
-
-
-def test_too_long_a_way_out_is_not_waited_for(tmp_path):
-    body = """
-stopping.STOP_SECONDS = 0.1
-with stopping.interruptible():
-    try:
-        stop()
-    finally:
-        while True:
-            time.sleep(0.01)
-"""
-    assert ended(body, tmp_path) == (130, "", SENTENCE)
-
-
-def test_nor_is_the_end_of_python(tmp_path):
-    body = """
-stopping.EXIT_SECONDS = 0.1
-stopping.stop_message()
-stopping.limit_exit_time()
-while True:
-    time.sleep(0.01)
-"""
-    assert ended(body, tmp_path) == (130, "", "")
-
-
-def test_the_end_may_come_before_the_watch_over_it_has_begun(tmp_path):
-    body = """
-import _thread, types
-class Lock:
-    def __init__(self):
-        self.real = _thread.allocate_lock()
-        self.acquire = self.real.acquire
-    def release(self):
-        print("begun", flush=True)
-        self.real.release()
-stopping._thread = types.SimpleNamespace(allocate_lock=Lock, start_new_thread=_thread.start_new_thread)
-stopping.limit_exit_time()
-print("on")
-"""
-    assert ended(body, tmp_path) == (0, "begun\non\n", "")
-
-
 @pytest.mark.parametrize(("times", "done"), [(1, "whole\n"), (2, "")])
 def test_what_is_held_is_done_whole_but_for_a_second_signal(times, done, tmp_path):
-    body = f"with stopping.uninterrupted():\n    for _ in range({times}):\n        stop()\n    print('whole', flush=True)\nprint('late')"
+    body = f"with signals.uninterrupted():\n    for _ in range({times}):\n        stop()\n    print('whole', flush=True)\nprint('late')"
     assert ended(body, tmp_path) == (130, done, SENTENCE)
-
-
-def test_held_within_gently_is_an_exception_afterwards(tmp_path):
-    body = """
-try:
-    with stopping.interruptible(), stopping.uninterrupted():
-        stop()
-        print("whole", flush=True)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-    assert ended(body, tmp_path) == (0, "whole\ninterrupted\n", "")
-
-
-def test_a_copy_of_the_process_dies_in_silence(tmp_path):
-    body = """
-pid = os.fork()
-if not pid:
-    stop()
-    os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-    assert ended(body, tmp_path) == (0, "-2\n", "")
 
 
 def test_nothing_changes_where_nobody_watches():

@@ -98,7 +98,7 @@ def test_where_standard_error_is_full_the_exit_code_is_the_same(said):
 
 def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options):
     text = (
-        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.signals import run_command, print_stdout, write_stdout\n"
+        "import os, signal, sys\nfrom strategies.base import signals\nfrom strategies.base.signals import run_command, print_stdout, write_stdout\n"
         + body
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -112,8 +112,8 @@ def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
 @pytest.mark.parametrize(("number", "code", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
 def test_what_the_interruption_became_on_the_way_is_not_shown(number, code, name):
     done = in_a_process(
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\nstopping.install_handlers()\n"
-        f"def work():\n    with stopping.interruptible():\n        signal.raise_signal(signal.{number})\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nsignals.install_handlers()\n"
+        f"def work():\n    with signals.interruptible():\n        signal.raise_signal(signal.{number})\n"
         "import typer\ntry:\n    run_command(work, '; so')\nexcept typer.Exit as left:\n    sys.exit(left.exit_code)"
     )
     assert (done.returncode, done.stderr) == (code, f"localtensor: stopped by {name}; so.\n")

@@ -87,31 +87,19 @@ WRONG_ENTRIES = {
     "no op": (without("op"), "entry 2 (?: r) has no op. Say its op."),
     "no rule": (without("rule"), "entry 2 (o: ?) has no rule. Say its rule."),
     "no dtypes": (without("dtypes"), "entry 2 (o: r) has no dtypes. Say its dtypes."),
-    "an unknown class": (
-        {**ENTRY, "dtypes": "float64"},
-        "entry 2 (o: r) has dtypes 'float64'. Choose of real, complex, integer, bool, any.",
-    ),
-    "an unknown kind of mesh": (
-        {**ENTRY, "mesh": "(2, 2)"},
-        "entry 2 (o: r) has mesh '(2, 2)'. Write '1 axis', '2 axes' and so on, or 'any'.",
-    ),
-    "a day that is none": (
-        {**ENTRY, "expires": "2026-02-30"},
-        "entry 2 (o: r) expires on '2026-02-30', which is no date. Write YYYY-MM-DD.",
-    ),
-    "a date in another form": (
-        {**ENTRY, "expires": "30.1.2027"},
-        "entry 2 (o: r) expires on '30.1.2027', which is no date. Write YYYY-MM-DD.",
-    ),
-    "a date that is no text": (
-        {**ENTRY, "expires": 2027},
-        "entry 2 (o: r) expires on 2027, which is no date. Write YYYY-MM-DD.",
-    ),
-    "a misspelled name": (
-        {**ENTRY, "expire": "2027-01-01"},
-        "entry 2 (o: r) has 'expire', which means nothing here. Write op, rule, dtypes, mesh, reason or expires.",
-    ),
-}
+    "an unknown class": ({**ENTRY, "dtypes": "float64"},
+        "entry 2 (o: r) has dtypes 'float64'. Choose of real, complex, integer, bool, any."),
+    "an unknown kind of mesh": ({**ENTRY, "mesh": "(2, 2)"},
+        "entry 2 (o: r) has mesh '(2, 2)'. Write '1 axis', '2 axes' and so on, or 'any'."),
+    "a day that is none": ({**ENTRY, "expires": "2026-02-30"},
+        "entry 2 (o: r) expires on '2026-02-30', which is no date. Write YYYY-MM-DD."),
+    "a date in another form": ({**ENTRY, "expires": "30.1.2027"},
+        "entry 2 (o: r) expires on '30.1.2027', which is no date. Write YYYY-MM-DD."),
+    "a date that is no text": ({**ENTRY, "expires": 2027},
+        "entry 2 (o: r) expires on 2027, which is no date. Write YYYY-MM-DD."),
+    "a misspelled name": ({**ENTRY, "expire": "2027-01-01"},
+        "entry 2 (o: r) has 'expire', which means nothing here. Write op, rule, dtypes, mesh, reason or expires."),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG_ENTRIES)

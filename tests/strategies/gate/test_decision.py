@@ -162,15 +162,11 @@ UNTRIED = {
     "an overload that was begun and not finished": (KEY, RunCoverage(frozenset({OP}))),
     "a class of dtypes without a sample": (replace(KEY, dtypes="complex"), ALL),
     "a mesh that was not asked for": (replace(KEY, mesh="3 axes"), ALL),
-    "what follows an op, without --pairs": (
-        replace(KEY, rule="S(0), then sum"),
-        replace(ALL, slots=frozenset(slot for slot in ALL.slots if slot[3] != "pairs")),
-    ),
-    "an ignored registration of an overload that was not tried": (
-        FindingKey(OP, "ignored", "any", "any"),
-        RunCoverage(),
-    ),
-}
+    "what follows an op, without --pairs": (replace(KEY, rule="S(0), then sum"),
+        replace(ALL, slots=frozenset(slot for slot in ALL.slots if slot[3] != "pairs"))),
+    "an ignored registration of an overload that was not tried": (FindingKey(OP, "ignored", "any", "any"),
+        RunCoverage()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", UNTRIED)

@@ -1,3 +1,7 @@
+"""Layouts as they are written, and on fewer axes; and the pieces that ranks are given."""
+
+from __future__ import annotations
+
 import pickle
 
 import pytest
@@ -5,19 +9,26 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 
+from localtensor.errors import BadPlacement
+from localtensor.layout.spec import parse, shorts
 from strategies.model.rule import (
     Call,
     Claim,
     Leaf,
+    Program,
     Rule,
     Sample,
     call_of,
     flat_results,
+    layout_on_axes,
     out_leaves,
     overload,
+    read_layout,
     written_leaves,
 )
+from strategies.programs.run.local_inputs import local_inputs_of
 from tests.strategies.cases import numbers, sample
+from tests.strategies.programs_of import on
 
 aten = torch.ops.aten
 
@@ -130,3 +141,53 @@ def test_the_outs_of_a_call_are_in_the_order_of_its_results():
     swapped = sample("frexp.Tensor_out", x, exponent=x.int(), mantissa=x)
     assert out_leaves(swapped.call) == (2, 1)
     assert out_leaves(sample("add_.Tensor", x, x).call) == ()
+
+
+ADD = sample("add.Tensor", numbers(4), numbers(4))
+
+
+@pytest.mark.parametrize(("program", "shown"), [
+    (on(ADD, "S(0), R"), "aten.add.Tensor on (2,): S(0), R"),
+    (on(ADD, "S(0)/R, R", (2, 2), "sum"), "aten.add.Tensor on (2, 2): (S(0), R), R, then sum"),
+    (on(ADD, "R, P(sum)/P(avg)", (2, 3), flattened=True),
+     "aten.add.Tensor on (2, 3): R, (P(sum), P(avg)), a flattened submesh present"),
+])  # fmt: skip
+def test_a_program_is_one_line(program, shown):
+    assert str(program) == shown
+
+
+def test_the_ranks_of_a_mesh_are_counted():
+    assert on(ADD, "R, R", (2, 3, 2)).ranks == 12
+
+
+def test_programs_are_values():
+    assert on(ADD, "S(0), R") == on(ADD, "S(0), R")
+    assert on(ADD, "S(0), R") != on(ADD, "S(0), R", then="sum")
+
+
+def test_what_has_a_meaning_is_what_the_ranks_are_given():
+    x = torch.arange(7.0)
+    (held,) = local_inputs_of(Program(sample("relu.default", x), (2, 3), ((parse("SS(0,3)"), Shard(0)),)))
+    assert [piece.tolist() for piece in held] == [[0, 1], [3, 4], [6], [2], [5], []]
+
+
+def test_a_layout_on_fewer_axes_keeps_the_order_of_cuts():
+    whole = read_layout("(SS(0,4), SS(0,2), S(0))")  # the last axis first, then the middle one
+    assert shorts(layout_on_axes(whole, (2, 2, 2), (0, 1), (2, 2))) == "SS(0,2), S(0)"
+    assert shorts(layout_on_axes(whole, (2, 2, 2), (0, 2), (2, 3))) == "SS(0,3), S(0)"
+    assert shorts(layout_on_axes(whole, (2, 2, 2), (1,), (2,))) == "S(0)"
+
+
+def test_on_fewer_axes_what_is_no_shard_stays():
+    assert shorts(layout_on_axes(read_layout("(P(sum), S(0), R)"), (2, 2, 2), (0, 2), (2, 2))) == "P(sum), R"
+    assert shorts(layout_on_axes(read_layout("(SS(0,4), R)"), (2, 2), (0,), (2,))) == "SS(0,4)"
+
+
+@pytest.mark.parametrize("text", ["S(0)", "R", "(S(0), R)", "(SS(1,2), P(avg), R)", "(R)"])
+def test_a_layout_is_read_as_it_is_written(text):
+    assert shorts(read_layout(text)) == text.removeprefix("(").removesuffix(")" if text.startswith("(") else "")
+
+
+def test_what_is_no_layout_is_refused():
+    with pytest.raises(BadPlacement, match="no placement"):
+        read_layout("(S(0), -)")

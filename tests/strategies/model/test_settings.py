@@ -10,48 +10,34 @@ from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, Unkn
 ADD = {"patterns": ("add",)}
 REFUSALS = {
     "nothing": ({}, "OP: nothing named: there is nothing to try. Name an op, or pass --all."),
-    "both": (
-        {"patterns": ("add", "sub"), "everything": True},
-        "--all: add sub: ops are named as well. Drop --all or the names.",
-    ),
+    "both": ({"patterns": ("add", "sub"), "everything": True},
+        "--all: add sub: ops are named as well. Drop --all or the names."),
     "no ranks": (ADD | {"ranks": (2, 0)}, "--ranks: 0: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),
     "one rank": (ADD | {"ranks": (1,)}, "--ranks: 1: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),
     "negative ranks": (
-        ADD | {"ranks": (-3,)}, "--ranks: -3: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more.",
-    ),
+        ADD | {"ranks": (-3,)}, "--ranks: -3: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),
     "too many ranks": (
-        ADD | {"ranks": (65,)}, "--ranks: 65: that many real processes would not fit one machine. Pass at most 64.",
-    ),
-    "dtype": (
-        ADD | {"dtypes": ("int64", "float63")},
-        "--dtype: float63: this dtype is not among those tried. Choose of float64, float32, int64, bool, complex64.",
-    ),
+        ADD | {"ranks": (65,)}, "--ranks: 65: that many real processes would not fit one machine. Pass at most 64."),
+    "dtype": (ADD | {"dtypes": ("int64", "float63")},
+        "--dtype: float63: this dtype is not among those tried. Choose of float64, float32, int64, bool, complex64."),
     "confirm": (ADD | {"confirm": "mpi"}, "--confirm: mpi: no such way to confirm. Choose gloo, nccl or none."),
     "workers": (ADD | {"workers": 0}, "--workers: 0: a validation needs at least one worker. Pass --workers 1 or more."),
     "negative seed": (ADD | {"seed": -1}, "--seed: -1: torch's generators do not take it. Pass 0 to 2**63 - 1."),
     "huge seed": (
-        ADD | {"seed": 2**63}, "--seed: 9223372036854775808: torch's generators do not take it. Pass 0 to 2**63 - 1.",
-    ),
+        ADD | {"seed": 2**63}, "--seed: 9223372036854775808: torch's generators do not take it. Pass 0 to 2**63 - 1."),
     "device": (ADD | {"device": "tpu"}, "--device: tpu: unknown device. Choose cpu or cuda."),
-    "cuda": (
-        ADD | {"device": "cuda"},
-        "--device: cuda: torch sees no CUDA device here. Run on a machine with a GPU, or pass --device cpu.",
-    ),
-    "nccl": (
-        ADD | {"confirm": "nccl", "ranks": (2, 3)},
-        "--confirm: nccl: nccl needs 3 GPUs for 3 ranks, here are 0. Pass --confirm gloo, or fewer --ranks.",
-    ),
+    "cuda": (ADD | {"device": "cuda"},
+        "--device: cuda: torch sees no CUDA device here. Run on a machine with a GPU, or pass --device cpu."),
+    "nccl": (ADD | {"confirm": "nccl", "ranks": (2, 3)},
+        "--confirm: nccl: nccl needs 3 GPUs for 3 ranks, here are 0. Pass --confirm gloo, or fewer --ranks."),
     "mesh of one axis": (
         ADD | {"meshes": ((2, 2), (4,))}, "--mesh: 4: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2.",
     ),
     "mesh of no ranks": (
-        ADD | {"meshes": ((2, 0),)}, "--mesh: 2,0: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2.",
-    ),
+        ADD | {"meshes": ((2, 0),)}, "--mesh: 2,0: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2."),
     "mesh of one rank": (ADD | {"meshes": ((1, 1),)}, "--mesh: 1,1: it has 1 ranks. Take a mesh of 2 to 64 ranks."),
     "too large a mesh": (ADD | {"meshes": ((5, 13),)}, "--mesh: 5,13: it has 65 ranks. Take a mesh of 2 to 64 ranks."),
-    "resume": (
-        ADD | {"resume": True}, "--resume: given: there is no journal to go on with. Name it: --journal FILE.",
-    ),
+    "resume": (ADD | {"resume": True}, "--resume: given: there is no journal to go on with. Name it: --journal FILE."),
     "shard": (
         ADD | {"shard": (5, 4), "journal": Path("j")}, "--shard: 5/4: there is no such shard. Write --shard 1/4 to --shard 4/4.",
     ),

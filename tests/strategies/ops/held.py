@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 from localtensor.layout.spec import PARTIAL_KINDS
 from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import run_oracle
@@ -53,3 +55,15 @@ def assert_tempting(rules: Sequence[OpRule], one: Sample, text: str, because: st
     found = judged(one, text, ranks=ranks)
     assert found.verdict is Verdict.UNSOUND, f"{text} is {found.verdict}"
     assert because in found.evidence.reason, found.evidence.reason
+
+
+def for_each_line_case(cases: Sequence[tuple[Sample, Sequence[str]]]) -> pytest.MarkDecorator:
+    """Runs a test with `one` and `texts`: each call, and the lines that its rule has for it."""
+    name = lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""  # noqa: E731
+    return pytest.mark.parametrize(("one", "texts"), cases, ids=name)
+
+
+def for_each_tempting_case(cases: Sequence[tuple[object, ...]]) -> pytest.MarkDecorator:
+    """Runs a test with the arguments of `assert_tempting` but for the rules; a case begins with its name."""
+    names = ("one", "text", "because", "ranks")[: len(cases[0]) - 1]
+    return pytest.mark.parametrize(names, [case[1:] for case in cases], ids=[case[0] for case in cases])

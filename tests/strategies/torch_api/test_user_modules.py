@@ -32,41 +32,25 @@ def test_what_a_module_registers_comes_back_by_name(tmp_path):
     )
 
 
-def test_a_module_that_is_not_there_is_looked_for_in_the_folder(tmp_path):
-    assert refused("rules_absent", tmp_path) == (
-        "localtensor validate: --rules: rules_absent: there is no such module. "
+@pytest.mark.parametrize("name", ["rules_absent", "rules_absent.inner"])
+def test_a_module_or_package_that_is_not_there_is_looked_for_in_the_folder(name, tmp_path):
+    assert refused(name, tmp_path) == (
+        f"localtensor validate: --rules: {name}: there is no such module. "
         f"Run from the folder that holds it (now {tmp_path})."
     )
 
 
-def test_a_package_that_is_not_there_is_no_missing_requirement(tmp_path):
-    assert refused("rules_absent.inner", tmp_path) == (
-        "localtensor validate: --rules: rules_absent.inner: there is no such module. "
-        f"Run from the folder that holds it (now {tmp_path})."
-    )
-
-
-def test_a_module_that_raises_is_told_with_file_and_line(tmp_path):
-    (tmp_path / "rules_raise.py").write_text("x = 1\n\nraise LookupError('no luck')\n")
+@pytest.mark.parametrize(("text", "raised", "line"), [
+    ("x = 1\n\nraise LookupError('no luck')\n", "LookupError: no luck", 3),
+    ("raise SystemExit(0)\n", "SystemExit: 0", 1),
+    ("class Skipped(BaseException): pass\nraise Skipped('no GPU')\n", "Skipped: no GPU", 2),
+    ("x = 1\nx = = 2\n", "SyntaxError: invalid syntax (rules_raise.py, line 2)", 2),
+], ids=["an exception", "leaving Python", "no exception of the usual kind", "a syntax error"])  # fmt: skip
+def test_what_importing_a_module_raises_is_told_with_file_and_line(text, raised, line, tmp_path):
+    (tmp_path / "rules_raise.py").write_text(text)
     assert refused("rules_raise", tmp_path) == (
-        "localtensor validate: --rules: rules_raise: importing it raises LookupError: no luck "
-        f"({tmp_path}/rules_raise.py, line 3). Fix that first."
-    )
-
-
-def test_a_module_that_leaves_python_on_import_does_not_end_the_tool(tmp_path):
-    (tmp_path / "rules_leave.py").write_text("raise SystemExit(0)\n")
-    assert refused("rules_leave", tmp_path) == (
-        "localtensor validate: --rules: rules_leave: importing it raises SystemExit: 0 "
-        f"({tmp_path}/rules_leave.py, line 1). Fix that first."
-    )
-
-
-def test_what_is_no_exception_of_the_usual_kind_does_not_end_the_tool_either(tmp_path):
-    (tmp_path / "rules_skip.py").write_text("class Skipped(BaseException): pass\nraise Skipped('no GPU')\n")
-    assert refused("rules_skip", tmp_path) == (
-        "localtensor validate: --rules: rules_skip: importing it raises Skipped: no GPU "
-        f"({tmp_path}/rules_skip.py, line 2). Fix that first."
+        f"localtensor validate: --rules: rules_raise: importing it raises {raised} "
+        f"({tmp_path}/rules_raise.py, line {line}). Fix that first."
     )
 
 
@@ -82,14 +66,6 @@ def test_what_is_no_name_of_a_module_is_refused(name, tmp_path):
     assert refused(name, tmp_path) == (
         f"localtensor validate: --rules: {shown}: this is no name of a module. "
         "Write it as after `import`: my_package.my_rules."
-    )
-
-
-def test_a_syntax_error_is_told_with_its_own_line(tmp_path):
-    (tmp_path / "rules_syntax.py").write_text("x = 1\nx = = 2\n")
-    assert refused("rules_syntax", tmp_path) == (
-        "localtensor validate: --rules: rules_syntax: importing it raises SyntaxError: invalid syntax "
-        f"(rules_syntax.py, line 2) ({tmp_path}/rules_syntax.py, line 2). Fix that first."
     )
 
 

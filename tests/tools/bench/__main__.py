@@ -20,6 +20,7 @@ from rich.table import Table
 
 from strategies.base.atomic_files import write_whole
 from tests.tools.bench import fifty, lockstep, peers, planner, propagate, races, ranks, score, sizes, speed, sweep
+from tests.tools.command_line import parser_of
 
 PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty", "propagate", "races", "planner")
 """What runs if nothing is asked for; `sizes` needs a report, and so is asked for."""
@@ -103,12 +104,7 @@ def _measured(part: str, asked: argparse.Namespace, console: Console) -> tuple[A
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.bench",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("bench", EXAMPLES, __doc__)
     parser.add_argument(
         "--only", action="append", choices=(*PARTS, "sizes"), help="this part; may be given more than once"
     )

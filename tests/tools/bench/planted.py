@@ -59,11 +59,6 @@ def rows_of(op: str) -> dict[str, bool]:
     return {str(row): str(row) not in bad for _, rows in varied.claimed(mistake) for row in rows}
 
 
-def base_of(op: str) -> Base:
-    """What the op computes, and what is right about it."""
-    return _bases[op]
-
-
 def row_of(op: str) -> Row:
     """The one row that is claimed of the op beside the all-replicate one."""
     return _rows[op]

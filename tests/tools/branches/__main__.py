@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.tools.branches.each import sitecustomize
+from tests.tools.command_line import parser_of
 
 PLUGIN = Path(sitecustomize.__file__).stem
 EXAMPLES = """examples:
@@ -126,9 +127,7 @@ def _shares(found: list[File]) -> list[str]:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.branches", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("branches", EXAMPLES)
     parser.add_argument("what", nargs="*", help="files or folders of tests; the whole suite by default")
     parser.add_argument("--below", type=int, default=80, metavar="PERCENT", help="list files below this (default 80)")
     return parser.parse_args()

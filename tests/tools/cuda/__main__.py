@@ -22,6 +22,7 @@ from rich.table import Table
 from strategies.base import journal
 from strategies.inputs import gathering
 from strategies.model.verdict import digest
+from tests.tools.command_line import parser_of
 from tests.tools.cuda.agreement import agreement
 from tests.tools.cuda.differs import crashes, differing
 
@@ -55,8 +56,7 @@ def main() -> int:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m tests.tools.cuda", description=__doc__, epilog=EXAMPLES,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = parser_of("cuda", EXAMPLES, __doc__)
     parser.add_argument("--out", type=Path, default=Path("cuda-report"), help="folder of the journals and the report")
     parser.add_argument("--ops", nargs="+", default=[], help="these operators only; all by default")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4], help="sizes of the mesh")

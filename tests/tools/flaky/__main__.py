@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.tools.command_line import parser_of
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = """examples:
   python -m tests.tools.flaky --times 20                          the whole suite, twenty orders: hours
@@ -108,9 +110,7 @@ def _read(journal: Path) -> dict[int, Run]:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.flaky", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("flaky", EXAMPLES)
     parser.add_argument("what", nargs="*", help="files or folders of tests; the whole suite by default")
     parser.add_argument("--times", type=int, default=20, help="so many orders (default 20)")
     parser.add_argument("--first", type=int, default=1, help="the seed of the first order (default 1)")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.tools.command_line import parser_of
 from tests.tools.mutants.drawn import changed_lines, drawn
 from tests.tools.mutants.explained import explained
 from tests.tools.mutants.planted import PLANTED
@@ -115,9 +116,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.mutants", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("mutants", EXAMPLES)
     parser.add_argument("rooms", nargs="*", help="files, folders or modules; all rooms by default")
     parser.add_argument("--planted", action="store_true", help="those planted by hand, and no others")
     parser.add_argument(

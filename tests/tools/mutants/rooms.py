@@ -12,104 +12,48 @@ from tests.tools.mutants.values import ROOT
 MOST = 3
 """A room that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
-    "strategies/ops/pointwise/monotone.py": ("tests/strategies/ops/pointwise/test_unary_binary.py",),
-    "localtensor/processes/worker_group.py": (
-        "tests/localtensor/processes/test_pool.py",
-        "tests/localtensor/processes/test_forked.py",
-    ),
-    "localtensor/processes/job.py": (
-        "tests/localtensor/processes/test_pool_run_runs.py",
-        "tests/localtensor/processes/test_forked.py",
-    ),
-    "localtensor/processes/worker.py": (
-        "tests/localtensor/processes/test_pool.py",
-        "tests/localtensor/processes/test_forked.py",
-        "tests/localtensor/processes/test_forked_exception_transport.py",
-    ),
+    "strategies/ops/pointwise/monotone.py": "test_unary_binary",
+    "localtensor/processes/worker_group.py": "test_pool test_forked",
+    "localtensor/processes/job.py": "test_pool_run_runs test_forked",
+    "localtensor/processes/worker.py": "test_pool test_forked test_forked_exception_transport",
     "localtensor/errors/base.py": (
-        "tests/localtensor/layout/test_shards.py",
-        "tests/localtensor/layout/test_spec.py",
-        "tests/localtensor/layout/test_shard_order.py",
+        "localtensor/layout/test_shards localtensor/layout/test_spec localtensor/layout/test_shard_order"
     ),
     "localtensor/errors/collectives.py": (
-        "tests/localtensor/collectives/test_argument_checks_refusals.py",
-        "tests/localtensor/layout/test_reductions.py",
+        "localtensor/collectives/test_argument_checks_refusals localtensor/layout/test_reductions"
     ),
     "localtensor/concurrency/results.py": (
-        "tests/localtensor/concurrency/test_explorer.py",
-        "tests/localtensor/concurrency/test_line_yield_points.py",
-        "tests/strategies/propagation/races/test_explore.py",
+        "test_explorer test_line_yield_points strategies/propagation/races/test_explore"
     ),
-    "localtensor/concurrency/single_flight.py": ("tests/strategies/propagation/test_cache_cache_key.py",),
-    "localtensor/lockstep/dispatch/op_table.py": (
-        "tests/localtensor/lockstep/dispatch/test_op_table.py",
-        "tests/localtensor/lockstep/dispatch/test_batching.py",
-    ),
-    "localtensor/_util/rank_output.py": ("tests/localtensor/runner/test_torchrun.py",),
-    "localtensor/lockstep/dispatch/batching_dims.py": (
-        "tests/localtensor/lockstep/dispatch/test_batching.py",
-        "tests/localtensor/lockstep/dispatch/test_every_overload.py",
-    ),
-    "localtensor/lockstep/values/formatting.py": (
-        "tests/localtensor/lockstep/patches/test_nn_modules.py",
-        "tests/localtensor/lockstep/values/test_rank_int.py",
-    ),
-    "localtensor/testing/hypothesis_strategies/values.py": (
-        "tests/localtensor/testing/hypothesis_strategies/test_draws.py",
-        "tests/localtensor/testing/hypothesis_strategies/test_draws_parts.py",
-    ),
-    "localtensor/testing/hypothesis_strategies/layouts.py": (
-        "tests/localtensor/testing/hypothesis_strategies/test_draws.py",
-        "tests/localtensor/testing/hypothesis_strategies/test_draws_sharded.py",
-    ),
-    "localtensor/testing/programs/program.py": ("tests/localtensor/testing/programs/test_program.py",),
-    "localtensor/runner/torchrun_processes.py": ("tests/localtensor/runner/test_torchrun.py",),
-    "strategies/validation/assertions/script.py": ("tests/strategies/validation/assertions/test_api.py",),
-    "strategies/validation/assertions/api.py": ("tests/strategies/validation/assertions/test_api.py",),
-    "localtensor/lockstep/dispatch/execute.py": (
-        "tests/localtensor/lockstep/dispatch/test_batching.py",
-        "tests/localtensor/lockstep/dispatch/test_op_table.py",
-    ),
-    "localtensor/lockstep/comms/stacked_collectives.py": ("tests/localtensor/lockstep/comms/test_collectives.py",),
-    "localtensor/torch_suites/rank_run.py": (
-        "tests/localtensor/torch_suites/test_rank_run.py",
-        "tests/localtensor/torch_suites/test_multi_process.py",
-        "tests/localtensor/torch_suites/test_multi_threaded.py",
-    ),
-    "strategies/__main__.py": ("tests/strategies/cli/test_app.py", "tests/strategies/base/test_signals.py"),
-    "strategies/planner/execute/step.py": (
-        "tests/strategies/planner/execute/test_process_groups.py",
-        "tests/strategies/planner/execute/test_lockstep.py",
-    ),
-    **dict.fromkeys(
-        (f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
-        (
-            "tests/strategies/planner/search/test_edges.py",
-            "tests/strategies/planner/search/test_api.py",
-            "tests/strategies/planner/search/test_api_optimal.py",
-        ),
-    ),
-    "strategies/ops/all_rules.py": (
-        "tests/strategies/ops/lib/test_overload_variants.py",
-        "tests/strategies/ops/test_all_rules.py",
-    ),
-    "strategies/ops/pointwise/unary_binary.py": ("tests/strategies/ops/pointwise/test_creation.py",),
+    "localtensor/concurrency/single_flight.py": "strategies/propagation/test_cache_cache_key",
+    "localtensor/lockstep/dispatch/op_table.py": "test_op_table test_batching",
+    "localtensor/_util/rank_output.py": "localtensor/runner/test_torchrun",
+    "localtensor/lockstep/dispatch/batching_dims.py": "test_batching test_every_overload",
+    "localtensor/lockstep/values/formatting.py": "localtensor/lockstep/patches/test_nn_modules test_rank_int",
+    "localtensor/testing/hypothesis_strategies/values.py": "test_draws test_draws_values",
+    "localtensor/testing/hypothesis_strategies/layouts.py": "test_draws test_draws_sharded",
+    "localtensor/testing/programs/program.py": "test_program",
+    "localtensor/runner/torchrun_processes.py": "test_torchrun",
+    "strategies/validation/assertions/script.py": "test_api",
+    "strategies/validation/assertions/api.py": "test_api",
+    "localtensor/lockstep/dispatch/execute.py": "test_batching test_op_table",
+    "localtensor/lockstep/comms/stacked_collectives.py": "test_collectives",
+    "localtensor/torch_suites/rank_run.py": "test_rank_run test_multi_process test_multi_threaded",
+    "strategies/__main__.py": "strategies/cli/test_app strategies/base/test_signals",
+    "strategies/planner/execute/step.py": "test_process_groups test_lockstep",
+    **dict.fromkeys((f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
+        "test_edges test_api test_api_optimal"),
+    "strategies/ops/all_rules.py": "strategies/ops/lib/test_overload_variants test_all_rules",
+    "strategies/ops/pointwise/unary_binary.py": "test_creation",
     "strategies/ops/lib/elementwise.py": (
-        "tests/strategies/ops/linalg/test_matmul.py",
-        "tests/strategies/ops/linalg/test_reductions_rowwise.py",
+        "strategies/ops/linalg/test_matmul strategies/ops/linalg/test_reductions_rowwise"
     ),
-    "strategies/ops/pointwise/creation.py": ("tests/strategies/ops/pointwise/test_creation.py",),
-    "strategies/propagation/model.py": (
-        "tests/strategies/propagation/test_propagator.py",
-        "tests/strategies/propagation/test_mesh_expansion.py",
-    ),
+    "strategies/ops/pointwise/creation.py": "test_creation",
+    "strategies/propagation/model.py": "test_propagator test_mesh_expansion",
     "strategies/ops/lib/dim_maps.py": (
-        "tests/strategies/ops/nn/test_attention_glu.py",
-        "tests/strategies/ops/nn/test_spatial_pooling.py",
-        "tests/strategies/ops/linalg/test_matrix_ops.py",
+        "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"
     ),
-    **dict.fromkeys(
-        (
+    **dict.fromkeys((
             f"strategies/gate/changes/{name}.py"
             for name in [
                 "index",
@@ -123,17 +67,10 @@ SEEN_FROM = {
                 "version_view",
             ]
         ),
-        (
-            "tests/strategies/gate/changes/test_select.py",
-            "tests/strategies/gate/changes/test_version_view.py",
-            "tests/strategies/gate/changes/test_normal_form.py",
-            "tests/strategies/gate/changes/test_name_resolution.py",
-            "tests/strategies/gate/changes/test_dependency_slice.py",
-        ),
-    ),
-}
+        "test_select test_version_view test_normal_form test_name_resolution test_dependency_slice"),
+}  # fmt: skip
 """Rooms that no test names, because they run in a process of their own or behind another room, or whose name is also
-another room's: the tests that reach them."""
+another room's: the tests that reach them, below tests/; a plain name is that of a test in the mirror of its folder."""
 SLOW = (
     "tests/real",
     "tests/end_to_end/browser",
@@ -159,9 +96,15 @@ def tests_of(path: str) -> tuple[str, ...]:
     """The test files of a room, and the room itself where its docstrings have examples."""
     module = Path(path)
     stem = module.stem.strip("_")
-    own = [*SEEN_FROM.get(path, ()), *_mirrored(module.parent.as_posix(), stem)] or _naming(stem)
+    own = [*_seen_from(path), *_mirrored(module.parent.as_posix(), stem)] or _naming(stem)
     examples = (path,) if ">>> " in (ROOT / path).read_text() else ()
     return examples + tuple(dict.fromkeys(own))
+
+
+def _seen_from(path: str) -> list[str]:
+    folder = Path(path).parent
+    names = [name if "/" in name else f"{folder}/{name}" for name in SEEN_FROM.get(path, "").split()]
+    return [f"tests/{name}.py" for name in names]
 
 
 def _mirrored(folder: str, stem: str) -> list[str]:

@@ -40,6 +40,12 @@ class Planted:
         return source[: found[0].start()] + self.after + source[found[0].end() :]
 
 
+def bug(where: str, before: str, after: str, why: str, *tests: str) -> Planted:
+    """A planted bug; the file in `where` is named without its `.py`."""
+    file, separator, name = where.partition("::")
+    return Planted(f"{file}.py{separator}{name}", before, after, why, tests)
+
+
 def _extent(source: str, where: str) -> tuple[int, int]:
     """Where the function or class begins and ends in its file, in characters; the whole file where none is named."""
     name = where.partition("::")[2]

@@ -1,6 +1,5 @@
 """`make overloads`: every aten overload that torch's OpInfos reach, put through lockstep and held against plain loops."""
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -8,6 +7,7 @@ from collections import Counter
 import torch
 
 from localtensor.lockstep.dispatch.op_table import list_ops
+from tests.tools.command_line import parser_of
 from tests.tools.overloads.capture import captured
 from tests.tools.overloads.judge import Record, sweep
 
@@ -47,10 +47,7 @@ def report(records: dict[str, Record], seconds: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.overloads", description=__doc__, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("overloads", EXAMPLES, __doc__)
     parser.add_argument(
         "wanted", nargs="?", default="", metavar="NAME", help="part of the names of overloads; all if none is given"
     )

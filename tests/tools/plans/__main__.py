@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from tests.tools.command_line import parser_of
 from tests.tools.plans.trials import Trial, batch, by_ranks, every_step, in_lists, in_lockstep, trials, tried
 
 EXAMPLES = """examples:
@@ -135,10 +136,7 @@ def _show(console: Console, found: Iterable[str]) -> int:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.plans", description=__doc__, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("plans", EXAMPLES, __doc__)
     parser.add_argument("--count", type=int, default=100_000, help="how many on lists (100,000)")
     parser.add_argument("--first", type=int, default=0, help="the number of the first of these")
     parser.add_argument("--seed", type=int, default=0)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import sys
@@ -21,6 +20,7 @@ from strategies.planner.search.api import NoPlan, plan_uncached
 from strategies.planner.steps.legal_steps import usable_placements
 from strategies.planner.steps.plan import Move, Price
 from strategies.planner.steps.prices import Sent, Time, TorchPrice
+from tests.tools.command_line import parser_of
 from tests.tools.plans.oracle import Oracle, without_lone
 from tests.tools.plans.pairs import PLAIN, drawn, every_spec
 
@@ -100,10 +100,7 @@ def with_three_axes(turns: int, seed: int = 0) -> tuple[int, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.plans.optimal", description=__doc__, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("plans.optimal", EXAMPLES, __doc__)
     parser.add_argument("draws", nargs="?", type=int, default=40, help="of specs on meshes of three axes (default 40)")
     asked = parser.parse_args()
     start, tried, differ = time.perf_counter(), 0, list[str]()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 from localtensor.concurrency.explorer import replay
 from strategies.propagation.races import explore as races
+from tests.tools.command_line import parser_of
 
 MILLION = 1_000_000
 EXAMPLES = """examples:
@@ -21,10 +21,7 @@ CHUNK = 26_000  # schedules between two lines of progress; each chunk has seeds 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.races.nightly", description=__doc__, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("races.nightly", EXAMPLES, __doc__)
     parser.add_argument("--schedules", type=int, default=MILLION, metavar="N", help="how many (default a million)")
     parser.add_argument("--seed", type=int, default=0, help="where the seeds start; another night, other schedules")
     asked = parser.parse_args(words)

@@ -9,7 +9,6 @@ to an end.
 from __future__ import annotations
 
 import _thread
-import argparse
 import ctypes
 import itertools
 import random
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localtensor.concurrency.single_flight import SingleFlightCache
+from tests.tools.command_line import parser_of
 
 EXAMPLES = """examples:
   python -m tests.tools.races.stress                       ten million operations, many minutes
@@ -296,10 +296,7 @@ def stress(operations: int, seed: int = 0, tell: Callable[[str], None] = lambda 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.races.stress", description="Free-running stress of the shared cache.", epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("races.stress", EXAMPLES, "Free-running stress of the shared cache.")
     parser.add_argument(
         "--operations", type=int, default=10_000_000, metavar="N", help="how many (default ten million)"
     )

@@ -1,8 +1,8 @@
 """`make rankbugs`: how many planted faults `lt.run` finds, names, and explains at the right line."""
 
-import argparse
 import sys
 
+from tests.tools.command_line import parser_of
 from tests.tools.rankbugs.corpus import cases
 from tests.tools.rankbugs.score import Score, score
 
@@ -16,10 +16,7 @@ second to explain, or all takes more than a minute."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.rankbugs", description=__doc__, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("rankbugs", EXAMPLES, __doc__)
     parser.add_argument("only", nargs="*", help="labels, files or programs; all if none is given")
     parser.add_argument("-v", "--verbose", action="store_true", help="print what was said of each program")
     asked = parser.parse_args()

@@ -6,22 +6,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch.distributed import ReduceOp
 
-from localtensor.errors import (
-    BadGroup,
-    CollectiveFailed,
-    ComplexNotGathered,
-    DtypeNotCarried,
-    DtypeNotReducible,
-    LocalTensorError,
-    NotContiguous,
-    NotHeld,
-    OutsideWrite,
-    RankOutside,
-    ScalarTensor,
-    ShapesDiffer,
-    UnevenDim,
-    WrongListLength,
-)
+from localtensor import errors
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from tests.localtensor.both_ways import check_both_ways, here, numbers
 
@@ -238,11 +223,11 @@ def test_a_tensor_from_outside_is_written_if_all_ranks_agree():
     outside, other = torch.ones(3), torch.ones(3)
     with LocalTensorMode(4):
         dist.all_reduce(outside)
-        with pytest.raises(OutsideWrite, match="the tensor written"):
+        with pytest.raises(errors.OutsideWrite, match="the tensor written"):
             dist.all_reduce(other, group=dist.new_group([0, 1]))
-        with pytest.raises(OutsideWrite):
+        with pytest.raises(errors.OutsideWrite):
             dist.reduce_scatter_tensor(other, numbers(12))
-        with pytest.raises(OutsideWrite):
+        with pytest.raises(errors.OutsideWrite):
             dist.reduce_scatter_tensor(other[:3], numbers(12))
     assert outside.tolist() == [4, 4, 4] and other.tolist() == [1, 1, 1]
 
@@ -263,11 +248,13 @@ def test_who_is_in_no_group_keeps_what_it_had():
 def test_a_tensor_that_members_do_not_hold_is_refused():
     with LocalTensorMode(4):
         part = tensor_map(numbers(2), lambda rank, x: x if rank < 3 else None)
-        with pytest.raises(NotHeld, match=r"all_reduce: ranks: rank 3: no value is held there, only on ranks 0, 1, 2"):
+        with pytest.raises(
+            errors.NotHeld, match=r"all_reduce: ranks: rank 3: no value is held there, only on ranks 0, 1, 2"
+        ):
             dist.all_reduce(part)
         dist.all_reduce(part, group=dist.new_group([0, 2]))
         assert part.ranks == (0, 1, 2) and torch.equal(part.on(0), numbers(2).on(0) + numbers(2).on(2))
-        with pytest.raises(NotHeld, match="rank 3"):
+        with pytest.raises(errors.NotHeld, match="rank 3"):
             dist.all_gather_into_tensor(tensor_map(numbers(8), lambda rank, x: x if rank < 3 else None), numbers(2))
 
 
@@ -276,23 +263,23 @@ def uneven():
 
 
 REFUSED = {
-    "uneven": (ShapesDiffer, lambda: dist.all_reduce(uneven())),
-    "uneven, functional": (ShapesDiffer, lambda: fc.all_reduce(uneven(), "sum", dist.group.WORLD)),
-    "uneven lists": (ShapesDiffer, lambda: dist.all_gather([torch.ones(2)] * 4, uneven())),
-    "indivisible": (UnevenDim, lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(7))),
-    "scalar": (ScalarTensor, lambda: torch.ops._dtensor.shard_dim_alltoall(torch.ones(()), 0, 0, dist.group.WORLD.group_name)),
-    "dtype": (DtypeNotCarried, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16))),
-    "dtype, functional": (DtypeNotCarried, lambda: fc.all_reduce(torch.ones(2, dtype=torch.int16), "sum", dist.group.WORLD)),
-    "no average": (DtypeNotReducible, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), ReduceOp.AVG)),
-    "gaps": (NotContiguous, lambda: dist.all_reduce(numbers(4, 4)[:, 1])),
-    "turned": (NotContiguous, lambda: dist.all_to_all_single(torch.zeros(4, 4), numbers(4, 4).t())),
-    "complex": (ComplexNotGathered, lambda: dist.gather(numbers(2, dtype=torch.complex64), [numbers(2)] * 4, 0)),
-    "root": ((RankOutside, ValueError), lambda: dist.broadcast(torch.ones(2), 7)),
-    "length": (WrongListLength, lambda: dist.all_gather([torch.ones(2)] * 3, torch.ones(2))),
-    "size": (CollectiveFailed, lambda: dist.all_gather_into_tensor(torch.ones(9), torch.ones(2))),
-    "size on a rank": (CollectiveFailed, lambda: dist.all_gather([rank_map(lambda r: torch.ones(2 + (r == 3)))] * 4, torch.ones(2))),
-    "another mode's group": (BadGroup, lambda: dist.all_reduce(torch.ones(2), group=ELSEWHERE[0])),
-    "a group's name": (BadGroup, lambda: torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", "nobody")),
+    "uneven": (errors.ShapesDiffer, lambda: dist.all_reduce(uneven())),
+    "uneven, functional": (errors.ShapesDiffer, lambda: fc.all_reduce(uneven(), "sum", dist.group.WORLD)),
+    "uneven lists": (errors.ShapesDiffer, lambda: dist.all_gather([torch.ones(2)] * 4, uneven())),
+    "indivisible": (errors.UnevenDim, lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(7))),
+    "scalar": (errors.ScalarTensor, lambda: torch.ops._dtensor.shard_dim_alltoall(torch.ones(()), 0, 0, dist.group.WORLD.group_name)),
+    "dtype": (errors.DtypeNotCarried, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16))),
+    "dtype, functional": (errors.DtypeNotCarried, lambda: fc.all_reduce(torch.ones(2, dtype=torch.int16), "sum", dist.group.WORLD)),
+    "no average": (errors.DtypeNotReducible, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), ReduceOp.AVG)),
+    "gaps": (errors.NotContiguous, lambda: dist.all_reduce(numbers(4, 4)[:, 1])),
+    "turned": (errors.NotContiguous, lambda: dist.all_to_all_single(torch.zeros(4, 4), numbers(4, 4).t())),
+    "complex": (errors.ComplexNotGathered, lambda: dist.gather(numbers(2, dtype=torch.complex64), [numbers(2)] * 4, 0)),
+    "root": ((errors.RankOutside, ValueError), lambda: dist.broadcast(torch.ones(2), 7)),
+    "length": (errors.WrongListLength, lambda: dist.all_gather([torch.ones(2)] * 3, torch.ones(2))),
+    "size": (errors.CollectiveFailed, lambda: dist.all_gather_into_tensor(torch.ones(9), torch.ones(2))),
+    "size on a rank": (errors.CollectiveFailed, lambda: dist.all_gather([rank_map(lambda r: torch.ones(2 + (r == 3)))] * 4, torch.ones(2))),
+    "another mode's group": (errors.BadGroup, lambda: dist.all_reduce(torch.ones(2), group=ELSEWHERE[0])),
+    "a group's name": (errors.BadGroup, lambda: torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", "nobody")),
 }  # fmt: skip
 ELSEWHERE = []
 
@@ -308,11 +295,11 @@ def test_refusals(name):
         x = torch.ones(2)
         dist.all_reduce(x)  # nothing is broken
         assert x.reconcile().tolist() == [4, 4]
-    assert isinstance(caught.value, LocalTensorError | ValueError) and len(str(caught.value)) > 30
+    assert isinstance(caught.value, errors.LocalTensorError | ValueError) and len(str(caught.value)) > 30
 
 
 def test_the_words_for_a_buffer_of_the_wrong_size():
-    with LocalTensorMode(2), pytest.raises(CollectiveFailed) as caught:
+    with LocalTensorMode(2), pytest.raises(errors.CollectiveFailed) as caught:
         dist.all_gather_into_tensor(torch.ones(3), torch.ones(2))
     assert "rank 0 offers a buffer of shape (3,) of torch.float32 for a result of shape (4,) of torch.float32" in str(
         caught.value

@@ -7,14 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout.spec import StridedShard, shorts
-from localtensor.testing.hypothesis_strategies.layouts import (
-    aligned_options,
-    other_cut_orders,
-    placement_options,
-    ranks_between,
-    sizes_left,
-    unambiguous_layout,
-)
+from localtensor.testing.hypothesis_strategies import layouts
 
 F32 = torch.float32
 
@@ -25,7 +18,7 @@ def strided(dim, factor):
 
 def test_options_are_those_of_the_kinds_and_mean_something_for_the_dtype():
     def of(ndim, dtype, *kinds, pending=""):
-        return shorts(placement_options(ndim, dtype, kinds, pending))
+        return shorts(layouts.placement_options(ndim, dtype, kinds, pending))
 
     assert of(2, F32, "R", "S") == "R, S(0), S(1)"
     assert of(0, F32, "R", "S", "SS") == "R"
@@ -42,34 +35,36 @@ def test_options_are_those_of_the_kinds_and_mean_something_for_the_dtype():
 def test_an_option_keeps_its_place_whatever_the_tensor_is(dtype, pending):
     kinds = ("R", "S", "P", "SS")
     for ndim in range(4):
-        found = aligned_options(ndim, dtype, kinds, pending, 3)
-        places = {option: place for place, option in reversed(list(enumerate(placement_options(3, None, kinds))))}
+        found = layouts.aligned_options(ndim, dtype, kinds, pending, 3)
+        places = {
+            option: place for place, option in reversed(list(enumerate(layouts.placement_options(3, None, kinds))))
+        }
         assert len(found) == len(places)
-        assert set(found) == set(placement_options(ndim, dtype, kinds, pending))
+        assert set(found) == set(layouts.placement_options(ndim, dtype, kinds, pending))
         assert all(found[places[option]] == option for option in found)
 
 
 def test_what_has_two_meanings_is_mended_to_plain_shards():
     nested = (strided(0, 2), Shard(0))
-    assert unambiguous_layout(nested, (7,), F32, (3, 2)) == (Shard(0), Shard(0))
-    assert unambiguous_layout(nested, (6,), F32, (3, 2)) == nested
+    assert layouts.unambiguous_layout(nested, (7,), F32, (3, 2)) == (Shard(0), Shard(0))
+    assert layouts.unambiguous_layout(nested, (6,), F32, (3, 2)) == nested
 
 
 def test_other_orders_are_all_but_from_left_to_right_of_each_dim_that_axes_share():
     every = set(itertools.permutations(range(3)))
-    assert {order for _, order in other_cut_orders((Shard(0),) * 3)} == every - {(0, 1, 2)}
-    assert other_cut_orders((Shard(0), Replicate(), Shard(0))) == ((0, (2, 0)),)
-    assert other_cut_orders((Shard(1), Shard(0), Shard(1), Shard(0))) == ((1, (2, 0)), (0, (3, 1)))
-    assert other_cut_orders((Shard(0), Shard(1))) == other_cut_orders((strided(0, 2), Shard(0))) == ()
+    assert {order for _, order in layouts.other_cut_orders((Shard(0),) * 3)} == every - {(0, 1, 2)}
+    assert layouts.other_cut_orders((Shard(0), Replicate(), Shard(0))) == ((0, (2, 0)),)
+    assert layouts.other_cut_orders((Shard(1), Shard(0), Shard(1), Shard(0))) == ((1, (2, 0)), (0, (3, 1)))
+    assert layouts.other_cut_orders((Shard(0), Shard(1))) == layouts.other_cut_orders((strided(0, 2), Shard(0))) == ()
 
 
 @pytest.mark.parametrize("ranks", [(1, 8), (3, 7), (6, 6), (5, 5), (1, 30), (17, 30)], ids=str)
 def test_whatever_is_chosen_for_the_axes_the_ranks_stay_within_their_limits(ranks):
     found = set()
-    for many in set(ranks_between(*ranks)):
+    for many in set(layouts.ranks_between(*ranks)):
         for half in ("lower", "upper"):
-            for first in sizes_left(ranks[0], many, 1, half):
-                for second in sizes_left(ranks[0], many, first, half):
+            for first in layouts.sizes_left(ranks[0], many, 1, half):
+                for second in layouts.sizes_left(ranks[0], many, first, half):
                     found.add((first, second, many // (first * second)))
     assert {ranks[0] <= a * b * c <= ranks[1] for a, b, c in found} == {True}
     assert (1, 1, ranks[1]) in found and (ranks[1], 1, 1) in found

@@ -75,7 +75,6 @@ def step_hook(*args):
     pass
 
 
-PO = torch._tensor_str.PRINT_OPTS
 FS = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
 EXT = importlib.import_module("torch.distributed.fsdp._fsdp_extensions")
 SHARD = importlib.import_module("torch.distributed._shard.api")
@@ -87,8 +86,7 @@ DISPATCHER = dtensor.DTensor._op_dispatcher
 # slot -> what one rank does, by the way a program does it, and how it or another looks at that
 BY_HAND = {
     "output": (lambda: enter(contextlib.redirect_stdout(io.StringIO())), lambda: sys.stdout),
-    "sharding_rules": (
-        lambda: DISPATCHER.sharding_propagator.op_strategy_funcs.__setitem__("nobody's op", "a rule"),
+    "sharding_rules": (lambda: DISPATCHER.sharding_propagator.op_strategy_funcs.__setitem__("nobody's op", "a rule"),
         lambda: "nobody's op" in DISPATCHER.sharding_propagator.op_strategy_funcs),
     "default_dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
     "deterministic": (lambda: torch._C._set_deterministic_algorithms(True, warn_only=True),
@@ -98,8 +96,7 @@ BY_HAND = {
     "cudnn": (lambda: enter(torch.backends.cudnn.flags(enabled=False)), lambda: torch.backends.cudnn.enabled),
     "cpu_libraries": (lambda: enter(torch.backends.mkldnn.flags(enabled=False)),
                       lambda: torch.backends.mkldnn.enabled),
-    "matmul_reductions": (
-        lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "matmul_reductions": (lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
         lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
     "float32_precision": (lambda: torch.set_float32_matmul_precision("medium"), torch.get_float32_matmul_precision),
     "anomaly": (lambda: torch._C.set_anomaly_enabled(True, False), torch.is_anomaly_check_nan_enabled),

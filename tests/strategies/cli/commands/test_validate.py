@@ -162,49 +162,28 @@ def test_what_is_no_refusal_goes_on_to_the_caller_and_nothing_is_written(error, 
 # Before the work.
 
 
-def test_json_onto_a_folder_is_refused_before_the_work(capsys, judge):
+@pytest.mark.parametrize(("options", "said"), [
+    ({"json": Path("folder")}, "--json: folder: this is a folder. Name a file."),
+    ({"json": Path("no/r.json")}, "--json: no/r.json: its folder is not there. Make the folder first, or name another."),
+    ({"repro": Path("file")}, "--repro: file: this is a file. Name a folder; it is made if it is not there."),
+    ({"repro": Path("file/a/b")}, "--repro: file/a/b: {here}/file takes no files. Name a folder below one of yours."),
+], ids=["json onto a folder", "json into a missing folder", "repro onto a file", "repro below a file"])  # fmt: skip
+def test_a_file_that_cannot_be_made_is_refused_before_the_work(options, said, capsys, judge):
     asked = judge(CLEAN)
-    Path("r").mkdir()
-    assert_usage(capsys, "--json: r: this is a folder. Name a file.", ops=("add",), json=Path("r"))
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    assert_usage(capsys, said.format(here=Path.cwd()), ops=("add",), **options)
     assert asked == []
 
 
-def test_json_into_a_missing_folder_is_refused_before_the_work(capsys, judge):
-    asked = judge(CLEAN)
-    said = "--json: none/r.json: its folder is not there. Make the folder first, or name another."
-    assert_usage(capsys, said, ops=("add",), json=Path("none/r.json"))
-    assert asked == []
-
-
-def test_json_where_one_may_not_write_is_refused_before_the_work(capsys, judge, monkeypatch):
+@pytest.mark.parametrize(("options", "said"), [
+    ({"json": Path("r.json")}, "--json: r.json: {here} takes no files. Name a file in a folder of yours."),
+    ({"repro": Path("a/b")}, "--repro: a/b: {here} takes no files. Name a folder below one of yours."),
+], ids=["json", "repro"])  # fmt: skip
+def test_a_file_where_one_may_not_write_is_refused_before_the_work(options, said, capsys, judge, monkeypatch):
     asked = judge(CLEAN)
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and Path(path) == Path.cwd()))
-    said = f"--json: r.json: {Path.cwd()} takes no files. Name a file in a folder of yours."
-    assert_usage(capsys, said, ops=("add",), json=Path("r.json"))
-    assert asked == []
-
-
-def test_repro_onto_a_file_is_refused_before_the_work(capsys, judge):
-    asked = judge(CLEAN)
-    Path("file").write_text("")
-    said = "--repro: file: this is a file. Name a folder; it is made if it is not there."
-    assert_usage(capsys, said, ops=("add",), repro=Path("file"))
-    assert asked == []
-
-
-def test_repro_below_a_file_is_refused_before_the_work(capsys, judge):
-    asked = judge(CLEAN)
-    Path("file").write_text("")
-    said = f"--repro: file/a/b: {Path.cwd()}/file takes no files. Name a folder below one of yours."
-    assert_usage(capsys, said, ops=("add",), repro=Path("file/a/b"))
-    assert asked == []
-
-
-def test_repro_where_one_may_not_write_is_refused_before_the_work(capsys, judge, monkeypatch):
-    asked = judge(CLEAN)
-    monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and Path(path) == Path.cwd()))
-    said = f"--repro: a/b: {Path.cwd()} takes no files. Name a folder below one of yours."
-    assert_usage(capsys, said, ops=("add",), repro=Path("a/b"))
+    assert_usage(capsys, said.format(here=Path.cwd()), ops=("add",), **options)
     assert asked == []
 
 

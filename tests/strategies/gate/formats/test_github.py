@@ -1,11 +1,13 @@
+import html
 import re
 from dataclasses import replace
 
 import pytest
+from markdown_it import MarkdownIt
 
 from strategies.base.progress import xml_safe
-from strategies.gate.formats.github import annotations, command_escaped
-from tests.strategies.gate_cases import CLEAN, FULL, HOSTILE, finding, hostile, huge, new
+from strategies.gate.formats.github import MOST, annotations, command_escaped, markdown_escaped, summary
+from tests.strategies.gate_cases import CLEAN, EVERY, FULL, HOSTILE, finding, hostile, huge, new
 
 
 def read(line):
@@ -70,3 +72,70 @@ def test_hostile_text_stays_within_its_own_command():
 
 def test_a_percent_sign_is_escaped_first():
     assert command_escaped("%0A\n") == "%250A%0A"
+
+
+def rendered(result):
+    return MarkdownIt("commonmark").enable("table").render(summary(result))
+
+
+def test_a_clean_gate_is_two_lines():
+    assert summary(CLEAN) == (
+        "## localtensor gate: clean\n\n"
+        "0 new, 0 accepted, 0 gone, 0 not tried; 3 rules sound, 9 instances of 2 overloads on torch 2.13.0 in 1.5 s.\n"
+    )
+
+
+def test_a_full_one_has_a_table_of_what_is_new_and_lists_of_the_rest():
+    text = rendered(FULL)
+    assert text.count("<tr>") == 3 and text.count("<td>") == 12
+    titles = ["New: these fail the gate (2)", "Gone: remove these from the baseline with localtensor gate --update (1)",
+              "Accepted once, and past their date (1)", "Crashed (1)", "Good to know (1)", "Not tried (1)", "Chosen by the change (1)",
+              "Accepted crashes that did not come back (1)", "Accepted (2)"]  # fmt: skip
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "a worker was killed twice" in text and "until 2027-01-31" in text
+
+
+def test_silent_and_loud_are_told_apart():
+    rows = [line for line in summary(FULL).splitlines() if line.startswith("| <code>")]
+    assert [row.split(" | ")[-1] for row in rows] == ["silent |", "loud |"]
+
+
+def test_no_text_breaks_out_of_its_cell_or_its_line():
+    text = rendered(hostile())
+    assert "<script>" not in text and "<a " not in text and "<img" not in text
+    assert text.count("<td>") == 6 and "<td>silent</td>" in text
+    shown = html.unescape(text)
+    assert "%0A::error::" in shown and "| `t`" in shown
+
+
+def test_plain_text_shows_as_itself():
+    odd = "a|b `c` *d* _e_ [f](g) <h> &amp; \\i # j ~k~ $l$ ![m]"
+    shown = html.unescape(MarkdownIt("commonmark").enable("table").render(f"{markdown_escaped(odd)}")).strip()
+    assert shown == f"<p>{odd}</p>"
+
+
+@pytest.mark.parametrize("which", EVERY)
+def test_it_fits_into_what_github_takes(which):
+    assert 0 < len(summary(EVERY[which]()).encode()) < MOST
+
+
+def test_what_does_not_fit_is_counted():
+    shown = summary(huge())
+    kept = shown.count("| <code>my.op")
+    assert 1_000 < kept < 6_000
+    assert int(shown.strip().splitlines()[-1].strip("*").split()[0]) >= 6_000 - kept
+
+
+def test_a_single_text_beyond_the_limit_is_left_out_too():
+    vast = replace(CLEAN, findings=(new(finding(reason="é" * MOST)),))
+    assert len(summary(vast).encode()) < MOST and "more lines do not fit" in summary(vast)
+
+
+def test_the_headline_says_the_worst():
+    one = summary(replace(CLEAN, findings=(new(finding()),)))
+    assert one.startswith("## localtensor gate: 1 new wrong rule\n")
+    assert summary(FULL).startswith("## localtensor gate: 2 new wrong rules\n")
+    assert summary(replace(FULL, findings=())).startswith("## localtensor gate: the baseline must shrink\n")
+    assert summary(EVERY["nothing"]()).startswith("## localtensor gate: in trouble\n")
+    assert HOSTILE not in one

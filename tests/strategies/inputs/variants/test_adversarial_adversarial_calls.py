@@ -1,17 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial import (
-    adversaries,
-    both_signs,
-    grown_by_position,
-    grown_to_odd,
-    keeps_sizes,
-    number_tensors,
-    redrawn,
-    ties,
-    with_outlier,
-)
+from strategies.inputs.variants import adversarial
 from strategies.model.call_signature import call_kind
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import sample
@@ -24,28 +14,30 @@ def generator(seed=0):
 
 
 def made(one, seed=0, known=()):
-    return list(adversaries(one, number_tensors([one, *known]), seed))
+    return list(adversarial.adversaries(one, adversarial.number_tensors([one, *known]), seed))
 
 
 def test_equal_sizes_grow_together_and_nothing_shrinks():
-    one = grown_to_odd(sample("mm.default", drawn(4, 8), drawn(8, 4)))
+    one = adversarial.grown_to_odd(sample("mm.default", drawn(4, 8), drawn(8, 4)))
     assert [tuple(t.shape) for t in one.tensors] == [(5, 9), (9, 5)]
-    assert [tuple(t.shape) for t in grown_to_odd(sample("neg.default", drawn(1, 2, 99))).tensors] == [(1, 5, 99)]
+    assert [tuple(t.shape) for t in adversarial.grown_to_odd(sample("neg.default", drawn(1, 2, 99))).tensors] == [
+        (1, 5, 99)
+    ]
 
 
 def test_places_grow_apart_and_a_size_of_one_becomes_what_stands_beside_it():
-    one = grown_by_position(sample("add.Tensor", X, drawn(1, 4)))
+    one = adversarial.grown_by_position(sample("add.Tensor", X, drawn(1, 4)))
     assert [tuple(t.shape) for t in one.tensors] == [(5, 7), (5, 7)]
 
 
 def test_an_op_that_trusts_its_caller_keeps_its_sizes():
     index = torch.zeros(4, 4, dtype=torch.int64)
     trusting = sample("embedding_dense_backward.default", X, index[0], 9, -1, False)
-    assert keeps_sizes(trusting)
+    assert adversarial.keeps_sizes(trusting)
     assert {one.sample.tensors[0].shape for one in made(trusting)} == {X.shape}
-    assert keeps_sizes(sample("linalg_lu_solve.default", X, index[0], X))
-    assert not keeps_sizes(sample("gather.default", X, 0, index))
-    assert not keeps_sizes(sample("tanh_backward.default", X, X))
+    assert adversarial.keeps_sizes(sample("linalg_lu_solve.default", X, index[0], X))
+    assert not adversarial.keeps_sizes(sample("gather.default", X, 0, index))
+    assert not adversarial.keeps_sizes(sample("tanh_backward.default", X, X))
 
 
 def test_a_call_and_its_adversaries_are_of_one_kind():
@@ -83,7 +75,9 @@ def test_one_seed_gives_the_same_calls_and_another_gives_others():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64, torch.bool, torch.uint8])
-@pytest.mark.parametrize("values", [redrawn, both_signs, ties, with_outlier])
+@pytest.mark.parametrize(
+    "values", [adversarial.redrawn, adversarial.both_signs, adversarial.ties, adversarial.with_outlier]
+)
 def test_values_keep_dtype_and_shape(values, dtype):
     x = torch.ones(3, 5).to(dtype)
     got = values(x, generator())
@@ -93,5 +87,5 @@ def test_values_keep_dtype_and_shape(values, dtype):
 
 
 def test_one_element_stands_apart():
-    x = with_outlier(X, generator()).abs().flatten().sort().values
+    x = adversarial.with_outlier(X, generator()).abs().flatten().sort().values
     assert float(x[-1]) > 10 * float(x[-2])

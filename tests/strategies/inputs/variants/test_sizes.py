@@ -1,18 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.sizes import (
-    SIZES,
-    resize,
-    with_broadcast_operands,
-    with_even_sizes,
-    with_few_rows,
-    with_no_rows,
-    with_oblong_sizes,
-    with_one_row_less,
-    with_uneven_sizes,
-    without_dims,
-)
+from strategies.inputs.variants import sizes
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)
@@ -25,44 +14,44 @@ def shapes(made):
 
 def test_all_sizes_change_at_once_then_each_alone_in_all_tensors():
     one = sample("mm.default", X, numbers(6, 4))
-    assert shapes(with_even_sizes(one)) == [[(12, 12), (12, 12)], [(12, 6), (6, 12)], [(4, 12), (12, 4)]]
-    assert shapes(with_uneven_sizes(one))[0] == [(5, 7), (7, 5)]
-    assert shapes(with_few_rows(one))[0] == [(3, 3), (3, 3)]
-    assert shapes(with_one_row_less(one))[0] == [(11, 11), (11, 11)]
-    assert shapes(with_no_rows(one))[0] == [(0, 0), (0, 0)]
+    assert shapes(sizes.with_even_sizes(one)) == [[(12, 12), (12, 12)], [(12, 6), (6, 12)], [(4, 12), (12, 4)]]
+    assert shapes(sizes.with_uneven_sizes(one))[0] == [(5, 7), (7, 5)]
+    assert shapes(sizes.with_few_rows(one))[0] == [(3, 3), (3, 3)]
+    assert shapes(sizes.with_one_row_less(one))[0] == [(11, 11), (11, 11)]
+    assert shapes(sizes.with_no_rows(one))[0] == [(0, 0), (0, 0)]
 
 
 def test_a_list_of_sizes_changes_with_them_and_dims_do_not():
-    first, second, *_ = with_even_sizes(sample("expand.default", numbers(4, 1), [4, 6]))
+    first, second, *_ = sizes.with_even_sizes(sample("expand.default", numbers(4, 1), [4, 6]))
     assert (first.call.args[1], shapes([first])) == ([12, 6], [[(12, 1)]])
     assert (second.call.args[1], shapes([second])) == ([4, 6], [[(12, 1)]])
-    assert next(iter(with_few_rows(sample("sum.dim_IntList", numbers(2, 2, 2), [2])))).call.args[1] == [2]
+    assert next(iter(sizes.with_few_rows(sample("sum.dim_IntList", numbers(2, 2, 2), [2])))).call.args[1] == [2]
 
 
 def test_sizes_of_one_and_tensors_that_would_be_huge_stay():
-    assert shapes(with_even_sizes(sample("relu.default", numbers(1, 4)))) == [[(1, 12)]]
-    assert shapes(with_even_sizes(sample("relu.default", numbers(2, 2, 2, 2, 2)))) == []
+    assert shapes(sizes.with_even_sizes(sample("relu.default", numbers(1, 4)))) == [[(1, 12)]]
+    assert shapes(sizes.with_even_sizes(sample("relu.default", numbers(2, 2, 2, 2, 2)))) == []
 
 
 def test_rows_are_the_first_ones_then_some_again_and_larger():
     x = torch.arange(4.0).view(4, 1)
-    assert torch.equal(resize(x, [2, 1]), x[:2])
-    longer = resize(x, [6, 1])
+    assert torch.equal(sizes.resize(x, [2, 1]), x[:2])
+    longer = sizes.resize(x, [6, 1])
     assert torch.equal(longer[:4], x) and torch.allclose(longer[4:], x[:2] * 1.17)
-    assert torch.equal(resize(INDEX, [3, 2])[2], INDEX[0])
+    assert torch.equal(sizes.resize(INDEX, [3, 2])[2], INDEX[0])
 
 
 def test_indices_stay_in_range_and_what_is_sorted_stays_sorted():
-    for other in with_few_rows(sample("gather.default", numbers(4, 2), 0, INDEX)):
+    for other in sizes.with_few_rows(sample("gather.default", numbers(4, 2), 0, INDEX)):
         assert int(other.tensors[1].max()) < min(other.tensors[0].shape)
-    for other in with_one_row_less(sample("bucketize.Tensor", X, torch.arange(4.0))):
+    for other in sizes.with_one_row_less(sample("bucketize.Tensor", X, torch.arange(4.0))):
         assert torch.equal(other.tensors[1], other.tensors[1].sort().values)
 
 
 def test_a_square_becomes_oblong_on_either_side():
-    assert shapes(with_oblong_sizes(sample("relu.default", numbers(4, 4)))) == [[(4, 6)], [(6, 4)]]
-    assert shapes(with_oblong_sizes(sample("relu.default", X))) == []
-    assert shapes(with_oblong_sizes(sample("addmm.default", numbers(4), numbers(4, 4), numbers(4, 4))))[0] == [
+    assert shapes(sizes.with_oblong_sizes(sample("relu.default", numbers(4, 4)))) == [[(4, 6)], [(6, 4)]]
+    assert shapes(sizes.with_oblong_sizes(sample("relu.default", X))) == []
+    assert shapes(sizes.with_oblong_sizes(sample("addmm.default", numbers(4), numbers(4, 4), numbers(4, 4))))[0] == [
         (4,),
         (4, 6),
         (4, 6),
@@ -71,13 +60,13 @@ def test_a_square_becomes_oblong_on_either_side():
 
 def test_a_longer_row_of_boundaries_is_in_order_too():
     rows = numbers(4, 4).sort(-1).values
-    (longer, _) = with_oblong_sizes(sample("searchsorted.Tensor", rows, numbers(4, 4)))
+    (longer, _) = sizes.with_oblong_sizes(sample("searchsorted.Tensor", rows, numbers(4, 4)))
     assert longer.tensors[0].shape == (4, 6) and torch.equal(longer.tensors[0], longer.tensors[0].sort(-1).values)
     assert not torch.equal(longer.tensors[1], longer.tensors[1].sort(-1).values)
 
 
 def test_each_operand_in_turn_is_broadcast():
-    made = shapes(with_broadcast_operands(sample("add.Tensor", X, X)))
+    made = shapes(sizes.with_broadcast_operands(sample("add.Tensor", X, X)))
     assert made == [
         [(1, 6), (4, 6)],
         [(4, 1), (4, 6)],
@@ -86,17 +75,17 @@ def test_each_operand_in_turn_is_broadcast():
         [(4, 6), (4, 1)],
         [(4, 6), (6,)],
     ]
-    assert shapes(with_broadcast_operands(sample("relu.default", X))) == []
-    assert shapes(with_broadcast_operands(sample("binary_cross_entropy.default", X, X))) == []
+    assert shapes(sizes.with_broadcast_operands(sample("relu.default", X))) == []
+    assert shapes(sizes.with_broadcast_operands(sample("binary_cross_entropy.default", X, X))) == []
 
 
 def test_all_tensors_then_each_alone_have_no_dims():
-    assert shapes(without_dims(sample("add.Tensor", X, X))) == [[(), ()], [(), (4, 6)], [(4, 6), ()]]
-    assert shapes(without_dims(sample("relu.default", X))) == [[()]]
-    assert shapes(without_dims(sample("relu.default", numbers(0, 3)))) == []
+    assert shapes(sizes.without_dims(sample("add.Tensor", X, X))) == [[(), ()], [(), (4, 6)], [(4, 6), ()]]
+    assert shapes(sizes.without_dims(sample("relu.default", X))) == [[()]]
+    assert shapes(sizes.without_dims(sample("relu.default", numbers(0, 3)))) == []
 
 
-@pytest.mark.parametrize("form", SIZES, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", sizes.SIZES, ids=lambda form: form.name)
 @pytest.mark.parametrize("one", [
     sample("native_layer_norm.default", X, [6], X[0], X[1], 1e-5),
     sample("_softmax.default", X, 1, False),
@@ -107,7 +96,7 @@ def test_ops_that_would_read_past_the_end_keep_their_sizes(form, one):
     assert list(form.make(one)) == []
 
 
-@pytest.mark.parametrize("form", SIZES, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", sizes.SIZES, ids=lambda form: form.name)
 def test_the_samples_own_tensors_stay_as_they_are(form):
     one = sample("gather.default", numbers(4, 4), 0, torch.zeros(4, 4, dtype=torch.int64))
     before = [x.clone() for x in one.tensors]
@@ -118,10 +107,12 @@ def test_the_samples_own_tensors_stay_as_they_are(form):
 
 
 def test_a_size_that_is_as_it_should_be_is_left_out_alone():
-    shapes = [tuple(other.tensors[0].shape) for other in with_even_sizes(sample("relu.default", numbers(12, 5)))]
+    shapes = [tuple(other.tensors[0].shape) for other in sizes.with_even_sizes(sample("relu.default", numbers(12, 5)))]
     assert shapes == [(12, 12), (12, 12)]
 
 
 def test_a_size_that_would_make_a_tensor_too_large_is_left_out_alone():
-    shapes = [tuple(other.tensors[0].shape) for other in with_even_sizes(sample("relu.default", numbers(3, 1000)))]
+    shapes = [
+        tuple(other.tensors[0].shape) for other in sizes.with_even_sizes(sample("relu.default", numbers(3, 1000)))
+    ]
     assert shapes == [(12, 12), (3, 12)]

@@ -1,16 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.sizes import (
-    other_dtypes,
-    other_flags,
-    other_reductions,
-    other_scalars,
-    with_ignored_class,
-    with_one_result,
-    with_weights,
-    without_optional_tensors,
-)
+from strategies.inputs.variants import sizes
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 3)
@@ -33,68 +24,68 @@ def said(made):
      ["eps=0.0", "eps=1.0", "eps=-1.0", "eps=2.0", "eps=2.5"]),
 ], ids=lambda given: getattr(given, "op", None))  # fmt: skip
 def test_every_number_has_other_values(one, want):
-    assert said(other_scalars(one)) == want
+    assert said(sizes.other_scalars(one)) == want
 
 
 def test_scales_that_must_agree_with_sizes_stay_where_nobody_checks_them():
     """torch 2.13 reads past the end of the input where they do not, and gives left-over memory."""
     x = numbers(1, 1, 4, 4)
-    assert said(other_scalars(sample("_upsample_bilinear2d_aa.default", x, [2, 2], False, 0.5, 0.5))) == []
-    checked = said(other_scalars(sample("upsample_bilinear2d.default", x, [2, 2], False, 0.5, 0.5)))
+    assert said(sizes.other_scalars(sample("_upsample_bilinear2d_aa.default", x, [2, 2], False, 0.5, 0.5))) == []
+    checked = said(sizes.other_scalars(sample("upsample_bilinear2d.default", x, [2, 2], False, 0.5, 0.5)))
     assert checked[:2] == ["scales_h=0.0", "scales_h=1.0"]
 
 
 def test_a_mode_is_never_one_that_there_is_not():
     """torch 2.13 writes nothing for a mode below zero."""
     one = sample("grid_sampler_3d.default", numbers(1, 1, 3, 3, 3), numbers(1, 2, 2, 2, 3), 0, 0, False)
-    assert said(other_scalars(one)) == [
+    assert said(sizes.other_scalars(one)) == [
         "interpolation_mode=1", "interpolation_mode=2", "padding_mode=1", "padding_mode=2",
     ]  # fmt: skip
 
 
 def test_flags_are_turned_and_dims_are_not_kept_here():
-    assert said(other_flags(sample("sort.default", X, 0, True))) == ["descending=False"]
-    assert said(other_flags(sample("sum.dim_IntList", X, [0], True))) == []
-    assert said(other_flags(sample("_softmax.default", X, 1, False))) == []
+    assert said(sizes.other_flags(sample("sort.default", X, 0, True))) == ["descending=False"]
+    assert said(sizes.other_flags(sample("sum.dim_IntList", X, [0], True))) == []
+    assert said(sizes.other_flags(sample("_softmax.default", X, 1, False))) == []
 
 
 def test_results_in_other_dtypes_and_in_none_that_is_named():
-    made = list(other_dtypes(sample("sum.dim_IntList", X, [0], dtype=torch.float32)))
+    made = list(sizes.other_dtypes(sample("sum.dim_IntList", X, [0], dtype=torch.float32)))
     assert said(made) == ["dtype=torch.float64", "dtype=torch.int64", "dtype=None"]
     assert [dict(other.call.kwargs).get("dtype") for other in made] == [torch.float64, torch.int64, None]
-    assert said(other_dtypes(sample("relu.default", X))) == []
+    assert said(sizes.other_dtypes(sample("relu.default", X))) == []
 
 
 def test_a_loss_has_the_two_other_reductions():
-    assert said(other_reductions(sample("mse_loss.default", X, X, 1))) == ["reduction=2", "reduction=0"]
-    assert said(other_reductions(sample("mse_loss_backward.default", X, X, X, 1))) == []
+    assert said(sizes.other_reductions(sample("mse_loss.default", X, X, 1))) == ["reduction=2", "reduction=0"]
+    assert said(sizes.other_reductions(sample("mse_loss_backward.default", X, X, X, 1))) == []
 
 
 def test_the_class_of_the_first_and_of_the_last_target_is_ignored():
     one = sample("nll_loss_forward.default", X, TARGET, None, 1, -100)
-    assert said(with_ignored_class(one)) == ["ignore_index=1", "ignore_index=2"]
-    assert said(with_ignored_class(sample("relu.default", X))) == []
+    assert said(sizes.with_ignored_class(one)) == ["ignore_index=1", "ignore_index=2"]
+    assert said(sizes.with_ignored_class(sample("relu.default", X))) == []
 
 
 def test_weights_differ_and_come_in_every_shape_that_might_be_meant():
     one = sample("nll_loss_forward.default", X, TARGET, None, 1, -100)
-    made = list(with_weights(one))
+    made = list(sizes.with_weights(one))
     assert said(made) == ["weights of shape (3,)", "weights of shape (4, 3)"]
     assert made[0].tensors[2].tolist() == [0.25, 0.5, 0.75]
-    assert said(with_weights(sample("nll_loss_forward.default", X, TARGET, X[0], 1, -100))) == []
-    assert said(with_weights(sample("relu.default", X))) == []
+    assert said(sizes.with_weights(sample("nll_loss_forward.default", X, TARGET, X[0], 1, -100))) == []
+    assert said(sizes.with_weights(sample("relu.default", X))) == []
 
 
 def test_tensors_that_may_be_left_out_are():
-    made = list(without_optional_tensors(sample("clamp.Tensor", X, X, X + 1)))
+    made = list(sizes.without_optional_tensors(sample("clamp.Tensor", X, X, X + 1)))
     assert said(made) == ["min=None", "max=None"]
     assert [len(other.tensors) for other in made] == [2, 2]
-    assert said(without_optional_tensors(sample("native_layer_norm.default", X, [3], X[0], X[1], 1e-5))) == []
+    assert said(sizes.without_optional_tensors(sample("native_layer_norm.default", X, [3], X[0], X[1], 1e-5))) == []
 
 
 def test_each_result_is_asked_for_alone():
     args = (X, X, [3], X[:, :1], X[:, :1], X[0], X[0])
     one = sample("native_layer_norm_backward.default", *args, [True, True, True])
-    assert said(with_one_result(one)) == [f"only result {i} asked for" for i in range(3)]
+    assert said(sizes.with_one_result(one)) == [f"only result {i} asked for" for i in range(3)]
     alone = sample("native_layer_norm_backward.default", *args, [False, True, False])
-    assert said(with_one_result(alone)) == ["only result 0 asked for", "only result 2 asked for"]
+    assert said(sizes.with_one_result(alone)) == ["only result 0 asked for", "only result 2 asked for"]

@@ -1,6 +1,5 @@
 """Rows picked and written by number, by many index tensors, by masks; values scattered, added and folded."""
 
-import pytest
 import torch
 
 from strategies.ops.index.indexing import RULES as MANY
@@ -8,7 +7,7 @@ from strategies.ops.index.indexing import RULES as PICKED
 from strategies.ops.index.indexing import RULES as WHOLE
 from strategies.ops.index.scatter import RULES as SCATTERED
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 RULES = (*PICKED, *MANY, *SCATTERED, *WHOLE)
 X, Y = numbers(4, 6, 5), numbers(5, 4)
@@ -79,11 +78,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_an_index_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 SHORT = PLACES[:, :3] % 4
@@ -103,8 +100,6 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_an_index_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)

@@ -11,7 +11,7 @@ from strategies.ops.index.indexing import RULES as BAGS
 from strategies.ops.index.indexing import RULES as ROWS
 from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
+from tests.strategies.ops import held
 
 RULES = (*ROWS, *BAGS)
 TABLE, WORDS = numbers(7, 4), torch.tensor([[3, 0, 6], [2, 2, 5]])
@@ -41,11 +41,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_lookup_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -55,11 +53,9 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_lookup_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -86,4 +82,4 @@ def test_bags_of_parts_add_up_where_rows_are_added_and_not_where_one_is_chosen(m
     bags = [torch.ops.aten._embedding_bag(x, FLAT, STARTS, False, mode)[0] for x in (*parts, TABLE)]
     assert torch.allclose(bags[0] + bags[1], bags[2]) == linear
     one = sample("_embedding_bag.default", TABLE, FLAT, STARTS, False, mode)
-    assert ("P(sum), R, R -> P(sum), R, R, R" in {str(line) for line in lines_of(BAGS, one)}) == linear
+    assert ("P(sum), R, R -> P(sum), R, R, R" in {str(line) for line in held.lines_of(BAGS, one)}) == linear

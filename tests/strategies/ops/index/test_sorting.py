@@ -1,11 +1,10 @@
 """Sorting, picking by rank, and looking up in what is sorted."""
 
-import pytest
 import torch
 
 from strategies.ops.index.sorting import RULES
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 X, Y = numbers(4, 6, 5), numbers(5, 4)
 BOUNDS = torch.tensor([-1.0, -0.5, 0.0, 0.25, 1.0], dtype=torch.float64)
@@ -43,11 +42,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_sort_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 HOLED = torch.tensor([0.1, torch.nan, -0.7, 2.0], dtype=torch.float64)
@@ -63,8 +60,6 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_sort_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)

@@ -9,7 +9,7 @@ from strategies.ops.linalg.matmul import RULES, scaled
 from strategies.ops.semantics.rulebook import Meta, RuleQuery, RuleRegistry
 from strategies.ops.validation.claims import query_of_sample, validate_rule
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
+from tests.strategies.ops import held
 
 A, B, C = numbers(4, 6), numbers(6, 8, seed=1), numbers(4, 8, seed=2)
 V, W = numbers(6, seed=3), numbers(4, seed=4)
@@ -54,11 +54,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_product_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -71,15 +69,13 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_product_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 def test_addmv_of_no_columns_has_no_line_where_its_shape_is_that_of_what_is_added():
-    assert lines_of(RULES, sample("addmv.default", W[:1], A[:, :0], V[:0])) == set()
+    assert held.lines_of(RULES, sample("addmv.default", W[:1], A[:, :0], V[:0])) == set()
 
 
 @pytest.mark.parametrize("op", ["aten.mm.default", "aten.addmm.default", "aten.addmv_.default", "aten.dot.out"])

@@ -2,12 +2,11 @@
 
 import math
 
-import pytest
 import torch
 
 from strategies.ops.linalg.reductions import RULES
 from tests.strategies.cases import assert_wrong, numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
+from tests.strategies.ops import held
 
 X, N = numbers(4, 6), numbers(4, 6, dtype=torch.int64)
 FLAGS, BYTES = X > 0, (X > 0).to(torch.uint8)
@@ -76,19 +75,17 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_reduction_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
-@pytest.mark.parametrize(("one", "text", "because", "ranks"), [c[1:] for c in TEMPTING], ids=[c[0] for c in TEMPTING])
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_reduction_is_wrong_and_not_there(one, text, because, ranks):
-    assert_tempting(RULES, one, text, because, ranks)
+    held.assert_tempting(RULES, one, text, because, ranks)
 
 
 def test_a_rank_with_nothing_has_no_extreme_so_the_line_asks_that_all_are_filled():
     one = sample("amax.default", X[:2], [0])
     assert_wrong(one, "S(0) -> P(max)", "raises", ranks=3)
-    assert {line.cut for line in lines_of(RULES, one) if "S(0)" in str(line).partition(" -> ")[0]} == {"filled"}
+    assert {line.cut for line in held.lines_of(RULES, one) if "S(0)" in str(line).partition(" -> ")[0]} == {"filled"}

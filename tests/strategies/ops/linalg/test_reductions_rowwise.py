@@ -1,11 +1,10 @@
 """Softmax: rows go by themselves, and gradients are linear in gradients."""
 
-import pytest
 import torch
 
 from strategies.ops.linalg.reductions import RULES
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 X, Y = numbers(5, 4), numbers(5, 4, seed=1).softmax(1)
 LINES = [
@@ -30,15 +29,11 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_softmax_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_softmax_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)

@@ -1,11 +1,10 @@
 """Losses: none, sums and means of pieces, and what the gradient of a mean is divided by."""
 
-import pytest
 import torch
 
 from strategies.ops.nn.losses import RULES
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 NONE, MEAN, SUM = 0, 1, 2
 X, T, G = numbers(4, 6), numbers(4, 6, seed=1), numbers(4, 6, seed=2)
@@ -81,16 +80,14 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_loss_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
-@pytest.mark.parametrize(("one", "text", "because", "ranks"), [c[1:] for c in TEMPTING], ids=[c[0] for c in TEMPTING])
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_loss_is_wrong_and_not_there(one, text, because, ranks):
-    assert_tempting(RULES, one, text, because, ranks)
+    held.assert_tempting(RULES, one, text, because, ranks)
 
 
 def test_what_sums_its_old_out_has_no_rule():

@@ -11,7 +11,7 @@ from strategies.ops.semantics.local_call import own_arguments, with_arguments
 from strategies.ops.semantics.rulebook import Meta, RuleRegistry, query_of
 from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
+from tests.strategies.ops import held
 
 X, G = numbers(4, 6), numbers(4, 6, seed=1)
 W, B = numbers(6, seed=2), numbers(6, seed=3)
@@ -65,18 +65,14 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_norm_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_norm_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 @pytest.fixture
@@ -100,8 +96,8 @@ def a_kernel_for_cpus():
 def test_the_gradients_of_rms_norm_are_cut_by_rows_and_summed_over_them():
     _, rstd = torch.ops.aten._fused_rms_norm.default(X, [6], W, None)
     one = sample("_fused_rms_norm_backward.default", G, X, [6], rstd, W, [True, True])
-    assert_lines(RULES, one, "S(0), S(0), S(0), R -> S(0), P(sum)", "P(+), R, R, R -> P(+), P(+)")
-    assert_tempting(RULES, one, "S(0), S(0), S(0), R -> S(0), R", "rank 0 make")
+    held.assert_lines(RULES, one, "S(0), S(0), S(0), R -> S(0), P(sum)", "P(+), R, R, R -> P(+), P(+)")
+    held.assert_tempting(RULES, one, "S(0), S(0), S(0), R -> S(0), R", "rank 0 make")
 
 
 # Group norm.
@@ -158,7 +154,9 @@ def test_the_gradients_of_group_norm_are_linear_in_that_of_the_result():
     _, mean, rstd = torch.ops.aten.native_group_norm.default(x, W, B, 2, 6, 5, 3, 1e-5)
     one = sample("native_group_norm_backward.default", grad, x, mean, rstd, W, 2, 6, 5, 3, BOTH)
     texts = {f"P({kind}), R, R, R, R -> P({kind}), P({kind}), P({kind})" for kind in ("sum", "avg")}
-    assert {str(line) for line in lines_of(RULES, one)} - {"S(0), S(0), S(0), S(0), R -> S(0), P(sum), P(sum)"} == texts
+    assert {str(line) for line in held.lines_of(RULES, one)} - {
+        "S(0), S(0), S(0), S(0), R -> S(0), P(sum), P(sum)"
+    } == texts
     noise = numbers(2, 6, 5, seed=2)
     whole, first, second = (one.call([g, *one.tensors[1:]]) for g in (grad, grad + noise, -noise))
     for all_, left, right in zip(whole, first, second, strict=True):

@@ -5,7 +5,7 @@ import torch
 
 from strategies.ops.pointwise import creation, unary_binary
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
+from tests.strategies.ops import held
 
 X, Y, Z = numbers(5, 4), numbers(4), numbers(4).flip(0)
 CUTS = ["S(0) -> S(0)", "S(1) -> S(1)"]
@@ -24,46 +24,40 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_what_is_made_anew_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(creation.RULES, one, *texts)
+    held.assert_lines(creation.RULES, one, *texts)
 
 
 TEMPTING = [
     ("the constant is added once for each rank", sample("fill_.Scalar", Y, 2.0), "P(sum) -> P(sum)", "the parts make"),
-    (
-        "the constant is multiplied with itself",
+    ("the constant is multiplied with itself",
         sample("fill_.Scalar", Y, 2.0),
         "P(product) -> P(product)",
-        "the parts make",
-    ),
+        "the parts make"),
     ("ones are counted", sample("ones_like.default", Y), "P(sum) -> P(sum)", "the parts make"),
-    (
-        "what is copied is added once for each rank",
+    ("what is copied is added once for each rank",
         sample("copy_.default", Y, Z),
         "P(sum), R -> P(sum)",
-        "the parts make",
-    ),
-]
+        "the parts make"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("why", "one", "text", "because"), TEMPTING, ids=[case[0] for case in TEMPTING])
 def test_a_tempting_line_of_a_constant_is_wrong(why, one, text, because):
-    assert_tempting(creation.RULES, one, text, because)
+    held.assert_tempting(creation.RULES, one, text, because)
 
 
 def test_random_numbers_are_cut_and_never_parts():
     for one in (sample("bernoulli.p", X, 0.5), sample("uniform_.default", X)):
-        assert_lines(creation.RULES, one, *CUTS)
-    assert_lines(creation.RULES, sample("rand_like.default", X), *CUTS, *WHOLE)
-    assert_lines(creation.RULES, sample("multinomial.default", X.abs(), 2), "S(0) -> S(0)")
+        held.assert_lines(creation.RULES, one, *CUTS)
+    held.assert_lines(creation.RULES, sample("rand_like.default", X), *CUTS, *WHOLE)
+    held.assert_lines(creation.RULES, sample("multinomial.default", X.abs(), 2), "S(0) -> S(0)")
 
 
 def test_dropout_of_nothing_has_no_mask_so_each_rank_has_some_elements():
     rule = creation.RULES
-    assert {str(line) for line in lines_of(rule, sample("native_dropout.default", Y, 0.5, True))} == {
+    assert {str(line) for line in held.lines_of(rule, sample("native_dropout.default", Y, 0.5, True))} == {
         "S(0) -> S(0), S(0), filled"
     }
     assert torch.ops.aten.native_dropout(torch.empty(0), 0.5, True)[1].dtype != torch.bool
@@ -81,16 +75,16 @@ def _step(op, shapes):
 def test_a_fused_step_cuts_a_parameter_with_all_its_state():
     one = _step("_fused_adam_.default", [(5, 4), (3,)])
     state = ["S(0), S(0)", "S(1), R", "S(0), R", "R, S(0)"]
-    assert_lines(unary_binary.RULES, one, *(f"{', '.join([s] * 4)}, R, R -> " for s in state))
+    held.assert_lines(unary_binary.RULES, one, *(f"{', '.join([s] * 4)}, R, R -> " for s in state))
 
 
 def test_a_fused_step_that_writes_nothing_gives_its_state_as_it_came():
     one = _step("_fused_adam.default", [(5, 4)])
-    assert_lines(
+    held.assert_lines(
         unary_binary.RULES, one, *(f"{', '.join([s] * 4)}, R -> {', '.join([s] * 4)}" for s in ("S(0)", "S(1)"))
     )
 
 
 def test_a_gradient_in_parts_cannot_be_stepped_with():
     parts = "R, P(sum), R, R, R -> R, P(sum), R, R"
-    assert_tempting(unary_binary.RULES, _step("_fused_adam.default", [(5, 4)]), parts, "rank")
+    held.assert_tempting(unary_binary.RULES, _step("_fused_adam.default", [(5, 4)]), parts, "rank")

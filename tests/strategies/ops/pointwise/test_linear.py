@@ -7,7 +7,7 @@ from localtensor.layout.spec import PARTIAL_KINDS
 from strategies.ops.lib.elementwise import cast_commutes
 from strategies.ops.pointwise.linear import RULES
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 X, Y = numbers(4), numbers(4).flip(0)
 WHOLE = numbers(4, dtype=torch.int64)
@@ -52,11 +52,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_linear_or_choosing_op_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -76,7 +74,7 @@ TEMPTING = [
 
 @pytest.mark.parametrize(("why", "one", "text", "because"), TEMPTING, ids=[case[0] for case in TEMPTING])
 def test_a_tempting_line_of_a_linear_op_is_wrong(why, one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 def test_the_least_integer_is_its_own_negative_so_the_order_does_not_turn():

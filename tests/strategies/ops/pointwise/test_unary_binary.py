@@ -5,7 +5,7 @@ import torch
 
 from strategies.ops.pointwise import monotone, unary_binary
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
+from tests.strategies.ops import held
 
 RULES = (*unary_binary.RULES, *monotone.RULES)
 X, Y = numbers(5, 4), numbers(4)
@@ -42,11 +42,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_an_elementwise_op_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -62,15 +60,19 @@ TEMPTING = [
 
 @pytest.mark.parametrize(("why", "one", "text", "because"), TEMPTING, ids=[case[0] for case in TEMPTING])
 def test_a_tempting_line_of_an_elementwise_op_is_wrong(why, one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 def test_nan_becomes_a_number_by_sign_so_parts_on_both_sides_of_it_are_lost():
     nan, above = torch.tensor([torch.nan]), torch.tensor([5.0])
     assert torch.maximum(nan, above).isnan() and torch.maximum(nan.sign(), above.sign()) != nan.sign()
-    assert all("P" not in str(line) for line in lines_of(RULES, sample("sign.default", Y)))
+    assert all("P" not in str(line) for line in held.lines_of(RULES, sample("sign.default", Y)))
 
 
 def test_every_dim_of_a_result_is_cut_in_exactly_one_way():
     one = sample("hypot.default", numbers(5, 1, 4), numbers(3, 1))
-    assert {str(line) for line in lines_of(RULES, one)} == {"S(0), R -> S(0)", "R, S(0) -> S(1)", "S(2), R -> S(2)"}
+    assert {str(line) for line in held.lines_of(RULES, one)} == {
+        "S(0), R -> S(0)",
+        "R, S(0) -> S(1)",
+        "S(2), R -> S(2)",
+    }

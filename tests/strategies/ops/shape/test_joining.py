@@ -1,12 +1,10 @@
 """Joins, repeats, turns, triangles and pads."""
 
-import pytest
-
 from strategies.ops.shape.joining import RULES as JOINED
 from strategies.ops.shape.joining import RULES as PADDED
 from strategies.ops.shape.joining import padded_dims
 from tests.strategies.cases import numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 RULES = (*JOINED, *PADDED)
 X, Y = numbers(4, 6, 5), numbers(5, 3)
@@ -37,18 +35,14 @@ LINES = [
     (sample("constant_pad_nd.default", Y, [-1, 0], 7.5), [ALL, "S(0) -> S(0)"]),
     (sample("reflection_pad1d.default", X, [1, 2]), [ALL, "S(0) -> S(0), filled", "S(1) -> S(1), filled"]),
     (sample("replication_pad2d.default", X, [1, 2, 0, 0]), [ALL, "S(0) -> S(0), filled", "S(1) -> S(1), filled"]),
-    (
-        sample("replication_pad1d_backward.default", numbers(4, 6, 8), X, [1, 2]),
-        ["P(+), R -> P(+)", "S(0), S(0) -> S(0), filled", "S(1), S(1) -> S(1), filled"],
-    ),
+    (sample("replication_pad1d_backward.default", numbers(4, 6, 8), X, [1, 2]),
+        ["P(+), R -> P(+)", "S(0), S(0) -> S(0), filled", "S(1), S(1) -> S(1), filled"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_join_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -64,11 +58,9 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_join_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 def test_padding_names_the_last_dims_first_two_numbers_each():

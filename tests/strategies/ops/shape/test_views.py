@@ -19,7 +19,7 @@ from strategies.ops.shape.views import groups
 from strategies.ops.validation.claims import own_claims
 from strategies.validation.probe import check_claims
 from tests.strategies.cases import judged, numbers, sample
-from tests.strategies.ops.held import assert_lines, assert_tempting
+from tests.strategies.ops import held
 
 RULES = (*NAMED, *SHAPED, *PIECES)
 X = numbers(4, 6, 5)
@@ -85,18 +85,14 @@ LINES = [
     (sample("slice_backward.default", numbers(5, 2), [5, 4], 1, 1, 3, 1), [ALL, "S(0) -> S(0)"]),
     (sample("slice_backward.default", numbers(5, 2), [5, 2], 1, 0, 9, 1), [ALL, "S(0) -> S(0)", "S(1) -> S(1)"]),
     (sample("diagonal_backward.default", numbers(5, 3), [3, 5, 4], 0, 0, 2), [ALL, "S(0) -> S(1)"]),
-    (
-        sample("unfold_backward.default", numbers(4, 5, 3), [4, 7], 1, 3, 1),
-        ["P(+) -> P(+)", "S(0) -> S(0)"],
-    ),
+    (sample("unfold_backward.default", numbers(4, 5, 3), [4, 7], 1, 3, 1),
+        ["P(+) -> P(+)", "S(0) -> S(0)"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "texts"), LINES, ids=lambda x: " ".join([x.op, *x.arguments()]) if hasattr(x, "op") else ""
-)
+@held.for_each_line_case(LINES)
 def test_a_view_has_just_these_lines_and_they_hold(one, texts):
-    assert_lines(RULES, one, *texts)
+    held.assert_lines(RULES, one, *texts)
 
 
 TEMPTING = [
@@ -112,11 +108,9 @@ TEMPTING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "text", "because"), [case[1:] for case in TEMPTING], ids=[case[0] for case in TEMPTING]
-)
+@held.for_each_tempting_case(TEMPTING)
 def test_a_tempting_line_of_a_view_is_wrong_and_not_there(one, text, because):
-    assert_tempting(RULES, one, text, because)
+    held.assert_tempting(RULES, one, text, because)
 
 
 SQUEEZED = [

@@ -16,16 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layout import shards
 from localtensor.layout.reductions import partial_values
-from localtensor.layout.shards import (
-    assemble,
-    in_axis_order,
-    in_rank_order,
-    local_shapes,
-    split,
-    split_axis,
-    split_by_axes,
-)
 from localtensor.layout.spec import Spec
 from tests.strategies.planner.execute.random_specs import Drawn
 
@@ -49,10 +41,10 @@ def held_of(one: Drawn) -> list[Tensor]:
 
     def cut(x: Tensor, placement: Placement, ranks: int) -> Sequence[Tensor]:
         if not isinstance(placement, Partial):
-            return split_axis(x, placement, ranks)
+            return shards.split_axis(x, placement, ranks)
         return list(_parts(x, placement.reduce_op, ranks, rng, scale).unbind())
 
-    return in_rank_order(split_by_axes(x, *in_axis_order(one.src), cut), one.src)
+    return shards.in_rank_order(shards.split_by_axes(x, *shards.in_axis_order(one.src), cut), one.src)
 
 
 def _kind(placement: Placement) -> str:
@@ -116,18 +108,18 @@ def wrong(one: Drawn, held: Sequence[Tensor], got: Sequence[Tensor]) -> str:
     """
     if len(got) != one.dst.mesh.ranks:
         return f"{len(got)} tensors for {one.dst.mesh.ranks} ranks"
-    for rank, (x, shape) in enumerate(zip(got, local_shapes(one.dst), strict=True)):
+    for rank, (x, shape) in enumerate(zip(got, shards.local_shapes(one.dst), strict=True)):
         if tuple(x.shape) != shape or x.dtype != one.dst.dtype:
             return f"rank {rank} holds {x.dtype} of shape {tuple(x.shape)}, and {one.dst} gives it {shape}"
-    whole = assemble(held, one.src)
+    whole = shards.assemble(held, one.src)
     reduced = any(map(_kind, one.src.placements))
     if any(map(_kind, one.dst.placements)):
         for rank, twin in _replicas(one.dst):
             if not same(got[rank], got[twin], bits=True):
                 return f"ranks {rank} and {twin}, which are replicas, differ: {got[rank]}, {got[twin]}"
-        total = assemble(got, one.dst)
+        total = shards.assemble(got, one.dst)
         return "" if same(total, whole, bits=False) else f"all together hold {total}, and before {whole}"
-    for rank, (x, want) in enumerate(zip(got, split(whole, one.dst), strict=True)):
+    for rank, (x, want) in enumerate(zip(got, shards.split(whole, one.dst), strict=True)):
         if not same(x, want, bits=not reduced):
             return f"rank {rank} holds {x}, and is to hold {want}"
     return ""

@@ -13,14 +13,7 @@ from localtensor.errors import BadPlacement
 from localtensor.layout.spec import parse
 from strategies.model.rule import overload
 from strategies.programs.repro.script import program_script
-from strategies.programs.run.follow_ups import (
-    GRADS,
-    RESULT_STEPS,
-    CallWithFollowUp,
-    FollowUp,
-    follow_up,
-    needs_results_only,
-)
+from strategies.programs.run import follow_ups
 from strategies.torch_api import dtensor
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import assert_goes_wrong, assert_right, on, played
@@ -31,7 +24,7 @@ NEG = sample("neg.default", X)
 
 
 def ran(one, then):
-    return CallWithFollowUp(one.call.op, one.call.args, one.call.kwargs, then)(one.tensors)
+    return follow_ups.CallWithFollowUp(one.call.op, one.call.args, one.call.kwargs, then)(one.tensors)
 
 
 @pytest.mark.parametrize(("then", "want"), [
@@ -69,10 +62,10 @@ def test_the_call_before_leaves_no_trace_in_plain_tensors():
 def test_a_follower_that_there_is_not_is_refused(then):
     with pytest.raises((ValueError, SyntaxError)):
         ran(NEG, then)
-    assert then not in RESULT_STEPS
+    assert then not in follow_ups.RESULT_STEPS
 
 
-@pytest.mark.parametrize("then", [*RESULT_STEPS, *GRADS, "base", "only 0", "again(x0)"])
+@pytest.mark.parametrize("then", [*follow_ups.RESULT_STEPS, *follow_ups.GRADS, "base", "only 0", "again(x0)"])
 def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     one = sample("neg.default", numbers(5, 3))
     assert_right(on(one, "R", then=then), on(one, "P(sum)", then=then))
@@ -85,12 +78,12 @@ def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     ("to (SS(0,2), S(0))", "laid(x, [_StridedShard(0, split_factor=2), Shard(0)])"),
 ])  # fmt: skip
 def test_a_redistribution_to_any_layout_is_a_follower(name, text):
-    assert follow_up(name) == FollowUp(name, text)
-    assert needs_results_only(name)
+    assert follow_ups.follow_up(name) == follow_ups.FollowUp(name, text)
+    assert follow_ups.needs_results_only(name)
 
 
 def test_a_redistribution_does_nothing_to_plain_tensors():
-    (got,) = follow_up("to (S(0), R)").apply([X])
+    (got,) = follow_ups.follow_up("to (S(0), R)").apply([X])
     assert torch.equal(got, X)
 
 
@@ -103,11 +96,11 @@ def test_a_redistribution_of_a_result_on_two_axes_moves_it():
 
 def test_an_odd_layout_is_refused():
     with pytest.raises(BadPlacement):
-        follow_up("to (S(0), Q)")
+        follow_ups.follow_up("to (S(0), Q)")
 
 
 def test_a_follower_is_a_named_value():
-    assert follow_up("sum") == follow_up("sum") and follow_up("sum").text == "x.sum()"
+    assert follow_ups.follow_up("sum") == follow_ups.follow_up("sum") and follow_ups.follow_up("sum").text == "x.sum()"
 
 
 # What only a second op shows: the op alone is right, and the program is not.

@@ -211,8 +211,7 @@ def test_a_right_program_is_right_on_real_processes(court, program):
 
 
 @pytest.mark.parametrize(("program", "reason"), [
-    pytest.param(
-        on(CUMPROD, "R/S(1)", (2, 2)),
+    pytest.param(on(CUMPROD, "R/S(1)", (2, 2)),
         r"rank 0 assembles the result from \(R, S\(1\)\): 3 at \[0, 2\] where the op gives 6 .*", marks=if_cumprod_is_wrong,
     ),
     (on(sample("amax.default", numbers(1, 3), [0]), "R/S(0)", (2, 2), "sum"), "rank 1, 3 raises IndexError: .*"),

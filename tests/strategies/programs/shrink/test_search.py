@@ -1,16 +1,34 @@
-"""The search alone, with witnesses of few words; what it does to rules stands in test_oracle."""
+"""The search alone, with witnesses of few words; what it does to rules stands in test_oracle.  What a worker makes
+of one suspicion, and which of the small programs are told of the same fault."""
 
 import zlib
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor._util import pickling
-from strategies.model.rule import Program
-from strategies.programs.shrink.search import element_count, shrink
-from tests.strategies.cases import numbers, sample
+from strategies.model.rule import Program, Rule
+from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.programs.chained import _candidate
+from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.shrink import search
+from strategies.programs.shrink.search import (
+    MAX_SMALLER,
+    ShrinkTask,
+    element_count,
+    merge_equal,
+    rule_prefix,
+    shrink,
+    smaller_candidates,
+    smaller_instances,
+)
+from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, case_of
+from strategies.validation.overload import validate_overload
+from tests.strategies.cases import judged, numbers, sample
+from tests.strategies.planted_ops import plant, planted
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 START = Program(sample("add.Tensor", numbers(6, 5), numbers(6, 5), alpha=3), (4,), ((Shard(0),), (Shard(0),)))
 
@@ -120,3 +138,178 @@ def test_any_dtype_can_be_shrunk(dtype):
     x = numbers(4, 4).abs().to(torch.bool if dtype == torch.bool else torch.float32)
     start = Program(sample("clone.default", x.to(dtype)), (2,), ((Replicate(),),))
     assert shapes(shrink(start, lambda p: True).smallest) == [()]
+
+
+plant("edges(Tensor x) -> Tensor", lambda x: x * (2 if x.shape[0] * x.shape[1] > 9 else 3), "S")
+EDGES = planted("edges", numbers(6, 6))
+"""Wrong where the pieces have nine elements or fewer: of 6 by 6 on (2, 2), and not on (2,)."""
+CUT = (Shard(0), Shard(1))
+CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
+
+
+def silent(number):
+    """Nobody listens."""
+
+
+def suspected(one, layout, mesh, **more):
+    """A program that goes wrong, as a suspect."""
+    program = Program(one, mesh, (layout,), **more)
+    (found,) = run_simulated_programs([program])
+    assert found.wrong
+    return _candidate((program, found))
+
+
+def tried(one, *, whole=False):
+    """All suspects of the trial of one sample on two ranks, by rule."""
+    heard = validate_overload(OverloadTask(one.op, (one,), ((2,),), 0), silent)
+    return {name: found for h in heard for name, found in (h.whole if whole else h.suspects).items()}
+
+
+def offered(name, found, *, judged=True):
+    return smaller_candidates(ShrinkTask(name, tuple(found), judged, 0), silent)
+
+
+# One suspicion.
+
+
+@if_cumprod_is_wrong
+def test_a_rule_for_one_axis_comes_with_a_smaller_case_first_and_what_was_given_last():
+    found = tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]
+    first, *_, last = offered("a", found)
+    assert last is found[-1]
+    assert (first.name, first.program, first.instance.ranks) == (last.name, None, 2)
+    assert first.instance.sample.size == 2 < min(s.instance.sample.size for s in found)
+    case = case_of(first.instance, 0)
+    assert case.held[0][0].numel() == 1  # it can be run for real
+
+
+def wrong_at_nan(op, x):
+    """A rule that DTensor has been given by hand, wrong where a NaN is among the values."""
+    return judged(planted(op, x), "S(0) -> S(0)", ranks=3)
+
+
+def with_a_nan():
+    x = numbers(9, 4)
+    x[4, 2] = float("nan")
+    return x
+
+
+def test_a_few_instances_of_the_same_rule_are_offered_the_smallest_first():
+    given = wrong_at_nan("patched", with_a_nan())
+    found = smaller_instances(given)
+    sizes = [instance.sample.size for instance in found]
+    assert sizes == sorted(sizes) and sizes[0] <= 4 and 1 < len(found) <= MAX_SMALLER
+    assert found[0].ranks == 2 and sizes[-1] <= given.sample.size
+    assert {(i.verdict, str(i.rule)) for i in found} == {(Verdict.UNSOUND, str(given.rule))}
+
+
+def test_what_the_probe_does_not_find_wrong_has_nothing_smaller():
+    given = wrong_at_nan("remembered", numbers(9, 4))
+    suspect = replace(given, verdict=Verdict.SUSPECT, evidence=Evidence("a handler of its own"))
+    assert smaller_instances(suspect) == []
+
+
+def test_without_a_budget_nothing_is_shrunk():
+    assert smaller_instances(wrong_at_nan("patched", with_a_nan()), budget=1) == []
+
+
+def test_a_program_comes_as_smaller_programs_that_go_wrong_as_it_did():
+    given = suspected(EDGES, (Shard(0), Replicate(), Shard(1)), (2, 2, 2), flattened=True)
+    *smaller, last = offered(given.name, [given])
+    assert last is given and 0 < len(smaller) <= MAX_SMALLER
+    assert not any(s.program.flattened for s in smaller)
+    assert [s.instance.ranks for s in smaller] == [s.program.ranks for s in smaller]
+    assert smaller[0].instance.ranks <= 4 and smaller[0].instance.sample is smaller[0].program.sample
+    assert all(found.wrong for found in run_simulated_programs([s.program for s in smaller]))
+
+
+def test_a_program_that_goes_wrong_no_more_stays_as_it_is():
+    right = Program(sample("neg.default", numbers(4, 6)), (2, 2), ((Shard(0), Shard(1)),))
+    rule = Rule(right.sample.op, (Shard(1),), ())
+    given = Candidate(Instance(rule, 4, right.sample, Verdict.UNSOUND, "simulated", Evidence("rank 0 makes 1")), right)
+    assert offered("a", [given]) == (given,)
+
+
+def test_a_claim_that_only_a_run_can_judge_and_that_runs_right_stays_as_it_is():
+    found = tried(sample("argmax.default", numbers(4, 6), 0), whole=True)["aten.argmax.default: S(1) -> S(0)"]
+    assert offered("a", found, judged=False) == tuple(found)
+
+
+@if_cumprod_is_wrong
+def test_a_claim_that_only_a_run_can_judge_and_that_runs_wrong_is_made_small_with_its_inputs():
+    """A rule for one axis that the probe is not asked about: DTensor's own run of it is what says that it is wrong."""
+    given = Candidate(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"][-1].instance)
+    first, *_, last = offered("a", [given], judged=False)
+    assert last is given and first.program is None
+    assert (first.name, first.instance.ranks) == (given.name, 2)
+    assert first.instance.sample.size < given.instance.sample.size
+
+
+def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
+    class Odd(Partial):
+        pass
+
+    monkeypatch.setattr(search, "run_simulated_programs", lambda programs: pytest.fail("played"))
+    rule = Rule(CUMPROD.op, (Odd(),), (Shard(1),))
+    given = Candidate(Instance(rule, 2, CUMPROD, Verdict.SUSPECT, "test", Evidence("only a run can judge it")))
+    assert offered("a", [given], judged=False) == (given,)
+
+
+def test_no_more_programs_are_played_than_the_budget_allows(monkeypatch):
+    given, played = suspected(EDGES, (Shard(0), Shard(1)), (2, 2)), []
+    monkeypatch.setattr(search, "MAX_SIMULATED_RUNS", 3)
+    monkeypatch.setattr(
+        search, "run_simulated_programs", lambda programs: played.extend(programs) or run_simulated_programs(programs)
+    )
+    offered("a", [given])
+    assert 0 < len(played) <= 3
+
+
+@if_cumprod_is_wrong
+def test_the_step_is_noted():
+    noted = []
+    smaller_candidates(
+        ShrinkTask("a", tuple(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]), True, 0), noted.append
+    )
+    assert noted == [0]
+
+
+# Several.
+
+
+def program(one=EDGES, mesh=(2, 2), layout=CUT, **more):
+    made = Program(one, mesh, (layout,), **more)
+    rule = Rule(one.op, (layout[-1],), ())
+    return Candidate(Instance(rule, made.ranks, one, Verdict.UNSOUND, "simulated", Evidence("wrong")), made)
+
+
+def test_programs_that_shrink_to_the_same_one_are_tried_once():
+    same, other = program(), program(layout=(Shard(1), Shard(0)))
+    todo = {"large": [same, program(mesh=(2, 2, 2))], "larger": [same], "another": [other]}
+    left, settled = merge_equal(todo, set(todo))
+    assert left == {"large": todo["large"], "another": [other]}
+    assert settled == [RuleOutcome("larger", None, same_as="large")]
+
+
+@pytest.mark.parametrize("rules", [{"planted.edges.default: S(1) -> S(1)"}, set()], ids=["suspected too", "not"])
+def test_a_program_that_shrinks_to_one_op_on_one_axis_is_the_rules_if_that_is_suspected(rules):
+    given = program(mesh=(2,), layout=(Shard(1),))
+    left, settled = merge_equal({"large": [given]}, {*rules, "planted.edges.default: S(0) -> S(1)"})
+    if rules:
+        assert (left, settled) == ({}, [RuleOutcome("large", None, same_as=next(iter(rules)))])
+    else:
+        assert (left, settled) == ({"large": [given]}, [])
+
+
+def test_a_rule_itself_is_never_the_same_as_another():
+    found = {name: kept[:1] for name, kept in tried(CUMPROD).items()}
+    assert merge_equal(found, {*found, "aten.cumprod.default: S(1) -> R"}) == (found, [])
+
+
+@pytest.mark.parametrize("more", [{"then": "sum"}, {"flattened": True}, {"mesh": (2, 2)}], ids=str)
+def test_what_follows_a_flattened_submesh_and_a_second_axis_are_no_plain_rule(more):
+    alike = {"mesh": (2,), "layout": (Shard(1),)}
+    axes = len(more.get("mesh", (2,)))
+    assert rule_prefix(program(**alike)) == "planted.edges.default: S(1) -> "
+    assert rule_prefix(program(**{**alike, "layout": (Shard(1),) * axes, **more})) == ""
+    assert rule_prefix(Candidate(program().instance)) == ""

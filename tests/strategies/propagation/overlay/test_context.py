@@ -348,27 +348,20 @@ def test_a_table_made_from_what_is_seen_inside_brings_nothing_of_ours_outside():
     ("make", "said"),
     [
         (lambda: overlay_dtensor({}), "overlay_dtensor: book: {}: this is no RuleRegistry. Make one"),
-        (
-            lambda: overlay_dtensor(RIGHT, only="aten.add.Tensor"),
-            "only: 'aten.add.Tensor': this is one name, and no list",
-        ),
-        (
-            lambda: overlay_dtensor(RIGHT, only=["aten.ad.Tensor"]),
-            "only: 'aten.ad.Tensor': the book has no such overload",
-        ),
-        (
-            lambda: overlay_dtensor(RuleRegistry.of(OpRule("aten.ad.Tensor", nothing, "f", "r"))),
-            "this torch has no such overload",
-        ),
+        (lambda: overlay_dtensor(RIGHT, only="aten.add.Tensor"),
+            "only: 'aten.add.Tensor': this is one name, and no list"),
+        (lambda: overlay_dtensor(RIGHT, only=["aten.ad.Tensor"]),
+            "only: 'aten.ad.Tensor': the book has no such overload"),
+        (lambda: overlay_dtensor(RuleRegistry.of(OpRule("aten.ad.Tensor", nothing, "f", "r"))),
+            "this torch has no such overload"),
         (lambda: overlay_dtensor(REPLICATED, replace=False), "book: 1 rules: none of them is left"),
-        (
-            lambda: overlay_dtensor(
+        (lambda: overlay_dtensor(
                 RuleRegistry.of(*rules("f", "r", ["aten.cumsum.default"], nothing, shapes=["size"]))
             ),
             f"small_book.py:{nothing.__code__.co_firstlineno}: shapes=('size',): the op has no such argument. Name some of self, dim, dtype.",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_book_of_rules_is_refused_with_its_place(make, said):
     with pytest.raises(BadOverlay) as caught:
         make()

@@ -1,25 +1,17 @@
 from strategies.model.verdict import Verdict
 from strategies.sweep import aggregate
-from strategies.sweep.report.html_pictures import (
-    GIVES,
-    TAKES,
-    columns_of,
-    families,
-    family_of,
-    input_columns,
-    output_columns,
-)
+from strategies.sweep.report import html_pictures
 from tests.strategies.gate_cases import finding
 from tests.strategies.journals import OPS, begin, lines
 
 
 def drawn(told=None, ops=OPS):
     told = lines() if told is None else told
-    return {family.head.name: family for family in families(ops, told, aggregate.report(begin(), told))}
+    return {family.head.name: family for family in html_pictures.families(ops, told, aggregate.report(begin(), told))}
 
 
 def cells(row):
-    names = [f"takes {c}" for c in TAKES] + [f"gives {c}" for c in GIVES]
+    names = [f"takes {c}" for c in html_pictures.TAKES] + [f"gives {c}" for c in html_pictures.GIVES]
     return {name: (cell.worst.value, cell.count) for name, cell in zip(names, row.cells) if cell}
 
 
@@ -44,7 +36,7 @@ def test_a_rule_counts_under_what_it_takes_and_what_it_gives():
 
 
 def test_the_worst_verdict_wins_and_the_rest_is_told():
-    (cell,) = [c for c in drawn()["cumprod"].rows[0].cells[-len(GIVES) :] if c and c.column == "S"]
+    (cell,) = [c for c in drawn()["cumprod"].rows[0].cells[-len(html_pictures.GIVES) :] if c and c.column == "S"]
     assert cell.words == "1 unsound, 1 suspect, 1 sound"
 
 
@@ -82,13 +74,13 @@ def test_a_finding_of_an_op_that_was_not_asked_for_has_a_row():
 
 
 def test_nothing_is_no_map():
-    assert families([], [], aggregate.report(begin(), [])) == ()
+    assert html_pictures.families([], [], aggregate.report(begin(), [])) == ()
 
 
 def test_strided_and_foreign_placements_are_other():
-    assert input_columns(["SS(0,2)", "R"]) == ("other",)
-    assert output_columns(["P(max)", "S(4)", "MaskPartial(x)"]) == ("P", "S", "other")
-    assert columns_of(finding(placements="SS(0,2)").rule) == ("other",)
+    assert html_pictures.input_columns(["SS(0,2)", "R"]) == ("other",)
+    assert html_pictures.output_columns(["P(max)", "S(4)", "MaskPartial(x)"]) == ("P", "S", "other")
+    assert html_pictures.columns_of(finding(placements="SS(0,2)").rule) == ("other",)
 
 
 def test_families_are_named_for_what_their_overloads_have_in_common():
@@ -99,4 +91,4 @@ def test_families_are_named_for_what_their_overloads_have_in_common():
         "aten._.x",
         "mine.add_.default",
     ]
-    assert [family_of(name) for name in names] == ["fft_c2c", "gelu", "lshift", "_", "mine.add"]
+    assert [html_pictures.family_of(name) for name in names] == ["fft_c2c", "gelu", "lshift", "_", "mine.add"]

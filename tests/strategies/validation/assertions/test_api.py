@@ -21,7 +21,6 @@ from tests.localtensor.rules_tried import RIGHT, SOME_CALLS, WRONG
 
 WORDS = {"torch": torch, "Drawn": Drawn, "RuleCase": RuleCase, "assert_rule": assert_rule,
          "inf": float("inf"), "nan": float("nan")}  # fmt: skip
-TEN = Drawn((10,), torch.float64, "rough", 1)
 
 
 def wrong_of(op, rule, **options):

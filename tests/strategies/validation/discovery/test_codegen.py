@@ -57,10 +57,8 @@ def text_of(op):
 
 SHOWN = {
     "single-dim": ("aten.add.Tensor", "torch.add, (x, x), (Replicate(), Partial('max'))", "('R', 1)", "('P(max)', 0)"),
-    "condition": (
-        "aten.add.Tensor", "lambda a, b: torch.add(a, b, alpha=-2), (x, x), (Replicate(), Partial('max'))",
-        "('R', 1)", "('P(min)', 0)",
-    ),
+    "condition": ("aten.add.Tensor", "lambda a, b: torch.add(a, b, alpha=-2), (x, x), (Replicate(), Partial('max'))",
+        "('R', 1)", "('P(min)', 0)"),
     "op strategy": ("aten.cumsum.default", "lambda a: a.cumsum(0), (x,), (Partial('sum'),)", "('R', 1)", "('P(sum)', 0)"),
     "decomposition": ("aten.mv.default", "torch.mv, (x, x[0]), (Partial('avg'), Replicate())", "('R', 1)", "('P(avg)', 0)"),
     "no rule": ("planted.forgotten.default", "twice, (x,), (Shard(1),)", "('R', 1)", "('S(1)', 0)"),
