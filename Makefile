@@ -36,10 +36,10 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; README has the table." >&2; exit $$code; fi
 
-test: $(READY) ## the whole suite, on two workers; what CI runs  (some six minutes)
+test: $(READY) ## the whole suite, on two workers; what CI runs  (under 10 minutes)
 	@$(PYTEST) $(WORKERS)
 
-check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under a minute)
+check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (a minute or two)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy

@@ -223,9 +223,12 @@ class SingleFlightCache(Generic[V]):
             raise
         self._sync.step("computed")
         cell.value = value
+        self._keep(table, cell)
+        return value
+
+    def _keep(self, table: BucketTable, cell: CacheCell) -> None:
         for _ in self._own.run(cell.owner, table.keep, cell, self._limit):
             self._counters["evictions"].add()
-        return value
 
     def _forget(self, table: BucketTable, cell: CacheCell) -> None:
         self._own.run(cell.owner, table.remove, cell)

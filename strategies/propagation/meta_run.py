@@ -33,6 +33,10 @@ from strategies.ops.semantics.rulebook import Meta
 _META = torch.device("meta")
 
 
+class _NoDecomposition(Exception):
+    """torch has no decomposition of the op."""
+
+
 _REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, OverflowError, KeyError, AttributeError)
 
 
@@ -112,7 +116,7 @@ def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any])
     for attempt in (_plain, _decomposed, partial(_fake, lock)):
         try:
             return attempt(call, tensors)
-        except NotImplementedError as error:
+        except (NotImplementedError, _NoDecomposition) as error:
             reasons.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
         except _value_dependent_errors() as error:
             raise _value_dependent(call, tensors) from error
@@ -152,7 +156,7 @@ def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
 
     func = decomposition_table.get(overload(call.op))
     if func is None:
-        raise NotImplementedError("no decomposition")
+        raise _NoDecomposition("no decomposition")
     args, kwargs = call.filled(_made(tensors))
     return func(*args, **kwargs)
 

@@ -45,7 +45,7 @@ def svg(stages: Sequence[drawing.PlanStage], title: str = "") -> str:
 
     >>> import torch
     >>> from localtensor.layout import Mesh, Spec, parse
-    >>> svg([PlanStage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
+    >>> svg([drawing.PlanStage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
     '<svg xmlns="http://www.w3.org/'
     """
     return ET.tostring(_svg_element(stages, title), encoding="unicode")

@@ -95,7 +95,7 @@ def test_a_folder_is_no_picture(capsys, tmp_path):
 
 def test_code_is_printed_instead(capsys):
     code, out, _ = said(capsys, code=True, memory="1MB")
-    assert code == 0 and out.endswith("print(plan(src, dst, memory=1000000))\n") and out.count("\n") == 5
+    assert code == 0 and out.endswith("print(lt.plan(src, dst, memory=1000000))\n") and out.count("\n") == 4
 
 
 def test_a_price_that_fails_on_the_way_is_one_sentence(capsys, tmp_path, monkeypatch):

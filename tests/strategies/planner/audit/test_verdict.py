@@ -290,7 +290,7 @@ def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
         torch.distributed.barrier()
         return RedistributionResult("", part.piece)
 
-    monkeypatch.setattr(verdict, "result_of_rank", heard)
+    monkeypatch.setattr(verdict.rank_run, "result_of_rank", heard)
     found = run_on_threads([rank_work(PairRun.of(PAIR), "greedy")])[0]
     assert (found.kind, found.ranks) == ("stops", (1,))
     assert "ValueError: only I" in found.text
@@ -302,7 +302,7 @@ def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
             torch.distributed.barrier()
         return RedistributionResult("", part.piece)
 
-    monkeypatch.setattr(verdict, "result_of_rank", heard)
+    monkeypatch.setattr(verdict.rank_run, "result_of_rank", heard)
     assert run_on_threads([rank_work(PairRun.of(PAIR), "greedy")])[0].kind == "stops"
 
 
