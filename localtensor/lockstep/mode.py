@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,9 @@ _FLAGS = [
     )
     if hasattr(_python_dispatch, name)
 ]
+
+
+_INSTALLING = threading.RLock()  # the patches are cached functions, which two threads could enter at once
 
 
 class LocalTensorMode(TorchDispatchMode):
@@ -93,9 +97,10 @@ class LocalTensorMode(TorchDispatchMode):
         outer = ambient.lockstep()
         ambient.open_mode(self, errors.ModeBusy)
         try:
-            rank_queries.install()
-            distributed_calls.install()
-            dtensor.install()
+            with _INSTALLING:
+                rank_queries.install()
+                distributed_calls.install()
+                dtensor.install()
             self.streams.of()
             self.groups.open()
             super().__enter__()
