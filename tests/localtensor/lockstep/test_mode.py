@@ -1,5 +1,7 @@
 """The mode itself: what it leaves behind, and who may be in it at the same time."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -241,3 +243,28 @@ def test_who_holds_nothing():
             tensor_map(torch.ones(1), lambda rank, x: None)
         with pytest.raises(NotHeld, match="LocalTensor: ranks: rank 7: no value is held there, only on ranks 0, 1, 2"):
             mode.gather({7: torch.ones(1)})
+
+
+def test_two_threads_that_open_their_first_mode_at_once_patch_torch_once():
+    """In a process of its own, where nothing is patched: the second thread arrives while the first one patches."""
+    script = (
+        "import threading\n"
+        "from localtensor.lockstep import mode\n"
+        "made, real = [], mode.rank_queries.RoutedWorld\n"
+        "def enter():\n"
+        "    with mode.LocalTensorMode(2):\n"
+        "        pass\n"
+        "def routed(world):\n"
+        "    made.append(world)\n"
+        "    if len(made) == 1:\n"
+        "        second.start()\n"
+        "        second.join(2)\n"
+        "    return real(world)\n"
+        "mode.rank_queries.RoutedWorld = routed\n"
+        "second = threading.Thread(target=enter)\n"
+        "enter()\n"
+        "second.join(60)\n"
+        "print(len(made), second.is_alive())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("1 False\n", 0), done.stderr
