@@ -2,7 +2,9 @@
 
     python -m tests.tools.files_entered
 
-A module counts if one of its functions is called (`sys.setprofile`); bodies of modules and classes do not count.
+A module counts if one of its functions is called (`sys.setprofile`).  Bodies of modules and classes do not count, nor does
+what they call while they are imported (decorators, tables that fill themselves): nobody reads that to follow the command.
+`--imports` counts those as well.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Entered:
         self.files: set[str] = set()
         self._known: dict[int, bool] = {}
         self.role = "parent"
+        self.imports = "FILES_ENTERED_IMPORTS" in os.environ
 
     def start(self) -> None:
         """From here on, in this thread and in those that are started."""
@@ -54,7 +57,7 @@ class Entered:
         self.role, self.files, self._known = "worker", set(), {}
 
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or id(frame.f_code) in self._known:
+        if event != "call" or id(frame.f_code) in self._known or (not self.imports and _while_importing(frame)):
             return
         self._known[id(frame.f_code)] = True
         file = frame.f_code.co_filename
@@ -73,6 +76,16 @@ class Entered:
         if folder:
             text = json.dumps({"role": self.role, "files": sorted(self.files)})
             (Path(folder) / f"{os.getpid()}.json").write_text(text)
+
+
+def _while_importing(frame: FrameType | None) -> bool:
+    """Whether the body of a module of ours is running."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and code.co_filename.startswith((f"{ROOT}/localtensor/", f"{ROOT}/strategies/")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def of_command(*words: str) -> dict[str, list[str]]:
@@ -105,6 +118,8 @@ def of_call(call: Callable[[], object]) -> list[str]:
 
 
 def main() -> None:
+    if "--imports" in sys.argv:
+        os.environ["FILES_ENTERED_IMPORTS"] = "1"
     import torch
     import torch.distributed as dist
 
