@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from strategies.cli import app as cli
 from strategies.cli.commands import coverage
+from tests.tools import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -203,9 +204,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]
     lines = [line for line in EXIT_CODES if line.startswith("localtensor ")]
     typed = json.dumps([word for line in lines for word in (*BEFORE.get(line, ()), line)])
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_", "FORCE_COLOR"))}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, typed], cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
+    done = warm.run(
+        [sys.executable, "-c", DRIVER, typed], cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {line: (code, out) for line, (code, out) in json.loads((folder / "told.json").read_text()).items()}

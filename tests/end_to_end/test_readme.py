@@ -3,12 +3,15 @@
 import doctest
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from tests.tools import warm
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -115,12 +118,11 @@ def like(words: str) -> str:
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    where = ROOT if command.startswith("make") else folder
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        command, shell=True, cwd=where, env={**environ, "PATH": bin_first}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    environ["PATH"] = bin_first
+    if command.startswith("make"):
+        return subprocess.run(command.split(), cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    return warm.run(shlex.split(command), cwd=folder, env=environ)
 
 
 def test_every_command_is_run_or_says_why_not():
@@ -173,7 +175,7 @@ def test_a_planted_command_in_no_table_is_caught():
 def test_a_planted_command_that_fails_is_caught(tmp_path):
     write_examples("```python\n# shown.py\nraise SystemExit(7)\n```\n```python\nno_name = 1\n```\n", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["shown.py"]
-    assert run(f"cd {tmp_path} && python shown.py", tmp_path).returncode == 7
+    assert run("python shown.py", tmp_path).returncode == 7
 
 
 def test_a_planted_difference_in_what_is_shown_is_caught():

@@ -1,7 +1,6 @@
 """The picture of a plan in headless Chromium, offline, on a light and on a dark background."""
 
 import io
-import shutil
 
 import pytest
 
@@ -9,23 +8,9 @@ from strategies.cli.commands.plan import picture
 from strategies.planner.search.api import plan
 from strategies.planner.text.parser import read
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 image = pytest.importorskip("PIL.Image", reason="pillow is not installed: it comes with matplotlib")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium on this machine: apt-get install chromium"
-)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 COLOURS = {"light": {(0, 114, 178), (213, 94, 0)}, "dark": {(86, 180, 233), (230, 159, 0)}}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,7 +1,6 @@
 """The page of a real little sweep in headless Chromium, offline: looked at, clicked through, and driven by keys."""
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,9 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 image = pytest.importorskip("PIL.Image", reason="pillow is not installed: it comes with matplotlib")
 
 LITTLE = Path(__file__).parent / "little.jsonl"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium on this machine: apt-get install chromium"
-)
 SHOWN = ".finding:not([hidden])"
 ROWS = ".map tbody:not([hidden]) tr.op:not([hidden])"
 WIDE = {"width": 1280, "height": 900}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

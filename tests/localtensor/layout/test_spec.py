@@ -14,9 +14,7 @@ from localtensor.layout.spec import PARTIAL_KINDS, Spec, StridedShard, is_standa
 
 @given(
     st.one_of(
-        st.just(Replicate()),
-        st.builds(Shard, st.integers(0, 5)),
-        st.builds(Partial, st.sampled_from(PARTIAL_KINDS)),
+        st.just(Replicate()), st.builds(Shard, st.integers(0, 5)), st.builds(Partial, st.sampled_from(PARTIAL_KINDS))
     )
 )
 def test_what_is_printed_is_read_back(placement):

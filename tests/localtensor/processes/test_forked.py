@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from localtensor._util.call_sites import place_of_error
 from localtensor.errors import NestedRun, NeverEnded, RankRaised, TooFewGpus
 from localtensor.processes import forked, worker
 from localtensor.processes.forked import NoFork, run_forked
+from tests.tools import warm
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ except RankRaised as fault:
 
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="only torch with CUDA refuses a backward after a fork")
 def test_a_backward_that_torch_refuses_after_a_fork_comes_with_the_reason():
-    ran = subprocess.run([sys.executable, "-c", AFTER_A_BACKWARD], capture_output=True, text=True, check=False)
+    ran = warm.run([sys.executable, "-c", AFTER_A_BACKWARD])
     assert ran.stdout.startswith("run_forked: on: on='gloo': the first backward of this process"), ran.stderr
     assert ran.stdout.endswith("own process. NoFork body\n")
 

@@ -485,8 +485,7 @@ def test_after_an_exception_the_silent_get_a_grace(pool, pids):
     assert time.monotonic() - start < 60  # not the whole time
     assert (raised.kind, waiting.rank) == ("ValueError", 1)
     assert re.fullmatch(
-        r"test_pool.py:\d+ in one_raises_one_waits: dist.all_reduce\(torch.ones\(1\)\)  # nobody comes",
-        waiting.where,
+        r"test_pool.py:\d+ in one_raises_one_waits: dist.all_reduce\(torch.ones\(1\)\)  # nobody comes", waiting.where
     )
     assert_fresh_and_right(pool, pids)
 

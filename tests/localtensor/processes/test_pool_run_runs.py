@@ -4,7 +4,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.processes import pool as real
+from tests.tools import warm
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_numpys_first_draw_is_seeded_where_the_program_is_the_first_to_ask_for_i
         "import torch, localtensor as lt\ndef draw():\n    import numpy as np\n    return np.random.rand()\n"
         "one, two = lt.run(draw, ranks=2)\nassert one == two == 0.5488135039273248, (one, two)\n"
     )
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    done = warm.run([sys.executable, "-c", look])
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -20,6 +20,7 @@ import localtensor as lt
 from localtensor.errors import NotServed, RankRaised
 from localtensor.threads import rank_world
 from localtensor.threads.rank_world import PRIVATE, world_now
+from tests.tools import warm
 
 
 def lacks(path):
@@ -239,7 +240,7 @@ print(fake())
 
 def test_fake_tensors_outlive_the_ranks_that_made_the_first():
     """Of a process of its own: torch 2.11 with CUDA and without a GPU died here."""
-    done = subprocess.run([sys.executable, "-c", FAKES], check=False, capture_output=True, text=True, timeout=240)
+    done = warm.run([sys.executable, "-c", FAKES], timeout=240)
     assert (done.returncode, done.stdout) == (0, "(2, 3)\n"), done.stderr
 
 
@@ -261,7 +262,7 @@ for _ in range(3):
 
 def test_a_rank_that_ends_does_not_hold_up_the_first_op_of_the_next():
     """In a process of its own: with torch 2.11 it stood still for ever, and no timer of Python could run."""
-    done = subprocess.run([sys.executable, "-c", ENDS], check=False, capture_output=True, text=True, timeout=240)
+    done = warm.run([sys.executable, "-c", ENDS], timeout=240)
     assert done.returncode == 0, done.stderr
 
 

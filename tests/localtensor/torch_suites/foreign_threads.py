@@ -14,11 +14,7 @@ from torch.testing._internal.common_distributed import (
     spawn_threads_and_init_comms,
 )
 from torch.testing._internal.common_utils import TestCase, run_tests
-from torch.testing._internal.distributed._tensor.common_dtensor import (
-    DTensorConverter,
-    DTensorOpTestBase,
-    with_comms,
-)
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter, DTensorOpTestBase, with_comms
 
 
 class Plain(MultiThreadedTestCase):

@@ -1,7 +1,6 @@
 """localtensor.torch_suites: `pytest -p localtensor.torch_suites FILE`, as a user types it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import pytest
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from localtensor.torch_suites.hooks import pytest_configure, pytest_unconfigure
+from tests.tools import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -18,7 +18,7 @@ ROOT = HERE.parents[2]
 def pytest_on(*args, cwd, **environment):
     command = [sys.executable, "-m", "pytest", "-p", "localtensor.torch_suites", "-p", "no:cacheprovider", *args]
     around = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(command, cwd=cwd, env=around, capture_output=True, text=True, timeout=120, check=False)
+    return warm.run(command, cwd=cwd, env=around, timeout=120)
 
 
 def test_files_of_others_run_unchanged_and_a_failure_is_one(tmp_path):

@@ -1,7 +1,6 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from strategies.base.worker_pool import (
     run_in_subprocess,
     run_tasks,
 )
+from tests.tools import warm
 
 
 def work(task, note):
@@ -162,7 +162,7 @@ with WorkerPool(2) as crew:
 
 def test_workers_end_when_their_parent_is_killed():
     root = Path(__file__).parents[3]
-    parent = subprocess.run([sys.executable, "-c", ORPHANS], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    parent = warm.run([sys.executable, "-c", ORPHANS], cwd=root)
     pids = parent.stdout.split()
     assert (parent.returncode, len(pids)) == (-signal.SIGKILL, 2)
     deadline = time.monotonic() + 10
@@ -191,7 +191,7 @@ def deaf(task, note):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_worker_that_hangs_in_native_code_ends_with_its_parent(tmp_path):
     root, told = Path(__file__).parents[3], tmp_path / "pid"
-    parent = subprocess.run([sys.executable, "-c", DEAF, str(told)], cwd=root, check=False)
+    parent = warm.run([sys.executable, "-c", DEAF, str(told)], cwd=root)
     assert parent.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 10
     while left := alive([int(told.read_text())]):
@@ -321,7 +321,7 @@ os.kill(os.getpid(), 9)
 
 def test_the_child_ends_when_its_parent_is_killed():
     root = Path(__file__).parents[3]
-    parent = subprocess.run([sys.executable, "-c", ORPHAN], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    parent = warm.run([sys.executable, "-c", ORPHAN], cwd=root)
     (pid,) = parent.stdout.split()
     deadline = time.monotonic() + 10
     while alive([pid]):

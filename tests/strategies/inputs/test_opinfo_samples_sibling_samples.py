@@ -9,14 +9,10 @@ from strategies.base.worker_pool import WorkerPool
 from strategies.inputs import opinfo_samples
 from strategies.inputs.opinfo_samples import DerivationTask, gather, lacking, make, siblings
 from strategies.model.rule import overload
-from tests.strategies.cases import numbers, sample
+from tests.strategies.cases import numbers, sample, silent
 
 X, Y = numbers(4, 6), numbers(4, 6, seed=1)
 NEG = sample("neg.default", X)
-
-
-def silent(number):
-    """Nobody listens."""
 
 
 def fill(by_op, wanted, seed=0):

@@ -1,6 +1,5 @@
 """Calls drawn from a schema: the same in any process, by type and by name."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from strategies.inputs.schema_binding import Unbound
 from strategies.inputs.typed_values import FIRST_DTYPES, MOST, draw_calls
 from strategies.model.rule import Leaf
+from tests.tools import warm
 
 
 def shown(found):
@@ -20,7 +20,7 @@ def test_the_same_seed_draws_the_same_calls_in_any_process():
         "import torch; from strategies.inputs.typed_values import draw_calls\n"
         "print([(s.arguments(), [t.tolist() for t in s.tensors]) for s in draw_calls('aten.lerp.Scalar')])"
     )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    other = warm.run([sys.executable, "-c", code], check=True, timeout=60)
     assert other.stdout.strip() == str(shown(draw_calls("aten.lerp.Scalar")))
 
 

@@ -10,7 +10,7 @@ from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.validation.claims import calls_of_overloads
 from strategies.ops.validation.run import ValidationEffort, validate_rules
 
-MOST = 2
+MOST = 1
 TERMS = ValidationEffort(ranks=(3,), budget=1)
 """Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
 LEAST = 0.9

@@ -14,7 +14,7 @@ from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooManyTraces
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import KEPT_CANDIDATES
-from tests.strategies.cases import numbers, sample
+from tests.strategies.cases import numbers, sample, silent
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.users import undone
 
@@ -28,10 +28,6 @@ BOTH_CUT = {(Shard(0), Shard(1)), (Shard(1), Shard(0))}
 def registries():
     with undone():
         yield
-
-
-def silent(number):
-    """Nobody listens."""
 
 
 def docket(*samples, trial="pairs", mesh=(2,), **more):

@@ -19,16 +19,7 @@ from strategies.ops.semantics.rulebook import Meta, PlacementRule, query_of, rul
 from strategies.propagation import decomposition as decomposed
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.propagator import Propagator
-from tests.strategies.little_book import (
-    BOOK,
-    MESHES,
-    afresh,
-    assert_right,
-    numbers,
-    spec_of,
-    together,
-    whole,
-)
+from tests.strategies.little_book import BOOK, MESHES, afresh, assert_right, numbers, spec_of, together, whole
 from tests.strategies.propagation.combinations import every_combination
 
 

@@ -16,16 +16,7 @@ from strategies.model.rule import Leaf
 from strategies.ops.semantics.local_call import local_calls_by_rank
 from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
 from strategies.propagation.mesh_expansion import expand
-from tests.strategies.little_book import (
-    BOOK,
-    MESHES,
-    assert_right,
-    numbers,
-    problem_of,
-    run_on_pieces,
-    spec_of,
-    whole,
-)
+from tests.strategies.little_book import BOOK, MESHES, assert_right, numbers, problem_of, run_on_pieces, spec_of, whole
 from tests.strategies.propagation.combinations import every_combination
 
 CASES = {

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from strategies.sweep.aggregate import merged_run
 from strategies.sweep.report import text_and_json
 from strategies.sweep.session import validate
 from tests.strategies import users
+from tests.tools import warm
 
 ROOT = Path(__file__).parents[3]
 NAME = "machine"
@@ -152,9 +152,8 @@ main()
 def test_the_whole_tool_killed_in_the_middle_loses_nothing_that_was_written(go, whole, folder, tmp_path):
     words = ["validate", "--rules", NAME, "--ranks", "2", "--dtype", "float64", "--workers", "2", "--confirm", "none"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, "7", *words, "--journal", str(tmp_path / "j")], cwd=folder, env=environ, check=False,
-        capture_output=True, start_new_session=True,
+    done = warm.run(
+        [sys.executable, "-c", KILLED, "7", *words, "--journal", str(tmp_path / "j")], cwd=folder, env=environ, start_new_session=True,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (len(load_journal(tmp_path / "j").lines), load_journal(tmp_path / "j").cut != "") == (7, True)

@@ -16,7 +16,7 @@ from strategies.torch_api import user_modules
 from strategies.validation.finding import OverloadTask, TaskResult
 from strategies.validation.overload import validate_overload
 from tests.strategies import users
-from tests.strategies.cases import numbers, sample
+from tests.strategies.cases import numbers, sample, silent
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
 
@@ -235,10 +235,6 @@ def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
 # A worker's part.
 
 CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
-
-
-def silent(number):
-    """Nobody listens."""
 
 
 @if_cumprod_is_wrong

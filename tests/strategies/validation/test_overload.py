@@ -11,15 +11,11 @@ from strategies.validation import claim_sources
 from strategies.validation import overload as trial
 from strategies.validation.finding import OverloadTask, TaskResult, case_of, merge_candidates
 from strategies.validation.overload import END_TO_END_SAMPLES, KEPT_CANDIDATES, PARTIALS, validate_overload
-from tests.strategies.cases import numbers, rule, sample
+from tests.strategies.cases import numbers, rule, sample, silent
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 X = numbers(4, 6)
-
-
-def silent(number):
-    """Nobody listens."""
 
 
 def by_unit(*samples, ranks=(2,), seed=0, **docket):

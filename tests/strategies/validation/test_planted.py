@@ -4,7 +4,6 @@
 """
 
 import json
-import subprocess
 import sys
 from itertools import product
 from operator import attrgetter
@@ -18,6 +17,7 @@ import localtensor as lt
 from strategies.model.rule import Sample, call_of, overload
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import validate_overload
+from tests.tools import warm
 from tests.tools.bench import cached, planted, sizes
 from tests.tools.bench.by_hand import shares, together, wrong, wrong_elsewhere
 from tests.tools.bench.claims import Base, Row, row
@@ -115,7 +115,7 @@ def test_there_is_enough_of_every_family_to_be_fooled_by():
 
 def test_a_fresh_process_plants_the_same_ops_in_the_same_order():
     said = "from tests.tools.bench import planted as p; print(*sorted(p.ORIGINALS), *p.MUTANTS, *p.MISFITS)"
-    done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", said], cwd=ROOT, check=True)
     assert done.stdout.split() == [*sorted(planted.ORIGINALS), *planted.MUTANTS, *planted.MISFITS]
 
 

@@ -155,11 +155,7 @@ def main() -> None:
     way, ranks, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     start = time.perf_counter()
     seconds = WAYS[way](ranks, steps)
-    figures = {
-        "step": statistics.median(seconds),
-        "job": time.perf_counter() - start,
-        "peak_mib": own_peak(),
-    }
+    figures = {"step": statistics.median(seconds), "job": time.perf_counter() - start, "peak_mib": own_peak()}
     print(json.dumps(figures))
 
 

@@ -7,18 +7,14 @@ import torch
 
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.dispatch.execute import PerRow, copy_lazy_flags, dense_rows, equal_or_nan
-from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.mode import rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int
 from localtensor.lockstep.values.stacks import is_in_blocks
 
+pytestmark = pytest.mark.usefixtures("mode")
+
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def mode():
-    with LocalTensorMode(4) as made:
-        yield made
 
 
 @pytest.fixture

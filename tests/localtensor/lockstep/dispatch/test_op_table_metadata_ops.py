@@ -7,7 +7,9 @@ from torch import nn
 
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.dispatch.op_table import VIEW_OPS
-from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.mode import rank_map
+
+pytestmark = pytest.mark.usefixtures("mode")
 
 CHANGES = {
     "t_": lambda x: x.t_(),
@@ -21,12 +23,6 @@ CHANGES = {
     "resize_": lambda x: x.resize_(2, 2),
     "resize_as_": lambda x: x.resize_as_(torch.ones(6)),
 }
-
-
-@pytest.fixture(autouse=True)
-def mode():
-    with LocalTensorMode(4) as made:
-        yield made
 
 
 def differing():

@@ -13,26 +13,9 @@ from torch import nn
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, OutsideWrite, RanksDisagree, RanksDiverge
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
+from tests.localtensor.lockstep.conftest import on_all
 
-
-@pytest.fixture(autouse=True)
-def mode():
-    with LocalTensorMode(4) as made:
-        yield made
-
-
-@pytest.fixture
-def x():
-    return rank_map(lambda rank: torch.arange(3.0) + rank)
-
-
-@pytest.fixture
-def uneven():
-    return rank_map(lambda rank: torch.arange(2.0 * rank).view(rank, 2))
-
-
-def on_all(x):
-    return [x.on(rank).tolist() for rank in range(4)]
+pytestmark = pytest.mark.usefixtures("mode")
 
 
 # -- what one rank holds
@@ -262,8 +245,7 @@ def test_arithmetic_goes_on_after_the_mode_has_ended():
         pass
     # the mode of the fixture is still at work, and is another one
     with pytest.raises(
-        AnotherMode,
-        match=r"aten.add.Tensor: an input: used at test_local_tensor.py:\d+ in .*another LocalTensorMode",
+        AnotherMode, match=r"aten.add.Tensor: an input: used at test_local_tensor.py:\d+ in .*another LocalTensorMode"
     ):
         x + 1
     with pytest.raises(AnotherMode):

@@ -8,31 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.mode import rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
+from tests.localtensor.lockstep.conftest import on_all
 
 # Torch's own word, since 2.14, of what looking at them costs.
-pytestmark = pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def mode():
-    with LocalTensorMode(4) as made:
-        yield made
-
-
-@pytest.fixture
-def x():
-    return rank_map(lambda rank: torch.arange(3.0) + rank)
-
-
-@pytest.fixture
-def uneven():
-    return rank_map(lambda rank: torch.arange(2.0 * rank).view(rank, 2))
-
-
-def on_all(x):
-    return [x.on(rank).tolist() for rank in range(4)]
+pytestmark = [
+    pytest.mark.usefixtures("mode"),
+    pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning"),
+]
 
 
 def saved(value, **how):

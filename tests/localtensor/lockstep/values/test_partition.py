@@ -109,10 +109,7 @@ def test_common_of_itself_in_either_order_and_of_three(one, other, third):
     assert refinement(one, one) is one
     assert refinement(one, everyone(WORLD)) is one and refinement(everyone(WORLD), one) is one
     assert groups(refinement(one, other)) == groups(refinement(other, one))
-    left, right = (
-        refinement(refinement(one, other), third),
-        refinement(one, refinement(other, third)),
-    )
+    left, right = (refinement(refinement(one, other), third), refinement(one, refinement(other, third)))
     assert groups(left) == groups(right)
 
 

@@ -6,17 +6,13 @@ import pytest
 import torch
 
 from localtensor.errors import NotHeld, OutsideWrite
-from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.mode import rank_map, tensor_map
 from localtensor.lockstep.values.partition import one_row_per_rank, partition, refinement
 from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, overwrite, refine
 
+pytestmark = pytest.mark.usefixtures("mode")
+
 HALVES = partition([0, 0, 1, 1], [2])
-
-
-@pytest.fixture(autouse=True)
-def mode():
-    with LocalTensorMode(4) as made:
-        yield made
 
 
 def finer(x, held):

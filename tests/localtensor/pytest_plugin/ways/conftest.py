@@ -1,7 +1,6 @@
 """`session(source, *options)`: pytest in a process of its own, on one test file, with the plugin."""
 
 import os
-import subprocess
 import sys
 import textwrap
 from importlib.metadata import entry_points
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.localtensor.pytest_plugin.in_process import in_process
+from tests.tools import warm
 
 ROOT = Path(__file__).parents[4]
 HEAD = "import os\nimport pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
@@ -45,15 +45,7 @@ class Session:
 
     def __call__(self, source, *options):
         self.write(source)
-        return subprocess.run(
-            self.command(*options),
-            cwd=self.folder,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return warm.run(self.command(*options), cwd=self.folder, env=self.environ, timeout=120)
 
     def inside(self, pytester, source, *options):
         """The same in this process, where torch is there already; the text that it printed."""

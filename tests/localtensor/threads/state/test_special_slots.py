@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.threads.state.special_slots import LEFT_ALONE, PER_THREAD
 from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
+from tests.tools import warm
 
 DISPATCHER = dtensor.DTensor._op_dispatcher
 
@@ -126,7 +127,7 @@ for _ in range(2):
 
 
 def test_context_parallel_that_a_rank_never_leaves_is_over_with_the_run():
-    done = subprocess.run([sys.executable, "-c", IN_ITS_BLOCK], capture_output=True, text=True, check=False)
+    done = warm.run([sys.executable, "-c", IN_ITS_BLOCK])
     assert (done.returncode, done.stderr) == (0, "")
 
 

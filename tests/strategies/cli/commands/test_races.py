@@ -2,7 +2,6 @@
 
 import errno
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore as races
 from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding
+from tests.tools import warm
 
 FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (1, "takes lock")))
 
@@ -56,7 +56,7 @@ def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, caps
     out = capsys.readouterr().out
     assert "1. asks: deadlock, once" in out and "thread 1: takes lock" in out and "Replay: bounded:1:1" in out
     script = tmp_path / "scripts" / "races_asks.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = warm.run([sys.executable, str(script)], timeout=60)
     assert done.returncode == 0, done.stderr  # the real program does not fail by that schedule
 
 

@@ -61,8 +61,7 @@ def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
     one = CUMPROD
     found = court.confirm(case_of(one, "S(1) -> S(1)"))
     assert_wrong(
-        found,
-        r"rank 0 assembles the result from S\(1\): 3 at \[0, 2\] where the op gives 6 \(2 of 4 elements differ\)",
+        found, r"rank 0 assembles the result from S\(1\): 3 at \[0, 2\] where the op gives 6 \(2 of 4 elements differ\)"
     )
     assert (found.got, found.want) == ("[1, 2, 3, 12] of shape (1, 4)", "[1, 2, 6, 24] of shape (1, 4)")
 

@@ -26,7 +26,7 @@ from strategies.programs.shrink.search import (
 )
 from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, case_of
 from strategies.validation.overload import validate_overload
-from tests.strategies.cases import judged, numbers, sample
+from tests.strategies.cases import judged, numbers, sample, silent
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
 
@@ -145,10 +145,6 @@ EDGES = planted("edges", numbers(6, 6))
 """Wrong where the pieces have nine elements or fewer: of 6 by 6 on (2, 2), and not on (2,)."""
 CUT = (Shard(0), Shard(1))
 CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
-
-
-def silent(number):
-    """Nobody listens."""
 
 
 def suspected(one, layout, mesh, **more):

@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import subprocess
 import sys
 import threading
 
@@ -20,6 +19,7 @@ from strategies.ops.semantics.rulebook import OpRule, RuleRegistry, rules
 from strategies.propagation.overlay.context import BadOverlay, overlay_dtensor
 from strategies.torch_api import handler_table
 from tests.strategies.small_book import REPLICATED, RIGHT, WRONG, nothing
+from tests.tools import warm
 
 X = torch.arange(12.0).reshape(4, 3) + 1
 S0, S1, R = [Shard(0)], [Shard(1)], [Replicate()]
@@ -372,7 +372,7 @@ def test_what_is_no_book_of_rules_is_refused_with_its_place(make, said):
 def test_processes_do_not_see_it():
     code = "from torch.distributed.tensor import DTensor; print(len(DTensor._op_dispatcher._custom_op_handlers))"
     with overlay_dtensor(REPLICATED):
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        ran = warm.run([sys.executable, "-c", code], timeout=120, check=True)
         here = len(DTensor._op_dispatcher._custom_op_handlers)
     assert int(ran.stdout) == here - 1 == len(DTensor._op_dispatcher._custom_op_handlers)
 

@@ -26,10 +26,7 @@ REDISTRIBUTES = (
 )
 PARTS = "the parts themselves do not add up to the value: one is not a number, or they are rounded coarsely"
 REFUSED = "the op itself refuses tensors of these shapes, but for plain ones in eager mode"
-NO_RULE = [
-    "aten._amp_foreach_non_finite_check_and_unscale_.default",
-    "aten.eye.m_out",
-]
+NO_RULE = ["aten._amp_foreach_non_finite_check_and_unscale_.default", "aten.eye.m_out"]
 """Ops with findings for which we have no rule yet."""
 LEFT = {one.rule: "we have no rule for the op" for one in findings() if one.op in NO_RULE} | {
     "aten.alias.default on (2,): P(product), then S(0)": REDISTRIBUTES,

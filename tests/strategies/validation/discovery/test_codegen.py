@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from strategies.validation.discovery.codegen import NotEmitted, module_text
 from strategies.validation.discovery.discover import Discovery, discover
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import LIB, planted
+from tests.tools import warm
 
 X = numbers(4, 6)
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
@@ -80,9 +80,7 @@ def shown(tmp_path_factory):
     calls = "\n".join(f"show({call})" for _, call, *_ in SHOWN.values())
     imports = "\n".join(f"import found_{number}" for number in range(len(ops)))
     code = f"{FOLLOW}\n{calls}\n{imports}\n{calls}\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    done = warm.run([sys.executable, "-c", code], cwd=folder, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
     return dict(zip(SHOWN, zip(lines[: len(SHOWN)], lines[len(SHOWN) :], strict=True), strict=True))
@@ -111,9 +109,8 @@ def test_what_is_emitted_is_judged_and_every_rule_is_sound(tmp_path):
         "--json",
         "all.json",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", "from strategies.cli.app import main; main()", *command], cwd=tmp_path, capture_output=True,
-        text=True, check=False,
+    done = warm.run(
+        [sys.executable, "-c", "from strategies.cli.app import main; main()", *command], cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads((tmp_path / "all.json").read_text())["counts"]
