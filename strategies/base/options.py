@@ -8,13 +8,16 @@ from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer import Option
 
 from localtensor.errors import LocalTensorError, refusal_sentence
 from strategies.base.atomic_files import why_not_writable
 from strategies.base.signals import EXIT_USAGE, print_error, run_command
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Options = TypeVar("Options")
 Seed = Annotated[int, Option("--seed", help="Same seed, same output.")]
@@ -78,7 +81,7 @@ def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callab
     return typed
 
 
-def _parameters(kind: Any) -> list[Parameter]:
+def _parameters(kind: type[DataclassInstance]) -> list[Parameter]:
     """The fields of a dataclass as parameters for typer, which supports lists, but no tuples of variable length."""
     hints = get_type_hints(kind, include_extras=True)
     found = []

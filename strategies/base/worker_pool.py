@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -69,14 +70,14 @@ TaskAnswer = TaskDone | TaskFailed | TaskLost
 class _Worker:
     """A process that runs one task at a time, over a pipe; its progress number is in shared memory."""
 
-    def __init__(self, process: Any, pipe: Connection, noted: Any) -> None:
+    def __init__(self, process: BaseProcess | _PopenProcess, pipe: Connection, noted: ctypes.c_longlong) -> None:
         self.process, self.pipe, self.noted = process, pipe, noted
         self.unit = -1
         self.done = 0
         self.since = 0.0
         self.seen = -1
 
-    def give(self, unit: int, work: Work, task: Any) -> None:
+    def give(self, unit: int, work: Work, task: object) -> None:
         self.unit, self.since, self.seen, self.noted.value = unit, time.monotonic(), -1, -1
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `take` says how
             self.pipe.send_bytes(pickling.dumps((work, task)))
@@ -115,7 +116,7 @@ def exit_reason(code: int | None) -> str:
     return f"the process left with code {code}"
 
 
-def _worker_loop(pipe: Connection, noted: Any, parent: int) -> None:
+def _worker_loop(pipe: Connection, noted: ctypes.c_longlong, parent: int) -> None:
     """The loop of a worker: one task after another, until the parent closes the pipe."""
     end_with_parent(parent)
     torch.set_num_threads(1)

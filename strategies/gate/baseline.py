@@ -181,7 +181,7 @@ def read(path: Path) -> Baseline:
     return Baseline(path, torch, tuple(sorted(entries, key=lambda e: e.key)), text)
 
 
-def _parsed(path: Path, text: str) -> Any:
+def _parsed(path: Path, text: str) -> object:
     if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE):
         raise BadBaseline(path, "a merge has left its marks in it", "Resolve them, keeping the entries of both sides.")
 
@@ -200,7 +200,7 @@ def _parsed(path: Path, text: str) -> Any:
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.") from None
 
 
-def _entry(path: Path, number: int, body: Any) -> BaselineEntry:
+def _entry(path: Path, number: int, body: object) -> BaselineEntry:
     """The entry.  Raises `BadBaseline`, which names it by its number and, as far as it can be read, by its key."""
 
     def bad(problem: str, remedy: str) -> BadBaseline:

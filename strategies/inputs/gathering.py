@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from strategies.base import worker_pool
 from strategies.base.progress import Progress
@@ -94,7 +95,7 @@ def run_capture_pass(one: CapturePass, note: Callable[[int], None]) -> tuple[lis
 
 
 @functools.cache
-def _has_rule(op: Any) -> bool:
+def _has_rule(op: torch._ops.OpOverload) -> bool:
     return bool(dtensor.registry_of(op))
 
 

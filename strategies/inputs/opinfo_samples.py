@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from strategies.inputs.typed_values import FIRST_DTYPES, draw_calls
 from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, call_of
 from strategies.torch_api.population import missing_kernel_reason
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
 """The values of L, M, S and XS in the two passes."""
@@ -60,21 +63,23 @@ MOST_ALONE = 12
 SECONDS = 60.0
 """Time limit of one overload."""
 T = TypeVar("T")
+Overload = torch._ops.OpOverload
+Wanted = Callable[[Overload], bool]
 
 
-def database() -> list[Any]:
+def database() -> list[OpInfo]:
     """torch's OpInfos, in torch's order."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
 
 
-def names(info: Any) -> set[str]:
+def names(info: OpInfo) -> set[str]:
     """Every name by which a user may select the OpInfo."""
     return {info.name, info.aten_name or info.name, *(alias.name for alias in info.aliases or ())}
 
 
-def plain_names(info: Any) -> set[str]:
+def plain_names(info: OpInfo) -> set[str]:
     """The names of an OpInfo, whole, without the namespace, and with underscores for dots."""
     return {part for name in names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
 
@@ -109,7 +114,7 @@ def seed_all(seed: int, *names: object) -> None:
 
 
 def capture_calls(
-    info: Any, dtype: torch.dtype, which: str, *, device: str, seed: int, wanted: Callable[[Any], bool]
+    info: OpInfo, dtype: torch.dtype, which: str, *, device: str, seed: int, wanted: Wanted
 ) -> tuple[list[Sample], Counter[str]]:
     """The calls of wanted overloads while this OpInfo's samples run, and the number of failed samples by reason.
 
@@ -160,7 +165,7 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexErro
 """What torch raises for a sample that it cannot run in this build, on this device or for this dtype."""
 
 
-def _run(info: Any, sample: Any, recorder: _Recorder, number: int) -> None:
+def _run(info: OpInfo, sample: SampleInput, recorder: _Recorder, number: int) -> None:
     with recorder.stage(f"#{number} forward"):
         out = info(sample.input, *sample.args, **sample.kwargs)
     outs = [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor) and t.requires_grad]
@@ -180,7 +185,7 @@ def _run(info: Any, sample: Any, recorder: _Recorder, number: int) -> None:
 class _Recorder(TorchDispatchMode):
     """A dispatch mode that records the first different calls of each wanted overload."""
 
-    def __init__(self, wanted: Callable[[Any], bool], own: set[str], origin: str) -> None:
+    def __init__(self, wanted: Wanted, own: set[str], origin: str) -> None:
         super().__init__()
         self.wanted, self.own, self.origin, self.now = wanted, own, origin, ""
         self.kept: dict[str, list[Sample]] = defaultdict(list)
@@ -193,7 +198,9 @@ class _Recorder(TorchDispatchMode):
         with self:
             yield
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Overload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         full = len(self.kept[str(func)]) >= (MOST_CALLS if self._is_own(func) else MOST_MET)
         copy = self._copy(func, args, kwargs or {}) if not full and self.wanted(func) else None
         out = func(*args, **(kwargs or {}))
@@ -203,7 +210,7 @@ class _Recorder(TorchDispatchMode):
             self.kept[str(func)].append(copy)
         return out
 
-    def _is_own(self, func: Any) -> bool:
+    def _is_own(self, func: Overload) -> bool:
         packet = func.overloadpacket.__name__
         if packet not in self._own:
             self._own[packet] = any(name in packet if len(name) > 3 else name == packet.strip("_") for name in self.own)
@@ -218,7 +225,7 @@ class _Recorder(TorchDispatchMode):
             for sample in (found if len(found) <= most[op] else diverse_subset(found, most[op]))
         ]
 
-    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
+    def _copy(self, func: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample | None:
         """The call with its tensors as they are before it; None if one like it is recorded already."""
         call, tensors = call_of(func, args, kwargs)
         if not all(map(_usable, tensors)) or any(isinstance(v, torch.Generator) for v in kwargs.values()):

@@ -7,9 +7,9 @@ numbers tensors, and an `out=` gets the shape that the op without it returns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from strategies.model.rule import Leaf, Sample, call_of, flat_results, overload
 
 OUT_FILL = 3
 """The value of an `out=` before the op writes to it, which exposes elements that the op does not write."""
+T = TypeVar("T")
 ABSENT = object()
 """The value of an argument that is left out."""
 
@@ -80,11 +81,11 @@ def prefer_finite(found: Iterable[BoundCall]) -> list[Sample]:
     return [bound.sample for bound in kept if bound.finite] or [bound.sample for bound in kept]
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return not (isinstance(value, Tensor) and is_inexact(value)) or bool(value.isfinite().all())
 
 
-def _try(call: Any, tensors: Any) -> Any:
+def _try(call: Callable[[Sequence[Tensor]], T], tensors: Sequence[Tensor]) -> T:
     try:
         with torch.no_grad():
             return call(tensors)
@@ -95,7 +96,7 @@ def _try(call: Any, tensors: Any) -> Any:
 def _named(sample: Sample) -> dict[str, Any]:
     """The arguments of the call by name, with the tensors themselves in them, in the order of the schema."""
 
-    def full(value: Any) -> Any:
+    def full(value: object) -> object:
         if type(value) is Leaf:
             return sample.tensors[value.index]
         return [full(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -104,7 +105,9 @@ def _named(sample: Sample) -> dict[str, Any]:
     return {name: full(value) for name, value in sample.call.named().items() if name not in outs}
 
 
-def _found(argument: Any, place: int, given: dict[str, Any], wanted: Sequence[Any]) -> Any:
+def _found(
+    argument: torch._C.Argument, place: int, given: dict[str, Any], wanted: Sequence[torch._C.Argument]
+) -> object:
     """The value of that name, else the one at that position if its name is unknown to the other schema."""
     if argument.name in given:
         return given[argument.name]
@@ -114,7 +117,7 @@ def _found(argument: Any, place: int, given: dict[str, Any], wanted: Sequence[An
     return ABSENT
 
 
-def argument_kind(argument: Any) -> str:
+def argument_kind(argument: torch._C.Argument) -> str:
     """The argument's type as one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
     text = str(argument.real_type)
     while text.startswith("Optional["):
@@ -125,7 +128,7 @@ def argument_kind(argument: Any) -> str:
     return words.get(text, text)
 
 
-def _converted(value: Any, argument: Any, given: dict[str, Any]) -> Any:
+def _converted(value: object, argument: torch._C.Argument, given: dict[str, Any]) -> object:
     """The value converted to the argument's type; `ABSENT` if that is impossible."""
     if value is ABSENT or value is None:
         return value if value is ABSENT or str(argument.type).startswith("Optional") else ABSENT
@@ -148,7 +151,7 @@ def _converted(value: Any, argument: Any, given: dict[str, Any]) -> Any:
     return value if not isinstance(value, Tensor) else ABSENT
 
 
-def _tensor(value: Any, given: dict[str, Any]) -> Any:
+def _tensor(value: object, given: dict[str, Any]) -> object:
     if isinstance(value, Tensor):
         return value
     first = next((v for v in given.values() if isinstance(v, Tensor)), None)
@@ -161,7 +164,7 @@ def _tensor(value: Any, given: dict[str, Any]) -> Any:
     return torch.full(first.shape, value, dtype=dtype if fits else None)
 
 
-def _number(x: Tensor, wanted: str) -> Any:
+def _number(x: Tensor, wanted: str) -> object:
     """The middle element of the tensor as a number of the wanted type; `ABSENT` if there is none."""
     if not x.numel():
         return ABSENT
@@ -195,7 +198,7 @@ def _out_tensors(target: str, args: Sequence[Any], kwargs: dict[str, Any], outs:
     return [torch.full(tuple(r.shape), OUT_FILL, dtype=r.dtype) for r in tensors[:outs]]
 
 
-def _cloned(value: Any) -> Any:
+def _cloned(value: object) -> object:
     if isinstance(value, Tensor):
         return value.clone()
     return [_cloned(v) for v in value] if isinstance(value, list) else value

@@ -93,7 +93,7 @@ def _with_tensors(
 _TENSOR, _TENSORS = object(), object()
 
 
-def _choices(argument: Any) -> list[Any]:
+def _choices(argument: torch._C.Argument) -> list[Any]:
     kind = str(argument.type)
     if "Tensor" in kind:
         return [_TENSORS if "List" in kind else _TENSOR]

@@ -93,7 +93,7 @@ class _Draw:
         self.positive = rng.random() < 0.5
         self.on_lists = self.backward = False
 
-    def value(self, argument: Any) -> Any:
+    def value(self, argument: torch._C.Argument) -> object:
         """A value for the argument, or `ABSENT`."""
         what, optional = argument_kind(argument), str(argument.type).startswith("Optional")
         factory = argument.kwarg_only and what in ("Layout", "Device", "MemoryFormat", "bool")

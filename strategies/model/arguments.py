@@ -74,7 +74,7 @@ def call_with(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:
     return Sample(call, tuple(tensors), f"{sample.origin}, {what}")
 
 
-def _is_default(value: Any, argument: SchemaArgument) -> bool:
+def _is_default(value: object, argument: SchemaArgument) -> bool:
     if isinstance(value, Tensor) or argument.default is ...:
         return value is argument.default
     return type(value) is type(argument.default) and bool(value == argument.default)

@@ -94,7 +94,7 @@ def _condition(value: Any, computes: bool) -> str:
     return f"is {value}" if value is None or isinstance(value, bool) else f"== {python_text(value)}"
 
 
-def python_text(value: Any) -> str:
+def python_text(value: object) -> str:
     """Python text of the value, for a program that imports `torch`.
 
     >>> python_text([torch.device("cpu"), 1.5, float("inf"), "sum"])
@@ -113,7 +113,7 @@ def python_text(value: Any) -> str:
 _NAMES = {"inf": float("inf"), "nan": float("nan")}
 
 
-def argument_text(value: Any, letter: str = "x") -> str:
+def argument_text(value: object, letter: str = "x") -> str:
     """Python text of an argument: `x0` for the first leaf, the values for a tensor that is not a leaf."""
     if isinstance(value, Leaf):
         return f"{letter}{value.index}"
@@ -231,7 +231,7 @@ def spec_key(spec: Spec | None) -> Hashable:
 def call_features(sample: Sample) -> list[tuple[int, str]]:
     """What a rule could depend on, argument by argument: dtype, number of dims, sizes of one, evenness, scalars."""
 
-    def show(value: Any) -> str:
+    def show(value: object) -> str:
         if isinstance(value, Leaf):
             x = sample.tensors[value.index]
             sizes = "".join("1" if size == 1 else "e" if size % 2 == 0 else "o" for size in x.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
@@ -44,14 +43,14 @@ def tensor_literal(x: Tensor) -> str:
     return made
 
 
-def slack_text(want: Any, slack: Tensor | None) -> str:
+def slack_text(want: object, slack: Tensor | None) -> str:
     """The tolerance as text: the largest finite slack, and at least 1e-9 of the result's scale; unstable elements are ignored."""
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-    real = isinstance(want, Tensor) and is_inexact(want)
-    return f"{max([*finite, 1e-9 * float(max_abs(want)) if real else 0.0]):.3g}"
+    size = float(max_abs(want)) if isinstance(want, Tensor) and is_inexact(want) else 0.0
+    return f"{max([*finite, 1e-9 * size]):.3g}"
 
 
-def tensor_text(x: Any, most: int = 24) -> str:
+def tensor_text(x: object, most: int = 24) -> str:
     """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
     if not isinstance(x, Tensor):
         return repr(x)

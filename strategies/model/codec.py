@@ -40,7 +40,7 @@ class NamedPlacement(Placement):
 _CONSTANTS = {getattr(torch, kind): kind for kind in ("dtype", "device", "layout", "memory_format")}
 
 
-def value(x: Any) -> Any:
+def value(x: object) -> object:
     """The JSON form of an argument.  Raises `NotEncodable`."""
     if x is None or isinstance(x, (bool, str)) or type(x) is int:
         return x
@@ -62,7 +62,7 @@ def value(x: Any) -> Any:
     raise NotEncodable(f"an argument of type {type(x).__name__}")
 
 
-def read_value(data: Any) -> Any:
+def read_value(data: object) -> Any:
     """The argument of that JSON form; the inverse of `value`.  Raises `NotEncodable`."""
     if isinstance(data, list):
         return [read_value(v) for v in data]

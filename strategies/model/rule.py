@@ -67,7 +67,7 @@ class Call:
     def filled(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with these tensors in their places."""
 
-        def fill(value: Any) -> Any:
+        def fill(value: Any) -> object:
             if type(value) is Leaf:
                 return tensors[value.index]
             return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
@@ -99,7 +99,7 @@ class Sample:
     def arguments(self, placed: Sequence[Placement] = ()) -> list[str]:
         """Each argument in short form, in call order: `f32[8,4]`, `dim=1`; `f32[8,4] S(0)` with placements by leaf number."""
 
-        def show(value: Any) -> str:
+        def show(value: object) -> str:
             if isinstance(value, Leaf):
                 x = self.tensors[value.index]
                 where = f" {short(placed[value.index])}" if placed else ""
@@ -155,7 +155,7 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
     """A call with its tensors taken out, numbered in the order in which DTensor flattens them."""
     tensors: list[Tensor] = []
 
-    def take(value: Any) -> Any:  # pytree does the same in five times the time
+    def take(value: object) -> Any:  # pytree does the same in five times the time
         if isinstance(value, Tensor):
             tensors.append(value)
             return leaf_at(len(tensors) - 1)
@@ -167,12 +167,12 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
     return Call(str(op), taken, tuple((name, take(value)) for name, value in kwargs.items())), tensors
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> Any:
     """The same argument with tuples for lists, which every op accepts."""
     return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def flat_results(out: Any) -> list[Any]:
+def flat_results(out: object) -> list[Any]:
     """The results of an op as a flat list, non-tensors included; empty for None."""
     return [] if out is None else pytree.tree_leaves(out)
 

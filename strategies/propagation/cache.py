@@ -150,18 +150,18 @@ def key_of(
     return CallKeyFactory(settings).of(op, specs, args, kwargs)
 
 
-def value_token(value: Any) -> Hashable:
+def value_token(value: object) -> Hashable:
     """A value with its type, as something that can be hashed: 1, 1.0 and True are three.  Raises `NoKey`."""
     return value_key(value, _leaf)
 
 
-def _leaf(value: Any) -> Hashable:
+def _leaf(value: object) -> Hashable:
     if type(value) is Leaf:
         return (Leaf, value.index)
     return IdentityKey(value) if isinstance(value, torch.Generator) else uncommon_value_key(value, _leaf, _no_key)
 
 
-def _no_key(value: Any) -> NoKey:
+def _no_key(value: object) -> NoKey:
     is_tensor = isinstance(value, torch.Tensor)
     problem = "a tensor is known by its spec: it must be a Leaf here" if is_tensor else "it cannot be held by value"
     return NoKey("args", value, problem)

@@ -34,6 +34,7 @@ from strategies.propagation.meta_run import no_caller_modes, on_meta_device
 MAX_COMBINATIONS = 2000
 """The largest number of combinations of inner lines that are followed; lines beyond them are not offered."""
 
+Overload = torch._ops.OpOverload
 ValuePlacements = dict[int, Placement | None]
 """The placement of each value of a trace, by its number."""
 
@@ -75,7 +76,7 @@ def decomposition(book: RuleRegistry, ask: RuleQuery) -> LineSource | str:
     return offer
 
 
-def _decomposition_of(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def _decomposition_of(op: Overload) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table
 
     if op._can_decompose():
@@ -95,8 +96,8 @@ class _Recorder(TorchDispatchMode):
         self.writes = ""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: Overload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
         kwargs = dict(kwargs or {})
         decompose = None if str(func) in self.book else _decomposition_of(func)
         if decompose is not None:

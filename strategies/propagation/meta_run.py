@@ -111,7 +111,7 @@ def on_meta_device(call: Call) -> Call:
     return Call(call.op, tuple(args), tuple(kwargs.items()))
 
 
-def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> Any:
+def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> object:
     reasons = []
     for attempt in (_plain, _decomposed, partial(_fake, lock)):
         try:
@@ -147,11 +147,11 @@ def _made(tensors: Sequence[Meta]) -> list[Tensor]:
     return [torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors]
 
 
-def _plain(call: Call, tensors: Sequence[Meta]) -> Any:
+def _plain(call: Call, tensors: Sequence[Meta]) -> object:
     return call(_made(tensors))
 
 
-def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
+def _decomposed(call: Call, tensors: Sequence[Meta]) -> object:
     from torch._decomp import decomposition_table
 
     func = decomposition_table.get(overload(call.op))
@@ -161,7 +161,7 @@ def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
     return func(*args, **kwargs)
 
 
-def _fake(lock: AbstractContextManager[Any], call: Call, tensors: Sequence[Meta]) -> Any:
+def _fake(lock: AbstractContextManager[Any], call: Call, tensors: Sequence[Meta]) -> object:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with lock, FakeTensorMode():
@@ -179,7 +179,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _shown(call: Call, tensors: Sequence[Meta]) -> str:
-    def show(value: Any) -> str:
+    def show(value: object) -> str:
         if isinstance(value, Leaf):
             return repr(tensors[value.index]) if value.index < len(tensors) else repr(value)
         return f"[{', '.join(map(show, value))}]" if isinstance(value, (list, tuple)) else repr(value)

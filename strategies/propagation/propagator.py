@@ -152,8 +152,8 @@ class Propagator:
         return found
 
     def _remember(
-        self, same: dict[Any, Any], known: Any, where: int | None, found: Propagation, specs: Sequence[Spec],
-        args: Sequence[Any], kwargs: Mapping[str, Any],
+        self, same: dict[Any, Any], known: tuple[Any, ...], where: int | None, found: Propagation,
+        specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any],
     ) -> None:  # fmt: skip
         """Store the answer with all objects whose identity is in its key, so that no identity is reused."""
         values = (*args, *kwargs.values())

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from localtensor._util import pickling
 from localtensor.processes import sigint_blocked
@@ -23,6 +23,8 @@ from strategies.base.worker_pool import TaskAnswer, TaskLost, Work, run_in_subpr
 from strategies.model.settings import BadSetting
 from strategies.torch_api.user_modules import exception_message, import_user_module
 
+P = ParamSpec("P")
+T = TypeVar("T")
 BATCH = 16
 """Tasks that an executor is given at a time: enough that the start of a child process does not count."""
 TRIES = 3
@@ -130,8 +132,8 @@ class _DaskExecutor(Executor):
         self._client = client
         self._inner = client.get_executor(retries=0)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        made: Future[Any] = self._inner.submit(fn, *args, **kwargs)
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        made: Future[T] = self._inner.submit(fn, *args, **kwargs)
         return made
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -132,7 +132,7 @@ class PropagatorQuery:
     take nearly all of the time.
     """
 
-    def __init__(self, sample: Sample, ranks: int, outputs: Any, alone: PropagatorQuery | None = None) -> None:
+    def __init__(self, sample: Sample, ranks: int, outputs: object, alone: PropagatorQuery | None = None) -> None:
         self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
         self.traced: list[LineRow] | None = None
         self.partials = True
@@ -149,7 +149,7 @@ class PropagatorQuery:
             self.prop.op_strategy_funcs = {self.op: self._memoized(self.prop.op_strategy_funcs[self.op])}
 
     def _memoized(self, function: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
-        def strategy(schema: OpSchema) -> Any:
+        def strategy(schema: OpSchema) -> object:
             if self._schema_key not in self._strategies:
                 self._strategies[self._schema_key] = function(schema)
             return self._strategies[self._schema_key]
@@ -313,7 +313,7 @@ def row_of_op_spec(line: OpSpec, inputs: int) -> LineRow | None:
     return tuple(s.placements[0] for s in line.input_specs), outputs
 
 
-def _placement(spec: Any) -> Placement | None:
+def _placement(spec: object) -> Placement | None:
     return spec.placements[0] if isinstance(spec, DTensorSpec) else None
 
 
@@ -322,7 +322,7 @@ def meta_of(x: torch.Tensor) -> TensorMeta:
     return TensorMeta(x.shape, x.stride(), x.dtype)
 
 
-def _without_subclasses(value: Any) -> Any:
+def _without_subclasses(value: object) -> Any:
     """The value with torch.Size and other subclasses as plain tuples, the only ones in which a `Call` finds leaves."""
     if type(value) is list:
         return [_without_subclasses(v) for v in value]

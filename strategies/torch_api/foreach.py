@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._op_schema import OpStrategy, TupleStrategy
@@ -43,7 +43,7 @@ def is_foreach(sample: Sample) -> bool:
     return packet.startswith(_FAMILIES) and any(map(_is_tensor_list, sample.call.args))
 
 
-def _is_tensor_list(value: object) -> bool:
+def _is_tensor_list(value: object) -> TypeGuard[Sequence[Leaf]]:
     return isinstance(value, (list, tuple)) and bool(value) and all(type(v) is Leaf for v in value)
 
 
@@ -95,7 +95,7 @@ def _single_dim_rows(ask: PropagatorQuery, element: _Element) -> list[LineRow]:
     ]
 
 
-def _metas_of(value: Any, ask: PropagatorQuery) -> Any:
+def _metas_of(value: object, ask: PropagatorQuery) -> object:
     """The argument with each tensor's metadata in its place."""
     if type(value) is Leaf:
         return ask.metas[value.index]

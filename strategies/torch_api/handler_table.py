@@ -28,8 +28,9 @@ from torch.distributed.tensor import DTensor
 from localtensor._util import ambient
 
 HANDLERS_ATTRIBUTE = "_custom_op_handlers"
-Handler = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Handler = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], object]
 Handlers = Mapping[torch._ops.OpOverload, Handler]
+HandlerTable = dict[torch._ops.OpOverload, Handler]
 
 
 class OverlayHandler:
@@ -42,7 +43,7 @@ class OverlayHandler:
     def __init__(self, run: Handler) -> None:
         self.run = run
 
-    def __call__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         return self.run(op, args, kwargs)
 
 
@@ -53,7 +54,7 @@ class OverlayStack:
     """
 
     def __init__(
-        self, overlay: Any, handlers: Handlers, below: OverlayStack | None, *, everywhere: bool = False
+        self, overlay: object, handlers: Handlers, below: OverlayStack | None, *, everywhere: bool = False
     ) -> None:
         self.overlay, self.below, self.everywhere = overlay, below, everywhere
         self._own = dict(handlers)
@@ -69,33 +70,33 @@ class OverlayStack:
         later = {op: handler for op, handler in table.items() if self._at_entry.get(op) is not handler}
         return HandlerTableView(table, {**table, **self.handlers, **later})
 
-    def without(self, overlay: Any) -> OverlayStack | None:
+    def without(self, overlay: object) -> OverlayStack | None:
         """The same without the innermost entry of that overlay."""
         if self.overlay is overlay or self.below is None:
             return self.below
         return OverlayStack(self.overlay, self._own, self.below.without(overlay))
 
 
-class HandlerTableView(dict[Any, Any]):
+class HandlerTableView(HandlerTable):
     """torch's table as seen by a thread with an overlay.  Writes go to torch's table."""
 
     def __init__(self, table: dict[Any, Any], seen: Mapping[Any, Any]) -> None:
         super().__init__(seen)
         self.table = table
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: torch._ops.OpOverload, value: Handler) -> None:
         self.table[key] = value
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: torch._ops.OpOverload) -> None:
         del self.table[key]
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         self.table.update(*args, **kwargs)
 
-    def pop(self, key: Any, *default: Any) -> Any:
+    def pop(self, key: torch._ops.OpOverload, *default: object) -> Any:
         return self.table.pop(key, *default)
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
+    def setdefault(self, key: torch._ops.OpOverload, default: Any = None) -> Any:
         return self.table.setdefault(key, default)
 
     def copy(self) -> dict[Any, Any]:
@@ -136,14 +137,14 @@ def remove_property() -> None:
     delattr(type(DTensor._op_dispatcher), HANDLERS_ATTRIBUTE)
 
 
-def _get(dispatcher: Any) -> Any:
-    table = vars(dispatcher)[HANDLERS_ATTRIBUTE]
+def _get(dispatcher: object) -> HandlerTable:
+    table: HandlerTable = vars(dispatcher)[HANDLERS_ATTRIBUTE]
     stack, guard = ambient.rules(), ambient.guard()
     seen = table if stack is None else stack.over(table)
     return seen if guard is None else guard.over(seen)
 
 
-def _set(dispatcher: Any, value: Any) -> None:
+def _set(dispatcher: object, value: HandlerTable) -> None:
     """Replace torch's table.  Overlays' handlers in the new one, copied from a view, are left out."""
     table = vars(dispatcher)[HANDLERS_ATTRIBUTE]
     if isinstance(value, HandlerTableView):

@@ -34,7 +34,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,8 @@ from localtensor._util.patching import replaced, wrapped
 from localtensor.concurrency import IdentityKey, uncommon_value_key, value_key
 from localtensor.layout import Mesh
 from localtensor.threads import ambient_settings
+
+T = TypeVar("T")
 
 
 def world_mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
@@ -142,11 +144,11 @@ def cached_propagation() -> Iterator[dict[Any, Any]]:
 
 
 def _cached(
-    known: dict[Hashable, Any], key_of: Callable[[OpSchema], Hashable], compute: Callable[[OpSchema], Any]
-) -> Callable[[OpSchema], Any]:
+    known: dict[Hashable, T], key_of: Callable[[OpSchema], Hashable], compute: Callable[[OpSchema], T]
+) -> Callable[[OpSchema], T]:
     """`compute`, called once for each key, and each time for a call without a key or with an answer not to be kept."""
 
-    def answer(schema: OpSchema) -> Any:
+    def answer(schema: OpSchema) -> T:
         try:
             key = key_of(schema)
         except NotCacheable:
@@ -167,7 +169,7 @@ def propagation_key(schema: OpSchema, *, placed: bool = True) -> Hashable:
     return schema.op, value_key(schema.args_schema, leaf), value_key(schema.kwargs_schema, leaf), ambient_settings()
 
 
-def _metadata_key(value: Any) -> Any:
+def _metadata_key(value: object) -> Hashable:
     if not isinstance(value, DTensorSpec):
         return uncommon_value_key(value, _metadata_key, NotCacheable)
     meta = value.tensor_meta
@@ -176,7 +178,7 @@ def _metadata_key(value: Any) -> Any:
     return DTensorSpec, meta.shape, meta.stride, meta.dtype
 
 
-def _spec_key(value: Any) -> Any:
+def _spec_key(value: object) -> Hashable:
     if not isinstance(value, DTensorSpec):
         return uncommon_value_key(value, _spec_key, NotCacheable)
     if not _stateless(value):
@@ -184,7 +186,7 @@ def _spec_key(value: Any) -> Any:
     return (_metadata_key(value), IdentityKey(value.mesh), value.placements, getattr(value, "shard_order", None))
 
 
-def _stateless(specs: Any) -> bool:
+def _stateless(specs: object) -> bool:
     """Whether no spec among these has a placement of an unknown class, which may have a state of its own."""
     listed = specs if isinstance(specs, (list, tuple)) else [specs]
     return all(type(p) in _STATELESS for spec in listed if isinstance(spec, DTensorSpec) for p in spec.placements)

@@ -106,17 +106,17 @@ _SEEN = "__localtensor_registered__"
 """The module's attribute that keeps what importing it registered, for further calls of `load`."""
 
 
-def _changed(before: dict[RegistryKey, Any], already: bool, loaded: Any) -> set[RegistryKey]:
+def _changed(before: dict[RegistryKey, Any], already: bool, loaded: ModuleType) -> set[RegistryKey]:
     now = dtensor.registered_functions()
     if already:  # imported before this call: its functions are recognised by their module
         return {key for key, func in now.items() if _module_of(func) == loaded.__name__}
     return {key for key, func in now.items() if before.get(key) is not func}
 
 
-def _module_of(func: Any) -> str:
+def _module_of(func: object) -> str:
     inner = getattr(func, "func", func)
-    if getattr(func, "args", None):  # register_sharding keeps the user's function in a partial
-        inner = func.args[0]
+    if args := getattr(func, "args", None):  # register_sharding keeps the user's function in a partial
+        inner = args[0]
     return str(getattr(inner, "__module__", ""))
 
 

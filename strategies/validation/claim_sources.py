@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ def input_tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]
     return found, math.prod(map(len, choices))
 
 
-def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.PropagatorQuery | None = None) -> list[Claim]:
+def claims(sample: Sample, ranks: int, truth: object, alone: dtensor.PropagatorQuery | None = None) -> list[Claim]:
     """DTensor's claims about this call; `truth` is the op's own result on the whole tensors.
 
     `alone` is the same sample's query on one rank; it can be shared by calls for several mesh sizes.  Raises

@@ -73,7 +73,7 @@ def shape_difference(
     return None
 
 
-def number_difference(held: Sequence[Any], want: Any, i: int) -> ResultDifference | None:
+def number_difference(held: Sequence[object], want: Any, i: int) -> ResultDifference | None:
     """The first rank with another number, for a result that is no tensor; NaN equals NaN."""
     for rank, got in enumerate(held):
         if got != want and not (isinstance(got, float) and math.isnan(got) and math.isnan(want)):

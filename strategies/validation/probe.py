@@ -321,7 +321,7 @@ def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int |
     return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
 
 

@@ -48,7 +48,7 @@ def rule_functions(ops: Collection[str] | None = None) -> dict[str, list[Functio
     return dict(found)
 
 
-def _written(registered: Any, seen: set[int]) -> Iterator[FunctionPlace]:
+def _written(registered: object, seen: set[int]) -> Iterator[FunctionPlace]:
     """`register_sharding` keeps the author's function in a partial, a single-dim strategy in `.func`; decorators wrap it."""
     if id(registered) in seen or isinstance(registered, type) or not callable(registered):
         return

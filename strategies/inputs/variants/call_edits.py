@@ -41,7 +41,7 @@ def named_arguments(call: Call) -> list[tuple[int | str, str, Any]]:
 def scalar_arguments(call: Call) -> list[ScalarArgument]:
     """Every value that is neither tensor nor list, in the order of the call."""
 
-    def within(path: Path, name: str, value: Any) -> Iterator[ScalarArgument]:
+    def within(path: Path, name: str, value: object) -> Iterator[ScalarArgument]:
         if isinstance(value, (list, tuple)):
             for i, v in enumerate(value):
                 yield from within((*path, i), name, v)
@@ -54,7 +54,7 @@ def scalar_arguments(call: Call) -> list[ScalarArgument]:
 def with_scalars_changed(call: Call, change: Change) -> Call:
     """The call with every value that is neither tensor nor list changed."""
 
-    def walk(name: str, value: Any) -> Any:
+    def walk(name: str, value: object) -> object:
         if isinstance(value, (list, tuple)):
             return type(value)([walk(name, v) for v in value])
         return value if isinstance(value, Leaf) else change(name, value)
@@ -68,10 +68,10 @@ def with_arguments_changed(call: Call, change: Change) -> Call:
     return Call(call.op, tuple(made[i] for i in range(len(call.args))), tuple((n, made[n]) for n, _ in call.kwargs))
 
 
-def with_value_at(call: Call, path: Path, value: Any) -> Call:
+def with_value_at(call: Call, path: Path, value: object) -> Call:
     """The call with this value at that path."""
 
-    def within(old: Any, rest: Path) -> Any:
+    def within(old: Any, rest: Path) -> object:
         if not rest:
             return value
         return type(old)([within(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(old)])
@@ -96,7 +96,7 @@ def without_tensors(program: Program, call: Call, gone: Collection[int]) -> Prog
     left = [i for i in range(len(program.sample.tensors)) if i not in gone]
     number = {old: new for new, old in enumerate(left)}
 
-    def renumbered(value: Any) -> Any:
+    def renumbered(value: object) -> object:
         if isinstance(value, Leaf):
             return Leaf(number[value.index])
         return type(value)([renumbered(v) for v in value]) if isinstance(value, (list, tuple)) else value

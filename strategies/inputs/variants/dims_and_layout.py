@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -71,7 +70,7 @@ def with_keepdim_negated(sample: Sample) -> Iterator[Sample]:
 
 
 def _dims_changed(sample: Sample, change: Callable[[int], int], what: str) -> Iterator[Sample]:
-    def changed(value: Any) -> Any:
+    def changed(value: object) -> object:
         if isinstance(value, (list, tuple)):
             return type(value)(map(changed, value))
         return change(value) if type(value) is int else value

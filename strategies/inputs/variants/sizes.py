@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +103,7 @@ def _has_tensor(value: object) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(map(_has_tensor, value)))
 
 
-def _renamed(value: Any, to: dict[int, int]) -> Any:
+def _renamed(value: object, to: dict[int, int]) -> object:
     """A list of sizes with the new sizes; other values as they are, since a number alone is rarely a size."""
     if isinstance(value, (list, tuple)) and not _has_tensor(value):
         return type(value)(to.get(v, v) if type(v) is int else v for v in value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -41,7 +40,7 @@ def partial_rules(query: RuleQuery, leaves: Sequence[int], kinds: Iterable[str] 
             yield query.line({leaf: Partial(kind) for leaf in leaves}, query.on_each(Partial(kind)))
 
 
-def reductions_keeping(value: Any) -> tuple[str, ...]:
+def reductions_keeping(value: object) -> tuple[str, ...]:
     """The reductions of equal copies of this number that return the number.
 
     >>> reductions_keeping(0), reductions_keeping(1), reductions_keeping(2.5)

@@ -121,7 +121,7 @@ class WritingRule:
     rule: OpRule
 
     @property
-    def __wrapped__(self) -> Any:
+    def __wrapped__(self) -> object:
         """The function whose file and line are reported for this rule."""
         return getattr(self.rule.lines, "func", self.rule.lines)
 
@@ -170,7 +170,7 @@ def _in_place(query: RuleQuery) -> Iterator[tuple[int, int]]:
         yield from ((leaf, k) for name in names if sets[name] & _aliases(returned) for leaf in query.leaves(name))
 
 
-def _aliases(part: Any) -> set[str]:
+def _aliases(part: torch._C.Argument) -> set[str]:
     return set(part.alias_info.before_set) if part.alias_info is not None else set()
 
 
@@ -186,7 +186,7 @@ def nonwriting_query(op: str, query: RuleQuery, outs: Sequence[int]) -> tuple[Ru
     return RuleQuery(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
 
 
-def _implied(argument: Any, outputs: Sequence[Meta | None]) -> Any:
+def _implied(argument: torch._C.Argument, outputs: Sequence[Meta | None]) -> object:
     """The value of an argument that an op with `out=` lacks: the written dtype for `dtype`, else the default."""
     if argument.name == "dtype" and outputs and outputs[0] is not None:
         return outputs[0].dtype
@@ -273,7 +273,7 @@ def _takes(single: str, op: torch._ops.OpOverload) -> bool:
     )
 
 
-def _kind(argument: Any) -> str:
+def _kind(argument: torch._C.Argument) -> str:
     return str(argument.type).removeprefix("List[").rstrip("]") if "Optional" not in str(argument.type) else "option"
 
 
@@ -293,7 +293,7 @@ class ForeachRule:
     rule: OpRule
 
     @property
-    def __wrapped__(self) -> Any:
+    def __wrapped__(self) -> object:
         return getattr(self.rule.lines, "func", self.rule.lines)
 
     def elements(self, query: RuleQuery) -> tuple[ForeachElement, ...]:

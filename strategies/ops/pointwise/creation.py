@@ -44,7 +44,7 @@ def constant_rules(value: Value) -> Callable[[RuleQuery], Iterator[PlacementRule
     return lines
 
 
-def keeps_constant(kind: str, value: Any, query: RuleQuery) -> bool:
+def keeps_constant(kind: str, value: object, query: RuleQuery) -> bool:
     """Whether equal copies of the constant reduce to the constant."""
     result = query.outputs[0]
     if (

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -105,11 +104,11 @@ def _ordered(query: RuleQuery, name: str, sign: int) -> Iterator[PlacementRule]:
         yield partial_rule(query, [leaf] if leaf is not None else [], kind, kind if sign > 0 else other)
 
 
-def _sign(number: Any) -> int:
+def _sign(number: object) -> int:
     return 0 if not isinstance(number, (int, float)) or math.isnan(number) else (number > 0) - (number < 0)
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -210,7 +210,7 @@ def bind_arguments(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 
 
 def query_of(
-    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Meta], outputs: Any = None
+    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Meta], outputs: object = None
 ) -> RuleQuery:
     """The query of a call; without `outputs`, its result or one of the same shapes, the op runs on meta tensors."""
     if outputs is None and overload(op)._schema.returns:

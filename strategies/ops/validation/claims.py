@@ -6,7 +6,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,14 +27,17 @@ from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import VariantCounts
 from strategies.validation.probe import check_claims
 
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo
 
-def query_of_sample(sample: Sample, raw: Any) -> RuleQuery:
+
+def query_of_sample(sample: Sample, raw: object) -> RuleQuery:
     """The rule query of a sample; `raw` is the result of the op."""
     metas = [Meta(tuple(x.shape), x.dtype) for x in sample.tensors]
     return query_of(sample.op, sample.call.args, dict(sample.call.kwargs), metas, raw)
 
 
-def own_claims(entry: OpRule, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
+def own_claims(entry: OpRule, sample: Sample, ranks: int, raw: object) -> list[Claim]:
     """A claim for each placement rule that applies to that many ranks, with the local calls if they differ from the sample's."""
     query, call = local_call.replacement_call(entry, query_of_sample(sample, raw), sample.call)
     whole, own = local_call.LocalCall(query, call), local_call.own_arguments_function(entry)
@@ -165,7 +168,7 @@ def embedding_gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample
 
 
 def _captured(
-    info: Any, dtypes: Sequence[str], sizes: Sequence[str], seed: int, wanted: Callable[[Any], bool]
+    info: OpInfo, dtypes: Sequence[str], sizes: Sequence[str], seed: int, wanted: opinfo_samples.Wanted
 ) -> Iterator[Sample]:
     for dtype in dtypes:
         if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):

@@ -73,7 +73,7 @@ def dtensor_planner(mode: str) -> Iterator[None]:
         yield
 
 
-def redistribute_piece(part: RedistributionTask, mesh: DeviceMesh) -> Any:
+def redistribute_piece(part: RedistributionTask, mesh: DeviceMesh) -> Tensor:
     """The piece after DTensor's redistribution; raises whatever DTensor raises."""
     have = dtensor_spec_of(part.src, mesh)
     if is_public(part.src, part.dst):

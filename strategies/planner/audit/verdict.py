@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class PairRun:
         held = tuple(piece.clone() for piece in split(x, pair.src, torch.Generator().manual_seed(seed)))
         return cls(pair, held, assemble(held, pair.src).to(x.dtype))
 
-    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> rank_run.RedistributionTask:
+    def part(self, mode: str, piece: Tensor, whole: Tensor | None = None) -> rank_run.RedistributionTask:
         return rank_run.RedistributionTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
 
 

@@ -8,7 +8,7 @@ collective in lockstep; any other step runs once for all groups that have equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class OtherDtype(Refusal, call="redistribute", argument="held"):
 def redistribute(held: LocalTensor, plan: Plan) -> LocalTensor: ...
 @overload
 def redistribute(held: Sequence[Tensor], plan: Plan) -> list[Tensor]: ...
-def redistribute(held: Any, plan: Plan) -> Any:
+def redistribute(held: LocalTensor | Sequence[Tensor], plan: Plan) -> LocalTensor | Sequence[Tensor]:
     """Every rank's tensor after the plan, by rank number; `held` are the tensors before, and is not changed.
 
     A list, one tensor for each rank, returns a list; a LocalTensor returns a LocalTensor. The result has no gradient

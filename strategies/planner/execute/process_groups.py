@@ -162,7 +162,7 @@ def _run_step(x: Tensor, todo: GroupStep, me: int, line: AxisGroup | None, *, ou
         del call
 
 
-def _run_collective(call: StepCollective, group: Any, ranks: int) -> Tensor:
+def _run_collective(call: StepCollective, group: dist.ProcessGroup | None, ranks: int) -> Tensor:
     x = call.x
     if call.kind == "all_reduce":
         dist.all_reduce(x, _OPS[call.op], group=group)

@@ -258,7 +258,7 @@ def _parameter_count(cost: object, name: str) -> int:
 def _number_caller(name: str) -> Callable[..., float]:
     """A call of the user's function that returns a number or raises `BadCost`."""
 
-    def ask(cost: Callable[..., Any], *arguments: Any) -> float:
+    def ask(cost: Callable[..., object], *arguments: object) -> float:
         where = " -> ".join(map(str, arguments))
         try:
             got = cost(*arguments)

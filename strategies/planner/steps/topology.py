@@ -115,14 +115,14 @@ def read_topology(path: Path) -> Cluster:
     return cluster_from_json(data)
 
 
-def cluster_from_json(data: Any) -> Cluster:
+def cluster_from_json(data: object) -> Cluster:
     """The cluster that decoded JSON describes. Raises `BadTopology`.
 
     >>> link = {"latency_us": 5, "gigabytes_per_second": 25}
     >>> cluster_from_json({"ranks_per_node": 8, "inner": link, "outer": link}).outer
     Network(latency=5e-06, per_byte=4e-11)
     """
-    _check_object("the whole", data, REQUIRED, (*REQUIRED, *OPTIONAL))
+    data = _check_object("the whole", data, REQUIRED, (*REQUIRED, *OPTIONAL))
     per_node = data["ranks_per_node"]
     if type(per_node) is not int or per_node < 1:
         problem = "it is no whole number of ranks"
@@ -135,8 +135,8 @@ def cluster_from_json(data: Any) -> Cluster:
     return Cluster(per_node, _link("inner", data["inner"]), _link("outer", data["outer"]), links, memory)
 
 
-def _link(where: str, data: Any) -> Network:
-    _check_object(where, data, LINK, LINK)
+def _link(where: str, data: object) -> Network:
+    data = _check_object(where, data, LINK, LINK)
     latency = data["latency_us"]
     if not _in_range(latency, 0, LATEST):
         problem = f"a latency is a number of microseconds from 0 to {LATEST:g}"
@@ -155,7 +155,7 @@ def _in_range(value: object, least: float, most: float) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-def _check_object(where: str, data: Any, required: Sequence[str], known: Sequence[str]) -> None:
+def _check_object(where: str, data: object, required: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise BadTopology(where, reprlib.repr(data), "it is no object", f"Write one with {', '.join(required)}.")
     for key in data:
@@ -164,6 +164,7 @@ def _check_object(where: str, data: Any, required: Sequence[str], known: Sequenc
         if key not in data:
             remedy = "Add it; docs/topology.json is a complete example."
             raise BadTopology(where, reprlib.repr(data), f"{key} is missing", remedy)
+    return data
 
 
 def _check_name(where: str, name: str, known: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor  # noqa: F401
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
-from torch.distributed.tensor.placement_types import _StridedShard  # noqa: F401
+from torch.distributed.tensor.placement_types import Placement, _StridedShard  # noqa: F401
 {module}
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import parse_prior_call
@@ -25,7 +26,7 @@ from strategies.torch_api.script_code import placements_code
 
 
 def gradients(
-    op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any], placement: Any, writes: bool
+    op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any], placement: Placement, writes: bool
 ) -> list[Any]:
     """One for each tensor that can have one, None where the result does not depend on it.
 

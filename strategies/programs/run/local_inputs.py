@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,19 +58,19 @@ def _check(placements: Sequence[Placement], mesh: Sequence[int], x: Tensor) -> N
         raise BadPlacement("held_of", shorts(placements), f"{' and '.join(sorted(kinds))} do not commute")
 
 
-def whole(x: Any) -> Any:
+def whole(x: Tensor) -> Tensor:
     """The whole tensor, a copy, where it is spread over ranks; else the tensor itself."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def laid(x: Any, placement: Any) -> Any:
+def laid(x: Tensor, placement: Placement | list[Placement]) -> Tensor:
     """The same tensor with this placement on each mesh axis, or with these, one for each axis."""
     if not isinstance(x, DTensor):
         return x
     return x.redistribute(placements=placement if isinstance(placement, list) else [placement] * x.device_mesh.ndim)
 
 
-def spread(values: Tensor, like: Any, placement: Any) -> Any:
+def spread(values: Tensor, like: Tensor, placement: Placement) -> Tensor:
     """These values on the mesh of a DTensor, with this placement on its first axis and replicas on the others."""
     if not isinstance(like, DTensor):
         return values
@@ -80,7 +79,7 @@ def spread(values: Tensor, like: Any, placement: Any) -> Any:
     return distribute_tensor(values, like.device_mesh, placements, src_data_rank=None)
 
 
-def uneven(shape: Any, dtype: torch.dtype, device: Any) -> Tensor:
+def uneven(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Values of both signs, of which no two are alike: what a gradient should come in with."""
     count = torch.Size(shape).numel()
     steps = torch.arange(count, dtype=torch.float64, device=device)

@@ -68,7 +68,7 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
     return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
 
 
-def _with_coarse_dtype(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
+def _with_coarse_dtype(slack: Tensor | None, want: object, eps: float) -> Tensor | None:
     """The tolerance with the rounding error of the op's own results, if the step's dtype is finer (float32 to float64)."""
     if slack is None or not isinstance(want, Tensor) or not is_inexact(want) or torch.finfo(want.dtype).eps >= eps:
         return slack
@@ -96,7 +96,7 @@ def _units(dtype: torch.dtype) -> float:
     return FINE_UNITS if torch.finfo(dtype).eps < 1e-5 else COARSE_UNITS
 
 
-def _with_jumps(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
+def _with_jumps(slack: Tensor | None, want: Any, moved: object) -> Tensor | None:
     """The tolerance with the change from `want` to `moved`, the result on moved inputs; infinite for a jump."""
     if slack is None or not isinstance(moved, Tensor) or moved.shape != want.shape or not want.numel():
         return slack

@@ -154,11 +154,11 @@ def _check_shapes(outs: Sequence[Any]) -> None:
                 raise WrongPieceShape(f"its piece has shape {got}, {text} of {tuple(out.shape)} is {want}")
 
 
-def _local(out: Any) -> Any:
+def _local(out: object) -> object:
     return out.to_local().detach().cpu().clone() if isinstance(out, DTensor) else out
 
 
-def _whole(out: Any) -> Any:
+def _whole(out: object) -> object:
     if not isinstance(out, DTensor):
         return out.detach().cpu() if isinstance(out, Tensor) else out
     return out.full_tensor().detach().cpu()

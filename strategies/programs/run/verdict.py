@@ -151,7 +151,7 @@ def _compared(
     return Confirmation("", note, rank_results=results)
 
 
-def _difference(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
+def _difference(got: object, want: object, slack: Tensor | None, lost: float) -> str:
     """How they differ by more than the slack and `lost`, the rounding error of gathering the result; or empty."""
     if not isinstance(want, Tensor) or slack is None:
         return ""

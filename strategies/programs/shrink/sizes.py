@@ -67,7 +67,7 @@ def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> 
         yield with_call(cut, one)
 
 
-def _renumbered(value: Any, d: int, ndim: int) -> Any:
+def _renumbered(value: object, d: int, ndim: int) -> object:
     """A dim, or a list of dims, renumbered for tensors without dim `d` of `ndim`."""
     if isinstance(value, (list, tuple)):
         kept = [v for v in value if not isinstance(v, int) or v % ndim != d]
@@ -82,7 +82,7 @@ def _renumbered(value: Any, d: int, ndim: int) -> Any:
 def _lists_without(at: int) -> Callable[[str, Any], Any]:
     """A function that removes the element `at` from lists of sizes that have it."""
 
-    def shorter(name: str, value: Any) -> Any:
+    def shorter(name: str, value: Any) -> object:
         sizes = isinstance(value, (list, tuple)) and all(type(v) is int for v in value)
         if not sizes or counts_dims(name) or not -len(value) <= at < len(value):
             return value
@@ -201,7 +201,7 @@ def _equal(to: dict[int, int]) -> Callable[[str, Any], Any]:
 def _scaled(to: dict[int, int]) -> Callable[[str, Any], Any]:
     """A function that turns a multiple of a size that is cut into the same multiple of the new size."""
 
-    def scale(name: str, v: Any) -> Any:
+    def scale(name: str, v: object) -> object:
         if type(v) is not int or counts_dims(name) or v < 1:
             return v
         n = next((n for n in sorted(to, reverse=True) if v % n == 0), None)

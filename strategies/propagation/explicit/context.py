@@ -30,8 +30,8 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -57,6 +57,7 @@ __all__ = [
     "communicates",
     "no_implicit_communication",
 ]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def no_implicit_communication(*, strict: bool = False, warn: bool = False) -> ExplicitCommunication:
@@ -96,7 +97,7 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
 class NotDecorated(Refusal):
     """A decorator that would have no effect: the body runs after the call has returned."""
 
-    def __init__(self, mode: ExplicitCommunication, fn: Any, what: str) -> None:
+    def __init__(self, mode: ExplicitCommunication, fn: object, what: str) -> None:
         call, name = repr(mode), getattr(fn, "__qualname__", repr(fn))
         problem = f"it is a {what}, whose body does not run while it is called"
         super().__init__(call.partition("(")[0], "fn", name, problem, f"Write `with {call}:` in its body.")
@@ -129,7 +130,7 @@ class ExplicitCommunication(contextlib.ContextDecorator):
         ambient.release_backward()
         ambient.end_guards(handlers.remove_hooks)
 
-    def __call__(self, fn: Any) -> Any:
+    def __call__(self, fn: F) -> F:
         if inspect.isclass(fn):
             raise NotDecorated(self, fn, "class")
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
@@ -138,11 +139,11 @@ class ExplicitCommunication(contextlib.ContextDecorator):
             return super().__call__(fn)
 
         @functools.wraps(fn)
-        async def inside(*args: Any, **kwargs: Any) -> Any:
+        async def inside(*args: object, **kwargs: object) -> object:
             with self:
                 return await fn(*args, **kwargs)
 
-        return inside
+        return inside  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         if self.allows:

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.tensor import DTensor, _api
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -77,7 +78,7 @@ class WatchedHandler(OverlayHandler):
         super().__init__(run)
         self.report = report
 
-    def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         with _Watch(op, [*args, *kwargs.values()], self.report, sys._getframe()):
             return self.run(op, args, kwargs)
 
@@ -92,7 +93,7 @@ class EqualHandler(OverlayHandler):
         super().__init__(self.passed_on)
         self.report = report
 
-    def passed_on(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def passed_on(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         world = dist.get_world_size()
         if world > 1:
             does = f"all-reduces one integer of all {world} ranks"
@@ -123,7 +124,9 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.op, self.given, self.report, self.frame = op, given, report, frame
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Overload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if _communicates(func, args, kwargs):
             moved = [shape_text(x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
@@ -133,7 +136,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _communicates(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _communicates(func: Overload, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     if func.namespace not in _COLLECTIVES or func._schema.name.partition("::")[2] in _WAITS:
         return False
     arguments = func._schema.arguments
@@ -143,12 +146,12 @@ def _communicates(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> boo
     return all(size != 1 for size in sizes)
 
 
-def _is_group(argument: Any, value: Any) -> bool:
+def _is_group(argument: torch._C.Argument, value: object) -> bool:
     """Whether an argument of a collective is its group, or the group's name."""
     return "ProcessGroup" in str(argument.type) or (argument.name == "group_name" and isinstance(value, str))
 
 
-def _group_size(group: Any) -> int:
+def _group_size(group: str | dist.ProcessGroup | torch.ScriptObject) -> int:
     if isinstance(group, str):
         name: Any = group  # torch's type for it is not public
         return c10d._resolve_process_group(name).size()
@@ -193,7 +196,7 @@ def remove_hooks() -> None:
     ambient.end_rules(handler_table.remove_property)
 
 
-def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: Any) -> Any:
+def _redistribute_local_args(op_info: OpInfo, schema: OpSchema, *rest: object, **options: object) -> object:
     guard = ambient.guard()
     if guard is not None and not guard.allows:
         wanted = schema.args_schema if op_info.args_tree_spec is None else pytree.tree_leaves(schema.args_schema)
@@ -208,7 +211,9 @@ def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: A
     return _TORCH_ARGS(op_info, schema, *rest, **options)
 
 
-def _redistribute_local_tensor(local: Any, src: DTensorSpec, dst: DTensorSpec, *rest: Any, **options: Any) -> Any:
+def _redistribute_local_tensor(
+    local: Tensor, src: DTensorSpec, dst: DTensorSpec, *rest: object, **options: object
+) -> object:
     guard = ambient.guard()
     if guard is not None:
         guard.check("DTensor.from_local", [ImplicitRedistribution("gradient", src, dst)])
@@ -216,7 +221,7 @@ def _redistribute_local_tensor(local: Any, src: DTensorSpec, dst: DTensorSpec, *
 
 
 def _needs(
-    op: torch._ops.OpOverload, op_info: Any, changed: list[tuple[int, DTensorSpec, DTensorSpec]]
+    op: torch._ops.OpOverload, op_info: OpInfo, changed: list[tuple[int, DTensorSpec, DTensorSpec]]
 ) -> list[ImplicitRedistribution]:
     """The redistributions of a call's tensors, by the names of its arguments."""
     tree = op_info.args_tree_spec

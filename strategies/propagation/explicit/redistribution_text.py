@@ -89,7 +89,7 @@ def argument_names(
     arguments = op._schema.arguments
     found: dict[int, tuple[str, bool]] = {}
 
-    def walk(value: Any, name: str, written: bool) -> None:
+    def walk(value: object, name: str, written: bool) -> None:
         if isinstance(value, (list, tuple)):
             for i, one in enumerate(value):
                 walk(one, f"{name}[{i}]", written)
@@ -133,7 +133,7 @@ def user_line(frame: FrameType | None = None) -> Place | None:
     return place_of_frame(frame)
 
 
-def backward_node() -> Any:
+def backward_node() -> torch.autograd.graph.Node | None:
     """The node of autograd that runs in this thread; None outside of a backward, and if torch lacks the function."""
     current_node = getattr(torch._C, "_current_autograd_node", None)
     return current_node() if current_node is not None else None

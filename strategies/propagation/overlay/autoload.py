@@ -12,7 +12,7 @@ the propagator itself.  `with strategies.overlay_dtensor():` is temporary, and h
 
 from __future__ import annotations
 
-from typing import Any
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
 
 from strategies.ops.semantics.rulebook import OpRule
 from strategies.propagation.overlay.context import Strategy, op_strategy, overlay_dtensor, register_strategies
@@ -21,7 +21,7 @@ from strategies.propagation.overlay.context import Strategy, op_strategy, overla
 def by_our_rule(entry: OpRule) -> Strategy:
     """The rule as a strategy function defined in this module, by which `user_modules` recognises who registered it."""
 
-    def ours(schema: Any) -> Any:
+    def ours(schema: OpSchema) -> OpStrategy:
         return op_strategy(entry, schema)
 
     return ours

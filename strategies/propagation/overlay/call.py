@@ -76,7 +76,7 @@ class RuleRunner:
         }
         self.in_place = bool(self.writes) and not any(a.is_out for a in schema.arguments) and bool(schema.returns)
 
-    def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run the op on these arguments, at least one of which is a DTensor."""
         call, tensors = call_of(self.op, args, kwargs)
         mesh = _mesh_of(call.op, tensors)
@@ -119,7 +119,7 @@ class RuleRunner:
         first_argument = SimpleNamespace(_spec=first)  # the random state depends on the redistributed first argument
         return _DISPATCHER._dispatch_get_local_results_slow_path(self.op, (first_argument,), info)
 
-    def returned(self, args: tuple[Any, ...], kwargs: dict[str, Any], raw: Any, ready: MeshCallPlan) -> Any:
+    def returned(self, args: tuple[Any, ...], kwargs: dict[str, Any], raw: Any, ready: MeshCallPlan) -> object:
         """The results; one that is an argument is that same object."""
         schema = self.op._schema
         if not schema.returns:
@@ -283,7 +283,7 @@ def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: CallPlan, l
     mine.copy_(redistributed_piece(used, DTensorSpec(spec.mesh, now, tensor_meta=spec.tensor_meta), spec.placements))
 
 
-def _wrapped(value: Any, specs: Iterator[DTensorSpec | None]) -> Any:
+def _wrapped(value: object, specs: Iterator[DTensorSpec | None]) -> object:
     if isinstance(value, (list, tuple)):
         return type(value)([_wrapped(v, specs) for v in value])
     spec = next(specs, None)

@@ -13,9 +13,8 @@ the same plan for itself.  Plans are cached by all of that, each argument with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,7 +117,7 @@ class CallPlanner:
         return self._ready.get((key, IdentityKey(mesh)), self._made, key, entry, call, specs, mesh)
 
     def _made(
-        self, key: Any, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh
+        self, key: Hashable, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh
     ) -> MeshCallPlan:
         return _on(mesh, self._plans.get(key, make_call_plan, entry, call, specs, mesh), specs)
 
@@ -145,7 +144,7 @@ def _given(op: str, spec: DTensorSpec) -> CallTensor:
     return CallTensor(meta, spec.placements)
 
 
-def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
+def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Hashable | None:
     """All that a plan depends on; None if an argument is no plain value."""
     try:
         held = tuple((_typed_placements(spec.placements), spec.tensor_meta, spec.shard_order) for spec in specs)
@@ -157,7 +156,7 @@ def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
     return key
 
 
-def _typed_placements(placements: tuple[Placement, ...]) -> Any:
+def _typed_placements(placements: tuple[Placement, ...]) -> tuple[object, ...]:
     if all(type(p) in _STATELESS for p in placements):
         return placements
     return tuple(map(str, placements)), tuple(map(type, placements))

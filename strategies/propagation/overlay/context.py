@@ -40,6 +40,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
@@ -225,7 +226,7 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     return OpStrategy(choices)
 
 
-def _with_leaves(value: Any, given: list[OpStrategy]) -> Any:
+def _with_leaves(value: object, given: list[OpStrategy]) -> object:
     """The argument with a `Leaf` for each strategy of a tensor, which is added to `given`."""
     if isinstance(value, OpStrategy):
         given.append(value)
@@ -246,7 +247,7 @@ def _meta(spec: DTensorSpec) -> TensorMeta:
 
 def _spec(
     given: Sequence[OpStrategy], inputs: Sequence[tuple[Placement, ...]], outs: Sequence[tuple[Placement, ...] | None],
-    metas: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None], mesh: Any,
+    metas: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None], mesh: DeviceMesh,
 ) -> OpSpec:  # fmt: skip
     wanted = [DTensorSpec(mesh, row, tensor_meta=meta) for row, meta in zip(inputs, metas, strict=True)]
     made = [

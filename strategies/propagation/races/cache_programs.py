@@ -45,11 +45,11 @@ class CacheUnderTest:
 
     def __init__(self, sync: ScheduledSync, limit: int = 8) -> None:
         self.sync, self.rule, self.settled = sync, 0, 0
-        self.cache: Any = self.make(sync, limit)
+        self.cache = self.make(sync, limit)
         self.made: list[Answer] = []
         self.busy: set[Answer] = set()
 
-    def make(self, sync: ScheduledSync, limit: int) -> Any:
+    def make(self, sync: ScheduledSync, limit: int) -> SingleFlightCache[Any]:
         """The cache under test."""
         return SingleFlightCache[Any](name="explored", limit=limit, sync=sync)
 
@@ -189,7 +189,7 @@ def reentered(sync: ScheduledSync, kind: CacheClass = CacheUnderTest) -> Program
     world = kind(sync)
     refused: list[int] = []
 
-    def circular() -> Any:
+    def circular() -> object:
         return world.cache.get(world.key("k"), circular)
 
     def ask() -> None:

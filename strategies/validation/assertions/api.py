@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import hypothesis
 import torch
@@ -25,13 +25,14 @@ from hypothesis.errors import FlakyFailure, Unsatisfiable
 from torch.distributed.tensor import Partial
 
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
-from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls
+from strategies.validation.assertions.calls import Call, Calls, given_calls, known_calls, one_of_calls, schema_calls
 from strategies.validation.assertions.case import CaseRun, CaseSkipped, RuleCase, RuleMisfit
-from strategies.validation.assertions.ops import FunctionOp, Op, materialized
-from strategies.validation.assertions.rule import AssertedRule, NotARule, NothingTested, read_layouts
+from strategies.validation.assertions.ops import FunctionOp, Op, OpLike, materialized
+from strategies.validation.assertions.rule import AssertedRule, Layouts, NotARule, NothingTested, RuleLike, read_layouts
 from strategies.validation.assertions.script import caller, imports_of, wrong_rule
 from strategies.validation.assertions.shardings import ShardingCase, ShardingClaim, run_sharding_case, wrong_sharding
 
+Inputs: TypeAlias = "st.SearchStrategy[Any] | Iterable[tuple[torch.Tensor, ...]]"
 C = TypeVar("C")
 R = TypeVar("R")
 MOST_WITHOUT_VERDICT = 200
@@ -114,10 +115,10 @@ DTYPES = (torch.float64, torch.int64, torch.bool, torch.float32)
 
 
 def assert_rule(
-    op: Any,
-    rule: Any,
+    op: OpLike,
+    rule: RuleLike,
     *,
-    calls: Any = None,
+    calls: Calls | None = None,
     where: Callable[..., bool] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
     ranks: Sequence[int] = RANKS,
@@ -157,10 +158,10 @@ def assert_rule(
 
 def assert_sharding(
     fn: Callable[..., Any],
-    in_placements: Any,
-    out_placements: Any,
+    in_placements: Layouts,
+    out_placements: Layouts,
     *,
-    inputs: Any = None,
+    inputs: Inputs | None = None,
     meshes: Sequence[tuple[int, ...]] | None = None,
     dtypes: Sequence[torch.dtype] = DTYPES[:1],
     empty: bool = False,
@@ -213,7 +214,7 @@ def assert_sharding(
 
 
 def _tensors(
-    claim: ShardingClaim, inputs: Any, dtypes: Sequence[torch.dtype]
+    claim: ShardingClaim, inputs: Inputs | None, dtypes: Sequence[torch.dtype]
 ) -> tuple[st.SearchStrategy[Any] | None, str]:
     if isinstance(inputs, st.SearchStrategy):
         return inputs, ""
@@ -229,7 +230,7 @@ def _tensors(
     return (st.one_of(found).map(lambda call: call[0]), "") if found else (None, why)
 
 
-def _meshes(claim: ShardingClaim, meshes: Any) -> tuple[tuple[int, ...], ...]:
+def _meshes(claim: ShardingClaim, meshes: Sequence[tuple[int, ...]] | None) -> tuple[tuple[int, ...], ...]:
     axes = claim.axes
     usual = {1: ((2,), (3,), (4,)), 2: ((2, 2), (1, 3), (3, 1))}.get(axes, ((2,) * axes,))
     found = usual if meshes is None else tuple(map(tuple, meshes))
@@ -251,10 +252,10 @@ def check_case(case: RuleCase) -> None:
 
 
 def rule_cases(
-    op: Any,
-    rule: Any,
+    op: OpLike,
+    rule: RuleLike,
     *,
-    calls: Any = None,
+    calls: Calls | None = None,
     where: Callable[..., bool] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
     ranks: Sequence[int] = RANKS,
@@ -279,7 +280,8 @@ def rule_cases(
 
 
 def _searched(
-    call: str, op: Any, rule: Any, calls: Any, where: Any, dtypes: Any, ranks: Any, uneven: bool, splits: Any,
+    call: str, op: OpLike, rule: RuleLike, calls: Calls | None, where: Callable[..., bool] | None,
+    dtypes: Sequence[torch.dtype] | None, ranks: Sequence[int], uneven: bool, splits: Sequence[int],
     max_examples: int, seed: int,
 ) -> ExampleSearch[RuleCase, CaseRun]:  # fmt: skip
     overload, read = Op.of(op, call), AssertedRule.read(rule, call)
@@ -295,7 +297,7 @@ def _searched(
                 continue
 
             def found_on(
-                counts: Sequence[int], drawn: Any = drawn, turn: int = turn
+                counts: Sequence[int], drawn: st.SearchStrategy[Call] = drawn, turn: int = turn
             ) -> ExampleSearch[RuleCase, CaseRun]:
                 cases = _cases(overload, read, drawn, tuple(counts), uneven, tuple(splits))
                 most = min(max_examples, MOST_TORCH_SAMPLES) if turn else max_examples
@@ -326,7 +328,7 @@ def _judge(case: RuleCase, where: Callable[..., bool] | None) -> tuple[CaseRun, 
 
 
 def _sources(
-    op: Op, rule: AssertedRule, calls: Any, dtypes: Sequence[torch.dtype]
+    op: Op, rule: AssertedRule, calls: Calls | None, dtypes: Sequence[torch.dtype]
 ) -> Iterator[tuple[st.SearchStrategy[Call] | None, str]]:
     """The sources of calls, each with a reason if it is None: drawn calls come first, since torch's samples do not
     shrink."""
@@ -363,7 +365,7 @@ def _is_wanted(where: Callable[..., bool], call: Call) -> bool:
     return bool(where(*args, **kwargs))
 
 
-def _check(call: str, ranks: Any, splits: Any, max_examples: Any) -> None:
+def _check(call: str, ranks: object, splits: object, max_examples: object) -> None:
     counts = tuple(ranks) if isinstance(ranks, Sequence) else ()
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in counts):
         problem, remedy = "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3, 4)."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -24,6 +24,9 @@ from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Values = tuple[torch.dtype, tuple[str, ...]]
 """The dtype and the patterns of tensors."""
+T = TypeVar("T")
+Calls: TypeAlias = "st.SearchStrategy[Any] | Iterable[object]"
+"""The calls of a rule: a strategy, or a list, of (args, kwargs) or `OpCall`."""
 Pick = Callable[[Sequence[Any]], Any]
 """One of the options, the simplest first."""
 SMALL_PATTERNS = ("ones", "small", "alternating", "ties", "normal", "rough")
@@ -50,7 +53,7 @@ def schema_calls(op: Op, rule: AssertedRule, dtype: torch.dtype) -> tuple[st.Sea
         plan = draw(one_of(ways))
         sizes = {letter: draw(one_of(tuple(range(1, LARGEST_DIM + 1)))) for letter in plan.letters} | {"1": 1}
 
-        def pick(options: Sequence[Any]) -> Any:
+        def pick(options: Sequence[T]) -> T:
             return options[draw(one_of(tuple(range(len(options)))))] if len(options) > 1 else options[0]
 
         return build_call(op, plan, sizes, (dtype, patterns), pick)
@@ -88,16 +91,17 @@ def build_call(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values
     return tuple(args), kwargs
 
 
-def _tensor(name: str, shape: Sequence[int], sizes: Mapping[str, int], values: Values, pick: Pick) -> Any:
+def _tensor(name: str, shape: Sequence[int], sizes: Mapping[str, int], values: Values, pick: Pick) -> Tensor | Drawn:
     if is_index(name):
         count = torch.Size(shape).numel()
         below = min(sizes[letter] for letter in sizes if letter != "1" or len(sizes) == 1)
-        return (torch.arange(count) * pick((1, 2, 3)) % below).reshape(tuple(shape))
+        factor: int = pick((1, 2, 3))
+        return (torch.arange(count) * factor % below).reshape(tuple(shape))
     dtype = torch.bool if name in _BOOLEAN_ARGUMENTS else values[0]
     return Drawn(tuple(shape), dtype, pick(values[1]), pick(range(100)))
 
 
-def _other(argument: Any, shape: Sequence[int], dtype: torch.dtype, pick: Pick) -> Any:
+def _other(argument: torch._C.Argument, shape: Sequence[int], dtype: torch.dtype, pick: Pick) -> object:
     """A value for an argument that is no tensor."""
     kind, name = str(argument.type), argument.name
     spare = [_ABSENT] if argument.has_default_value() else [None] if kind.startswith("Optional") else []
@@ -158,7 +162,7 @@ def _applies_to(rule: AssertedRule, tensors: Sequence[Tensor], pointwise: bool) 
     return not pointwise or len(cut) < 2 or all(x.ndim == largest for x, _ in cut)
 
 
-def given_calls(calls: Any, call: str = "assert_rule") -> st.SearchStrategy[Call]:
+def given_calls(calls: Calls, call: str = "assert_rule") -> st.SearchStrategy[Call]:
     """The author's calls: a strategy, or a list, of (args, kwargs) or `OpCall`.  Raises `NotARule`."""
     if isinstance(calls, st.SearchStrategy):
         return calls.map(lambda one: as_call(one, call))
@@ -169,12 +173,12 @@ def given_calls(calls: Any, call: str = "assert_rule") -> st.SearchStrategy[Call
     return one_of_calls([as_call(one, call) for one in listed])
 
 
-def one_of_calls(calls: Sequence[Call]) -> st.SearchStrategy[Call]:
+def one_of_calls(calls: Sequence[T]) -> st.SearchStrategy[T]:
     """One of these."""
     return st.sampled_from(range(len(calls))).map(lambda place: calls[place])
 
 
-def as_call(one: Any, call: str = "assert_rule") -> Call:
+def as_call(one: object, call: str = "assert_rule") -> Call:
     """The call as (args, kwargs).  Raises `NotARule`."""
     if hasattr(one, "args") and hasattr(one, "kwargs") and not inspect.isfunction(one):
         return tuple(one.args), dict(one.kwargs)

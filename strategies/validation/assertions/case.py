@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from strategies.validation.assertions.ops import REFUSALS, Op, materialized
 from strategies.validation.assertions.rule import AssertedRule, shard_dim
 from strategies.validation.difference import ResultDifference
 from strategies.validation.probe import Probe
+
+if TYPE_CHECKING:
+    from hypothesis.vendor.pretty import RepresentationPrinter
 
 
 class CaseSkipped(Exception):
@@ -69,7 +72,7 @@ class RuleCase:
         """The arguments with real tensors."""
         return materialized(tuple(self.args)), materialized(dict(self.kwargs))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """Hypothesis would otherwise print the fields."""
         printer.text(repr(self))
 

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,6 +33,7 @@ from strategies.validation.assertions.rule import AssertedRule, NotARule, shard_
 
 REFUSALS = (*oracle.REJECTIONS, ArithmeticError)
 """Errors of a user's op for arguments that it does not accept; any other error is a crash."""
+OpLike: TypeAlias = "Op | torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.library.CustomOpDef | str"
 _NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?")
 _REMEDY = "Pass torch.ops.mylib.scale.default, its name 'mylib::scale', or what torch.library.custom_op returned."
 
@@ -44,7 +45,7 @@ class Op:
     overload: Any
 
     @classmethod
-    def of(cls, op: Any, call: str = "assert_rule") -> Op:
+    def of(cls, op: OpLike, call: str = "assert_rule") -> Op:
         """From an overload, a packet that has one overload, a name, or a custom op.  Raises `NotARule`."""
         if isinstance(op, Op):
             return op
@@ -135,7 +136,7 @@ def _named(name: str, call: str) -> Any:
         raise NotARule(call, "op", repr(name), problem, f"Import the module that registers it. {_REMEDY}") from None
 
 
-def map_leaves(value: Any, give: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, give: Callable[[Any], object]) -> Any:
     """The same structure with `give(x)` in the place of each leaf x, which is no list, tuple or dict."""
     if isinstance(value, Mapping):
         return {name: map_leaves(one, give) for name, one in value.items()}
@@ -144,7 +145,7 @@ def map_leaves(value: Any, give: Callable[[Any], Any]) -> Any:
     return give(value)
 
 
-def materialized(value: Any) -> Any:
+def materialized(value: object) -> Any:
     """The arguments with real tensors in the place of each `Drawn`."""
     return map_leaves(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
 
@@ -178,12 +179,12 @@ class ShapePlan:
         return tuple(dict.fromkeys(letter for shape in (self.first, *self.flat) for letter in shape if letter != "1"))
 
 
-def is_list(shape: Any) -> bool:
+def is_list(shape: Sequence[object]) -> bool:
     """Whether it is the shapes of a list of tensors."""
     return bool(shape) and isinstance(shape[0], tuple)
 
 
-def takes_tensor(argument: Any) -> str:
+def takes_tensor(argument: torch._C.Argument) -> str:
     """The tensors that an argument takes: "one", "many" for a list, or "" for none."""
     kind = str(argument.type)
     return "" if "Tensor" not in kind else "many" if "List" in kind or "[]" in kind else "one"
@@ -205,7 +206,7 @@ def shape_plans(op: Op, rule: AssertedRule) -> Iterator[ShapePlan]:
             yield from _plans_of(arguments, present, in_lists // max(len(lists), 1))
 
 
-def _may_lack(argument: Any) -> bool:
+def _may_lack(argument: torch._C.Argument) -> bool:
     return "Optional" in str(argument.type) or bool(argument.has_default_value())
 
 

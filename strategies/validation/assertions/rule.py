@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from torch.distributed.tensor.placement_types import Placement
 
@@ -35,6 +35,9 @@ class WrongRule(AssertionError):
         self.case, self.script, self.example, self.repeat = case, script, example, repeat
 
 
+_Side: TypeAlias = Placement | str | Sequence[Placement | str | None] | None
+RuleLike: TypeAlias = "AssertedRule | str | Sequence[_Side]"
+Layouts: TypeAlias = Placement | str | Sequence[Placement | str | Sequence[Placement | str]]
 _ITEMS = re.compile(r"[^,()]+(?:\([^()]*\))?")
 _REMEDY = "Write it as 'S(0), R -> S(0)', with '-' for a result that is no tensor, or as (inputs, outputs)."
 
@@ -51,7 +54,7 @@ class AssertedRule:
     outputs: tuple[Placement | None, ...]
 
     @classmethod
-    def read(cls, rule: Any, call: str = "assert_rule") -> AssertedRule:
+    def read(cls, rule: RuleLike, call: str = "assert_rule") -> AssertedRule:
         """The rule from text, from (inputs, outputs), or from a rule.  Raises `NotARule` and `BadPlacement`.
 
         The sides of a tuple may be texts, placements, or sequences of them.
@@ -73,7 +76,7 @@ class AssertedRule:
         return f"AssertedRule.read({str(self)!r})"
 
 
-def read_layouts(side: Any, call: str, argument: str) -> tuple[tuple[Placement, ...], ...]:
+def read_layouts(side: Layouts, call: str, argument: str) -> tuple[tuple[Placement, ...], ...]:
     """The layouts of several tensors: "S(0), R" is one axis and two tensors; a tuple for each tensor is several axes.
 
     Raises `BadPlacement`, and `NotARule` where tensors have placements for different numbers of axes.
@@ -93,20 +96,20 @@ def read_layouts(side: Any, call: str, argument: str) -> tuple[tuple[Placement, 
 _LAYOUTS = "Write ['S(0)', 'R'] for two tensors on one axis, [('S(0)', 'R')] for one tensor on two axes."
 
 
-def _placements(side: Any, rule: object, call: str) -> tuple[Placement | None, ...]:
+def _placements(side: object, rule: object, call: str) -> tuple[Placement | None, ...]:
     if isinstance(side, str):
         words = [word.strip() for word in _ITEMS.findall(side)]
         left = _ITEMS.sub("", side).replace(",", "").strip()
         if left or side.count(",") - sum(word.count(",") for word in words) > max(len(words) - 1, 0):
             raise NotARule(call, "rule", repr(rule), f"{side.strip()!r} is no list of placements", _REMEDY)
         return tuple(_placement(word) for word in words if word)
-    items: Iterable[Any] = (side,) if side is None or isinstance(side, Placement) else side
+    items: object = (side,) if side is None or isinstance(side, Placement) else side
     if not isinstance(items, Sequence):
         raise NotARule(call, "rule", repr(rule), f"{side!r} is no list of placements", _REMEDY)
     return tuple(_placement(item) for item in items)
 
 
-def _placement(item: Any) -> Placement | None:
+def _placement(item: Placement | str | None) -> Placement | None:
     if item is None or (isinstance(item, str) and item.strip() == "-"):
         return None
     found = parse(item) if isinstance(item, str) else item

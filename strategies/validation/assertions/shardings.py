@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,9 @@ from strategies.validation.assertions.case import CaseSkipped, RuleMisfit, with_
 from strategies.validation.assertions.ops import REFUSALS, materialized
 from strategies.validation.assertions.rule import WrongRule, shard_dim
 from strategies.validation.difference import ElementDifference, ResultDifference, folding_error, shape_difference
+
+if TYPE_CHECKING:
+    from hypothesis.vendor.pretty import RepresentationPrinter
 
 _SCRIPT = (
     '''"""{what}
@@ -97,7 +100,7 @@ class ShardingCase:
     def ranks(self) -> int:
         return math.prod(self.mesh)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """Hypothesis would otherwise print the fields."""
         printer.text(repr(self))
 
@@ -165,7 +168,9 @@ def _too_small(x: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
     )
 
 
-def _run(claim: ShardingClaim, case: ShardingCase, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> Any:
+def _run(
+    claim: ShardingClaim, case: ShardingCase, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]
+) -> Sequence[list[Any]] | ResultDifference:
     """Each rank's results, as pairs of placements and local tensor; or the difference for an error of a rank."""
 
     def body() -> list[Any]:

@@ -120,7 +120,9 @@ def samples_of(op: str, seed: int) -> list[Sample]:
     """
     packet = op.split(".")[1]
     met: list[Sample] = []
-    for info in (info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)):
+    for info in (
+        info for info in opinfo_samples.database() if {packet, packet.strip("_")} & opinfo_samples.plain_names(info)
+    ):
         for name in DTYPES:
             if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
                 for which in opinfo_samples.SIZES:
@@ -130,7 +132,3 @@ def samples_of(op: str, seed: int) -> list[Sample]:
     if not met and not trusts_caller(op):
         met = schema_samples.schema_calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
     return diverse_subset(met, MOST)
-
-
-def _names(info: object) -> set[str]:
-    return {part for name in opinfo_samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
