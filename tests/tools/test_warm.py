@@ -12,7 +12,7 @@ LOOK = """
 import os, pickle, sys
 class Here: pass
 assert type(pickle.loads(pickle.dumps(Here()))) is Here
-print(__name__, sys.argv[1:], os.getcwd(), os.environ.get("LT_A"), sys.stdin.read(), [m for m in sys.modules if "localtensor" in m])
+print(__name__, globals().get("__file__"), sys.argv, os.getcwd(), os.environ.get("LT_A"), sys.stdin.read(), [m for m in sys.modules if "localtensor" in m])
 print("torch" in sys.modules, file=sys.stderr)
 sys.exit(int(sys.argv[1]))
 """

@@ -120,17 +120,19 @@ def _execute(words: list[str], cwd: str, environment: dict[str, str], new_sessio
     sys.path[:0] = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
     match words:
-        case ["-c", text, *rest]:
-            sys.argv, sys.path[:0] = ["-c", *rest], [""]
-            sys.modules["__main__"] = main = types.ModuleType("__main__")
-            exec(compile(text, "<string>", "exec"), vars(main))
         case ["-m", name, *rest]:
             sys.argv, sys.path[:0] = [name, *rest], [cwd]
             runpy.run_module(name, run_name="__main__", alter_sys=True)
-        case [file, *_]:
-            sys.argv, sys.path[:0] = words, [str(Path(file).resolve().parent)]
-            runpy.run_path(file, run_name="__main__")
+        case ["-c", text, *rest]:
+            sys.argv, sys.path[:0] = ["-c", *rest], [""]
+            exec(compile(text, "<string>", "exec"), vars(main))
+        case [name, *_]:
+            file = Path(name).absolute()
+            sys.argv, sys.path[:0] = words, [str(file.resolve().parent)]
+            main.__file__ = str(file)
+            exec(compile(file.read_bytes(), str(file), "exec"), vars(main))
 
 
 def main() -> None:
