@@ -18,8 +18,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import layout
+from strategies.inputs.variants.adversarial import Values
 from strategies.inputs.variants.all_variants import values_named
-from strategies.inputs.variants.call_edits import Values
 from strategies.model import oracle
 from strategies.model.code_text import tensor_text
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
