@@ -21,7 +21,6 @@ from localtensor import layout
 from strategies.inputs.variants.adversarial import Values
 from strategies.inputs.variants.all_variants import values_named
 from strategies.model import oracle
-from strategies.model.code_text import tensor_text
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation.difference import (
@@ -31,6 +30,7 @@ from strategies.validation.difference import (
     folding_error,
     number_difference,
     shape_difference,
+    tensor_text,
 )
 
 DRAWS = 2
