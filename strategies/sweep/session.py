@@ -55,7 +55,8 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
     """
     if task.until and time.time() >= task.until:
         return []
-    import_rules(*task.home)
+    if task.home[0]:
+        import_rules(*task.home)
     return _VALIDATORS[task.trial](task, note)
 
 

@@ -58,7 +58,8 @@ class ShrinkTask:
 
 def smaller_candidates(doubt: ShrinkTask, note: Callable[[int], None]) -> tuple[Candidate, ...]:
     """All candidates to confirm on real processes, the smallest first, the given ones last."""
-    import_rules(*doubt.home)
+    if doubt.home[0]:
+        import_rules(*doubt.home)
     note(0)
     return (*_smaller(doubt), *doubt.suspects)
 
