@@ -170,8 +170,7 @@ class UserOpTask:
 
 def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> list[Sample]:
     """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema."""
-    if unknown.module:
-        import_rules(unknown.module, unknown.folder)
+    import_rules(unknown.module, unknown.folder)
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
     if hook is not None:
