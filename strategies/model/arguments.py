@@ -1,7 +1,7 @@
-"""The arguments of a call by name, and calls made from them in the normal form of torch's dispatcher.
+"""The arguments of a call by name and by place, and calls made from them.
 
-A rule sees only that form, however the user wrote the call: arguments by position except keyword-only ones, without trailing
-defaults and without keywords that equal their default.
+`call_with` makes the normal form of torch's dispatcher.  A rule sees only that form, however the user wrote the call:
+arguments by position except keyword-only ones, without trailing defaults and without keywords that equal their default.
 """
 
 from __future__ import annotations

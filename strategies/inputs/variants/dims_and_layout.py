@@ -1,4 +1,4 @@
-"""Forms of a call with its dims, indices or memory layout given otherwise.
+"""The type of all input forms, and forms of a call with its dims, indices or memory layout given otherwise.
 
 Dims are counted from the other end, replaced, left out, kept or dropped.  Indices are counted from the end.  Tensors are
 transposed in memory, have gaps, or are expanded.

@@ -1,4 +1,7 @@
-"""Programs with another call or other tensors; and simpler values: scalars at their default, 0 or 1, and tensors of zeros, of ones, of small whole numbers."""
+"""Simpler values: scalars at their default, 0 or 1, and tensors of zeros, of ones, of small whole numbers.
+
+Before them the changes of which all stages are made: a program with another call, or with other or fewer tensors.
+"""
 
 from __future__ import annotations
 

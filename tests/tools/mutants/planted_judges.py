@@ -8,7 +8,7 @@ PLANTED: tuple[Planted, ...] = (
     bug("strategies/validation/probe::Probe.held",
         "key = (leaf, placement, draw if isinstance(placement, Partial) else 0)", "key = (leaf, placement, 0)",
         "both decompositions of a partial input are one: what holds for it by chance is called sound"),
-    bug("strategies/validation/probe::_assembled", "return [(None, layout.assemble_axis(held, placement))]",
+    bug("strategies/validation/probe::_assembled", "return [(None, assemble_axis(held, placement))]",
         "return [(None, torch.cat(list(held)))]",
         "shards are put together along the first dim, whatever the placement says"),
     bug("strategies/validation/probe::Probe.difference", "if found and not self._kernels_disagree(claim, draw, local):",
