@@ -65,11 +65,6 @@ class Reply(NamedTuple):
 Answer: TypeAlias = Callable[[bytes, int], Reply]  # (message, number of files that may be open) -> reply
 
 
-def calls_for_fence(reply: Reply) -> bool:
-    """Whether this job must be followed by a fence: it finished, and it used the default group."""
-    return reply.kind in ("returned", "unsendable") and reply.steps is not None and reply.steps[0] != reply.steps[1]
-
-
 def serve(spec: WorkerSpec, jobs: Connection, side: Connection, answer: Answer | None = None) -> None:
     """Run a worker.  It ends by os._exit, because torch's cleanup may block on ranks that are gone.
 

@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any
 
 from localtensor import errors
-from localtensor.processes.worker import FENCE, Reply, WorkerSpec, calls_for_fence, serve
+from localtensor.processes.worker import FENCE, Reply, WorkerSpec, serve
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
@@ -194,7 +194,7 @@ class WorkerGroup:
         present = [reply for reply in replies if reply.steps is not None]
         if self._left or len(present) < self.ranks or len({reply.steps for reply in present}) > 1:
             return False
-        fences = [calls_for_fence(reply) for reply in present]
+        fences = [_calls_for_fence(reply) for reply in present]
         self._fence = all(fences)
         if self._fence:
             for member in self.members:
@@ -240,6 +240,11 @@ class WorkerGroup:
         with contextlib.suppress(ValueError):  # closed by another thread meanwhile
             for member in self.members:
                 member.process.kill()
+
+
+def _calls_for_fence(reply: Reply) -> bool:
+    """Whether this job must be followed by a fence: it finished, and it used the default group."""
+    return reply.kind in ("returned", "unsendable") and reply.steps is not None and reply.steps[0] != reply.steps[1]
 
 
 def _startup_error(reply: Reply | None) -> str:

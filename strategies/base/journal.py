@@ -120,8 +120,8 @@ class Journal:
         self.begun = done.begin if done else None
         self.cut = done.cut if done else ""
         self.lines: list[Line] = list(done.lines) if done else []
-
-        register_after_fork(self, Journal.close)  # else a worker that outlives this run would hold the file for it
+        if file is not None:  # else a worker that outlives this run would hold the file for it
+            register_after_fork(file, FileIO.close)
 
     def begin(self, line: Line) -> None:
         """Writes the first line, or compares it when resuming. Raises `BadJournal` if the journal is of another run."""

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; elsewhere nothing."""
+"""The console on standard error, and a progress bar on a terminal; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ class ProgressBar(Progress):
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+
+def error_console() -> Console:
+    """A console on standard error, which prints texts as they are."""
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def progress_bar(console: Console, quiet: bool) -> ProgressBar:

@@ -1,20 +1,20 @@
-"""The arguments of a call by name, and calls made from them in the normal form of torch's dispatcher.
+"""The arguments of a call by name and by place, and calls made from them.
 
-A rule sees only that form, however the user wrote the call: arguments by position except keyword-only ones, without trailing
-defaults and without keywords that equal their default.
+`call_with` makes the normal form of torch's dispatcher.  A rule sees only that form, however the user wrote the call:
+arguments by position except keyword-only ones, without trailing defaults and without keywords that equal their default.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from strategies.model.rule import Sample, call_of, leaf_numbers, overload
+from strategies.model.rule import Call, Leaf, Sample, call_of, leaf_numbers, overload
 
 DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"})
 """Names of arguments that hold dims."""
@@ -25,6 +25,12 @@ OPERANDS = frozenset({"self", "other", "input", "tensors", "tensor1", "tensor2",
 """Names of arguments whose integers are operands of arithmetic: no positions, lengths, counts or pivots."""
 SORTED_ARGUMENTS = frozenset({"sorted_sequence", "boundaries"})
 """Names of arguments whose values must be sorted: the result of a search in an unsorted tensor is undefined."""
+
+
+Path = tuple[int | str, ...]
+"""The path to a value: the position or the keyword of its argument, then positions in nested lists."""
+Change = Callable[[str, Any], Any]
+"""From an argument's name and a value in it, neither tensor nor list, to another value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,68 @@ def argument_names(sample: Sample) -> tuple[str, ...]:
     """For each tensor of the call, by leaf number, the name of its argument."""
     found = {leaf: name for name, value in sample.call.named().items() for leaf in leaf_numbers(value)}
     return tuple(found.get(i, "") for i in range(len(sample.tensors)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArgument:
+    """One value of a call that is neither tensor nor list, with its path and the name of its argument."""
+
+    path: Path
+    name: str
+    value: Any
+
+
+def counts_dims(name: str) -> bool:
+    """Whether an argument of that name holds dims rather than sizes."""
+    return name in ("axis", "axes") or name.startswith("dim") or name.endswith(("_dim", "_dims"))
+
+
+def named_arguments(call: Call) -> list[tuple[int | str, str, Any]]:
+    """Every given argument: its position or keyword, its name in the schema, its value."""
+    schema = overload(call.op)._schema.arguments
+    return [(i, schema[i].name, value) for i, value in enumerate(call.args)] + [(n, n, v) for n, v in call.kwargs]
+
+
+def scalar_arguments(call: Call) -> list[ScalarArgument]:
+    """Every value that is neither tensor nor list, in the order of the call."""
+
+    def within(path: Path, name: str, value: object) -> Iterator[ScalarArgument]:
+        if isinstance(value, (list, tuple)):
+            for i, v in enumerate(value):
+                yield from within((*path, i), name, v)
+        elif not isinstance(value, Leaf):
+            yield ScalarArgument(path, name, value)
+
+    return [spot for where, name, value in named_arguments(call) for spot in within((where,), name, value)]
+
+
+def with_scalars_changed(call: Call, change: Change) -> Call:
+    """The call with every value that is neither tensor nor list changed."""
+
+    def walk(name: str, value: object) -> object:
+        if isinstance(value, (list, tuple)):
+            return type(value)([walk(name, v) for v in value])
+        return value if isinstance(value, Leaf) else change(name, value)
+
+    return with_arguments_changed(call, walk)
+
+
+def with_arguments_changed(call: Call, change: Change) -> Call:
+    """The call with every argument changed, lists as a whole."""
+    made = {where: change(name, value) for where, name, value in named_arguments(call)}
+    return Call(call.op, tuple(made[i] for i in range(len(call.args))), tuple((n, made[n]) for n, _ in call.kwargs))
+
+
+def with_value_at(call: Call, path: Path, value: object) -> Call:
+    """The call with this value at that path."""
+
+    def within(old: Any, rest: Path) -> object:
+        if not rest:
+            return value
+        return type(old)([within(v, rest[1:]) if i == rest[0] else v for i, v in enumerate(old)])
+
+    args = tuple(within(v, path[1:]) if i == path[0] else v for i, v in enumerate(call.args))
+    return Call(call.op, args, tuple((n, within(v, path[1:]) if n == path[0] else v) for n, v in call.kwargs))
 
 
 def is_index(name: str) -> bool:

@@ -1,9 +1,11 @@
-"""Values as Python text, for scripts that reproduce a finding without importing this package."""
+"""Python text of values and of parts of a script, for scripts that reproduce a finding with torch alone."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -31,6 +33,17 @@ sys.exit(1 if wrong else 0)
 """The end of a script once `got` is gathered: it compares, prints both, and sets the exit code."""
 
 
+def docstring_code(shown: str, wrong: str, ranks: int, name: str, prints: str) -> str:
+    """The docstring of a script: its subject, what is wrong with it in this torch, and how to run it."""
+    return f'''"""{shown}
+
+DTensor in torch {torch.__version__.split("+")[0]}{wrong}
+
+Run:  torchrun --nproc-per-node {ranks} {name}
+It prints {prints}
+"""'''
+
+
 def tensor_literal(x: Tensor) -> str:
     """Python text of a bitwise equal tensor, with the strides of a dense layout."""
     if x.is_complex():  # the repr of a Python complex number loses the sign of a zero, and nan
@@ -50,14 +63,6 @@ def slack_text(want: object, slack: Tensor | None) -> str:
     return f"{max([*finite, 1e-9 * size]):.3g}"
 
 
-def tensor_text(x: object, most: int = 24) -> str:
-    """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
-    if not isinstance(x, Tensor):
-        return repr(x)
-    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
-    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
-
-
 def placement_code(placement: Placement) -> str:
     """Python text of the placement, for a follower and for a script."""
     if isinstance(placement, StridedShard):
@@ -65,3 +70,19 @@ def placement_code(placement: Placement) -> str:
     if isinstance(placement, Partial):
         return f"Partial({placement.reduce_op!r})"
     return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
+
+
+def placements_code(placements: Sequence[Placement]) -> str:
+    """Python text of a list of these placements.
+
+    >>> from torch.distributed.tensor import Partial, Shard
+    >>> placements_code([Shard(1), Partial("max")])
+    "[Shard(1), Partial('max')]"
+    """
+    return f"[{', '.join(map(placement_code, placements))}]"
+
+
+def flatten_code(names: Sequence[str], every: Sequence[str]) -> str:
+    """Python text that flattens these axes of `mesh`, whose axes are `every`."""
+    part = "mesh" if tuple(names) == tuple(every) else f"mesh[{tuple(names)!r}]"
+    return f'{part}._flatten("{"_".join(names)}")\n'

@@ -15,6 +15,7 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
 from strategies.model.oracle import REJECTIONS
+from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
 from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
@@ -205,6 +206,40 @@ def _suspected(one: JournalLines) -> set[str]:
 def write(path: Path, begin: Line, lines: Sequence[Line]) -> None:
     """One journal of the whole run.  Raises `OSError`."""
     write_lines(path, (json.dumps(line, separators=(",", ":")) for line in (begin, *lines)))
+
+
+def merge_equal(
+    tried: Mapping[str, Sequence[Candidate]], rules: set[str]
+) -> tuple[dict[str, Sequence[Candidate]], list[RuleOutcome]]:
+    """The candidates to confirm, and those that are settled as the same as another finding.
+
+    Of programs that shrank to the same one only the first is confirmed.  One that shrank to one op on one axis is the same
+    as a suspected rule of that op with those inputs, if there is one among `rules`.
+    """
+    left: dict[str, Sequence[Candidate]] = {}
+    first: dict[str, str] = {}
+    same: list[RuleOutcome] = []
+    for name, found in tried.items():
+        smallest = found[0]
+        rule = rule_prefix(smallest)
+        other = next((r for r in sorted(rules) if rule and r.startswith(rule)), "") or first.get(smallest.name, "")
+        if other and smallest.program is not None:
+            same.append(RuleOutcome(name, None, same_as=other))
+            continue
+        first[smallest.name] = name
+        left[name] = found
+    return left, same
+
+
+def rule_prefix(suspect: Candidate) -> str:
+    """The prefix of the names of an op's own rules, if a program has shrunk to that op on one axis; else empty.
+
+    Such a fault is reported as that rule's.
+    """
+    program = suspect.program
+    if program is None or program.then or program.flattened or len(program.mesh) > 1:
+        return ""
+    return str(Rule(program.sample.op, suspect.instance.rule.inputs, ()))
 
 
 def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[RuleOutcome]:

@@ -27,7 +27,7 @@ from strategies.model.settings import Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, digest, dtype_class, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.run.real_run import ProgramRealRuns
-from strategies.programs.shrink.search import ShrinkTask, merge_equal, smaller_candidates
+from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
 from strategies.torch_api.user_modules import import_rules
@@ -55,7 +55,8 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
     """
     if task.until and time.time() >= task.until:
         return []
-    import_rules(*task.home)
+    if task.home[0]:
+        import_rules(*task.home)
     return _VALIDATORS[task.trial](task, note)
 
 
@@ -271,7 +272,7 @@ class _Validation:
             for settled in aggregate.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
                 self._add_confirmation(settled)
             return
-        tried, same = merge_equal(self._shrunk(workers, todo, set(suspected)), set(suspected))
+        tried, same = aggregate.merge_equal(self._shrunk(workers, todo, set(suspected)), set(suspected))
         for settled in same:
             self._add_confirmation(settled)
         self.progress.phase("confirming on real processes", len(tried))

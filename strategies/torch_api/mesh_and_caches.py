@@ -116,6 +116,18 @@ def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
     return total / ranks if total.dtype.is_floating_point else (total.double() / ranks).to(total.dtype)
 
 
+def averages_code() -> str:
+    """Python text that replaces DTensor's averages, which gloo does not have, by sums that are divided."""
+    return f"""
+{inspect.getsource(divided)}
+
+for each in ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"):  # gloo has no average
+    if hasattr(functional, each):
+        own = inspect.unwrap(getattr(functional, each))
+        setattr(functional, each, functools.update_wrapper(functools.partial(divided, own), own))
+"""
+
+
 _STATELESS = (Shard, Replicate, Partial, _StridedShard)
 
 

@@ -135,8 +135,7 @@ _LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirn
 
 @functools.cache
 def import_rules(module: str, folder: str) -> None:
-    """Import the user's rules module, if any, in this process, too."""
-    if module:
-        sys.path.insert(0, folder)
-        lazy.find_strategies()
-        importlib.import_module(module)
+    """Import the user's rules module in this process, too."""
+    sys.path.insert(0, folder)
+    lazy.find_strategies()
+    importlib.import_module(module)

@@ -21,6 +21,14 @@ SPLIT_ULPS = 32.0
 thousand units of bfloat16 are eight times the number."""
 
 
+def tensor_text(x: object, most: int = 24) -> str:
+    """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
+    if not isinstance(x, Tensor):
+        return repr(x)
+    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
+    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+
+
 @dataclass(frozen=True, slots=True)
 class ElementDifference:
     """The first element that differs, as text: its value, the expected value, its place, and how many elements differ."""

@@ -17,11 +17,23 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor import layout
+from localtensor.layout import (
+    assemble_axis,
+    fold_partials,
+    is_inexact,
+    is_reducible,
+    is_unambiguous,
+    local_shape,
+    max_abs,
+    partial_values,
+    shard_cut,
+    short,
+    split_axis,
+    within_slack,
+)
+from strategies.inputs.variants.adversarial import Values
 from strategies.inputs.variants.all_variants import values_named
-from strategies.inputs.variants.call_edits import Values
 from strategies.model import oracle
-from strategies.model.code_text import tensor_text
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation.difference import (
@@ -31,6 +43,7 @@ from strategies.validation.difference import (
     folding_error,
     number_difference,
     shape_difference,
+    tensor_text,
 )
 
 DRAWS = 2
@@ -80,12 +93,12 @@ class Probe:
     def _split(self, leaf: int, placement: Placement, draw: int) -> Sequence[Tensor]:
         x = self.truth.inputs[leaf]
         if not isinstance(placement, Partial):
-            pieces = layout.split_axis(x, placement, self.ranks)
+            pieces = split_axis(x, placement, self.ranks)
             return [piece.contiguous() for piece in pieces] if leaf in self._blind else pieces
-        name = f"{self.seed} {self.sample.op} {leaf} {layout.short(placement)} {self.ranks} {draw}"
+        name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
         rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         far = self.kind.split == "far"
-        return layout.partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
+        return partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
     def local(
         self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None
@@ -145,7 +158,7 @@ class Probe:
         if found.output < 0 or found.bare:
             return found.problem
         which = f"output {found.output} as" if len(outputs) > 1 else "as"
-        return f"{which} {layout.short(outputs[found.output])}: {found.problem}"
+        return f"{which} {short(outputs[found.output])}: {found.problem}"
 
     def _expected(self, claim: Claim) -> tuple[Placement | None, ...]:
         """The placements of the results, and of the arguments that the op mutates, which keep theirs."""
@@ -200,12 +213,10 @@ class Probe:
         """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
         want = self.truth.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
-        if kind and not layout.is_reducible(kind, want.dtype):
+        if kind and not is_reducible(kind, want.dtype):
             return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
         there = _has_dim(placement, want)
-        shapes = [
-            layout.local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))
-        ]
+        shapes = [local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))]
         found = shape_difference(held, want, shapes, i)
         if found:
             return found
@@ -214,7 +225,7 @@ class Probe:
         has_wild_values = want.dtype.is_floating_point or want.dtype == torch.bool
         if self.truth.metadata_only or slack is None or (self.kind.wild and not has_wild_values):
             return None
-        if self.variant and kind == "avg" and not layout.is_inexact(want):
+        if self.variant and kind == "avg" and not is_inexact(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if kind in ROUNDED:
             slack = slack + folding_error(held, coarse)
@@ -251,14 +262,14 @@ class Probe:
             return []
         stack = torch.stack(list(held))
         searched = () if want.dtype == torch.bool else SEARCHED_KINDS
-        kinds = [k for k in searched if layout.is_unambiguous(k, want.dtype)]
-        folded = torch.stack([want, *(layout.fold_partials(stack, k) for k in kinds)])
-        same = layout.within_slack(stack, want, slack).flatten().all()
+        kinds = [k for k in searched if is_unambiguous(k, want.dtype)]
+        folded = torch.stack([want, *(fold_partials(stack, k) for k in kinds)])
+        same = within_slack(stack, want, slack).flatten().all()
         errors = [folding_error(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
         lost = torch.tensor(errors, dtype=torch.float64)
         allowed = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
-        right = layout.within_slack(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
-        if not layout.is_inexact(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
+        right = within_slack(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        if not is_inexact(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
         return [Replicate(), *partials] if bool(same) else partials
@@ -268,7 +279,7 @@ class Probe:
         want, slack = self.truth.outputs[i], self.truth.slack[i]
         found: list[Placement] = []
         for dim in range(want.ndim):
-            shapes = [layout.local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
+            shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
             fits = shapes == [tuple(h.shape) for h in held]
             if slack is not None and fits and oracle.equal_within(torch.cat(list(held), dim), want, slack):
                 found.append(Shard(dim))
@@ -281,13 +292,13 @@ class Probe:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    if not layout.is_inexact(a):
+    if not is_inexact(a):
         return torch.equal(a, b)
-    return oracle.equal_within(b, a, 1e-4 * layout.max_abs(a))
+    return oracle.equal_within(b, a, 1e-4 * max_abs(a))
 
 
 def _finite(x: Tensor) -> bool:
-    return not layout.is_inexact(x) or bool(x.isfinite().all())
+    return not is_inexact(x) or bool(x.isfinite().all())
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
@@ -297,7 +308,7 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
     elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
     where NaN was put in.
     """
-    if not layout.is_inexact(want):
+    if not is_inexact(want):
         return slack
     compared = want.isfinite()
     if kind.wild:
@@ -308,16 +319,16 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
 
 
 def _has_dim(placement: Placement, want: Tensor) -> bool:
-    cut = layout.shard_cut(placement)
+    cut = shard_cut(placement)
     return cut is None or 0 <= cut[0] < want.ndim
 
 
 def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
     """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
     if isinstance(placement, Partial):
-        return [(None, layout.fold_partials(torch.stack(list(held)), placement.reduce_op))]
-    if layout.shard_cut(placement) is not None:
-        return [(None, layout.assemble_axis(held, placement))]
+        return [(None, fold_partials(torch.stack(list(held)), placement.reduce_op))]
+    if shard_cut(placement) is not None:
+        return [(None, assemble_axis(held, placement))]
     return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
 
@@ -353,12 +364,12 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
     partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
-    unclear = [layout.short(p) for p, t in partial if not layout.is_reducible(p.reduce_op, t.dtype)]
+    unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
     if unclear:
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
     nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
     if nowhere:
-        return made(Verdict.UNTESTABLE, Evidence(f"{layout.short(nowhere[0])} of a tensor that has no such dim"))
+        return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
     for probe in probes:
         if not probe.kind.asks(bool(partial)):
             continue

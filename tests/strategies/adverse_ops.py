@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strategies.inputs.variants.adversarial import Values
 from strategies.inputs.variants.all_variants import adverse, variations
-from strategies.inputs.variants.call_edits import InputForm, Values
+from strategies.inputs.variants.dims_and_layout import InputForm
 from strategies.model.arguments import argument_values
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, Sample

@@ -4,7 +4,10 @@
 
 A module counts if one of its functions is called (`sys.setprofile`).  Bodies of modules and classes do not count, nor does
 what they call while they are imported (decorators, tables that fill themselves): nobody reads that to follow the command.
-`--imports` counts those as well.
+`--imports` counts those as well.  `--list` prints the files.
+
+A worker does tasks of several kinds, one after another: it gathers samples, validates overloads, makes findings small.  Its
+count is of all files that it enters; below it is a count for each kind of task, since one follows one of them at a time.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ class Entered:
 
     def __init__(self) -> None:
         self.files: set[str] = set()
+        self.tasks: dict[str, set[str]] = {}
+        self._task = self.files
         self._known: dict[int, bool] = {}
         self.role = "parent"
         self.imports = "FILES_ENTERED_IMPORTS" in os.environ
@@ -55,8 +60,13 @@ class Entered:
     def in_child(self) -> None:
         """A forked process counts its own files, and writes them as it goes: it may be killed."""
         self.role, self.files, self._known = "worker", set(), {}
+        self._task = self.files
 
     def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        if self.role == "worker" and event == "call" and _is_task(frame):
+            task = self.tasks.setdefault(frame.f_code.co_name, set())
+            if task is not self._task:
+                self._task, self._known = task, {}
         if event != "call" or id(frame.f_code) in self._known or (not self.imports and _while_importing(frame)):
             return
         self._known[id(frame.f_code)] = True
@@ -65,7 +75,8 @@ class Entered:
             file.startswith((f"{ROOT}/localtensor/", f"{ROOT}/strategies/"))
             and frame.f_code.co_flags & inspect.CO_OPTIMIZED
         ):
-            new = file not in self.files
+            new = file not in self._task
+            self._task.add(file)
             self.files.add(file)
             if new and self.role == "worker":
                 self.write()
@@ -74,8 +85,17 @@ class Entered:
         """What was entered so far, to a file of this process in the folder that the environment names."""
         folder = os.environ.get("FILES_ENTERED")
         if folder:
-            text = json.dumps({"role": self.role, "files": sorted(self.files)})
+            tasks = {name: len(files) for name, files in self.tasks.items()}
+            text = json.dumps({"role": self.role, "files": sorted(self.files), "tasks": tasks})
             (Path(folder) / f"{os.getpid()}.json").write_text(text)
+
+
+def _is_task(frame: FrameType) -> bool:
+    """Whether a worker's loop calls the function of its task."""
+    caller = frame.f_back.f_code if frame.f_back is not None else None
+    if caller is None or caller.co_name != "_worker_loop" or caller.co_filename == frame.f_code.co_filename:
+        return False
+    return frame.f_code.co_filename.startswith(f"{ROOT}/strategies/")
 
 
 def _while_importing(frame: FrameType | None) -> bool:
@@ -88,8 +108,11 @@ def _while_importing(frame: FrameType | None) -> bool:
     return False
 
 
-def of_command(*words: str) -> dict[str, list[str]]:
-    """The files that `localtensor WORDS` enters in the parent, and in the worker that enters most of them."""
+def of_command(*words: str) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """The files that `localtensor WORDS` enters in the parent, and in the worker that enters most of them.
+
+    Beside them the number of files of that worker's tasks, by the function that does them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         script = (
             HOOK.format(root=str(ROOT))
@@ -98,11 +121,11 @@ def of_command(*words: str) -> dict[str, list[str]]:
         environment = os.environ | {"FILES_ENTERED": folder, "PYTHONPATH": str(ROOT)}
         subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, check=False)
         found = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
-    most: dict[str, list[str]] = {}
+    most: dict[str, dict[str, Any]] = {}
     for one in found:
-        if len(one["files"]) > len(most.get(one["role"], ())):
-            most[one["role"]] = one["files"]
-    return most
+        if one["role"] not in most or len(one["files"]) > len(most[one["role"]]["files"]):
+            most[one["role"]] = one
+    return {role: one["files"] for role, one in most.items()}, most.get("worker", {}).get("tasks", {})
 
 
 def of_call(call: Callable[[], object]) -> list[str]:
@@ -140,7 +163,7 @@ def main() -> None:
             dist.all_reduce(x)
 
     lt.run(program, ranks=2)
-    command = of_command("validate", "cumprod")
+    command, tasks = of_command("validate", "cumprod")
     for name, files in (
         ("all_reduce in lockstep", lockstep),
         ("all_reduce on a rank thread", seen[0]),
@@ -150,6 +173,8 @@ def main() -> None:
         print(f"{name}: {len(files)}")
         if "--list" in sys.argv:
             print(*(f"    {Path(file).relative_to(ROOT)}" for file in files), sep="\n")
+    for task, count in tasks.items():
+        print(f"  {task}: {count}")
 
 
 if __name__ == "__main__":

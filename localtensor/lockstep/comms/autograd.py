@@ -15,7 +15,7 @@ from localtensor._util.call_sites import origin
 from localtensor.collectives.argument_checks import reduction_name
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments
 from localtensor.errors import AnotherMode
-from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
+from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
@@ -45,7 +45,7 @@ class CollectiveCall:
             if self.mode.in_flight:
                 self.mode.check_read(x, self.name)
         brought = CallArguments(list(tensors), [], op=self.op, root=self.root)
-        c10d_dispatch.check_arguments(self.name if self.name in _CHECKED_CALLS else "", brought, self.family)
+        collectives.check_arguments(self.name if self.name in _CHECKED_CALLS else "", brought, self.family)
 
     def value(self, x: Tensor) -> StackedValue:
         """The stacked value of a tensor."""

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from localtensor._util.call_sites import origin
 from localtensor.collectives import c10d_table
-from localtensor.collectives.argument_checks import check_rank_arguments, flat_tensors
+from localtensor.collectives.argument_checks import flat_tensors
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments, argument_positions, plain_argument
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
 from localtensor.lockstep.comms import c10d_kernels, collectives
-from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
+from localtensor.lockstep.comms.collectives import StackedValue, check_arguments, stacked_value
 from localtensor.lockstep.comms.process_groups import resolve_group
-from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks
 from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
@@ -72,27 +72,7 @@ def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *
     return LockstepWork(mode, meant.kind, brought, family) if later else None
 
 
-# -- checks and writes
-
-
-def check_arguments(kind: str, brought: CallArguments, family: GroupFamily) -> None:
-    """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
-    tensors = (*flat_tensors(brought.reads), *brought.writes)
-    cells = max([len(x._cells) for x in tensors if isinstance(x, LocalTensor)], default=1)
-    with plain_dispatch():
-        for cell in range(cells):  # plain tensors, as one rank of each cell has them
-            writes = [_arguments_of_cell(x, cell) for x in brought.writes]
-            each = replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
-            for part in split_by_size(family):
-                group, root = part.groups[0], brought.root or 0
-                check_rank_arguments(kind, each, group[root] if 0 <= root < len(group) else -1, group)
-
-
-def _arguments_of_cell(x: Any, cell: int) -> Any:
-    if isinstance(x, LocalTensor):
-        cell = min(cell, len(x._cells) - 1)
-        return x._cells[cell][0] if x._partition.sizes[cell] > 1 else x._cells[cell]
-    return x if isinstance(x, Tensor) else [_arguments_of_cell(each, cell) for each in x]
+# -- writes
 
 
 def write_result(

@@ -8,6 +8,7 @@ not cover, and errors, go to collectives/reference.py on each rank's own tensors
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor
 
 from localtensor.collectives import reference
+from localtensor.collectives.argument_checks import check_rank_arguments, flat_tensors
+from localtensor.collectives.c10d_table import CallArguments
 from localtensor.errors import NotHeld
 from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import stacked_collectives
-from localtensor.lockstep.comms.stacked_collectives import GroupFamily, IndexPlan, Readers, take_rows
+from localtensor.lockstep.comms.stacked_collectives import GroupFamily, IndexPlan, Readers, split_by_size, take_rows
+from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import NOWHERE, Partition, one_cell_per_row, partition
 from localtensor.lockstep.values.rank_int import on_rank
@@ -47,6 +51,26 @@ class StackedValue(NamedTuple):
 
 class _ShapesDiffer(Exception):
     """Shapes differ within a group, or do not divide: the plain function handles or refuses them."""
+
+
+def check_arguments(kind: str, brought: CallArguments, family: GroupFamily) -> None:
+    """Check each shape that ranks bring to a collective by itself; see collectives/argument_checks.py."""
+    tensors = (*flat_tensors(brought.reads), *brought.writes)
+    cells = max([len(x._cells) for x in tensors if isinstance(x, LocalTensor)], default=1)
+    with plain_dispatch():
+        for cell in range(cells):  # plain tensors, as one rank of each cell has them
+            writes = [_arguments_of_cell(x, cell) for x in brought.writes]
+            each = replace(brought, reads=_arguments_of_cell(brought.reads, cell), writes=writes)
+            for part in split_by_size(family):
+                group, root = part.groups[0], brought.root or 0
+                check_rank_arguments(kind, each, group[root] if 0 <= root < len(group) else -1, group)
+
+
+def _arguments_of_cell(x: Any, cell: int) -> Any:
+    if isinstance(x, LocalTensor):
+        cell = min(cell, len(x._cells) - 1)
+        return x._cells[cell][0] if x._partition.sizes[cell] > 1 else x._cells[cell]
+    return x if isinstance(x, Tensor) else [_arguments_of_cell(each, cell) for each in x]
 
 
 def check_all_hold(call: str, held: Partition, family: GroupFamily) -> None:

@@ -15,10 +15,10 @@ from rich.console import Console
 from localtensor.errors import LocalTensorError
 from strategies.base import journal
 from strategies.base.atomic_files import write_whole
-from strategies.base.progress import Progress, progress_bar
+from strategies.base.progress import Progress, error_console, progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, worker_count
 from strategies.base.worker_pool import WorkerPool
-from strategies.cli.commands.output import error_console, fail
+from strategies.cli.commands.output import fail
 from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from strategies.base.atomic_files import write_whole
 from strategies.base.signals import EXIT_NOTHING, print_error, write_stdout
-
-
-def error_console() -> Console:
-    """A console on standard error, which prints texts as they are."""
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def fail(sentence: str, code: int) -> int:

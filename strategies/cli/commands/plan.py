@@ -26,8 +26,9 @@ from torch.distributed.tensor._collective_utils import redistribute_cost
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
+from strategies.base.progress import error_console
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
-from strategies.cli.commands.output import error_console, fail
+from strategies.cli.commands.output import fail
 from strategies.cli.options import CostOptions, PlanOptions
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
 from strategies.planner.metric_check.check import BadCost, check_metric

@@ -7,9 +7,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from strategies.base.progress import ProgressBar, progress_bar
+from strategies.base.progress import ProgressBar, error_console, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG, set_stop_note
-from strategies.cli.commands.output import deliver_text, error_console
+from strategies.cli.commands.output import deliver_text
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore
 from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding

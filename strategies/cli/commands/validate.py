@@ -7,9 +7,9 @@ from pathlib import Path
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
-from strategies.base.progress import progress_bar
+from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note, worker_count
-from strategies.cli.commands.output import error_console, fail
+from strategies.cli.commands.output import fail
 from strategies.cli.options import ValidateOptions
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
 from strategies.model.verdict import NOTHING, USAGE, Report

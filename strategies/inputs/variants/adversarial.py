@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants.call_edits import Values
 from strategies.model import arguments
 from strategies.model.call_signature import non_tensor_arguments
 from strategies.model.rule import Call, Sample, overload
@@ -34,6 +33,32 @@ Draw = Callable[[Tensor, torch.Generator], Tensor]
 """From a tensor to one of the same shape and dtype with other values."""
 Make = Callable[[Sample, torch.Generator], tuple[Tensor, ...] | None]
 """From a sample to other tensors; None if nothing would change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Other values for the same call, or another decomposition of its partial inputs.
+
+    `partial` selects the rules tested with them: those without a partial input ("never"), all ("also"), or those with one
+    ("only").  `split` names the decomposition ("" for the default).  `wild` values contain NaN or infinities: then results
+    that are not floats are not compared.
+    """
+
+    name: str
+    why: str
+    make: Callable[[Sample, torch.Generator], tuple[Tensor, ...] | None]
+    partial: str = "also"
+    split: str = ""
+    wild: bool = False
+
+    def asks(self, partial: bool) -> bool:
+        """Whether a rule with, or without, a partial input is tested with these values."""
+        return self.partial == "also" or partial == (self.partial == "only")
+
+
+def values_generator(name: str, seed: int) -> torch.Generator:
+    """The random generator of one kind of values, determined by its name and the seed."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from strategies.inputs.variants.adversarial import VALUES
-from strategies.inputs.variants.call_edits import InputForm, Values, values_generator
-from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS
+from strategies.inputs.variants.adversarial import VALUES, Values, values_generator
+from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS, InputForm
 from strategies.inputs.variants.sizes import SCALARS, SIZES
 from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
 from strategies.model.rule import Sample

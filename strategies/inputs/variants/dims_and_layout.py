@@ -1,4 +1,4 @@
-"""Forms of a call with its dims, indices or memory layout given otherwise.
+"""The type of all input forms, and forms of a call with its dims, indices or memory layout given otherwise.
 
 Dims are counted from the other end, replaced, left out, kept or dropped.  Indices are counted from the end.  Tensors are
 transposed in memory, have gaps, or are expanded.
@@ -6,15 +6,32 @@ transposed in memory, have gaps, or are expanded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from strategies.inputs.variants.call_edits import InputForm
 from strategies.model import arguments
 from strategies.model.oracle import strided
 from strategies.model.rule import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class InputForm:
+    """A named way to make other calls from a sample; `why` is the reason for which it may expose a wrong rule.
+
+    `same` promises equal results, which the caller must check.  Otherwise the op may reject the new call.
+    """
+
+    name: str
+    why: str
+    make: Callable[[Sample], Iterable[Sample]]
+    same: bool = False
+    weight: int = 1
+    """Turns while another form has one: more for forms that make many calls or find much."""
+    always: int = 0
+    """The number of first samples of an overload on which it is tested in addition to the budget."""
 
 
 def with_dims_respelled(sample: Sample) -> list[Sample]:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants.call_edits import InputForm
+from strategies.inputs.variants.dims_and_layout import InputForm
 from strategies.model.arguments import (
     DIMS,
     SORTED_ARGUMENTS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.layout import Spec, split
-from strategies.model.code_text import tensor_literal
+from strategies.model.code_text import docstring_code, flatten_code, placements_code, tensor_literal
 from strategies.planner.audit.compare import rounding_tolerance
 from strategies.planner.audit.rank_run import is_public
 from strategies.planner.audit.report import Cause
 from strategies.planner.audit.verdict import PairRun
-from strategies.torch_api.script_code import averages_code, docstring_code, flatten_code, placements_code
+from strategies.torch_api.mesh_and_caches import averages_code
 
 _OUTPUT = "what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused."
 _SCRIPT = """{head}

@@ -13,13 +13,21 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Mesh, StridedShard, is_standard, is_supported
 from strategies.model.call_signature import arguments_text, parse_prior_call, with_indexed_tensors
-from strategies.model.code_text import COMPARISON_CODE, FLATTEN_FUNCTION, slack_text, tensor_literal
+from strategies.model.code_text import (
+    COMPARISON_CODE,
+    FLATTEN_FUNCTION,
+    docstring_code,
+    flatten_code,
+    placements_code,
+    slack_text,
+    tensor_literal,
+)
 from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import Program, placements_text, written_leaves
 from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.torch_api.script_code import averages_code, docstring_code, flatten_code, placements_code
+from strategies.torch_api.mesh_and_caches import averages_code
 from strategies.validation.probe import Case
 
 _CALL_PRINTS = "what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ."

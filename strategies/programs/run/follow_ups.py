@@ -19,10 +19,10 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import parse_prior_call
+from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
 from strategies.model.rule import Call, flat_results, read_layout
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
-from strategies.torch_api.script_code import placements_code
 
 
 def gradients(

@@ -81,7 +81,8 @@ _mesh = functools.cache(world_mesh)
 def run_pickled_task(sent: bytes) -> bytes:
     """Run a pickled `ProgramRankTask` and return the pickled `ProgramRankResult`.  All ranks return together, even if one raises."""
     part: ProgramRankTask = pickling.loads(sent)
-    import_rules(*part.home)
+    if part.home[0]:
+        import_rules(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable()  # permanently: torch logs the traceback of every refusal, which is a result here

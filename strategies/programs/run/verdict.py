@@ -12,12 +12,11 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import local_shapes_on, short
-from strategies.model.code_text import tensor_text
 from strategies.model.oracle import OracleResult, equal_within
 from strategies.model.rule import Program, placements_text, read_layout
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.rank_run import ProgramRankResult
-from strategies.validation.difference import ElementDifference, folding_error
+from strategies.validation.difference import ElementDifference, folding_error, tensor_text
 from strategies.validation.probe import Case
 
 

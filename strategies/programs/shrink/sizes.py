@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.inputs.variants import call_edits as edits
-from strategies.inputs.variants.call_edits import counts_dims, scalar_arguments, with_call, with_tensors
-from strategies.model.arguments import repeats_sizes, trusts_caller
+from strategies.model import arguments
+from strategies.model.arguments import counts_dims, repeats_sizes, scalar_arguments, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
-from strategies.programs.shrink.values import simpler_scalars, simpler_values
+from strategies.programs.shrink.values import simpler_scalars, simpler_values, with_call, with_tensors, without_tensors
 
 Places = frozenset[tuple[int, int]]
 """Dims of tensors: (tensor, dim)."""
@@ -60,7 +59,7 @@ def _unique(found: Sequence[Any]) -> list[Any]:
 
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
     cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
-    change = edits.with_arguments_changed
+    change = arguments.with_arguments_changed
     call = change(program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v)
     others = [change(call, _lists_without(d)), change(call, _lists_without(d - ndim))]
     for one in _unique([*others, call]):
@@ -170,10 +169,10 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
     folded = with_tensors(cut, indices)
     call = program.sample.call
     if trusts_caller(call.op):
-        yield with_call(folded, edits.with_scalars_changed(call, _equal(to)))
+        yield with_call(folded, arguments.with_scalars_changed(call, _equal(to)))
         return
     for one in _unique(
-        [edits.with_scalars_changed(call, _equal(to)), edits.with_scalars_changed(call, _scaled(to)), call]
+        [arguments.with_scalars_changed(call, _equal(to)), arguments.with_scalars_changed(call, _scaled(to)), call]
     ):
         yield with_call(cut, one)
         if not inside:
@@ -227,12 +226,12 @@ def on_fewer_ranks(program: Program, axis: int, ranks: int) -> Iterator[Program]
     }
     ranks_replaced = _equal({before: ranks})
     yield fewer
-    yield with_call(fewer, edits.with_scalars_changed(program.sample.call, ranks_replaced))
+    yield with_call(fewer, arguments.with_scalars_changed(program.sample.call, ranks_replaced))
     for m in (ranks + 1, ranks):
         yield from resized(fewer, {n: m for n in sorted(held) if n > m}, None)
     multiples = sorted({n for x in tensors for n in x.shape if n % before == 0 and n > ranks})
     for one in resized(fewer, dict.fromkeys(multiples, ranks), None):
-        yield with_call(one, edits.with_scalars_changed(one.sample.call, ranks_replaced))
+        yield with_call(one, arguments.with_scalars_changed(one.sample.call, ranks_replaced))
 
 
 Stage = Callable[[Program], Iterator[Program]]
@@ -261,9 +260,9 @@ def fewer_operands(program: Program) -> Iterator[Program]:
         yield replace(program, then="")
     call = program.sample.call
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, value in edits.named_arguments(call):
+    for where, name, value in arguments.named_arguments(call):
         if isinstance(value, Leaf) and str(schema[name].type).startswith("Optional"):
-            yield edits.without_tensors(program, edits.with_value_at(call, (where,), None), [value.index])
+            yield without_tensors(program, arguments.with_value_at(call, (where,), None), [value.index])
     yield from _shorter_lists(program)
     if len(program.mesh) == 1 and not program.then:
         return  # the finding is about a rule with these inputs
@@ -282,7 +281,7 @@ def more_replicas(program: Program) -> Iterator[Program]:
 def _shorter_lists(program: Program) -> Iterator[Program]:
     """All lists of tensors of one length lose the same element, or all but the first."""
     call = program.sample.call
-    listed = [(where, v) for where, _, v in edits.named_arguments(call) if isinstance(v, (list, tuple)) and v]
+    listed = [(where, v) for where, _, v in arguments.named_arguments(call) if isinstance(v, (list, tuple)) and v]
     lists = [(where, v) for where, v in listed if isinstance(v[0], Leaf)]
     for length in sorted({len(v) for _, v in lists if len(v) > 1}):
         for drop in ([*range(1, length)], *([i] for i in reversed(range(length)))):
@@ -291,9 +290,9 @@ def _shorter_lists(program: Program) -> Iterator[Program]:
                 if len(value) == length and all(isinstance(v, Leaf) for v in value):
                     gone += [value[i].index for i in drop]
                     left = type(value)([v for i, v in enumerate(value) if i not in drop])
-                    one = edits.with_value_at(one, (where,), left)
+                    one = arguments.with_value_at(one, (where,), left)
             if gone:
-                yield edits.without_tensors(program, one, gone)
+                yield without_tensors(program, one, gone)
 
 
 def smaller_dims(program: Program) -> Iterator[Program]:

@@ -1,25 +1,54 @@
-"""Simpler values: scalars at their default, 0 or 1, and tensors of zeros, of ones, of small whole numbers."""
+"""Simpler values: scalars at their default, 0 or 1, and tensors of zeros, of ones, of small whole numbers.
+
+Before them the changes of which all stages are made: a program with another call, or with other or fewer tensors.
+"""
 
 from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants import call_edits
-from strategies.model.arguments import repeats_sizes, trusts_caller
+from strategies.model import arguments
+from strategies.model.arguments import repeats_sizes, trusts_caller, with_value_at
 from strategies.model.call_signature import holds_tensor
-from strategies.model.rule import Call, Program, overload
+from strategies.model.rule import Call, Leaf, Program, overload
 
 MAX_ELEMENTS_SINGLY = 16
 """The largest number of elements of a tensor that are also changed one at a time."""
 LARGEST_SMALL_NUMBER = 9
 """The largest of the small whole numbers."""
+
+
+def with_call(program: Program, call: Call) -> Program:
+    """The program with another call on the same tensors."""
+    return replace(program, sample=replace(program.sample, call=call))
+
+
+def with_tensors(program: Program, changed: dict[int, Tensor]) -> Program:
+    """The program with some of its tensors replaced, by leaf number."""
+    tensors = tuple(changed.get(i, x) for i, x in enumerate(program.sample.tensors))
+    return replace(program, sample=replace(program.sample, tensors=tensors))
+
+
+def without_tensors(program: Program, call: Call, gone: Collection[int]) -> Program:
+    """The program with that call and without these tensors; the others are renumbered."""
+    left = [i for i in range(len(program.sample.tensors)) if i not in gone]
+    number = {old: new for new, old in enumerate(left)}
+
+    def renumbered(value: object) -> object:
+        if isinstance(value, Leaf):
+            return Leaf(number[value.index])
+        return type(value)([renumbered(v) for v in value]) if isinstance(value, (list, tuple)) else value
+
+    call = Call(call.op, tuple(map(renumbered, call.args)), tuple((n, renumbered(v)) for n, v in call.kwargs))
+    sample = replace(program.sample, call=call, tensors=tuple(program.sample.tensors[i] for i in left))
+    return replace(program, sample=sample, inputs=tuple(program.inputs[i] for i in left))
 
 
 def simpler_scalars(program: Program) -> Iterator[Program]:
@@ -30,18 +59,18 @@ def simpler_scalars(program: Program) -> Iterator[Program]:
     """
     call = program.sample.call
     for one in _left_out(call):
-        yield call_edits.with_call(program, one)
+        yield with_call(program, one)
     for one in () if trusts_caller(call.op) else _shorter_lists(call):
-        yield call_edits.with_call(program, one)
-    for spot in call_edits.scalar_arguments(call):
+        yield with_call(program, one)
+    for spot in arguments.scalar_arguments(call):
         if not trusts_caller(call.op) or (isinstance(spot.value, (float, complex)) and not repeats_sizes(spot.name)):
             for value in _simpler(spot):
-                yield call_edits.with_call(program, call_edits.with_value_at(call, spot.path, value))
+                yield with_call(program, with_value_at(call, spot.path, value))
 
 
 def _left_out(call: Call) -> Iterator[Call]:
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    for where, name, given in call_edits.named_arguments(call):
+    for where, name, given in arguments.named_arguments(call):
         if holds_tensor(given) or not schema[name].has_default_value():
             continue
         default = schema[name].default_value
@@ -52,26 +81,26 @@ def _left_out(call: Call) -> Iterator[Call]:
         elif where == len(call.args) - 1:
             yield replace(call, args=call.args[:-1])
         elif given != default:
-            yield call_edits.with_value_at(call, (where,), default)
+            yield with_value_at(call, (where,), default)
 
 
 def _shorter_lists(call: Call) -> Iterator[Call]:
-    for where, name, value in call_edits.named_arguments(call):
+    for where, name, value in arguments.named_arguments(call):
         if not isinstance(value, (list, tuple)) or holds_tensor(value) or not all(type(v) is int for v in value):
             continue
-        if not call_edits.counts_dims(name) and any(v != 1 for v in value):
-            yield call_edits.with_value_at(call, (where,), type(value)([1 for _ in value]))
+        if not arguments.counts_dims(name) and any(v != 1 for v in value):
+            yield with_value_at(call, (where,), type(value)([1 for _ in value]))
         for i in reversed(range(len(value))) if len(value) > 1 else ():
-            yield call_edits.with_value_at(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
+            yield with_value_at(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
 
 
-def _simpler(spot: call_edits.ScalarArgument) -> list[Any]:
+def _simpler(spot: arguments.ScalarArgument) -> list[Any]:
     """The replacements for a number, the simplest first."""
     value = spot.value
     if isinstance(value, bool):
         return [False] if value else []
     if isinstance(value, int):
-        few = [0, 1, 2, -value] if not call_edits.counts_dims(spot.name) else []
+        few = [0, 1, 2, -value] if not arguments.counts_dims(spot.name) else []
         return [v for v in dict.fromkeys(few) if (abs(v), v < 0) < (abs(value), value < 0)]
     if isinstance(value, (float, complex)):
         numbers: list[Any] = [0.0, 1.0, 2.0, 0.5, _rounded(value)]
@@ -102,16 +131,16 @@ def simpler_values(program: Program) -> Iterator[Program]:
         for form in _FORMS:
             every = {i: _in_form(x, form) for i, x in enumerate(tensors) if _real(x) and _level(x) > form}
             if len(every) > 1:
-                yield call_edits.with_tensors(program, every)
+                yield with_tensors(program, every)
     for i, x in enumerate(tensors):
         for form in _FORMS if x.numel() else ():
             if _level(x) > form and (form == _ZEROS or not _unchecked_integers(program, x)):
-                yield call_edits.with_tensors(program, {i: _in_form(x, form)})
+                yield with_tensors(program, {i: _in_form(x, form)})
     for i, x in enumerate(tensors):
         if not x.is_contiguous():
-            yield call_edits.with_tensors(program, {i: x.contiguous()})
+            yield with_tensors(program, {i: x.contiguous()})
         for made in _element_by_element(x) if not _unchecked_integers(program, x) else ():
-            yield call_edits.with_tensors(program, {i: made})
+            yield with_tensors(program, {i: made})
 
 
 _ZEROS, _ONES, _COUNT, _WHOLE, _DECIMAL, _FINITE = range(6)

@@ -37,7 +37,13 @@ from strategies.model.rule import flat_results
 from strategies.validation.assertions.case import CaseSkipped, RuleMisfit, with_author_message
 from strategies.validation.assertions.ops import REFUSALS, materialized
 from strategies.validation.assertions.rule import WrongRule, shard_dim
-from strategies.validation.difference import ElementDifference, ResultDifference, folding_error, shape_difference
+from strategies.validation.difference import (
+    ElementDifference,
+    ResultDifference,
+    folding_error,
+    shape_difference,
+    tensor_text,
+)
 
 if TYPE_CHECKING:
     from hypothesis.vendor.pretty import RepresentationPrinter
@@ -259,9 +265,9 @@ def wrong_sharding(
     text = sharding_script(claim, case, truth, held, wrong)
     lines = [sentence, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
-        lines.append(f"  tensor {i}  {shorts(layout)}  {code_text.tensor_text(x)}")
+        lines.append(f"  tensor {i}  {shorts(layout)}  {tensor_text(x)}")
     if wrong.shown:
-        lines += [f"  got   {code_text.tensor_text(wrong.got)}", f"  want  {code_text.tensor_text(wrong.want)}"]
+        lines += [f"  got   {tensor_text(wrong.got)}", f"  want  {tensor_text(wrong.want)}"]
     lines += [
         "", "  again:", f"    {repeat}", "", "  the same in plain torch, to be saved as wrong_sharding.py and run:", "",
         textwrap.indent(text, "    "),

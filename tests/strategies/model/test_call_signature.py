@@ -66,3 +66,8 @@ def test_letters_and_lists():
     assert holds_tensor([[Leaf(0)]])
     assert not holds_tensor([0, "x"])
     assert str(Said("dim", "== 1")) == "dim == 1"
+
+
+def test_what_holds_tensor():
+    assert holds_tensor(Leaf(0)) and holds_tensor([None, Leaf(1)])
+    assert not holds_tensor([1, 2]) and not holds_tensor(None)

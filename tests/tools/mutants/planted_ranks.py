@@ -150,7 +150,7 @@ TESTING = (
         "lines[len(text) + 1] = rank, index", "an error is taken for that of the event before"),
 )  # fmt: skip
 PROCESSES = (
-    bug("localtensor/processes/worker::calls_for_fence", "reply.steps[0] != reply.steps[1]",
+    bug("localtensor/processes/worker_group::_calls_for_fence", "reply.steps[0] != reply.steps[1]",
         "reply.steps[0] == reply.steps[1]", "what a job has left under way meets the collectives of the next one"),
     bug("localtensor/_util/pickling::_Pickler.reducer_override",
         "(self.views or value.requires_grad) and _is_view(value)", "value.requires_grad and _is_view(value)",

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial import VALUES
-from strategies.inputs.variants.call_edits import values_generator
+from strategies.inputs.variants.adversarial import VALUES, values_generator
 from tests.strategies.cases import numbers, sample
 
 KIND = {kind.name: kind for kind in VALUES}

@@ -6,8 +6,7 @@ import torch
 
 from localtensor.layout.tolerance import MAX_JUMP_SHARE
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, variations
-from strategies.inputs.variants.call_edits import InputForm
-from strategies.inputs.variants.dims_and_layout import with_dims_respelled
+from strategies.inputs.variants.dims_and_layout import InputForm, with_dims_respelled
 from strategies.inputs.variants.sizes import with_shortened_operand
 from strategies.model.oracle import run_oracle, same_results
 from tests.strategies.cases import numbers, sample

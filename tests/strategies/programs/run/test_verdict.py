@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from strategies.model.code_text import tensor_text
 from strategies.model.oracle import run_oracle
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.verdict import confirmation_of, layout_or_none, rank_diagram
@@ -115,18 +114,6 @@ def test_what_a_float_beyond_int64_becomes_is_not_compared():
 
 ONE = sample("neg.default", torch.tensor([1.0, 2.0, 3.0, 4.0]))
 NEG = probe(ONE).case(rule(ONE, "S(0) -> S(0)"), 0)
-
-
-@pytest.mark.parametrize(("value", "shown"), [
-    (torch.tensor([[1.5, -2.0]]), "[1.5, -2] of shape (1, 2)"),
-    (torch.tensor(True), "[True] of shape ()"),
-    (torch.arange(30), f"[{', '.join(map(str, range(24)))}, ...] of shape (30,)"),
-    (torch.tensor([1 + 2j]), "[1+2j] of shape (1,)"),
-    (torch.empty(0, 3), "[] of shape (0, 3)"),
-    (None, "None"),
-], ids=["float", "bool", "long", "complex", "empty", "none"])  # fmt: skip
-def test_a_tensor_is_shown_on_one_line(value, shown):
-    assert tensor_text(value) == shown
 
 
 def test_a_picture_of_a_case_that_could_not_be_assembled_says_so():

@@ -1,5 +1,5 @@
 """The search alone, with witnesses of few words; what it does to rules stands in test_oracle.  What a worker makes
-of one suspicion, and which of the small programs are told of the same fault."""
+of one suspicion."""
 
 import zlib
 from dataclasses import replace
@@ -18,13 +18,11 @@ from strategies.programs.shrink.search import (
     MAX_SMALLER,
     ShrinkTask,
     element_count,
-    merge_equal,
-    rule_prefix,
     shrink,
     smaller_candidates,
     smaller_instances,
 )
-from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, case_of
+from strategies.validation.finding import Candidate, OverloadTask, case_of
 from strategies.validation.overload import validate_overload
 from tests.strategies.cases import judged, numbers, sample, silent
 from tests.strategies.planted_ops import plant, planted
@@ -268,44 +266,3 @@ def test_the_step_is_noted():
         ShrinkTask("a", tuple(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]), True, 0), noted.append
     )
     assert noted == [0]
-
-
-# Several.
-
-
-def program(one=EDGES, mesh=(2, 2), layout=CUT, **more):
-    made = Program(one, mesh, (layout,), **more)
-    rule = Rule(one.op, (layout[-1],), ())
-    return Candidate(Instance(rule, made.ranks, one, Verdict.UNSOUND, "simulated", Evidence("wrong")), made)
-
-
-def test_programs_that_shrink_to_the_same_one_are_tried_once():
-    same, other = program(), program(layout=(Shard(1), Shard(0)))
-    todo = {"large": [same, program(mesh=(2, 2, 2))], "larger": [same], "another": [other]}
-    left, settled = merge_equal(todo, set(todo))
-    assert left == {"large": todo["large"], "another": [other]}
-    assert settled == [RuleOutcome("larger", None, same_as="large")]
-
-
-@pytest.mark.parametrize("rules", [{"planted.edges.default: S(1) -> S(1)"}, set()], ids=["suspected too", "not"])
-def test_a_program_that_shrinks_to_one_op_on_one_axis_is_the_rules_if_that_is_suspected(rules):
-    given = program(mesh=(2,), layout=(Shard(1),))
-    left, settled = merge_equal({"large": [given]}, {*rules, "planted.edges.default: S(0) -> S(1)"})
-    if rules:
-        assert (left, settled) == ({}, [RuleOutcome("large", None, same_as=next(iter(rules)))])
-    else:
-        assert (left, settled) == ({"large": [given]}, [])
-
-
-def test_a_rule_itself_is_never_the_same_as_another():
-    found = {name: kept[:1] for name, kept in tried(CUMPROD).items()}
-    assert merge_equal(found, {*found, "aten.cumprod.default: S(1) -> R"}) == (found, [])
-
-
-@pytest.mark.parametrize("more", [{"then": "sum"}, {"flattened": True}, {"mesh": (2, 2)}], ids=str)
-def test_what_follows_a_flattened_submesh_and_a_second_axis_are_no_plain_rule(more):
-    alike = {"mesh": (2,), "layout": (Shard(1),)}
-    axes = len(more.get("mesh", (2,)))
-    assert rule_prefix(program(**alike)) == "planted.edges.default: S(1) -> "
-    assert rule_prefix(program(**{**alike, "layout": (Shard(1),) * axes, **more})) == ""
-    assert rule_prefix(Candidate(program().instance)) == ""

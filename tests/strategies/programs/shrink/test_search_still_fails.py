@@ -11,13 +11,14 @@ from strategies.inputs.variants.all_variants import oracle_with_values
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Program
 from strategies.model.verdict import Verdict
-from strategies.programs.shrink.search import element_count, shrink
-from strategies.programs.shrink.still_fails import (
+from strategies.programs.shrink.search import (
     FailureKind,
     RuleWitness,
+    element_count,
     failure_kind,
     program_of,
     same_kind,
+    shrink,
     still_fails,
 )
 from strategies.validation.claim_sources import claims

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.call_edits import Values, values_generator
+from strategies.inputs.variants.adversarial import Values, values_generator
 
 
 @pytest.mark.parametrize(("partial", "with_parts", "without"), [
