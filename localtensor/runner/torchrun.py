@@ -63,9 +63,14 @@ def run_script(options: TorchrunOptions) -> int:
         if options.on == "threads":
             return _on_threads(options, script, prefix=prefix)
         return torchrun_processes.run_processes(
-            options.name, options.arguments, options.ranks, module=options.module, seed=options.seed,
-            timeout=options.timeout or None, prefix=prefix,
-        )  # fmt: skip
+            options.name,
+            options.arguments,
+            options.ranks,
+            module=options.module,
+            seed=options.seed,
+            timeout=options.timeout or None,
+            prefix=prefix,
+        )
     except errors.RankRaised as fault:
         if isinstance(fault.__cause__, BrokenPipeError) and torchrun_processes.stdout_is_closed():
             return torchrun_processes.OUTPUT_CLOSED

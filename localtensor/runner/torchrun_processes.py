@@ -170,9 +170,13 @@ def _ranks(
             with sigint_blocked():
                 process = subprocess.Popen(
                     [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
-                    env=own, pass_fds=[pipe], text=True, errors="replace",
-                    stdout=way_out, stderr=way_out,
-                )  # fmt: skip
+                    env=own,
+                    pass_fds=[pipe],
+                    text=True,
+                    errors="replace",
+                    stdout=way_out,
+                    stderr=way_out,
+                )
                 processes.append(process)
             for stream, out in zip((process.stdout, process.stderr), outs):
                 if stream is not None:
@@ -236,9 +240,12 @@ def execute(script: Script) -> None:
     main = ModuleType("__main__")
     spec = script.spec
     vars(main).update(
-        __file__=script.file, __builtins__=__builtins__, __spec__=spec,
-        __package__=spec.parent if spec else None, __loader__=spec.loader if spec else None,
-    )  # fmt: skip
+        __file__=script.file,
+        __builtins__=__builtins__,
+        __spec__=spec,
+        __package__=spec.parent if spec else None,
+        __loader__=spec.loader if spec else None,
+    )
     sys.modules["__main__"] = main
     exec(script.code, vars(main))  # noqa: S102  # the purpose of the command
 

@@ -127,10 +127,18 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
     ranks, more_meshes = meshes(options.ranks, options.mesh)
     module = options.rules if options.rules != "dtensor" else None
     settings = Settings(
-        patterns=options.ops if module is None else (), everything=options.everything, ranks=ranks, meshes=more_meshes,
-        pairs=options.pairs, rules=options.rules, confirm=options.confirm, seed=options.seed, workers=worker_count(options.workers),
-        folder=str(folder), until=options.until(start),
-    )  # fmt: skip
+        patterns=options.ops if module is None else (),
+        everything=options.everything,
+        ranks=ranks,
+        meshes=more_meshes,
+        pairs=options.pairs,
+        rules=options.rules,
+        confirm=options.confirm,
+        seed=options.seed,
+        workers=worker_count(options.workers),
+        folder=str(folder),
+        until=options.until(start),
+    )
     registered = user_modules.load_rules(options.rules, str(folder)) if module else None
     if registered and options.ops:
         settings = replace(settings, only=matching_overloads(options.ops, (*registered.ops, *registered.ignored)))
@@ -181,9 +189,13 @@ class GateFindings:
             first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
             notes.append(f"{baseline.path} has entries of overloads that are not among those judged here: {first}")
         return replace(
-            result, choices=self.choices, untried=self.untried, remembered=self.remembered,
-            notes=(*notes, *self.notes), trouble=(*result.trouble, *self.trouble),
-        )  # fmt: skip
+            result,
+            choices=self.choices,
+            untried=self.untried,
+            remembered=self.remembered,
+            notes=(*notes, *self.notes),
+            trouble=(*result.trouble, *self.trouble),
+        )
 
 
 def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFindings:
@@ -205,9 +217,17 @@ def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFi
     trouble = f"the {options.budget} of --budget were over before the first overload was tried"
     too_late = bool(done.untried) and not done.report.counts.instances
     return GateFindings(
-        done.report, done.tried, top, source_lines(top, wrong), plan.choices, tuple(sorted(untried)), cached, tuple(notes),
-        (trouble,) if too_late else (), looked_at=None if all_ops is None else frozenset(all_ops),
-    )  # fmt: skip
+        done.report,
+        done.tried,
+        top,
+        source_lines(top, wrong),
+        plan.choices,
+        tuple(sorted(untried)),
+        cached,
+        tuple(notes),
+        (trouble,) if too_late else (),
+        looked_at=None if all_ops is None else frozenset(all_ops),
+    )
 
 
 def _cache(options: GateOptions, plan: GatePlan) -> VerdictCache | None:

@@ -44,9 +44,14 @@ _OF_ITS_OWN = ("full twice", "sum", "times -1")
 
 
 def follow_up_programs(
-    sample: Sample, claims: Sequence[Claim], mesh: tuple[int, ...], *, before: Sequence[Sample] = (), most: int = MAX_PROGRAMS,
+    sample: Sample,
+    claims: Sequence[Claim],
+    mesh: tuple[int, ...],
+    *,
+    before: Sequence[Sample] = (),
+    most: int = MAX_PROGRAMS,
     seed: int = 0,
-) -> list[Program]:  # fmt: skip
+) -> list[Program]:
     """At most `most` programs for the claims about a sample, on a mesh whose last axis has the claims' placements.
 
     Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then gradients,

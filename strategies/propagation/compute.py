@@ -130,8 +130,13 @@ class UncachedPropagator:
             for placement in spec.placements:
                 problem = _placement_problem(placement, spec)
                 if problem:
-                    raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
-                                  "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
+                    raise InvalidCall(
+                        op,
+                        f"specs[{number}]",
+                        repr(spec),
+                        problem,
+                        "Redistribute the tensor to R, S, P or a strided shard first.",
+                    )
         if mesh is None:
             problem = "the call has no tensor that determines its mesh"
             raise InvalidCall(op, "mesh", "None", problem, "Give mesh=Mesh.of(dp=2).")
@@ -151,8 +156,9 @@ class UncachedPropagator:
         if self.replicate_all:
             return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", no_own_arguments
         tried = f"rule: none among {len(self.book)}; decomposition: {offer}; all replicated: not allowed"
-        raise MissingRuleError(op, ", ".join(map(repr, specs)), tried,
-                     "Add an entry to the book, or allow Propagator(replicate_all=True).")  # fmt: skip
+        raise MissingRuleError(
+            op, ", ".join(map(repr, specs)), tried, "Add an entry to the book, or allow Propagator(replicate_all=True)."
+        )
 
     def _refused(self, specs: Sequence[Spec], problem: ExpansionProblem) -> WouldMoveWritten:
         """The error for a call without a combination: all-replicate is always right, so a written tensor must not move."""
@@ -176,8 +182,9 @@ def _left_to_right(op: str, number: int, spec: Spec) -> Spec:
         return strided(spec)
     except OtherRows as error:
         problem = f"its axes do not cut from left to right, nor in strided shards: {str(error).removesuffix('.')}"
-        raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
-                      "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
+        raise InvalidCall(
+            op, f"specs[{number}]", repr(spec), problem, "Redistribute it to a spec without a shard order first."
+        ) from error
 
 
 def _placement_problem(placement: Placement, spec: Spec) -> str:

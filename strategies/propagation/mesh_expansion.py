@@ -207,12 +207,16 @@ class _Search:
         axes = len(self.problem.sizes)
         found = [
             Alternative(
-                b.inputs, b.outputs, b.seconds,
-                "" if len(b.lines) == axes else f"{microseconds(b.seconds)} or more, for the first {len(b.lines)} axes alone",
+                b.inputs,
+                b.outputs,
+                b.seconds,
+                ""
+                if len(b.lines) == axes
+                else f"{microseconds(b.seconds)} or more, for the first {len(b.lines)} axes alone",
             )
             for b in [*done, *rest]
             if b.lines
-        ]  # fmt: skip
+        ]
         return (*found[:MAX_ALTERNATIVES], *self.excluded)
 
 

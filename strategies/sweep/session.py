@@ -60,9 +60,13 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
 
 
 def validate_tasks(
-    workers: Workers, tasks: Sequence[OverloadTask], journal: Journal, run: str, tick: Callable[[int], None],
+    workers: Workers,
+    tasks: Sequence[OverloadTask],
+    journal: Journal,
+    run: str,
+    tick: Callable[[int], None],
     suspected: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Add a journal line for every unit of the tasks that begins in time.
 
     A step that kills its process is left out of the next attempt.  A process that dies before its first step is

@@ -90,8 +90,9 @@ def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
     return op([expand_rows(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
 
 
-@batching_rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value",
-               "scatter_add_")  # fmt: skip
+@batching_rule(
+    "gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value", "scatter_add_"
+)
 def _gather_or_scatter(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
     rows = x.shape[0] if stacked[0] else index.shape[0] if stacked[2] else 0
     if not rows:

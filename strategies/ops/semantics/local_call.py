@@ -262,7 +262,7 @@ def replacement_call(entry: rulebook.OpRule, query: rulebook.RuleQuery, call: Ca
     leaves = set(leaf_numbers((made.args, dict(made.kwargs))))
     if leaves != set(range(len(query.tensors))):
         problem = f"the call has {len(query.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
-        raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")  # fmt: skip
+        raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")
     frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
     return rulebook.RuleQuery(made.op, given, query.tensors, query.outputs), frozen_call
 

@@ -272,8 +272,9 @@ def _waste_lines(mode: str, waste: TotalWaste) -> Iterator[str]:
     if waste.for_nothing:
         yield f"  {waste.for_nothing:,} move data where every rank holds its piece from the start"
     for times, whose, worst in (
-        (waste.most, "our clock", waste.worst), (waste.most_torch, "torch's own", waste.worst_torch),
-    ):  # fmt: skip
+        (waste.most, "our clock", waste.worst),
+        (waste.most_torch, "torch's own", waste.worst_torch),
+    ):
         if worst is not None:
             own = "" if is_public(worst.src, worst.dst) else "  (a user cannot ask for it)"
             yield f"  {times:.1f} times as dear by {whose}: {worst}{own}"
@@ -283,14 +284,18 @@ def audit_json(tried: AuditResult, code: int) -> str:
     """The report for programs."""
     return json.dumps(
         {
-            "format": FORMAT, "torch": tried.torch, "seed": tried.seed, "exit": code, "whole": tried.whole,
+            "format": FORMAT,
+            "torch": tried.torch,
+            "seed": tried.seed,
+            "exit": code,
+            "whole": tried.whole,
             "pairs": tried.pairs,
             "rows": [{"mesh": row.mesh, "planner": row.mode, **dict(row.counts)} for row in tried.rows],
             "findings": [finding_json(one) for one in tried.causes],
             "waste": {mode: _waste_json(waste) for mode, waste in tried.wasted},
         },
         indent=1,
-    )  # fmt: skip
+    )
 
 
 def finding_json(one: Cause) -> dict[str, object]:

@@ -166,7 +166,12 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
     placements = tuple(map(rank_run.placement_text, outs))
     return [
         ProgramRankResult(
-            "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
-            tuple(p[rank] for p in local), tuple(w[rank] for w in whole),
-        ) for rank in range(len(parts))
-    ]  # fmt: skip
+            "",
+            (),
+            placements,
+            tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
+            tuple(p[rank] for p in local),
+            tuple(w[rank] for w in whole),
+        )
+        for rank in range(len(parts))
+    ]

@@ -89,12 +89,20 @@ def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
     count = range(len(rule.inputs))
     wrong = ran.wrong.problem if ran.wrong else "it is right"
     return _SCRIPT.format(
-        op=ran.sample.call.op, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
-        and_more=" and the module of the op" if imports else "", arguments=with_indexed_tensors(arguments_text(ran.sample.call)),
-        written=", ".join(f"x[{i}]" for i in leaves), inputs="\n".join(_input(ran, rule, i) for i in count),
-        wholes=", ".join(f"x{i}" for i in count), pieces=", ".join(f"held{i}[rank]" for i in count),
+        op=ran.sample.call.op,
+        rule=rule,
+        ranks=case.ranks,
+        problem=wrong,
+        name=name,
+        imports=imports,
+        and_more=" and the module of the op" if imports else "",
+        arguments=with_indexed_tensors(arguments_text(ran.sample.call)),
+        written=", ".join(f"x[{i}]" for i in leaves),
+        inputs="\n".join(_input(ran, rule, i) for i in count),
+        wholes=", ".join(f"x{i}" for i in count),
+        pieces=", ".join(f"held{i}[rank]" for i in count),
         comparisons="\n".join(_comparisons(case, ran, result_placements(rule, len(ran.truth.outputs), leaves))),
-    )  # fmt: skip
+    )
 
 
 def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
@@ -135,9 +143,12 @@ def _total(kind: str, want: Tensor) -> str:
         return "parts.all(0)" if kind in ("min", "product") else "parts.any(0)"
     keep = f", dtype={want.dtype}"
     return {
-        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if is_inexact(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
-        "min": "parts.amin(0)", "max": "parts.amax(0)", "product": f"parts.prod(0{keep})",
-    }[kind]  # fmt: skip
+        "sum": f"parts.sum(0{keep})",
+        "avg": "parts.mean(0)" if is_inexact(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
+        "min": "parts.amin(0)",
+        "max": "parts.amax(0)",
+        "product": f"parts.prod(0{keep})",
+    }[kind]
 
 
 def imports_of(op: Op, caller: tuple[str, str]) -> str:

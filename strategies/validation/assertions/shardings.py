@@ -149,8 +149,10 @@ def run_sharding_case(
         raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
     if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
         raise CaseSkipped("a dim of a result is smaller than the axes that cut it")
-    held = [cut_pieces(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
-            for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))]  # fmt: skip
+    held = [
+        cut_pieces(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
+        for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))
+    ]
     gave = _run(claim, case, whole, held)
     wrong = gave if isinstance(gave, ResultDifference) else _compared(claim, truth, gave, mesh)
     return (truth, held, wrong), wrong is None
@@ -258,9 +260,14 @@ def wrong_sharding(
     if wrong.shown:
         lines += [f"  got   {code_text.tensor_text(wrong.got)}", f"  want  {code_text.tensor_text(wrong.want)}"]
     lines += [
-        "", "  again:", f"    {repeat}", "", "  the same in plain torch, to be saved as wrong_sharding.py and run:", "",
+        "",
+        "  again:",
+        f"    {repeat}",
+        "",
+        "  the same in plain torch, to be saved as wrong_sharding.py and run:",
+        "",
         textwrap.indent(text, "    "),
-    ]  # fmt: skip
+    ]
     return WrongRule("\n".join(lines), case=case, script=text, example=f"@example(case={case!r})", repeat=repeat)
 
 
