@@ -56,9 +56,9 @@ class LocalTensorMode(TorchDispatchMode):
     """All ranks at once, in one thread: under this mode every tensor holds each rank's value, equal ones once.
 
     `ranks` is their number, or the ranks themselves.  A default process group of all of them exists inside, and
-    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside is the same
-    on every rank, and can be written only with such values.  Every rank's random stream starts with the generator's
-    state when the mode is entered; the generator is restored when it ends.
+    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside is the
+    same on every rank, and can be written only with such values.  Every rank's random stream starts with the
+    generator's state when the mode is entered; the generator is restored when it ends.
 
     Raises `NoRanks`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
 

@@ -240,8 +240,8 @@ def world(pytestconfig: pytest.Config) -> fixtures.World:
 
 @pytest.fixture
 def comms(request: pytest.FixtureRequest) -> fixtures.Comms:
-    """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`: the
-    calls of the ranks of the last `world.run`."""
+    """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`:
+    the calls of the ranks of the last `world.run`."""
     if "world" not in request.fixturenames:
         _fail_outside("comms")
     ran: fixtures.World = request.getfixturevalue("world")

@@ -85,8 +85,8 @@ def run(
                computed once; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
-    `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
-    and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
+    `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
+    `__cause__`); and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
 
     >>> def total(x):
     ...     torch.distributed.all_reduce(x)

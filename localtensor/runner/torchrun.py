@@ -1,7 +1,7 @@
 """`localtensor run`: a torchrun script on rank threads or on real processes.
 
-Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's environment.  Its output appears line by
-line, with its rank in front.
+Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's environment.  Its output appears line
+by line, with its rank in front.
 """
 
 import sys

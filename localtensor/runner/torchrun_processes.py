@@ -1,7 +1,7 @@
 """A script on real processes, one per rank, as torchrun starts them: on this machine, by loopback only.
 
-The ranks connect to a store in this process, which listens on the loopback interface only.  When one rank fails, or this
-process ends, all are killed.
+The ranks connect to a store in this process, which listens on the loopback interface only.  When one rank fails, or
+this process ends, all are killed.
 
 A rank's script is compiled once, and run as `__main__` in a namespace of its own: by `main` in a real process, by
 `execute` on a rank thread.

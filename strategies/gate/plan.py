@@ -1,8 +1,8 @@
 """The steps of a gate run, which `strategies.cli.commands.gate` calls in turn.
 
-`make_plan` selects the overloads by the options.  `run_plan` takes cached verdicts (`verdict_cache`), tests the other overloads
-(`run`, a sweep as that of `localtensor validate`), and caches the new verdicts.  `Work.beside` compares the report with
-a baseline (`decision.judge`).
+`make_plan` selects the overloads by the options.  `run_plan` takes cached verdicts (`verdict_cache`), tests the other
+overloads (`run`, a sweep as that of `localtensor validate`), and caches the new verdicts.  `Work.beside` compares the
+report with a baseline (`decision.judge`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls of an op drawn from its schema, and Hypothesis as a source of choices.
 
-`schema_calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op rejects.  A rules
-module can define better ones in a function `samples(op)` that yields (args, kwargs).
+`schema_calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op
+rejects.  A rules module can define better ones in a function `samples(op)` that yields (args, kwargs).
 
 `drawn` makes every choice from Hypothesis' coin flips alone.  Its strategies for integers, floats and texts also try constants
 from the source of loaded modules, so that the same seed would draw other values in another process, and store them on disk.

@@ -1,7 +1,7 @@
 """The arguments of a call by name, and calls made from them in the normal form of torch's dispatcher.
 
-A rule sees only that form, however the user wrote the call: arguments by position except keyword-only ones, without trailing
-defaults and without keywords that equal their default.
+A rule sees only that form, however the user wrote the call: arguments by position except keyword-only ones, without
+trailing defaults and without keywords that equal their default.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ _UNCHECKED = ("lengths", "offsets", "pivots", "cum_seq")
 def trusts_caller(op: str) -> bool:
     """Whether the op does not check its sizes, dims and counts.
 
-    With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch 2.13:
-    `_fft_r2c` with a negative dim, `segment_reduce` with lengths beyond its data, `linalg_ldl_solve` with pivots of another
-    matrix.
+    With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch
+    2.13: `_fft_r2c` with a negative dim, `segment_reduce` with lengths beyond its data, `linalg_ldl_solve` with pivots
+    of another matrix.
     """
     packet = op.split(".")[1]
     inner = packet.startswith(("_", "native_")) or "backward" in packet

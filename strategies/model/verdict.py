@@ -1,7 +1,7 @@
 """Verdicts, findings and reports; their exit codes; and the units of work of a sweep.
 
-A unit is an overload, a kind of test, a class of dtypes and a mesh.  The plan of a sweep, the product of these, is known before
-the first test, so that missing units can be named.
+A unit is an overload, a kind of test, a class of dtypes and a mesh.  The plan of a sweep, the product of these, is
+known before the first test, so that missing units can be named.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def follow_up_programs(
 ) -> list[Program]:
     """At most `most` programs for the claims about a sample, on a mesh whose last axis has the claims' placements.
 
-    Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then gradients,
-    written arguments, single outputs, and the same op again after a call from `before`.
+    Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then
+    gradients, written arguments, single outputs, and the same op again after a call from `before`.
     """
     lines = _lines(sample, claims)
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode())

@@ -1,10 +1,10 @@
 """Lines of an op that has no rule, derived from the rules of the ops in its decomposition.
 
 The decomposition is run once on meta tensors and recorded.  A line of the whole op is a line of each inner op such that
-every value has the placement that the next op wants: nothing is redistributed inside, so each rank may run the op itself
-on its pieces.  The decomposition is then run on the shapes of every different piece of the axis, too: each inner call must
-be the one that its own rule means.  That excludes lines under which an argument that was a number of rows or a size no
-longer fits, and uneven pieces that an inner op cannot have.
+every value has the placement that the next op wants: nothing is redistributed inside, so each rank may run the op
+itself on its pieces.  The decomposition is then run on the shapes of every different piece of the axis, too: each inner
+call must be the one that its own rule means.  That excludes lines under which an argument that was a number of rows or
+a size no longer fits, and uneven pieces that an inner op cannot have.
 
 | torch part                                                     | why                               | read on     | run on |
 |----------------------------------------------------------------|-----------------------------------|-------------|--------|

@@ -1,12 +1,12 @@
 """Expansion of one-axis lines to a whole mesh: only combinations that are right by construction, the cheapest first.
 
 The axes are expanded from left to right, as tensors are distributed.  The first axis takes a line of the whole call.
-That gives each coordinate of the axis a call of its own, on its pieces; the second axis takes a line that is offered for
-every one of these calls, with uneven and empty pieces; and so on.  So the ranks of the last axis together hold what the
-axis before it needs: `localtensor.layout.shards.assemble` assembles tensors in that order.
+That gives each coordinate of the axis a call of its own, on its pieces; the second axis takes a line that is offered
+for every one of these calls, with uneven and empty pieces; and so on.  So the ranks of the last axis together hold what
+the axis before it needs: `localtensor.layout.shards.assemble` assembles tensors in that order.
 
-Partials of two kinds on one tensor (P(sum), P(max)) would be right in that order only.  A spec has no order in which its
-axes are reduced, so such combinations are excluded, unless the two kinds commute (`alpha_beta.commute`).
+Partials of two kinds on one tensor (P(sum), P(max)) would be right in that order only.  A spec has no order in which
+its axes are reduced, so such combinations are excluded, unless the two kinds commute (`alpha_beta.commute`).
 
 The search is by cost: it continues the cheapest prefix first, so the first combination found is the cheapest.  It looks
 at no more than `limit` prefixes.  If they do not suffice, it completes the cheapest one, and `Found.unseen` says so.

@@ -8,9 +8,9 @@
     ...     assert torch.equal(doubled, x.whole * 2)
     >>> test_doubling_works_shard_by_shard()
 
-A drawn value is frozen, with a short repr that can be executed, or a plain tensor.  Tensors are drawn as shape, seed and
-pattern, never element by element.  Except for "rough" values, sums over up to eight ranks are exact in every dtype and
-every order, so that a property can compare with `torch.equal`.
+A drawn value is frozen, with a short repr that can be executed, or a plain tensor.  Tensors are drawn as shape, seed
+and pattern, never element by element.  Except for "rough" values, sums over up to eight ranks are exact in every dtype
+and every order, so that a property can compare with `torch.equal`.
 
 Counterexamples shrink to
 
@@ -150,8 +150,8 @@ def specs(
     """A `Spec`: a mesh, placements, a shape and a dtype.  Given arguments are not drawn.
 
     Uneven and empty shards are among them, dims of one element and none, scalars, and several axes that cut the same
-    dim.  The layouts are those of `layouts`.  With `orders`, such axes also cut in another order than from left to right,
-    `spec.shard_order`; this finds code that reads placements alone.
+    dim.  The layouts are those of `layouts`.  With `orders`, such axes also cut in another order than from left to
+    right, `spec.shard_order`; this finds code that reads placements alone.
 
     >>> from hypothesis import find
     >>> spec = find(specs(Mesh.of(dp=2), kinds=("S",)), lambda spec: spec.shape[0] > 2)
@@ -245,10 +245,10 @@ def sharded(
 ) -> st.SearchStrategy[Sharded]:
     """A whole tensor, its spec, and each rank's piece: a `Sharded`; its law: `assemble(x.pieces, x.spec) == x.whole`.
 
-    `spec` is a spec, its text, or a strategy; without one, `placement_options` are those of `specs`.  Partial values are made to
-    expose errors: they cancel, change their sign, tie, and are zero where the total is not; the seed decides which, and on
-    which rank.  `patterns` are those of `tensors`, except that extremes are not drawn where an average is pending: no
-    numbers of the dtype have them as their average.
+    `spec` is a spec, its text, or a strategy; without one, `placement_options` are those of `specs`.  Partial values
+    are made to expose errors: they cancel, change their sign, tie, and are zero where the total is not; the seed
+    decides which, and on which rank.  `patterns` are those of `tensors`, except that extremes are not drawn where an
+    average is pending: no numbers of the dtype have them as their average.
 
     >>> from hypothesis import find
     >>> find(sharded("i64[2] @ dp=2:P(sum)"), lambda x: x.whole[1] == 1 and x.pieces[0][1] < 0)

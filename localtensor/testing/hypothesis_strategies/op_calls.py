@@ -84,8 +84,8 @@ class OpCall:
     """One call of one op: `op(*args, **kwargs)`, which `call()` makes.  The name, dtype, number and seed make it again.
 
     `says` is the call as text.  If it is given, the sample must still match it: `BadDraw` is raised when another torch
-    version has other samples, so that a kept example does not silently change.  The tensors are fresh, and belong to the
-    holder of the value.
+    version has other samples, so that a kept example does not silently change.  The tensors are fresh, and belong to
+    the holder of the value.
 
     >>> call = OpCall("add", torch.float32, 1)  # doctest: +SKIP
     >>> call  # doctest: +SKIP

@@ -1,7 +1,7 @@
 """A drawn tensor as shape, dtype, pattern and seed, and the checks of the arguments of strategies.
 
-Every number of an exact pattern is a multiple of `exact_unit(dtype)`, and at most `exact_bound(dtype)`: so small that sums over eight
-ranks and more, in any order, are exact.  So a property can compare bit for bit in every dtype.
+Every number of an exact pattern is a multiple of `exact_unit(dtype)`, and at most `exact_bound(dtype)`: so small that
+sums over eight ranks and more, in any order, are exact.  So a property can compare bit for bit in every dtype.
 
 Each argument of a strategy is checked when the strategy is made, before anything is drawn.
 """

@@ -1,7 +1,7 @@
 """A rank program as a value: its repr is code that runs, it runs on every backend of `run`, and has expected results.
 
-An event becomes lines of ordinary torch.distributed code.  The printed code contains `feed`, `mix` and `blank` themselves,
-which therefore use nothing of this project.
+An event becomes lines of ordinary torch.distributed code.  The printed code contains `feed`, `mix` and `blank`
+themselves, which therefore use nothing of this project.
 """
 
 from __future__ import annotations

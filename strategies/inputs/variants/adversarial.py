@@ -1,9 +1,9 @@
 """Adversarial calls and values, drawn from a seed to disprove rules that hold for one call by chance.
 
-A rule may hold only because two sizes are equal, all values are positive, or no elements tie.  `adversaries` makes calls
-with other sizes and values: sizes only grow, so that indices stay valid, and only operands of arithmetic change their sign.
-`VALUES` are other values for the same call (positions of extremes, ties, zeros, signs, magnitudes, repeated indices, ends of
-dtypes): shapes and dtypes stay, and so do the claims.
+A rule may hold only because two sizes are equal, all values are positive, or no elements tie.  `adversaries` makes
+calls with other sizes and values: sizes only grow, so that indices stay valid, and only operands of arithmetic change
+their sign.  `VALUES` are other values for the same call (positions of extremes, ties, zeros, signs, magnitudes,
+repeated indices, ends of dtypes): shapes and dtypes stay, and so do the claims.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def with_nans(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None
 def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int = 1) -> tuple[Tensor, ...] | None:
     """Special values at random positions of the float tensors.
 
-    None for ops whose kernels are not deterministic for NaN: orthogonal polynomials (torch 2.13: `x = nan` gives 125103.9 in
-    one lane and 0 in another), and fused optimizers, whose vectorised part differs from the rest.
+    None for ops whose kernels are not deterministic for NaN: orthogonal polynomials (torch 2.13: `x = nan` gives
+    125103.9 in one lane and 0 in another), and fused optimizers, whose vectorised part differs from the rest.
     """
     if "polynomial" in sample.op or "._fused_" in sample.op:
         return None

@@ -127,9 +127,9 @@ class InputForm:
 class Values:
     """Other values for the same call, or another decomposition of its partial inputs.
 
-    `partial` selects the rules tested with them: those without a partial input ("never"), all ("also"), or those with one
-    ("only").  `split` names the decomposition ("" for the default).  `wild` values contain NaN or infinities: then results
-    that are not floats are not compared.
+    `partial` selects the rules tested with them: those without a partial input ("never"), all ("also"), or those with
+    one ("only").  `split` names the decomposition ("" for the default).  `wild` values contain NaN or infinities: then
+    results that are not floats are not compared.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Rules of scatter and its relatives: values written, added or reduced into indexed positions.
 
-The indexed dim is replicated.  Along the other dims, index, tensor and values are sharded together if they are equally long.
-If values are reduced (sum, product, max, min), each rank may scatter its own, and the results are partial.
+The indexed dim is replicated.  Along the other dims, index, tensor and values are sharded together if they are equally
+long.  If values are reduced (sum, product, max, min), each rank may scatter its own, and the results are partial.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def linear_partial_rules(
 ) -> Iterator[PlacementRule]:
     """For each kind, the placement rule from partial arguments of these names to partial results.
 
-    The op must be linear in all of them at once.  `outputs` selects the partial results, all if it is empty; the others must
-    not depend on these arguments.
+    The op must be linear in all of them at once.  `outputs` selects the partial results, all if it is empty; the others
+    must not depend on these arguments.
     """
     leaves = [leaf for name in names for leaf in query.leaves(name)]
     dtypes = [query.tensors[leaf].dtype for leaf in leaves]

@@ -1,16 +1,17 @@
 """Rules derived for the variants of an op: in place, with `out=`, the copy of a view, and the `_foreach_` ops on lists.
 
-A variant that writes has the placement rules of the op that does not, and what it writes to is placed as the result.  There
-are two restrictions:
+A variant that writes has the placement rules of the op that does not, and what it writes to is placed as the result.
+There are two restrictions:
 
 * A tensor that is written to is never redistributed, so placement rules with different placements of that input and the
   result are dropped.  An `out=` of another shape is resized, and its pieces are not those of the result: no rules then.
-* The written dtype may differ from the op's own (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A cast does not commute with
-  every reduction (integers wrap, floats are truncated), so then no placement rule has a Partial.
+* The written dtype may differ from the op's own (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A cast does not commute
+  with every reduction (integers wrap, floats are truncated), so then no placement rule has a Partial.
 
-A foreach op is one call for each element of its lists.  Each element may have its own placements, but their combinations are
-too many.  So there is a placement rule for each one of the single op, applied to all elements that have it, the others
-replicated; and, for short lists, for each element alone.  A caller that can propagate call by call uses `Each.elements`.
+A foreach op is one call for each element of its lists.  Each element may have its own placements, but their
+combinations are too many.  So there is a placement rule for each one of the single op, applied to all elements that
+have it, the others replicated; and, for short lists, for each element alone.  A caller that can propagate call by call
+uses `Each.elements`.
 """
 
 from __future__ import annotations

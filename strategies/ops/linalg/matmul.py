@@ -1,8 +1,8 @@
 """Rules of matrix products, written in the letters of an einsum.
 
-A letter of the result is sharded in the result and in the operands that have it.  The other letters are summed over, so their
-shards give partial sums; an added tensor must then be a partial sum, too, or each rank would add all of it.  A product is
-linear in each operand while the others are replicated.
+A letter of the result is sharded in the result and in the operands that have it.  The other letters are summed over, so
+their shards give partial sums; an added tensor must then be a partial sum, too, or each rank would add all of it.  A
+product is linear in each operand while the others are replicated.
 """
 
 from __future__ import annotations

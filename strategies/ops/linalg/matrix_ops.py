@@ -1,9 +1,10 @@
 """Rules of batched linear algebra, distances and Fourier transforms.
 
-Each matrix of a batch is independent.  A row of `MATRIX_DIMS` has, for each tensor, the number of its last dims that belong to a
-matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that dim, are replicated
-(DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over columns where a distance
-is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a batch.
+Each matrix of a batch is independent.  A row of `MATRIX_DIMS` has, for each tensor, the number of its last dims that
+belong to a matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that
+dim, are replicated (DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over
+columns where a distance is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a
+batch.
 """
 
 from __future__ import annotations

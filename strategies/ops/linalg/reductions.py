@@ -3,10 +3,10 @@
 The sum of a shard is a partial sum, its `amax` a partial maximum.  A mean of means is the mean only for even shards.  The
 variance, the median or the position (`argmax`) of a shard is no partial result: then only the remaining dims are sharded.
 
-* Norms: those of order 0 and 1 add up, and those of infinite order are extremes.  The root of a sum is not a sum of roots, so
-  there are no partial results for other orders.  No norm is linear.
-* Softmax and its relatives: each row is independent, so any dim but that of the rows may be sharded.  None is linear in its
-  input; the gradients are linear in the incoming gradient, given the result of the forward.
+* Norms: those of order 0 and 1 add up, and those of infinite order are extremes.  The root of a sum is not a sum of
+  roots, so there are no partial results for other orders.  No norm is linear.
+* Softmax and its relatives: each row is independent, so any dim but that of the rows may be sharded.  None is linear in
+  its input; the gradients are linear in the incoming gradient, given the result of the forward.
 * Scans: an element depends on all before it, so the scanned dim is replicated.
 """
 

@@ -1,12 +1,12 @@
 """Rules of losses: elementwise, then unreduced, summed, or averaged; and losses of rows of scores against classes.
 
-The sum of a shard is a partial sum, and the average of an even shard a partial average.  In the backward of an average a rank
-divides by its own number of elements, so the gradient is too large by the number of ranks, which no placement expresses.  All
-are linear in the incoming gradient.
+The sum of a shard is a partial sum, and the average of an even shard a partial average.  In the backward of an average
+a rank divides by its own number of elements, so the gradient is too large by the number of ranks, which no placement
+expresses.  All are linear in the incoming gradient.
 
-Rows or pixels of scores may be sharded, classes may not.  The average of `nll_loss` is weighted and omits `ignore_index`, so
-equally many rows may have different total weights, which depend on the targets.  In the backward the total weight is given,
-and rows are independent.
+Rows or pixels of scores may be sharded, classes may not.  The average of `nll_loss` is weighted and omits
+`ignore_index`, so equally many rows may have different total weights, which depend on the targets.  In the backward the
+total weight is given, and rows are independent.
 """
 
 from __future__ import annotations

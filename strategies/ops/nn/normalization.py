@@ -1,9 +1,9 @@
 """Rules of normalization.
 
-Layer and RMS norm normalise the last dims, so the dims before may be sharded; the gradients of weight and bias are partial
-sums.  Batch norm has statistics for each channel, so channels may be sharded with all per-channel tensors.  The other dims
-determine the statistics in training, and may be sharded only if the statistics are given.  Group norm has statistics for each
-row, and an argument for the number of rows, which is local.
+Layer and RMS norm normalise the last dims, so the dims before may be sharded; the gradients of weight and bias are
+partial sums.  Batch norm has statistics for each channel, so channels may be sharded with all per-channel tensors.  The
+other dims determine the statistics in training, and may be sharded only if the statistics are given.  Group norm has
+statistics for each row, and an argument for the number of rows, which is local.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rules of ops that create a tensor like another or overwrite it, and of random ops.
 
-Only the shape and dtype of the given tensor matter.  The result is a constant: equal copies reduce to it in an average, a
-minimum and a maximum, in a sum if it is zero, and in a product if it is zero or one.  The shape argument of the `new_` ops is
-local for a sharded result.
+Only the shape and dtype of the given tensor matter.  The result is a constant: equal copies reduce to it in an average,
+a minimum and a maximum, in a sum if it is zero, and in a product if it is zero or one.  The shape argument of the
+`new_` ops is local for a sharded result.
 
-Each rank may draw the numbers of its shard if no two ranks use the same part of a random stream: the whole is distributed as
-required, although it is not the tensor that one rank would draw.  The all-replicated placement rule requires all ranks to use the
-same stream.  Independent draws are not partial values of any tensor.
+Each rank may draw the numbers of its shard if no two ranks use the same part of a random stream: the whole is
+distributed as required, although it is not the tensor that one rank would draw.  The all-replicated placement rule
+requires all ranks to use the same stream.  Independent draws are not partial values of any tensor.
 """
 
 from __future__ import annotations

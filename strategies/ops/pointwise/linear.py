@@ -1,8 +1,8 @@
 """Rules of elementwise ops that are linear in some operands, or choose elements of some operands.
 
-`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for floats and complex numbers; averages of integers are
-rounded.  A replicated tensor is an average of copies of itself, and not a sum: so where operands are added, P(avg) combines with R,
-and P(sum) does not.  Booleans add as "or", which is linear only among themselves.
+`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for floats and complex numbers; averages of
+integers are rounded.  A replicated tensor is an average of copies of itself, and not a sum: so where operands are
+added, P(avg) combines with R, and P(sum) does not.  Booleans add as "or", which is linear only among themselves.
 """
 
 from __future__ import annotations

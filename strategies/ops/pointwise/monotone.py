@@ -1,8 +1,8 @@
 """Rules of monotone elementwise ops, which commute with maxima and minima of partial values.
 
-An increasing `f` has `f(max(a, b)) = max(f(a), f(b))`, and the same for min; a decreasing one swaps the two.  That must hold
-for every value that a part may have.  The other parts of a P(max) may be any smaller numbers, those of a P(min) any larger
-ones, infinities included, and one of them is NaN where the whole is NaN.  So
+An increasing `f` has `f(max(a, b)) = max(f(a), f(b))`, and the same for min; a decreasing one swaps the two.  That must
+hold for every value that a part may have.  The other parts of a P(max) may be any smaller numbers, those of a P(min)
+any larger ones, infinities included, and one of them is NaN where the whole is NaN.  So
 
 * `log` and `sqrt`, which are defined from some number on, commute with min only;
 * `asin`, which is defined on an interval, commutes with neither;

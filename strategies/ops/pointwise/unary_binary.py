@@ -1,8 +1,8 @@
 """Rules of elementwise ops that are neither linear nor monotone, and of fused optimizer steps.
 
-An optimizer steps every parameter elementwise, together with its gradient and its state.  The number of steps, the learning
-rate, the gradient scale and its overflow flag are one number each, replicated.  A partial sum of a gradient is not a gradient:
-its square is not a sum of squares.
+An optimizer steps every parameter elementwise, together with its gradient and its state.  The number of steps, the
+learning rate, the gradient scale and its overflow flag are one number each, replicated.  A partial sum of a gradient is
+not a gradient: its square is not a sum of squares.
 """
 
 from __future__ import annotations

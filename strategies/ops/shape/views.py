@@ -2,9 +2,9 @@
 
 No element changes, so the view of a rank's piece is the piece of the view, and every reduction commutes with it.
 
-A view by shape factors both shapes, from the left, into groups of dims with equal products, without dims of size one.  The
-first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side if both are cut
-into equal pieces.  A group of one dim on either side is the same dim, and may be sharded at any size.
+A view by shape factors both shapes, from the left, into groups of dims with equal products, without dims of size one.
+The first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side if
+both are cut into equal pieces.  A group of one dim on either side is the same dim, and may be sharded at any size.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class ValidationEffort:
 class RuleTask:
     """A worker's task: one rule and its calls, without those (`skip`) that killed a worker.
 
-    `planted` is the rule itself if it is not in `OUR_RULES`.  Those are found by name, since their functions may be closures,
-    which cannot be pickled.
+    `planted` is the rule itself if it is not in `OUR_RULES`.  Those are found by name, since their functions may be
+    closures, which cannot be pickled.
     """
 
     op: str

@@ -10,8 +10,8 @@ Symmetry is not required: from R to a shard is a copy, and the way back is an al
 
 The price of the cheapest plan is a quasi-metric by construction: it is the distance in a graph with the legal steps as
 edges and nonnegative prices as lengths. That requires that every layout on a path to or from any b is available to
-every plan: see `strategies.planner.steps.legal_steps.usable_placements`. Strided shards other than those of the destination are
-not, so a price must not charge less for these than for plain shards, as torch's own does
+every plan: see `strategies.planner.steps.legal_steps.usable_placements`. Strided shards other than those of the
+destination are not, so a price must not charge less for these than for plain shards, as torch's own does
 (`strategies.planner.steps.prices`). It also holds under a memory limit, with infinity where no plan stays within it:
 the limit applies to each step, so two plans within it concatenate to one.
 """

@@ -181,8 +181,8 @@ def program_script(
 ) -> str:
     """The text of a script that reproduces a finding about a program, with the program's values.
 
-    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as `local_inputs_of` and
-    `oracle_of_program` do, and ValueError for a program that is not `is_writable_program`.
+    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as
+    `local_inputs_of` and `oracle_of_program` do, and ValueError for a program that is not `is_writable_program`.
     """
     if not is_writable_program(program):
         raise ValueError(f"{program} has a placement that cannot be written down")

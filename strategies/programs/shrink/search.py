@@ -88,8 +88,8 @@ def _smaller(doubt: ShrinkTask) -> Iterator[Candidate]:
 def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = MAX_TRIES) -> list[Instance]:
     """Smaller instances of the same rule that the probe finds wrong in the same way, the smallest first.
 
-    There may be several, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a larger
-    one.  There is none if the probe does not find this one wrong.
+    There may be several, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a
+    larger one.  There is none if the probe does not find this one wrong.
     """
     witness = RuleWitness(instance, case_of(instance, seed), seed=seed)
     tries = shrink(witness.start, witness, budget=budget).to_try(MAX_SMALLER)
@@ -124,8 +124,8 @@ def merge_equal(
 ) -> tuple[dict[str, Sequence[Candidate]], list[RuleOutcome]]:
     """The candidates to confirm, and those that are settled as the same as another finding.
 
-    Of programs that shrank to the same one only the first is confirmed.  One that shrank to one op on one axis is the same
-    as a suspected rule of that op with those inputs, if there is one among `rules`.
+    Of programs that shrank to the same one only the first is confirmed.  One that shrank to one op on one axis is the
+    same as a suspected rule of that op with those inputs, if there is one among `rules`.
     """
     left: dict[str, Sequence[Candidate]] = {}
     first: dict[str, str] = {}

@@ -73,8 +73,8 @@ def still_fails(
 ) -> Callable[[Program], bool]:
     """A predicate for programs that still fail for a reason of the same kind as this one.
 
-    `why` returns the reason why a program is wrong, or "".  The op must take the whole tensors, and no result may be empty.
-    `inputs` are the placements that a program must have, for a finding about a rule.
+    `why` returns the reason why a program is wrong, or "".  The op must take the whole tensors, and no result may be
+    empty.  `inputs` are the placements that a program must have, for a finding about a rule.
     """
 
     def shows(program: Program) -> bool:
@@ -95,8 +95,8 @@ def still_fails(
 class RuleWitness:
     """A predicate for programs that still show, by the probe, that one rule for one axis is wrong.
 
-    `seed` is the probe's.  `source` returns the claims.  A program does not show it if it has other input placements, if
-    the op refuses it, if the rule is not claimed for it, or if it is wrong in another way.
+    `seed` is the probe's.  `source` returns the claims.  A program does not show it if it has other input placements,
+    if the op refuses it, if the rule is not claimed for it, or if it is wrong in another way.
     """
 
     def __init__(self, instance: Instance, case: Case, *, seed: int = 0, source: ClaimSource = claims) -> None:

@@ -108,8 +108,8 @@ class CallPlanner:
     def ready(self, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> MeshCallPlan:
         """The plan of the call on this mesh.
 
-        Raises `InvalidRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what the
-        op raises for whole tensors like these.
+        Raises `InvalidRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what
+        the op raises for whole tensors like these.
         """
         key = _key(call, specs, mesh)
         if key is None:

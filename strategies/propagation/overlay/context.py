@@ -4,19 +4,19 @@
         y = distributed.cumsum(0)             # right, where DTensor's own rule is not
 
 Inside, an op with a rule in the book runs by the rule's lines, expanded to the mesh by
-`strategies.propagation.mesh_expansion`.  DTensor's own rule for that op is not called, and its caches are neither read nor
-filled.  Other ops run as usual.  Afterwards, also after an exception, DTensor is as before.
+`strategies.propagation.mesh_expansion`.  DTensor's own rule for that op is not called, and its caches are neither read
+nor filled.  Other ops run as usual.  Afterwards, also after an exception, DTensor is as before.
 
-The overlay applies to the thread and asyncio task that entered it; to a backward inside (it stays in that thread); to the
-ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode` inside.  A rank of a program may enter one of its
-own.  It does not apply to threads that are started inside, nor to real processes.  The inner of nested overlays takes
-precedence.
+The overlay applies to the thread and asyncio task that entered it; to a backward inside (it stays in that thread); to
+the ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode` inside.  A rank of a program may enter
+one of its own.  It does not apply to threads that are started inside, nor to real processes.  The inner of nested
+overlays takes precedence.
 
 It does not change DTensor's own redistribution (`full_tensor`, `redistribute`), which is no op and has no rule; ops that
 torch decomposes before DTensor sees them, except for the ops that they decompose into; ops without a rule in the book.
 
-An overlay takes precedence over DTensor's tables of strategies.  `register_strategies` writes rules to these tables, for code that
-reads them: our validator, and DTensor's decompositions.
+An overlay takes precedence over DTensor's tables of strategies.  `register_strategies` writes rules to these tables,
+for code that reads them: our validator, and DTensor's decompositions.
 
 | torch part (under torch.distributed.tensor)                                    | read on     | run on |
 |---------------------------------------------------------------------------------|-------------|--------|
