@@ -16,10 +16,11 @@ class EarlyReturn(base.ProgramFault):
         self.waits, self.returned = tuple(waits), dict(returned)
         awaited = {rank for wait in waits for rank in wait.ranks}
         early = sorted(awaited & returned.keys()) or sorted(returned)
+        whom = "it" if len(early) == 1 else "them"
         sentence = base.refusal_sentence(
             "run",
             "fn",
-            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {'it' if len(early) == 1 else 'them'}",
+            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {whom}",
             "a rank must take part in every collective that its groups call",
             "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
         )
@@ -267,9 +268,8 @@ def _near_miss_lines(calls: Sequence[Call]) -> Iterable[str]:
     for send in (call for call in calls if "send" in call.kind):
         for recv in (call for call in calls if "recv" in call.kind):
             if (send.peer, send.rank) == (recv.rank, recv.peer):
-                odd = [f"{name}s {a} and {b}" for name, a, b in (
-                    ("group", send.group_name, recv.group_name), ("tag", send.tag or 0, recv.tag or 0),
-                ) if a != b]  # fmt: skip
+                pairs = [("group", send.group_name, recv.group_name), ("tag", send.tag or 0, recv.tag or 0)]
+                odd = [f"{name}s {a} and {b}" for name, a, b in pairs if a != b]
                 if odd:
                     yield f"  rank {send.rank}'s send and rank {recv.rank}'s recv differ in their {' and '.join(odd)}"
 

@@ -139,8 +139,8 @@ def _plan_item(item: pytest.Function, marks: rank_marks.Marks, settings: rank_ma
     outside = [name for name in per_rank if not (beside and name == "comms")]
     if outside:
         problem = "it has a value in each rank, and this test does not run on ranks"
-        raise rank_marks.usage_error(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
-                      "Mark the test with @pytest.mark.ranks(4), or give --ranks 4.")  # fmt: skip
+        value, remedy = "asked for outside a rank test", "Mark the test with @pytest.mark.ranks(4), or give --ranks 4."
+        raise rank_marks.usage_error(item.nodeid, f"fixture {outside[0]}", value, problem, remedy)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -156,7 +156,9 @@ def _evenly(found: Sequence[T], most: int) -> list[T]:
     return [found[int(i * step)] for i in range(min(most, len(found)))]
 
 
-_REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip
+_REFUSALS = (
+    RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError,
+)  # fmt: skip
 """What torch raises for a sample that it cannot run in this build, on this device or for this dtype."""
 
 

@@ -119,9 +119,11 @@ def argument_kind(argument: Any) -> str:
     text = str(argument.real_type)
     while text.startswith("Optional["):
         text = text[len("Optional[") : -1]
-    words = {"number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
-             "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
-             "List[Optional[Tensor]]": "Tensors"}  # fmt: skip
+    words = {
+        "number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
+        "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
+        "List[Optional[Tensor]]": "Tensors",
+    }  # fmt: skip
     return words.get(text, text)
 
 

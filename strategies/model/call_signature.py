@@ -239,7 +239,9 @@ def call_features(sample: Sample) -> list[tuple[int, str]]:
             return f"{x.dtype}{sizes}{'' if x.is_contiguous() else ' strided'}"
         if isinstance(value, float):
             return _number(value)
-        return f"{type(value).__name__}({', '.join(map(show, value))})" if isinstance(value, (list, tuple)) else repr(value)  # fmt: skip
+        if isinstance(value, (list, tuple)):
+            return f"{type(value).__name__}({', '.join(map(show, value))})"
+        return repr(value)
 
     shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
     shapes = {tuple(t.shape) for t in sample.tensors}

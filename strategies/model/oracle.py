@@ -25,8 +25,10 @@ from strategies.model.rule import Call, Sample, flat_results, overload, written_
 STATISTICS = ("mean", "rstd", "save")
 """Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of
 layer norm ignore their strides."""
-IGNORES_STRIDES = ("_fused_", "as_strided", "native_group_norm", "native_batch_norm", "_native_batch_norm",
-         "_scaled_dot_product_flash_attention_for_cpu_backward")  # fmt: skip
+IGNORES_STRIDES = (
+    "_fused_", "as_strided", "native_group_norm", "native_batch_norm", "_native_batch_norm",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)  # fmt: skip
 """Prefixes of the names of ops that ignore the strides of other arguments, too.  Measured on torch 2.13 for all
 overloads with a rule of our own: fused optimizers all arguments; group norm weight and bias, and backward all; batch
 norm its input if it has `out=`; attention the inputs of the forward.  `as_strided` reads memory by definition."""

@@ -16,8 +16,10 @@ from localtensor.errors import Refusal
 from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 
 CALL = "localtensor validate"
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
-          "complex64": torch.complex64}  # fmt: skip
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
+    "complex64": torch.complex64,
+}  # fmt: skip
 """Dtypes of samples, by the names that `--dtype` takes."""
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
 """float64, not float32: rounding errors are far smaller than the error of a wrong rule."""

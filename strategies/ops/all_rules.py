@@ -35,8 +35,8 @@ def collected(entries: Iterable[OpRule]) -> RuleRegistry:
 
 
 MODULES = (
-    attention, creation, indexing, joining, linear, losses, matmul, matrix_ops, monotone, normalization, reductions, scatter,
-    slices, sorting, spatial, unary_binary, views,
+    attention, creation, indexing, joining, linear, losses, matmul, matrix_ops, monotone, normalization, reductions,
+    scatter, slices, sorting, spatial, unary_binary, views,
 )  # fmt: skip
 """The modules that hold rules in a table `RULES`."""
 FOREACH_RULES = on_lists(

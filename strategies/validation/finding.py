@@ -72,8 +72,10 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
     }  # fmt: skip
     if (p := candidate.program) is not None:  # its sample is the instance's own
         inputs = [[short(x) for x in placements] for placements in p.inputs]
-        body["program"] = {"mesh": list(p.mesh), "inputs": inputs, "then": p.then, "seed": p.seed, "draw": p.draw,
-                           "flattened": p.flattened}  # fmt: skip
+        body["program"] = {
+            "mesh": list(p.mesh), "inputs": inputs, "then": p.then, "seed": p.seed, "draw": p.draw,
+            "flattened": p.flattened,
+        }  # fmt: skip
     return body
 
 

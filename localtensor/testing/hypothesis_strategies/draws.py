@@ -48,8 +48,8 @@ from localtensor.testing.programs.strategy import rank_programs
 
 __all__ = [
     "DTYPES", "KINDS", "PATTERNS", "PLAIN", "USUAL", "BadDraw", "Drawn", "Layout", "OpCall", "Sharded", "assemble",
-    "drawn", "layouts", "meshes", "op_calls", "placements", "rank_programs", "read_spec", "schedules", "shapes", "sharded", "spec_text",
-    "specs", "tensor_of", "tensors",
+    "drawn", "layouts", "meshes", "op_calls", "placements", "rank_programs", "read_spec", "schedules", "shapes",
+    "sharded", "spec_text", "specs", "tensor_of", "tensors",
 ]  # fmt: skip
 PLAIN = ("R", "S", "P")
 """The kinds of placement that are drawn by default; "SS", which few ops support, is drawn on request only."""
@@ -160,8 +160,9 @@ def specs(
     >>> spec_text(find(specs(orders=True), lambda spec: spec.shard_order and min(spec.mesh.sizes) > 1))
     'f32[1] @ a=2:S(0)[1], b=2:S(0)[0]'
     """
-    requested = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
-                   (min_ranks, max_ranks), max_axes, (min_dims, max_dims), max_size)  # fmt: skip
+    some = (dtype,) if dtype is not None else dtypes
+    ranks, dims = (min_ranks, max_ranks), (min_dims, max_dims)
+    requested = _specs("specs", mesh, shape, some, kinds, ranks, max_axes, dims, max_size)
     requested = replace(requested, orders=orders)
     return st.composite(requested.spec)()
 
@@ -231,8 +232,9 @@ def tensors(
     tensor([[0., 1.],
             [2., 3.]])
     """
-    return drawn(shape, dtype, patterns=patterns, dtypes=dtypes, requires_grad=requires_grad, min_dims=min_dims,
-                 max_dims=max_dims, max_size=max_size).map(tensor_of)  # fmt: skip
+    sizes = {"min_dims": min_dims, "max_dims": max_dims, "max_size": max_size}
+    values = drawn(shape, dtype, patterns=patterns, dtypes=dtypes, requires_grad=requires_grad, **sizes)
+    return values.map(tensor_of)
 
 
 def tensor_of(drawn: Drawn) -> Tensor:

@@ -15,7 +15,6 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,15 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import is_unambiguous, partial_values
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard, parse, shape_text, shard_cut, short, shorts
-from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, exact_bound, exact_unit, real_dtype
+from localtensor.testing.hypothesis_strategies.values import (
+    DTYPES,
+    BadDraw,
+    Drawn,
+    exact_bound,
+    exact_unit,
+    print_repr,
+    real_dtype,
+)
 
 FACTORS = (2, 3)
 """The split factors of a strided shard that stands alone."""
@@ -270,9 +277,7 @@ class Sharded:
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "pieces", tuple(cut_pieces(whole, spec, self.seed, exact=self.pattern != "rough")))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Prints the repr, where Hypothesis would print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         return f"Sharded.of({spec_text(self.spec)!r}, {self.pattern!r}, {self.seed})"

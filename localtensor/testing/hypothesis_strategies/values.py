@@ -32,6 +32,11 @@ class BadDraw(Refusal, call="draws.{call}", values="{argument}={value!r}"):
     """An invalid argument of a strategy."""
 
 
+def print_repr(value: object, printer: Any, cycle: bool) -> None:
+    """Prints the repr of a failing example, where Hypothesis would print the fields: a class's `_repr_pretty_`."""
+    printer.text(repr(value))
+
+
 def check_count(call: str, argument: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         remedy = f"Pass a whole number from {least} up."
@@ -251,9 +256,7 @@ class Drawn:
         both = PATTERNS[self.pattern]((*self.shape, 2), self.dtype, rng).to(real_dtype(self.dtype))
         return torch.view_as_complex(both).requires_grad_(self.requires_grad)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Prints the repr, where Hypothesis would print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""

@@ -338,16 +338,19 @@ def _takes_any_integers(sample: Sample) -> bool:
 
 
 VALUES: tuple[Values, ...] = (
-    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", with_nan_and_infinities, partial="never", wild=True),
+    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers",
+           with_nan_and_infinities, partial="never", wild=True),
     Values("holes", "one rank's part is NaN, and the others' are numbers", with_nans, partial="only", wild=True),
     Values("cancelling", "parts a thousand times larger than their total cross every threshold",
            lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
-    Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(with_maxima_in_the_middle)),
+    Values("middle", "the maximum of every row is on neither the first nor the last rank",
+           _floats(with_maxima_in_the_middle)),
     Values("ties", "equal numbers on several ranks: which is first, and how many are there", _floats(equal_maxima)),
     Values("few integers", "ties that no noise breaks", few_integers),
-    Values("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
+    Values("all equal", "a spread of nothing, and every element is a maximum",
+           _floats(lambda x, _: torch.ones_like(x))),
     Values("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),
     Values("positive", "what is right for one sign only", _floats(lambda x, _: x.abs() + 0.1)),
     Values("negative", "what is right for one sign only", _floats(lambda x, _: -x.abs() - 0.1)),

@@ -116,7 +116,8 @@ def with_negative_indices(sample: Sample) -> Iterator[Sample]:
 
 
 INDEXED = (
-    InputForm("negative indices", "an index below zero is in no shard's range of rows", with_negative_indices, same=True),
+    InputForm("negative indices", "an index below zero is in no shard's range of rows",
+              with_negative_indices, same=True),
 )  # fmt: skip
 
 

@@ -96,8 +96,10 @@ def only_replicated(query: RuleQuery) -> Iterator[PlacementRule]:
     yield from ()
 
 
-_COUNTED = ["aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.default",
-            "aten.unique_consecutive.default", "aten.bincount.default", "aten.repeat_interleave.Tensor"]  # fmt: skip
+_COUNTED = [
+    "aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default",
+    "aten.bincount.default", "aten.repeat_interleave.Tensor",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("pointwise", "a polynomial of one number, and its degree", POLYNOMIALS, elementwise()),
     rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
     rules("fused", "a step of each element by itself",
-          [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")], optimizer_step),
+          [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")],
+          optimizer_step),
     but=[f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("out", "tensor_lr_out")],
 )  # fmt: skip

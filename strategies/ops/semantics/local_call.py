@@ -237,8 +237,9 @@ def checked_rule(entry: rulebook.OpRule) -> Callable[[rulebook.RuleQuery, int], 
         try:
             found = tuple(entry.lines(query))
         except Exception as error:  # why: any error of the author's function, reported with its file and line
-            raise _bad(entry, f"{type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
-                       "Let it yield nothing for calls that it does not know.") from error  # fmt: skip
+            problem = f"it raised when asked about {query.tensors}"
+            remedy = "Let it yield nothing for calls that it does not know."
+            raise _bad(entry, f"{type(error).__name__}: {error}", problem, remedy) from error
         for line in found:
             check_line(entry, line, query)
         return tuple(dict.fromkeys((all_replicated(query), *found)))
@@ -257,8 +258,9 @@ def replacement_call(entry: rulebook.OpRule, query: rulebook.RuleQuery, call: Ca
         made = entry.instead(query)
         given = rulebook.bind_arguments(made.op, made.args, dict(made.kwargs))
     except Exception as error:  # why: any error of the author's function, reported with its file and line
-        raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
-                   "Let it return a Call of an overload that torch has.") from error  # fmt: skip
+        problem = f"it raised when asked about {query.tensors}"
+        remedy = "Let it return a Call of an overload that torch has."
+        raise _bad(entry, f"instead: {type(error).__name__}: {error}", problem, remedy) from error
     leaves = set(leaf_numbers((made.args, dict(made.kwargs))))
     if leaves != set(range(len(query.tensors))):
         problem = f"the call has {len(query.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
@@ -300,12 +302,13 @@ def own_arguments(entry: rulebook.OpRule, piece: rulebook.RuleQuery, *, reshaped
     try:
         more = dict(entry.own(piece))
     except Exception as error:  # why: any error of the author's function, reported with its file and line
-        raise _bad(entry, f"own: {type(error).__name__}: {error}", f"it raised when asked about {piece.tensors}",
-                   "Let it return the arguments by name.") from error  # fmt: skip
+        problem = f"it raised when asked about {piece.tensors}"
+        remedy = "Let it return the arguments by name."
+        raise _bad(entry, f"own: {type(error).__name__}: {error}", problem, remedy) from error
     unknown = sorted(map(str, more.keys() - piece.arguments.keys()))
     if unknown:
-        raise _bad(entry, f"own: {', '.join(unknown)}", "the op has no such argument",
-                   f"Name some of {', '.join(piece.arguments)}.")  # fmt: skip
+        remedy = f"Name some of {', '.join(piece.arguments)}."
+        raise _bad(entry, f"own: {', '.join(unknown)}", "the op has no such argument", remedy)
     return {**given, **more}
 
 

@@ -92,8 +92,10 @@ def gradient_of_view(lines: Lines, kinds: tuple[str, ...] = KINDS) -> Lines:
 
 
 _WHOLE = "the dim from which rows are taken is whole"
-_SPLITS = ("split.Tensor", "unsafe_split.Tensor", "split_with_sizes.default", "unsafe_split_with_sizes.default",
-           "narrow_copy.default")  # fmt: skip
+_SPLITS = (
+    "split.Tensor", "unsafe_split.Tensor", "split_with_sizes.default", "unsafe_split_with_sizes.default",
+    "narrow_copy.default",
+)  # fmt: skip
 _BACK = "zeros, and the gradient where the view reads"
 
 _LISTS = [f"aten.{name}" for name in (

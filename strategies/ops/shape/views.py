@@ -190,5 +190,6 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
     rules(FAMILY, _GROUPS, _VIEWS[:3], reshaped, shapes=["size"]),
     rules(FAMILY, _GROUPS, _VIEWS[3:], reshaped, shapes=["shape"]),
-    rules(FAMILY, "bits change their meaning within an element of the larger dtype", ["aten.view.dtype"], view_as_dtype),
+    rules(FAMILY, "bits change their meaning within an element of the larger dtype",
+          ["aten.view.dtype"], view_as_dtype),
 )  # fmt: skip

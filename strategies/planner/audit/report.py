@@ -305,7 +305,8 @@ def finding_json(one: Cause) -> dict[str, object]:
         "kind": one.outcome.kind, "symptom": one.symptom, "pattern": one.pattern, "planners": one.modes, "met": one.met,
         "mesh": pair.mesh.sizes, "shape": pair.src.shape, "dtype": str(pair.src.dtype).removeprefix("torch."),
         "src": _spec_json(pair.src), "dst": _spec_json(pair.dst), "flattened": pair.flattened, "what": one.outcome.text,
-        "ranks": one.outcome.ranks, "user": one.asked, "confirmed": one.confirmed, "note": one.note, "example": str(one.example),
+        "ranks": one.outcome.ranks, "user": one.asked, "confirmed": one.confirmed, "note": one.note,
+        "example": str(one.example),
     }  # fmt: skip
 
 
@@ -316,6 +317,7 @@ def _spec_json(spec: Spec) -> dict[str, object]:
 def _waste_json(waste: TotalWaste) -> dict[str, object]:
     return {
         "pairs": waste.pairs, "dearer": waste.dearer, "dearer_by_torch": waste.dearer_torch, "sent": waste.sent,
-        "collectives": waste.collectives, "for_nothing": waste.for_nothing, "most": round(waste.most, 3), "worst": str(waste.worst or ""),
+        "collectives": waste.collectives, "for_nothing": waste.for_nothing,
+        "most": round(waste.most, 3), "worst": str(waste.worst or ""),
         "most_by_torch": round(waste.most_torch, 3), "worst_by_torch": str(waste.worst_torch or ""),
     }  # fmt: skip

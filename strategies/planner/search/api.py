@@ -90,8 +90,8 @@ def plan_uncached(
 
 
 def _search(
-    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
-    make: Callable[..., StateTable] = PLAN_CACHE.table,
+    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None,
+    flattened: Sequence[Sequence[str]], make: Callable[..., StateTable] = PLAN_CACHE.table,
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
     was, now = _read_as_order(src), _read_as_order(dst)

@@ -191,13 +191,12 @@ def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> W
     text = script(case, ran, NAME, imports)
     who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
     results = [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"] if wrong.shown else []
-    lines = [
-        sentence, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
-        + (f", the smallest of {judged} tried" if judged > 1 else ""),
-        *_held(ran, rule), *results, "",
-        "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
-        f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    "),
-    ]  # fmt: skip
+    call = f"{case.op}({', '.join(ran.sample.arguments(rule.inputs))})"
+    smallest = f", the smallest of {judged} tried" if judged > 1 else ""
+    again = "  again, above a test with @given(case=rule_cases(...)), or as one line:"
+    lines = [sentence, "", f"  the call  {call} on {case.ranks} ranks{smallest}", *_held(ran, rule), *results, ""]
+    lines += [again, f"    {example}", f"    {repeat}", ""]
+    lines += [f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    ")]
     return WrongRule("\n".join(lines), case=case, script=text, example=example, repeat=repeat)
 
 

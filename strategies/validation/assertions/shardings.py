@@ -30,6 +30,7 @@ from localtensor.layout import (
     shorts,
 )
 from localtensor.testing.hypothesis_strategies.layouts import cut_pieces
+from localtensor.testing.hypothesis_strategies.values import print_repr
 from strategies.model import code_text
 from strategies.model.call_signature import argument_text
 from strategies.model.oracle import OracleResult, equal_within, run_function_oracle
@@ -97,9 +98,7 @@ class ShardingCase:
     def ranks(self) -> int:
         return math.prod(self.mesh)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would otherwise print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         return f"ShardingCase({argument_text(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
@@ -172,10 +171,10 @@ def _run(claim: ShardingClaim, case: ShardingCase, whole: Sequence[Tensor], held
 
     def body() -> list[Any]:
         mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=Mesh.of(*case.mesh).names)
-        given = [
-            DTensor.from_local(pieces[dist.get_rank()].clone(), mesh, layout, run_check=False, shape=x.shape, stride=x.contiguous().stride())
-            for x, pieces, layout in zip(whole, held, claim.inputs, strict=True)
-        ]  # fmt: skip
+        given = []
+        for x, pieces, layout in zip(whole, held, claim.inputs, strict=True):
+            piece, stride = pieces[dist.get_rank()].clone(), x.contiguous().stride()
+            given.append(DTensor.from_local(piece, mesh, layout, run_check=False, shape=x.shape, stride=stride))
         out = flat_results(claim.fn(*given))
         return [(tuple(x.placements), x.to_local()) if isinstance(x, DTensor) else (None, x) for x in out]
 
