@@ -82,7 +82,7 @@ def coverage_of(begin: Line, lines: Sequence[Line]) -> tuple[RunCoverage, tuple[
     untried = tuple((op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in late)
     captured = not any(line["crashed"] for line in lines_of_kind(lines, "captured"))
     slots = frozenset(
-        (u.op, u.dtypes, mesh_kind(u.mesh), u.trial)
+        (u.op, u.dtypes, mesh_kind(u.mesh), u.kind)
         for op in whole
         for u in plan[op]
         if captured or line_of[u].get("samples", 0)  # else a crash may have cost a class of dtypes its samples
@@ -262,7 +262,7 @@ def _run_or_recall(
     lines = [line for own in known.values() for line in own]
     if ops and set(known) == set(ops):
         ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
-        begin = aggregate.first_line(settings.asked(), ops, settings.trials(), ignored)
+        begin = aggregate.first_line(settings.asked(), ops, settings.kinds_and_meshes(), ignored)
         return run_of_lines(begin, lines), tuple(known), []
     done = run(settings, progress, lines)
     problem = cache.keep(done.begin, done.lines, done.tried.ops) if cache else ""

@@ -97,7 +97,7 @@ class Settings:
         _check_journal(self)
         _check_device(self)
 
-    def trials(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def kinds_and_meshes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Each kind of test with its mesh."""
         axes = [(ALONE, (ranks,)) for ranks in self.ranks]
         pairs = [(PAIRS, (self.ranks[0],))] if self.pairs else []

@@ -10,7 +10,7 @@ from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops, reductions
 from strategies.ops.nn import attention, losses, normalization, spatial
 from strategies.ops.pointwise import creation, linear, monotone, unary_binary
-from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
 from strategies.ops.shape import joining, slices, views
 
 

@@ -28,7 +28,7 @@ from localtensor.concurrency import Sync
 from localtensor.threads import AUTOCAST_DEVICES
 from strategies.model.rule import Call, Leaf, flat_results, overload
 from strategies.ops.semantics.local_call import InvalidCall, NoMetadata
-from strategies.ops.semantics.rulebook import Meta
+from strategies.ops.semantics.rule_registry import Meta
 
 _META = torch.device("meta")
 

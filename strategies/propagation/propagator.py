@@ -2,8 +2,8 @@
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
-    >>> from strategies.ops.semantics.rulebook import RuleRegistry, PlacementRule, rules
-    >>> def rows(ask):
+    >>> from strategies.ops.semantics.rule_registry import RuleRegistry, PlacementRule, rules
+    >>> def rows(query):
     ...     yield PlacementRule((parse("S(0)"), parse("S(0)")), (parse("S(0)"),))
     >>> book = RuleRegistry.of(*rules("pointwise", "each element goes by itself", ["aten.mul.Tensor"], rows))
     >>> mesh = Mesh.of(dp=2)
@@ -47,7 +47,7 @@ from localtensor.layout import Mesh, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
 from strategies.ops.semantics.local_call import check_registry
-from strategies.ops.semantics.rulebook import RuleRegistry
+from strategies.ops.semantics.rule_registry import RuleRegistry
 from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.propagation.cache import CallKey, CallKeyFactory, SpecInterner, answers
 from strategies.propagation.compute import Decompose, UncachedPropagator

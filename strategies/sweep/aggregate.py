@@ -26,12 +26,12 @@ from strategies.validation.finding import Candidate, RuleOutcome, TaskResult, ca
 
 
 def first_line(
-    settings_line: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+    settings_line: Line, ops: Iterable[str], kinds: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
 ) -> Line:
     """A journal's first line: the settings, the overloads, the kinds of test with their meshes, and the registrations
     that torch ignores."""
-    kinds = [[kind, list(mesh)] for kind, mesh in trials]
-    return {**settings_line, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
+    pairs = [[kind, list(mesh)] for kind, mesh in kinds]
+    return {**settings_line, "ops": list(ops), "trials": pairs, "ignored": list(ignored)}
 
 
 def planned_units(begin: Line) -> tuple[WorkUnit, ...]:

@@ -56,7 +56,7 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
     if task.until and time.time() >= task.until:
         return []
     import_rules(*task.home)
-    return _VALIDATORS[task.trial](task, note)
+    return _VALIDATORS[task.kind](task, note)
 
 
 def validate_tasks(
@@ -228,7 +228,9 @@ class _Validation:
                 return kept
         found = gather_samples(workers, self.settings, rules, self.progress)
         ignored = rules.ignored if rules else ()
-        self.journal.begin(aggregate.first_line(self.settings_line, found.shelf, self.settings.trials(), ignored))
+        self.journal.begin(
+            aggregate.first_line(self.settings_line, found.shelf, self.settings.kinds_and_meshes(), ignored)
+        )
         if next(lines_of_kind(self.journal.lines, "captured"), None) is None:
             crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
             refused = dict(sorted(found.refused.items()))
@@ -247,7 +249,7 @@ class _Validation:
         """The tasks of one overload: on one axis, with following ops, and on several axes."""
         settings = self.settings
         kinds: dict[str, list[tuple[int, ...]]] = {}
-        for kind, mesh in settings.trials():
+        for kind, mesh in settings.kinds_and_meshes():
             kinds.setdefault(kind, []).append(mesh)
         return [
             OverloadTask(

@@ -183,7 +183,7 @@ class OverloadTask:
     samples: tuple[Sample, ...]
     meshes: tuple[tuple[int, ...], ...]
     seed: int
-    trial: str = ALONE
+    kind: str = ALONE
     search: bool = False
     skip: frozenset[int] = frozenset()
     only: frozenset[WorkUnit] | None = None
@@ -207,7 +207,7 @@ class OverloadTask:
 
     def units(self) -> tuple[WorkUnit, ...]:
         """The units wanted, in order."""
-        every = sorted(WorkUnit(self.op, self.trial, dtypes, mesh) for dtypes in DTYPE_CLASSES for mesh in self.meshes)
+        every = sorted(WorkUnit(self.op, self.kind, dtypes, mesh) for dtypes in DTYPE_CLASSES for mesh in self.meshes)
         return tuple(unit for unit in every if self.only is None or unit in self.only)
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import Leaf
 from strategies.ops.lib import dim_maps
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 from strategies.ops.shape.slices import Lines, diagonal, only_partial_rules, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.dim_maps import KINDS, LINEAR, partial_rules, reductions_keeping, shard_rule, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "indexing"
 REDUCTION_KINDS: Mapping[str, str] = {

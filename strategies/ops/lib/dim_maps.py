@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_unambiguous
-from strategies.ops.semantics.rulebook import Cut, PlacementRule, RuleQuery
+from strategies.ops.semantics.rule_registry import Cut, PlacementRule, RuleQuery
 
 KINDS = ("sum", "avg", "max", "min", "product")
 """All reductions: they commute with ops that move, drop or repeat elements."""

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_unambiguous
-from strategies.ops.semantics.rulebook import Meta, PlacementRule, RuleFunction, RuleQuery
+from strategies.ops.semantics.rule_registry import Meta, PlacementRule, RuleFunction, RuleQuery
 
 RuleMaker = Callable[[RuleQuery], Iterable[PlacementRule]]
 

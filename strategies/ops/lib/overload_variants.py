@@ -28,7 +28,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from strategies.model.rule import Call, Leaf, flat_results, overload
-from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleQuery, overload_exists
+from strategies.ops.semantics.rule_registry import Cut, Meta, OpRule, PlacementRule, RuleQuery, overload_exists
 
 IMPLIED_BY_OUT = frozenset({"dtype", "layout", "device", "pin_memory"})
 """Arguments that an op with `out=` does not have, since the given tensor determines them."""
@@ -66,7 +66,7 @@ def with_variants(*tables: Iterable[OpRule], but: Sequence[str] = ()) -> tuple[O
 
     An overload with a rule of its own keeps it.
 
-    >>> from strategies.ops.semantics.rulebook import rules
+    >>> from strategies.ops.semantics.rule_registry import rules
     >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda query: [])
     >>> [entry.op for entry in with_variants(given)]
     ['aten.relu.default', 'aten.relu.out', 'aten.relu_.default']
@@ -219,7 +219,7 @@ def on_lists(entries: Iterable[OpRule]) -> tuple[OpRule, ...]:
 
     Those with `out=` are left out: torch 2.13 has their schemas, but no kernels.
 
-    >>> from strategies.ops.semantics.rulebook import rules
+    >>> from strategies.ops.semantics.rule_registry import rules
     >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda query: [])
     >>> [entry.op for entry in on_lists(given)]
     ['aten._foreach_neg.default', 'aten._foreach_neg_.default']
@@ -283,7 +283,7 @@ class ForeachElement:
     """One element of a list op: the rule and the query of its call, and the leaf numbers of its tensors in the list op."""
 
     rule: OpRule
-    ask: RuleQuery
+    query: RuleQuery
     leaves: tuple[int, ...]
 
 
@@ -321,7 +321,7 @@ class ForeachRule:
 
     def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         elements = self.elements(query)
-        offered = [e.rule.lines(e.ask) for e in elements]
+        offered = [e.rule.lines(e.query) for e in elements]
         found = [{(*line.inputs, None, *line.outputs, line.cut): line for line in lines} for lines in offered]
         for name in dict.fromkeys(name for lines in found for name in lines):
             yield from _joined(query, elements, [lines.get(name) for lines in found])

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import AVG, SUM, aligned, linear_partials
 from strategies.ops.lib.overload_variants import rule_of_variant, with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH = "abcdefgh"
 """Letters of the batch dims of matmul and linear, the last letter for the last of them."""

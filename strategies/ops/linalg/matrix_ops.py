@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.elementwise import sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, rules
 
 MATRIX_DIMS = {
     "cholesky": ("2", "2"), "cholesky_inverse": ("2", "2"), "cholesky_solve": ("22", "2"),

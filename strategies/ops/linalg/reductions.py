@@ -22,7 +22,7 @@ from torch.distributed.tensor import Partial, Shard
 from strategies.ops.lib import dim_maps
 from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "scans"
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH, HEADS, QUERIES = 0, 1, 2
 ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")

@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import PARTIAL_KINDS
 from strategies.ops.lib.elementwise import AVG, SUM, linear_in, linear_partials, sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleFunction, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, Meta, OpRule, PlacementRule, RuleFunction, RuleQuery, rules
 
 NONE, MEAN, SUMMED = 0, 1, 2
 """The values of `reduction` in torch's schemas."""

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import linear_in
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, rules
 
 SUM = Partial("sum")
 CHANNEL = 1

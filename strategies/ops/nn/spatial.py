@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import PARTIAL_KINDS
 from strategies.ops.lib.dim_maps import LINEAR, linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 REASON = "each plane is pooled by itself"
 

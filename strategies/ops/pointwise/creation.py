@@ -21,7 +21,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.layout import PARTIAL_KINDS, is_unambiguous
 from strategies.ops.lib.elementwise import cast_commutes, elementwise, is_float_or_complex, shard_rules
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 Value = Callable[[RuleQuery], Any]
 

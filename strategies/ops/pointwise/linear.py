@@ -23,7 +23,7 @@ from strategies.ops.lib.elementwise import (
 )
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
 from strategies.ops.pointwise.monotone import affine, are_floats, falling, scaled_by_number
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 
 def linear(*names: str) -> RuleMaker:

@@ -30,7 +30,7 @@ from strategies.ops.lib.elementwise import (
     tensor_operands,
 )
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 Condition = Callable[[RuleQuery], bool]
 EXTREMES = {"max": "min", "min": "max"}

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import overload
 from strategies.ops.lib.elementwise import elementwise
 from strategies.ops.lib.overload_variants import LONGEST_LIST_ONE_BY_ONE, overloads_of, with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 UNARY = overloads_of("""abs acos angle asin atanh cos cosh digamma erfinv frac gelu i0 isfinite isinf isnan isneginf isposinf
     lgamma log_sigmoid_forward logit mish mvlgamma polygamma reciprocal rsqrt signbit silu sin sinc square

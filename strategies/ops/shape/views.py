@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 from strategies.model.rule import Call
 from strategies.ops.lib.dim_maps import LINEAR, dim_map_rules, dims_after_removal, partial_rules, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, overload_exists, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, overload_exists, rules
 
 FAMILY = "views"
 Dims = Iterable[tuple[int, int]]

@@ -22,7 +22,7 @@ from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
 from strategies.ops.semantics import local_call
-from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery, query_of
+from strategies.ops.semantics.rule_registry import Meta, OpRule, RuleQuery, query_of
 from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import VariantCounts
 from strategies.validation.probe import check_claims

@@ -26,7 +26,7 @@ from strategies.model.rule import Rule, Sample, flat_results
 from strategies.model.verdict import Verdict
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.lib.overload_variants import LONGEST_LIST_ONE_BY_ONE
-from strategies.ops.semantics.rulebook import OpRule, OptionalPlacements, overload_exists
+from strategies.ops.semantics.rule_registry import OpRule, OptionalPlacements, overload_exists
 from strategies.ops.validation.claims import own_claims
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooManyTraces, claims

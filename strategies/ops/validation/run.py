@@ -12,7 +12,7 @@ from strategies.base.worker_pool import TaskDone, TaskFailed, TaskLost, Workers
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery
 from strategies.ops.validation.claims import validate_rule
 
 SECONDS = 60.0

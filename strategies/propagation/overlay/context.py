@@ -51,7 +51,7 @@ from localtensor.errors import Refusal
 from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import find_fault, why_inapplicable
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, RuleRegistry
 from strategies.propagation.overlay import call, call_plan
 from strategies.torch_api import dtensor, handler_table
 
@@ -71,8 +71,8 @@ def overlay_dtensor(
     Raises `BadOverlay` if `book` is no book, if a rule names an op or an argument that torch does not have, or if no rule
     is left; and at a call `strategies.ops.semantics.local_call.InvalidRule`, with file and line, for an invalid line.
 
-    >>> from strategies.ops.semantics.rulebook import RuleRegistry, rules
-    >>> rows = rules("scans", "each column by itself", ["aten.cumsum.default"], lambda ask: [])
+    >>> from strategies.ops.semantics.rule_registry import RuleRegistry, rules
+    >>> rows = rules("scans", "each column by itself", ["aten.cumsum.default"], lambda query: [])
     >>> with overlay_dtensor(RuleRegistry.of(*rows)) as there:
     ...     there.ops
     ('aten.cumsum.default',)
@@ -87,7 +87,7 @@ class Overlay:
         self, book: RuleRegistry, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
     ) -> None:
         if not isinstance(book, RuleRegistry):
-            remedy = "Make one: strategies.ops.semantics.rulebook.RuleRegistry.of(*rules(...))."
+            remedy = "Make one: strategies.ops.semantics.rule_registry.RuleRegistry.of(*rules(...))."
             raise BadOverlay("book", repr(book), "this is no RuleRegistry", remedy)
         entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
@@ -187,7 +187,7 @@ def for_dtensor_tables(entry: OpRule) -> OpRule:
     return replace(entry, lines=_no_lines, own=None, instead=None)
 
 
-def _no_lines(ask: RuleQuery) -> Iterable[PlacementRule]:
+def _no_lines(query: RuleQuery) -> Iterable[PlacementRule]:
     return ()
 
 
@@ -215,10 +215,10 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     if mesh.ndim > 1:
         plan = call_plan.make_call_plan(entry, call, specs, mesh)
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
-    ask = call_plan.whole_call_query(call, metas, outputs)
+    query = call_plan.whole_call_query(call, metas, outputs)
     choices = []
-    for line in call_plan.CheckedLines(entry, ask)(ask, mesh.size()):
-        if not why_inapplicable(line, ask, mesh.size()):
+    for line in call_plan.CheckedLines(entry, query)(query, mesh.size()):
+        if not why_inapplicable(line, query, mesh.size()):
             inputs = [(p or Replicate(),) for p in line.inputs]
             results = [None if p is None else (p,) for p in line.outputs]
             choices.append(_spec(given, inputs, results, metas, outputs, mesh))

@@ -34,7 +34,7 @@ class ShownFinding:
     anchor: str
     call: str
     loudness: str
-    trial: str
+    kind: str
     mesh: str
     dtypes: tuple[str, ...]
     meshes: tuple[str, ...]
@@ -145,7 +145,7 @@ def _filters(found: Sequence[ShownFinding]) -> list[tuple[str, str, list[str]]]:
         ("how", "Silent or loud", sorted({one.loudness for one in found} - {""})),
         ("dtype", "Dtypes", sorted({dtype for one in found for dtype in one.dtypes})),
         ("mesh", "Mesh", sorted({mesh for one in found for mesh in one.meshes})),
-        ("trial", "Trial", sorted({one.trial for one in found})),
+        ("trial", "Trial", sorted({one.kind for one in found})),
         ("takes", "Takes", [column for column in TAKES if any(column in one.columns for one in found)]),
     ]
     return [each for each in every if each[2]]
