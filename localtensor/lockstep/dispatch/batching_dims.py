@@ -20,9 +20,11 @@ from localtensor.lockstep.values.stacks import as_blocks
 aten = torch.ops.aten
 
 
-@batching_rule("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
-      "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
-      "sort", "topk", "argsort", "index_select")  # fmt: skip
+@batching_rule(
+    "cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
+    "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu", "sort", "topk",
+    "argsort", "index_select",
+)  # fmt: skip
 def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
