@@ -1,7 +1,7 @@
 """Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and at run time.
 
-The exports of `localtensor` are in part those of the package `strategies`, which is installed beside it.  That package is
-found also where a user has a folder of the same name.
+The exports of `localtensor` are in part those of the package `strategies`, which is installed beside it.  That package
+is found also where a user has a folder of the same name.
 
 Why not `lazy_loader`: it takes relative imports only, and no name of another package.
 """

@@ -4,8 +4,8 @@ The names are those of the dispatcher's ops in torch/csrc/distributed/c10d/Ops.c
 torch 2.11 to 2.15, while the methods of ProcessGroup above them have.
 
 Every API of torch.distributed, in Python or C++, ends in such an op (`c10d::allreduce_`) with a process group among its
-arguments.  Calls on groups of other backends pass through to the previous kernel.  So dispatch modes and `CommDebugMode`
-see what they would see on a real backend, and the names of ProcessGroup's methods do not matter.
+arguments.  Calls on groups of other backends pass through to the previous kernel.  So dispatch modes and
+`CommDebugMode` see what they would see on a real backend, and the names of ProcessGroup's methods do not matter.
 """
 
 import functools
@@ -47,8 +47,8 @@ class CallArguments:
 class CollectiveOp:
     """One c10d op.
 
-    `read` makes a `CallArguments` of its arguments (without the process group); `compute` returns what each rank writes.
-    `must_match` is what the tensors of all ranks must have in common: "shapes", "dtypes" or "dtype"; with
+    `read` makes a `CallArguments` of its arguments (without the process group); `compute` returns what each rank
+    writes.  `must_match` is what the tensors of all ranks must have in common: "shapes", "dtypes" or "dtype"; with
     `compares_outputs` the written tensors are compared instead of the read ones.  `in_place`: backends work on memory
     as it lies, so the ranks' strides must match, too.  `returns` is the index of the argument that the op returns
     beside its Work, or None.

@@ -4,10 +4,10 @@ A program is a function of a `Sync`.  It makes what its threads share, with the 
 returns them with a check.  Between two yield points (a lock, a gate, a step) only one thread runs, so that a run is a
 function of its schedule: a failure is repeated by the text of its schedule.
 
-The policy "bounded" runs every schedule with at most so many preemptions, the fewest first, each exactly once:
-M. Musuvathi, S. Qadeer, "Iterative Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007.  A
-schedule is `round_robin` except for some choices; a choice that interrupts a thread that could go on is a preemption.  A
-thread that waits or has ended is replaced for free, by any of those that can run.
+The policy "bounded" runs every schedule with at most so many preemptions, the fewest first, each exactly once: M.
+Musuvathi, S. Qadeer, "Iterative Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007.  A
+schedule is `round_robin` except for some choices; a choice that interrupts a thread that could go on is a preemption.
+A thread that waits or has ended is replaced for free, by any of those that can run.
 
 >>> def program(sync):
 ...     box = {"n": 0}
@@ -175,9 +175,9 @@ def explore(
     """The first failure among at most `schedules` schedules, or none.
 
     policy: "bounded" tries every schedule with at most `bound` preemptions, the fewest first, and is `complete` when it
-    has; "pct" and "shuffled" draw schedules by `seed`, `seed` + 1 and so on (see `localtensor.concurrency.schedule`), `depth` is
-    that of pct.  No new run begins after `seconds`.  More than `steps` steps in one run are a livelock.  `progress` is called
-    every 256 schedules with the number of schedules run so far.
+    has; "pct" and "shuffled" draw schedules by `seed`, `seed` + 1 and so on (see `localtensor.concurrency.schedule`),
+    `depth` is that of pct.  No new run begins after `seconds`.  More than `steps` steps in one run are a livelock.
+    `progress` is called every 256 schedules with the number of schedules run so far.
 
     Raises `BadExploration` for a setting that is none, `BadProgram` if `program` returns no `Program` with threads.
     """

@@ -4,11 +4,11 @@ Guarantees, under any interleaving of threads:
 
 * A hit takes no lock.  Keys are compared, hashed and computed outside of locks, so a key may do anything in `__eq__`.
 * One thread computes a key.  Its value goes to all waiting threads, and is kept.  Its exception goes to all waiting
-  threads, and is not kept: a later call computes anew.  Each waiting thread gets a copy of the exception, because raising
-  one object in two threads mixes their tracebacks; one that cannot be copied is shared.
+  threads, and is not kept: a later call computes anew.  Each waiting thread gets a copy of the exception, because
+  raising one object in two threads mixes their tracebacks; one that cannot be copied is shared.
 * If the thread that computes is ended (Ctrl-C, `SystemExit`, any `BaseException`), one of the waiting threads computes.
-* A thread that requests a key that it is itself computing, also by way of keys that other threads compute, gets `Circular`
-  at once, and no thread hangs.  This holds across all caches with the same `sync`.
+* A thread that requests a key that it is itself computing, also by way of keys that other threads compute, gets
+  `Circular` at once, and no thread hangs.  This holds across all caches with the same `sync`.
 * A wait can be interrupted, by Ctrl-C and by an exception sent from another thread.
 * `clear` never waits.  A value that is being computed then goes to the earlier callers, and is not kept.
 * At most `limit` values are kept.  The oldest is evicted first, unless it was hit since it was last examined.
@@ -16,9 +16,9 @@ Guarantees, under any interleaving of threads:
 
 A compute function must not wait for another thread that uses the same cache, other than through the cache.
 
-`value_key` and `uncommon_value_key` turn arguments into parts of keys, such that equal keys mean equal results.  1, 1.0 and True are
-equal in Python and mean different things, and so do 0.0 and -0.0; NaN is equal to itself here.  Each cache passes a `leaf`
-for the values that only it knows, such as tensors.
+`value_key` and `uncommon_value_key` turn arguments into parts of keys, such that equal keys mean equal results.  1, 1.0
+and True are equal in Python and mean different things, and so do 0.0 and -0.0; NaN is equal to itself here.  Each cache
+passes a `leaf` for the values that only it knows, such as tensors.
 """
 
 from __future__ import annotations

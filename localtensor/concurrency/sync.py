@@ -3,9 +3,9 @@
 Production code is served by `THREAD_SYNC`.  A harness that explores interleavings serves the same code with `ScheduledSync`, so
 that one schedule is one run; hence code that is explored takes a `Sync` and never uses `threading` itself.
 
-In an explored run each lock operation, gate operation and step is a yield point.  A thread announces its next action, and
-performs it when the schedule chooses the thread; a thread that waits for a held lock cannot be chosen.  Timed waits expire
-only when no other thread can run, so that no clock decides.
+In an explored run each lock operation, gate operation and step is a yield point.  A thread announces its next action,
+and performs it when the schedule chooses the thread; a thread that waits for a held lock cannot be chosen.  Timed waits
+expire only when no other thread can run, so that no clock decides.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The parts are: the call, the argument, its values in short form, the problem, the remedy.  `refusal_sentence` joins them in that
 order; `Refusal` is the base of the classes whose message is that sentence alone, so that no part can be missing.
 
-A `ProgramFault` is a fault of the user's program: that sentence, then a line for each rank or group of ranks.  Ranks with
-equal facts share a line, and a list stops at two dozen lines; the attributes of the error hold everything.
+A `ProgramFault` is a fault of the user's program: that sentence, then a line for each rank or group of ranks.  Ranks
+with equal facts share a line, and a list stops at two dozen lines; the attributes of the error hold everything.
 
 The last classes of this module are refusals of what a caller writes: placements, meshes, dims, pieces.
 """

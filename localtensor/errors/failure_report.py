@@ -1,7 +1,7 @@
 """The text under a failed test that ran on ranks: how each rank failed, and the command that repeats the failure.
 
-The caller prints the first cause with its source; this text is about the other ranks.  Ranks with equal failures share a
-line, and no list grows with the number of ranks.
+The caller prints the first cause with its source; this text is about the other ranks.  Ranks with equal failures share
+a line, and no list grows with the number of ranks.
 """
 
 import re
@@ -27,8 +27,9 @@ def failure_text(fault: base.LocalTensorError, ranks: int, replay: str, passed: 
     """The text under a failure on so many ranks, at most some 30 lines, without colours.
 
     For a `RankRaised`: the first cause, the ranks that agree with it, the failures of others, the ranks that passed and
-    the ranks that wait.  Other faults state that in their own text.  Then the last collectives, and `replay`, the command
-    that repeats the failure.  `passed` holds, by rank, what the failed assertion compared on the ranks where it passed.
+    the ranks that wait.  Other faults state that in their own text.  Then the last collectives, and `replay`, the
+    command that repeats the failure.  `passed` holds, by rank, what the failed assertion compared on the ranks where it
+    passed.
 
     >>> raised = [Raised(1, "AssertionError", "assert 1 == 6", ""), Raised(2, "AssertionError", "assert 2 == 6", "")]
     >>> print(failure_text(RankRaised(raised, places={1: Place("test_a.py", 7, "test_sum")}), 4, "pytest test_a.py"))

@@ -208,10 +208,12 @@ class GroupMismatch(CollectiveMismatch):
         facts = {rank: f"[{base.rank_ranges(ids)}]" if ids else "never made" for rank, ids in groups.items()}
         order = [rank for _, ranks in base.minority_first(facts) for rank in ranks]
         sentence = base.refusal_sentence(
-            "new_group", "ranks", base.facts_by_rank(facts),
+            "new_group",
+            "ranks",
+            base.facts_by_rank(facts),
             f"process group {name} must have the same members on every rank",
             "Make all process groups on every rank, in the same order, also those that the rank is no member of.",
-        )  # fmt: skip
+        )
         found = [places.get(rank) for rank in order]
         texts = [f"group {name}{' of' * bool(groups[rank])} {facts[rank]}" for rank in order]
         lines = [(rank, text + base.place_suffix(place)) for rank, text, place in zip(order, texts, found, strict=True)]
@@ -229,12 +231,13 @@ class MessageMismatch(CollectiveMismatch):
         odd = [name for name, of in parts.items() if [*map(of, send.tensors)] != [*map(of, recv.tensors)]]
         what = " and ".join(odd) or "number of tensors"
         sentence = base.refusal_sentence(
-            base.call_summary(replace(recv, place=None)), "tensor",
+            base.call_summary(replace(recv, place=None)),
+            "tensor",
             f"{', '.join(send.tensors)} sent by rank {send.rank}, "
             f"{', '.join(recv.tensors)} to receive it on rank {recv.rank}",
             f"a message and the tensor that receives it must have one {what}",
             "Receive into a tensor like the one that is sent; where the receiver cannot know it, send its shape first.",
-        )  # fmt: skip
+        )
         places = [send.place, recv.place]
         base.ProgramFault.__init__(self, sentence, base.call_lines(self.calls), places, [send.rank, recv.rank])
 

@@ -16,12 +16,14 @@ class EarlyReturn(base.ProgramFault):
         self.waits, self.returned = tuple(waits), dict(returned)
         awaited = {rank for wait in waits for rank in wait.ranks}
         early = sorted(awaited & returned.keys()) or sorted(returned)
+        whom = "it" if len(early) == 1 else "them"
         sentence = base.refusal_sentence(
-            "run", "fn",
-            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {'it' if len(early) == 1 else 'them'}",
+            "run",
+            "fn",
+            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {whom}",
             "a rank must take part in every collective that its groups call",
             "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
-        )  # fmt: skip
+        )
         left = [(rank, f"returned, last seen{base.place_suffix(returned[rank]) or ' in no call'}") for rank in early]
         places = [*map(returned.get, early), *_places(waits)]
         details = [*base.merge_equal_lines(left, " "), *base.wait_lines(waits)]
@@ -53,10 +55,12 @@ class WorkNotWaited(base.ProgramFault):
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
         sentence = base.refusal_sentence(
-            _call_text(calls), "async_op", f"not waited for on {base.rank_names({call.rank for call in calls})}",
+            _call_text(calls),
+            "async_op",
+            f"not waited for on {base.rank_names({call.rank for call in calls})}",
             "the function returned while its output may still be on the way",
             "Keep the Work that the call returns, and call its wait() before the output is read.",
-        )  # fmt: skip
+        )
         ranks = [call.rank for call in calls]
         super().__init__(sentence, base.call_lines(calls), [call.place for call in calls], ranks)
 
@@ -67,11 +71,12 @@ class ReadBeforeWait(base.ProgramFault):
     def __init__(self, call: Call, op: str, place: Place | None) -> None:
         self.call, self.op = call, op
         sentence = base.refusal_sentence(
-            base.call_summary(replace(call, place=None)), "output",
+            base.call_summary(replace(call, place=None)),
+            "output",
             f"read by {op} on rank {call.rank}{base.place_suffix(place)}",
             "until wait() it may hold the old numbers, the new ones or some of both",
             "Call wait() on the Work that the call returned before this line.",
-        )  # fmt: skip
+        )
         super().__init__(sentence, base.call_lines([call]), [place, call.place], [call.rank])
 
 
@@ -82,11 +87,12 @@ class BufferReused(base.ProgramFault):
         self.call, self.op = call, op
         found = f"written by {op} on rank {call.rank}{base.place_suffix(place)}"
         sentence = base.refusal_sentence(
-            base.call_summary(replace(call, place=None)), "buffer",
+            base.call_summary(replace(call, place=None)),
+            "buffer",
             found if op else f"found changed on rank {call.rank} at its wait{base.place_suffix(place)}",
             "until wait() the collective may still read it, or write to it",
             "Call wait() before the tensor is written, or pass the call a clone.",
-        )  # fmt: skip
+        )
         super().__init__(sentence, base.call_lines([call]), [place, call.place], [call.rank])
 
 
@@ -96,10 +102,12 @@ class MessagesLeftOver(base.ProgramFault):
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
         sentence = base.refusal_sentence(
-            _call_text(calls), "peer", f"never met on {base.rank_names({call.rank for call in calls})}",
+            _call_text(calls),
+            "peer",
+            f"never met on {base.rank_names({call.rank for call in calls})}",
             "a send meets the recv of the rank that it names, in the same group and with the same tag",
             "Make the other half of each call on the rank that it names, or leave the call out.",
-        )  # fmt: skip
+        )
         details = [*base.call_lines(calls), *base.truncate_lines(list(_near_miss_lines(calls)))]
         super().__init__(sentence, details, [call.place for call in calls], [call.rank for call in calls])
 
@@ -113,10 +121,12 @@ class GroupsLeftOver(base.ProgramFault):
         self.groups = dict(groups)
         names = f"group{'s' if len(groups) != 1 else ''} {', '.join(list(groups)[:8])}"
         sentence = base.refusal_sentence(
-            "new_group", "group", f"{names}{' and others' if len(groups) > 8 else ''} on {base.rank_names(ranks)}",
+            "new_group",
+            "group",
+            f"{names}{' and others' if len(groups) > 8 else ''} on {base.rank_names(ranks)}",
             "made by the function, and still there when it returned",
             "Call torch.distributed.destroy_process_group(group) on each rank that made it.",
-        )  # fmt: skip
+        )
         lines = [
             f"  group {name} of ranks {base.rank_ranges(members)}{base.place_suffix(places.get(name))}"
             for name, members in groups.items()
@@ -139,10 +149,12 @@ class RanksDisagree(base.ProgramFault):
         self.values = dict(values)
         order = [rank for _, ranks in base.minority_first(values) for rank in ranks]
         sentence = base.refusal_sentence(
-            call, what, base.facts_by_rank({rank: base.first_line(value, 80) for rank, value in values.items()}),
+            call,
+            what,
+            base.facts_by_rank({rank: base.first_line(value, 80) for rank, value in values.items()}),
             f"the ranks disagree{detail and ', '}{detail}",
             "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank.",
-        )  # fmt: skip
+        )
         lines = [(rank, f"{values[rank]}{base.place_suffix(places.get(rank))}") for rank in order]
         details = [*base.likely_culprit_lines(values), *base.merge_equal_lines(lines)]
         super().__init__(sentence, details, [places.get(rank) for rank in order], order)
@@ -172,16 +184,21 @@ class RankRaised(base.ProgramFault):
         problem += f", and {_ranks_and_wait(waiting)} for others since" if waiting else ""
         problem += f", and {base.rank_names(one.rank for one in busy)} had not come back" if busy else ""
         sentence = base.refusal_sentence(
-            "run", f"rank {first.rank}", f"{_raised_text(first)}{base.place_suffix(where.get(first.rank))}", problem,
+            "run",
+            f"rank {first.rank}",
+            f"{_raised_text(first)}{base.place_suffix(where.get(first.rank))}",
+            problem,
             "Repair this line first: what the other ranks say may only be its echo.",
-        )  # fmt: skip
+        )
         texts = [(one.rank, f"{_raised_text(one)}{base.place_suffix(where.get(one.rank))}") for one in others]
         lines = base.merge_equal_lines(texts)
         order = [one.rank for one in (first, *others)]
         super().__init__(
-            sentence, [*lines, *base.wait_lines(waiting), *base.busy_lines(busy)],
-            [*map(where.get, order), *_places(waiting)], [*order, *_ranks(waiting), *(one.rank for one in busy)],
-        )  # fmt: skip
+            sentence,
+            [*lines, *base.wait_lines(waiting), *base.busy_lines(busy)],
+            [*map(where.get, order), *_places(waiting)],
+            [*order, *_ranks(waiting), *(one.rank for one in busy)],
+        )
 
 
 class CollectiveFailed(base.ProgramFault):
@@ -251,9 +268,8 @@ def _near_miss_lines(calls: Sequence[Call]) -> Iterable[str]:
     for send in (call for call in calls if "send" in call.kind):
         for recv in (call for call in calls if "recv" in call.kind):
             if (send.peer, send.rank) == (recv.rank, recv.peer):
-                odd = [f"{name}s {a} and {b}" for name, a, b in (
-                    ("group", send.group_name, recv.group_name), ("tag", send.tag or 0, recv.tag or 0),
-                ) if a != b]  # fmt: skip
+                pairs = [("group", send.group_name, recv.group_name), ("tag", send.tag or 0, recv.tag or 0)]
+                odd = [f"{name}s {a} and {b}" for name, a, b in pairs if a != b]
                 if odd:
                     yield f"  rank {send.rank}'s send and rank {recv.rank}'s recv differ in their {' and '.join(odd)}"
 

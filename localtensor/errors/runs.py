@@ -61,9 +61,12 @@ class NeverEnded(base.ProgramFault):
         if busy:
             at_work = f"{base.rank_names(one.rank for one in busy)} {'was' if len(busy) == 1 else 'were'} still at work"
         sentence = base.refusal_sentence(
-            "run", "timeout", f"timeout={seconds:g}", f"the run has not ended in time; {at_work}",
+            "run",
+            "timeout",
+            f"timeout={seconds:g}",
+            f"the run has not ended in time; {at_work}",
             "Look for a loop without end there, or give timeout= more seconds.",
-        )  # fmt: skip
+        )
         lines = [*base.wait_lines(waits), *base.busy_lines(busy)]
         if left_behind:
             ranks_left = base.rank_names(left_behind)

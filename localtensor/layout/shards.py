@@ -165,9 +165,11 @@ def _positions_in_sequence(spec: Spec) -> list[int]:
 
 
 def split_by_axes(
-    x: Tensor, placements: Sequence[Placement], mesh: Sequence[int],
+    x: Tensor,
+    placements: Sequence[Placement],
+    mesh: Sequence[int],
     cut: Callable[[Tensor, Placement, int], Sequence[Tensor]],
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Every rank's piece, by rank number; `cut(whole, placement, ranks)` returns the pieces along one axis.
 
     Replicas are one object, and stay so: each object is cut once.

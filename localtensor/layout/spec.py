@@ -122,8 +122,8 @@ class Spec:
     whose order is from left to right.  Each cut divides the pieces of the cuts before it.
     `localtensor.layout.shard_order` converts shard orders to strided shards and back.
 
-    Raises `BadPlacement` or `NoSuchDim` for placements that do not fit the mesh or the shape, and `BadShardOrder` for an
-    order of other axes than those that cut the dim.
+    Raises `BadPlacement` or `NoSuchDim` for placements that do not fit the mesh or the shape, and `BadShardOrder` for
+    an order of other axes than those that cut the dim.
 
     >>> Spec(Mesh.of(dp=2), (Shard(0),), (8, 4), torch.float32)
     f32[8,4] @ dp:S(0)

@@ -136,9 +136,11 @@ def reduce_scatter_tensor(x: Tensor, op: Any = "sum", group: Any = None, dim: in
     _check_even(name, call, x, dim, op)
     if _is_linear(op) or not call.wants_gradient(x):
         return apply_linear(
-            call, x, lambda value: _reduce_scatter_dim(value, family, op, dim),
+            call,
+            x,
+            lambda value: _reduce_scatter_dim(value, family, op, dim),
             lambda value: collectives.merge_rows(collectives.all_gather(_weighted(value, family, op), family), dim),
-        )  # fmt: skip
+        )
     x, found = x.movedim(dim, 0).contiguous(), []
     for part in split_by_size(family):
         mine = _all_to_all_single(call.over(part), x, None, None)
@@ -185,9 +187,11 @@ def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalT
         if wrong or stacked_collectives.groups_by_cell(value.held, family) is None:
             collectives.group_by_group(value, family, lambda held: reference.permute(held, order), keep=True)
     return apply_linear(
-        call, x, lambda value: collectives.permute(value, family, order),
+        call,
+        x,
+        lambda value: collectives.permute(value, family, order),
         lambda value: collectives.permute(value, family, back),
-    )  # fmt: skip
+    )
 
 
 def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = None) -> LocalTensor:
@@ -195,9 +199,11 @@ def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = 
     call = _checked_call("shard_dim_alltoall", group, [x])
     family = call.family
     return apply_linear(
-        call, x, lambda value: collectives.shard_dim_alltoall(value, family, gather_dim, shard_dim),
+        call,
+        x,
+        lambda value: collectives.shard_dim_alltoall(value, family, gather_dim, shard_dim),
         lambda value: collectives.shard_dim_alltoall(value, family, shard_dim, gather_dim),
-    )  # fmt: skip
+    )
 
 
 def barrier(group: Any = None) -> None:
@@ -240,9 +246,11 @@ def _reduce_scatter_dim(value: StackedValue, family: GroupFamily, op: ReductionO
 def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Any, got: Any) -> LocalTensor:
     family = call.family
     return apply_linear(
-        call, x, lambda value: collectives.all_to_all_single(value, family, sent, got),
+        call,
+        x,
+        lambda value: collectives.all_to_all_single(value, family, sent, got),
         lambda value: collectives.all_to_all_single(collectives.make_contiguous(value), family, got, sent),
-    )  # fmt: skip
+    )
 
 
 def _part_numbers(family: GroupFamily) -> Any:

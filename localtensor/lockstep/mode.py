@@ -28,11 +28,12 @@ from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
 
-_SIZES = frozenset(
-    f"aten::{name}" for name in ("dim", "sym_size", "size", "sym_stride", "stride", "sym_numel", "numel",
-                                 "sym_storage_offset", "is_contiguous", "sym_is_contiguous", "is_contiguous.memory_format",
-                                 "is_strides_like_format", "is_non_overlapping_and_dense", "sym_size.int", "sym_stride.int")
+_SIZE_NAMES = (
+    "dim", "sym_size", "size", "sym_stride", "stride", "sym_numel", "numel", "sym_storage_offset", "is_contiguous",
+    "sym_is_contiguous", "is_contiguous.memory_format", "is_strides_like_format", "is_non_overlapping_and_dense",
+    "sym_size.int", "sym_stride.int",
 )  # fmt: skip
+_SIZES = frozenset(f"aten::{name}" for name in _SIZE_NAMES)
 
 _PLAIN = Tensor.__torch_dispatch__  # of types without their own dispatch, such as Parameter
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -56,9 +57,9 @@ class LocalTensorMode(TorchDispatchMode):
     """All ranks at once, in one thread: under this mode every tensor holds each rank's value, equal ones once.
 
     `ranks` is their number, or the ranks themselves.  A default process group of all of them exists inside, and
-    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside is the same
-    on every rank, and can be written only with such values.  Every rank's random stream starts with the generator's
-    state when the mode is entered; the generator is restored when it ends.
+    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside is the
+    same on every rank, and can be written only with such values.  Every rank's random stream starts with the
+    generator's state when the mode is entered; the generator is restored when it ends.
 
     Raises `NoRanks`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
 

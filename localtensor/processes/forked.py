@@ -171,9 +171,9 @@ def run_forked(
     The default group is over gloo, or NCCL with a GPU for each rank.  Environment, generators and threads are as in
     `run`; output goes to the stdout and stderr of this process.  `timeout` is in seconds, None for no limit.
 
-    Raises `RankRaised`, whose `errors` are the rebuilt exceptions and whose `rendered` is `render(error)` of each, called
-    in its rank; `NeverEnded`, `NestedRun`, `TooFewGpus`; and `NoFork` where this process cannot be forked.  A rank in
-    which torch refuses every backward, because of what this process has done, counts as having raised `NoFork`.
+    Raises `RankRaised`, whose `errors` are the rebuilt exceptions and whose `rendered` is `render(error)` of each,
+    called in its rank; `NeverEnded`, `NestedRun`, `TooFewGpus`; and `NoFork` where this process cannot be forked.  A
+    rank in which torch refuses every backward, because of what this process has done, counts as having raised `NoFork`.
     """
     _check(ranks, on)
     limit = worker.GROUP_TIMEOUT if timeout is None else timeout

@@ -49,9 +49,10 @@ prepare = worker_group.prepare  # begins what the first call of a pool would wai
 class Pool:
     """`ranks` processes that run functions together, with torch.distributed's default group initialised.
 
-    `timeout` is for one call, in seconds.  Once a rank has raised or died, its silent peers get `grace` seconds.
-    A rank that has returned waits for its peers; `leave` seconds after the last reply it is killed instead, so that its
-    peers get an error from the backend, as with independent processes.  Threads may share a pool: their calls take turns.
+    `timeout` is for one call, in seconds.  Once a rank has raised or died, its silent peers get `grace` seconds.  A
+    rank that has returned waits for its peers; `leave` seconds after the last reply it is killed instead, so that its
+    peers get an error from the backend, as with independent processes.  Threads may share a pool: their calls take
+    turns.
     """
 
     def __init__(

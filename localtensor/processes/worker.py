@@ -1,8 +1,8 @@
 """The child's side of a process pool: a process that serves one rank, runs jobs, and ends with its parent.
 
-The child has two pipes.  On `jobs` the parent sends work and reads replies; on `side` it asks for the position of a rank
-that does not reply.  Parent and child exchange pickled bytes only.  When the parent is gone, `side` closes, and the
-process ends, even while a collective holds the main thread.
+The child has two pipes.  On `jobs` the parent sends work and reads replies; on `side` it asks for the position of a
+rank that does not reply.  Parent and child exchange pickled bytes only.  When the parent is gone, `side` closes, and
+the process ends, even while a collective holds the main thread.
 
 | torch part                                    | read on    | run on | without it                             |
 |-----------------------------------------------|------------|--------|----------------------------------------|

@@ -139,8 +139,8 @@ def _plan_item(item: pytest.Function, marks: rank_marks.Marks, settings: rank_ma
     outside = [name for name in per_rank if not (beside and name == "comms")]
     if outside:
         problem = "it has a value in each rank, and this test does not run on ranks"
-        raise rank_marks.usage_error(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
-                      "Mark the test with @pytest.mark.ranks(4), or give --ranks 4.")  # fmt: skip
+        value, remedy = "asked for outside a rank test", "Mark the test with @pytest.mark.ranks(4), or give --ranks 4."
+        raise rank_marks.usage_error(item.nodeid, f"fixture {outside[0]}", value, problem, remedy)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -240,8 +240,8 @@ def world(pytestconfig: pytest.Config) -> fixtures.World:
 
 @pytest.fixture
 def comms(request: pytest.FixtureRequest) -> fixtures.Comms:
-    """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`: the
-    calls of the ranks of the last `world.run`."""
+    """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`:
+    the calls of the ranks of the last `world.run`."""
     if "world" not in request.fixturenames:
         _fail_outside("comms")
     ran: fixtures.World = request.getfixturevalue("world")

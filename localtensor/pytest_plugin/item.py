@@ -1,7 +1,7 @@
 """A test body as a rank program: each rank runs it with fixtures of its own, and the test ends with one exception.
 
-Each rank has torchrun's variables (RANK and the like) for itself, but monkeypatch is one for all ranks: at the end of the
-test it writes the values of one rank into pytest's own environment, which `EnvironmentSnapshots` undoes.
+Each rank has torchrun's variables (RANK and the like) for itself, but monkeypatch is one for all ranks: at the end of
+the test it writes the values of one rank into pytest's own environment, which `EnvironmentSnapshots` undoes.
 """
 
 import functools

@@ -128,9 +128,17 @@ def plan_test(nodeid: str, marks: Marks, settings: SessionSettings, chosen: int 
     words += ["--rank-leftovers", leftovers] if "leftovers" in settings.typed else []
     schedule = _setting("schedule", keywords, settings) or "round_robin"
     return RankPlan(
-        ranks, shape or (ranks,), names, settings.on, schedule, _setting("seed", keywords, settings) or 0,
-        _schedule_count(keywords, settings), _setting("timeout", keywords, settings), leftovers, tuple(words),
-    )  # fmt: skip
+        ranks,
+        shape or (ranks,),
+        names,
+        settings.on,
+        schedule,
+        _setting("seed", keywords, settings) or 0,
+        _schedule_count(keywords, settings),
+        _setting("timeout", keywords, settings),
+        leftovers,
+        tuple(words),
+    )
 
 
 def _setting(name: str, keywords: Mapping[str, Any], settings: SessionSettings) -> Any:

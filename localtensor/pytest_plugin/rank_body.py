@@ -3,8 +3,8 @@
 Tensors, modules and optimizers that pytest set up once are copied for each rank, as processes would have their own: else
 ranks would add up their gradients in one `.grad`.  All ranks share other objects.  A rank that awaits has an event loop.
 
-Hypothesis: `@given` draws an example in pytest's thread, and the test runs it on the ranks.  Private parts of Hypothesis
-(for: tried on 6.170), each of which is optional:
+Hypothesis: `@given` draws an example in pytest's thread, and the test runs it on the ranks.  Private parts of
+Hypothesis (for: tried on 6.170), each of which is optional:
     control._current_build_context       the target of note(), assume() and event(); Hypothesis keeps it by thread
     reporting.reporter                   the output of note(); kept by thread, too
     strategies.DataObject                the argument that data() passes to a test: exported, and called semi-stable
@@ -96,8 +96,8 @@ def _strategy_text(strategy: object) -> str:
 
 @contextmanager
 def relaxed_hypothesis(test: Callable[..., Any]) -> Iterator[None]:
-    """Allows fixtures of function scope, since those of a rank are made for each example; and drops the default deadline
-    of Hypothesis, which is meant for one function and not for all ranks.
+    """Allows fixtures of function scope, since those of a rank are made for each example; and drops the default
+    deadline of Hypothesis, which is meant for one function and not for all ranks.
     """
     function = getattr(test, "__func__", test)
     before = getattr(function, _SETTINGS, None)

@@ -74,8 +74,7 @@ def run(
 
     on         "threads": all ranks in this process, one at a time, deterministic.  "gloo", "nccl": real processes,
                which find `fn` by its module and name.
-    schedule   the choice of the next rank at each yield point, for threads: `round_robin()` if None; `shuffled(seed)`,
-               `pct(seed, depth)`, or a text to replay.
+    schedule   which rank thread runs next: `round_robin()` if None, `shuffled(seed)`, `pct(seed, depth)`, or a text.
     timeout    seconds for the whole run, None for no limit; a debugger that holds a rank stops the clock.
                The environment variable LOCALTENSOR_TIMEOUT replaces the default; 0 is no limit.
     device     the device of tensor arguments, and the default device of each rank: "cpu", "cuda".
@@ -85,8 +84,8 @@ def run(
                computed once; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
-    `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
-    and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
+    `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
+    `__cause__`); and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
 
     >>> def total(x):
     ...     torch.distributed.all_reduce(x)
@@ -94,9 +93,7 @@ def run(
     >>> run(total, [torch.tensor(1), torch.tensor(2)], ranks=2).values
     (tensor(3), tensor(3))
     """
-    _check(fn, args, ranks, on, timeout, leftovers)
-    if share not in _SHARE_VALUES:
-        raise UnknownWay(share, _SHARE_VALUES, "share")
+    _check(fn, args, ranks, on, timeout, leftovers, share)
     refuse_inside_mode(ModeBusy)
     pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
     if on != "threads":
@@ -111,11 +108,10 @@ def run(
         return fn(*pieces[rank])
 
     ran = run_in_threads(body, ranks, schedule, seed, timeout_limit(timeout), share=share)
-    if ran.groups_left is not None:
-        if leftovers == "raise":
-            raise ran.groups_left
-        if leftovers == "warn":
-            warnings.warn(str(ran.groups_left), LeftoverWarning, stacklevel=2)
+    if ran.groups_left is not None and leftovers == "raise":
+        raise ran.groups_left
+    if ran.groups_left is not None and leftovers == "warn":
+        warnings.warn(str(ran.groups_left), LeftoverWarning, stacklevel=2)
     return Run(ran.values, ran.calls, ran.replay)
 
 
@@ -124,7 +120,9 @@ def timeout_limit(timeout: float | None) -> float | None:
     return limit_from_environment(timeout) if timeout == DEFAULT_TIMEOUT else timeout
 
 
-def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object) -> None:
+def _check(
+    fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object, share: object
+) -> None:
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
     misfit = _signature_mismatch(fn, args)
@@ -139,6 +137,8 @@ def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any
         raise NoTime("run", "timeout", timeout)
     if leftovers not in _LEFTOVERS:
         raise UnknownWay(leftovers, _LEFTOVERS, "leftovers")
+    if share not in _SHARE_VALUES:
+        raise UnknownWay(share, _SHARE_VALUES, "share")
 
 
 def _signature_mismatch(fn: Callable[..., Any], args: Sequence[Any]) -> str:

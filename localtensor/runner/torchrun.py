@@ -1,7 +1,7 @@
 """`localtensor run`: a torchrun script on rank threads or on real processes.
 
-Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's environment.  Its output appears line by
-line, with its rank in front.
+Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's environment.  Its output appears line
+by line, with its rank in front.
 """
 
 import sys
@@ -63,9 +63,14 @@ def run_script(options: TorchrunOptions) -> int:
         if options.on == "threads":
             return _on_threads(options, script, prefix=prefix)
         return torchrun_processes.run_processes(
-            options.name, options.arguments, options.ranks, module=options.module, seed=options.seed,
-            timeout=options.timeout or None, prefix=prefix,
-        )  # fmt: skip
+            options.name,
+            options.arguments,
+            options.ranks,
+            module=options.module,
+            seed=options.seed,
+            timeout=options.timeout or None,
+            prefix=prefix,
+        )
     except errors.RankRaised as fault:
         if isinstance(fault.__cause__, BrokenPipeError) and torchrun_processes.stdout_is_closed():
             return torchrun_processes.OUTPUT_CLOSED

@@ -1,7 +1,7 @@
 """A script on real processes, one per rank, as torchrun starts them: on this machine, by loopback only.
 
-The ranks connect to a store in this process, which listens on the loopback interface only.  When one rank fails, or this
-process ends, all are killed.
+The ranks connect to a store in this process, which listens on the loopback interface only.  When one rank fails, or
+this process ends, all are killed.
 
 A rank's script is compiled once, and run as `__main__` in a namespace of its own: by `main` in a real process, by
 `execute` on a rank thread.
@@ -170,9 +170,13 @@ def _ranks(
             with sigint_blocked():
                 process = subprocess.Popen(
                     [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
-                    env=own, pass_fds=[pipe], text=True, errors="replace",
-                    stdout=way_out, stderr=way_out,
-                )  # fmt: skip
+                    env=own,
+                    pass_fds=[pipe],
+                    text=True,
+                    errors="replace",
+                    stdout=way_out,
+                    stderr=way_out,
+                )
                 processes.append(process)
             for stream, out in zip((process.stdout, process.stderr), outs):
                 if stream is not None:
@@ -236,9 +240,12 @@ def execute(script: Script) -> None:
     main = ModuleType("__main__")
     spec = script.spec
     vars(main).update(
-        __file__=script.file, __builtins__=__builtins__, __spec__=spec,
-        __package__=spec.parent if spec else None, __loader__=spec.loader if spec else None,
-    )  # fmt: skip
+        __file__=script.file,
+        __builtins__=__builtins__,
+        __spec__=spec,
+        __package__=spec.parent if spec else None,
+        __loader__=spec.loader if spec else None,
+    )
     sys.modules["__main__"] = main
     exec(script.code, vars(main))  # noqa: S102  # the purpose of the command
 

@@ -53,8 +53,8 @@ class LockstepDifference:
 def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of the op in lockstep, after a check that each rank alone gets the same.
 
-    Compared are values, bit for bit or, of floating point, within the measured `envelope` of the op; shapes, strides and
-    dtypes; and the arguments after the call.  Raises `AssertionError`, or the error of the op alone.
+    Compared are values, bit for bit or, of floating point, within the measured `envelope` of the op; shapes, strides
+    and dtypes; and the arguments after the call.  Raises `AssertionError`, or the error of the op alone.
 
     >>> from localtensor import LocalTensorMode, rank_map
     >>> with LocalTensorMode(2):
@@ -154,8 +154,8 @@ def differences_from_reference(
 ) -> list[LockstepDifference]:
     """The differences of lockstep from the reference: in the result, and in the arguments after the call.
 
-    Compared are values bit for bit (all NaN are equal), shape, dtype, layout and strides, and which returned tensors are
-    arguments.  Without `args`, only the result is compared.
+    Compared are values bit for bit (all NaN are equal), shape, dtype, layout and strides, and which returned tensors
+    are arguments.  Without `args`, only the result is compared.
     """
     with current_mode("against").disable():
         return list(_differences(twin, result, args, kwargs or {}))

@@ -1,7 +1,7 @@
 """Race detection for buffers in flight, between an asynchronous collective and its wait.
 
-Until the wait, a real backend may write an output or read an input at any moment.  So reading such an output, or writing
-either buffer, is a race, even if the result is right this time.
+Until the wait, a real backend may write an output or read an input at any moment.  So reading such an output, or
+writing either buffer, is a race, even if the result is right this time.
 """
 
 import sys

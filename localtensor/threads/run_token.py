@@ -1,8 +1,8 @@
 """One thread per rank, and one run token: the rank that holds it runs, all others wait.
 
 A rank passes the token on where it must wait (`block`) and may pass it on at any yield point (`pause`); a `Schedule`
-chooses the next holder.  So no two ranks run at once, and a run is a function of the schedule's choices.  If no rank can
-run, `diagnose` is called, and every rank is ended where it is.
+chooses the next holder.  So no two ranks run at once, and a run is a function of the schedule's choices.  If no rank
+can run, `diagnose` is called, and every rank is ended where it is.
 """
 
 import ctypes

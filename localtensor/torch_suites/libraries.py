@@ -1,12 +1,12 @@
 """Operators and stores that a test makes itself, on rank threads.
 
 Operators: torch has one registry for a process, and refuses an operator that is defined twice.  Here the first rank's
-definition serves all ranks; each rank's kernels are called on that rank; and all are removed at the end of the run, as at
-the end of a process.
+definition serves all ranks; each rank's kernels are called on that rank; and all are removed at the end of the run, as
+at the end of a process.
 
 Stores: a FileStore, a TCPStore or a HashStore waits in C++, where no other rank thread can run, so that each rank would
-wait for ever.  Here the store is polled instead, and other ranks run between two polls.  The store of a simulation itself
-is another: threads/store.py.
+wait for ever.  Here the store is polled instead, and other ranks run between two polls.  The store of a simulation
+itself is another: threads/store.py.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Tests of torch's MultiProcessTestCase, and so of DTensorTestBase, on rank threads.
 
 torch's protocol is kept: methods that a class overrides are called, each rank runs `_run` of its class, and
-`_check_return_codes` of the class checks the exit codes.  Only starting, joining and the first function of a process are
-replaced.  A class that joins its processes itself keeps torch's real processes.
+`_check_return_codes` of the class checks the exit codes.  Only starting, joining and the first function of a process
+are replaced.  A class that joins its processes itself keeps torch's real processes.
 """
 
 import contextlib

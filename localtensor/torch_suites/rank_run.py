@@ -1,7 +1,7 @@
 """A test body of torch's suites on rank threads: each rank begins and ends as a fresh process would.
 
-Leftovers that a real run over gloo ignores once every rank has ended are ignored here: unreceived messages, works without
-a wait().  A program that would hang there ends here, with an explanation.
+Leftovers that a real run over gloo ignores once every rank has ended are ignored here: unreceived messages, works
+without a wait().  A program that would hang there ends here, with an explanation.
 
 The barrier of torch's own DistributedTest keeps its count on a class, once for each process, and so once for all rank
 threads.  Here ranks count in the store of their simulation.

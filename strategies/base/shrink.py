@@ -29,8 +29,11 @@ class Shrunk(Generic[T]):
 
     def to_try(self, most: int = 4) -> list[T]:
         """The smallest value, then the result of each earlier stage: fallbacks for a test that rejects the smallest."""
-        last = {f"{stage} {i}": step for i, (stage, step) in enumerate(zip(self.stages, self.steps, strict=True))
-                if i + 1 == len(self.steps) or self.stages[i + 1] != stage}  # fmt: skip
+        last = {
+            f"{stage} {i}": step
+            for i, (stage, step) in enumerate(zip(self.stages, self.steps, strict=True))
+            if i + 1 == len(self.steps) or self.stages[i + 1] != stage
+        }
         return list(reversed(last.values()))[:most]
 
 

@@ -3,8 +3,8 @@
 Python's default, an exception at any bytecode, is unreliable: it may be raised in an import, a destructor, a callback
 from C++, or another clean-up. So a signal ends the process at once, after the clean-ups in `CLEANUPS`. Everything else
 tolerates this: a journal is complete up to its last line, and workers and ranks end with their parent. Code that has to
-be notified, such as a user's executor, runs under `interruptible`: the first signal is an exception, and the second one, or a
-timeout, ends the process. Operations that must not be interrupted run under `uninterrupted`.
+be notified, such as a user's executor, runs under `interruptible`: the first signal is an exception, and the second
+one, or a timeout, ends the process. Operations that must not be interrupted run under `uninterrupted`.
 
 The state is in this module and not in `localtensor/_util/ambient.py`, because the handler is installed before other
 imports.

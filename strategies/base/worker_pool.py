@@ -271,10 +271,12 @@ class SubprocessPool(WorkerPool):
             file.flush()
             shared = theirs.fileno(), file.fileno()
             process = _PopenProcess(
-                [sys.executable, "-c", _WORKER_SCRIPT, *map(str, shared), str(os.getpid())], pass_fds=shared,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                [sys.executable, "-c", _WORKER_SCRIPT, *map(str, shared), str(os.getpid())],
+                pass_fds=shared,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([*self._path, *sys.path])},
-            )  # fmt: skip
+            )
             noted = _shared_number(file.fileno())
         with contextlib.suppress(EOFError, OSError):  # it is gone: `take` says how
             pipe.recv_bytes()  # it has imported torch: from here on the clock of a task runs

@@ -70,8 +70,10 @@ def _print_version(given: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)] = False,
-) -> None:  # fmt: skip
+    version: Annotated[
+        bool, Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Validates PyTorch's distributed sharding rules: every rank simulated, every verdict confirmed."""
 
 

@@ -47,9 +47,11 @@ class ValidateOptions:
         if self.plans:
             check_plan_options(self)
             return
-        given = [f"--samples {self.samples}"] * (self.samples is not None) + [f"--planner {self.planner}"] * (self.planner != "both")
+        given = [f"--samples {self.samples}"] * (self.samples is not None)
+        given += [f"--planner {self.planner}"] * (self.planner != "both")
         if given:
-            raise BadOption(PLANS, given[0].split()[0], ", ".join(given), "this goes with --plans", "Pass --plans, too.")
+            option, values = given[0].split()[0], ", ".join(given)
+            raise BadOption(PLANS, option, values, "this goes with --plans", "Pass --plans, too.")
         check_writable(VALIDATE, json=self.json, repro=self.repro)
         check_folder_exists(VALIDATE, self.json, "Make the folder first, or name another.")
 
@@ -126,12 +128,15 @@ class RacesOptions:
     def __post_init__(self) -> None:
         call = "localtensor races"
         if self.target not in TARGETS:
-            raise BadOption(call, "--target", repr(self.target), "there is no such target", f"Use {', '.join(TARGETS)}.")
-        for name, value, least in (("schedules", self.schedules, 1), ("threads", self.threads, 2), ("seed", self.seed, 0)):
+            remedy = f"Use {', '.join(TARGETS)}."
+            raise BadOption(call, "--target", repr(self.target), "there is no such target", remedy)
+        numbers = (("schedules", self.schedules, 1), ("threads", self.threads, 2), ("seed", self.seed, 0))
+        for name, value, least in numbers:
             if value is not None and value < least:
                 raise BadOption(call, f"--{name}", value, f"it has to be {least} or more", f"Pass --{name} {least}.")
         if self.seconds is not None and not self.seconds > 0:
-            raise BadOption(call, "--seconds", f"{self.seconds:g}", "nothing can be tried in no time", "Pass --seconds 60.")
+            problem = "nothing can be tried in no time"
+            raise BadOption(call, "--seconds", f"{self.seconds:g}", problem, "Pass --seconds 60.")
         if self.threads is not None and self.target != "dtensor":
             problem = f"programs of --target {self.target} bring their own threads"
             raise BadOption(call, "--threads", self.threads, problem, "Leave it out, or use --target dtensor.")

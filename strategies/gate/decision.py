@@ -95,11 +95,15 @@ def decide(
         notes.append(f"{baseline.path} was written under torch {baseline.torch}, this is torch {report.torch}")
     accepted = [f"{key}: accepted: {valid[key].reason}" for key in sorted(crashes & set(valid))]
     return GateResult(
-        left, findings, gone=tuple(e for e in absent if e not in unseen),
+        left,
+        findings,
+        gone=tuple(e for e in absent if e not in unseen),
         expired=tuple(e for e in baseline.entries if e.key in shown and e.key not in valid),
-        trouble=(*([] if report.counts.instances else [nothing]), *_crashes(left)), unseen=unseen,
-        notes=(*notes, *accepted), judged=tuple(sorted(tried.any)),
-    )  # fmt: skip
+        trouble=(*([] if report.counts.instances else [nothing]), *_crashes(left)),
+        unseen=unseen,
+        notes=(*notes, *accepted),
+        judged=tuple(sorted(tried.any)),
+    )
 
 
 def _reviewed(finding: Finding, valid: Mapping[FindingKey, BaselineEntry], place: SourceLine | None) -> ReviewedFinding:

@@ -1,8 +1,8 @@
 """The steps of a gate run, which `strategies.cli.commands.gate` calls in turn.
 
-`make_plan` selects the overloads by the options.  `run_plan` takes cached verdicts (`verdict_cache`), tests the other overloads
-(`run`, a sweep as that of `localtensor validate`), and caches the new verdicts.  `Work.beside` compares the report with
-a baseline (`decision.judge`).
+`make_plan` selects the overloads by the options.  `run_plan` takes cached verdicts (`verdict_cache`), tests the other
+overloads (`run`, a sweep as that of `localtensor validate`), and caches the new verdicts.  `Work.beside` compares the
+report with a baseline (`decision.judge`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def coverage_of(begin: Line, lines: Sequence[Line]) -> tuple[RunCoverage, tuple[
     untried = tuple((op, NO_TIME if len(left[op]) == len(plan[op]) else PARTLY_TRIED) for op in late)
     captured = not any(line["crashed"] for line in lines_of_kind(lines, "captured"))
     slots = frozenset(
-        (u.op, u.dtypes, mesh_kind(u.mesh), u.trial)
+        (u.op, u.dtypes, mesh_kind(u.mesh), u.kind)
         for op in whole
         for u in plan[op]
         if captured or line_of[u].get("samples", 0)  # else a crash may have cost a class of dtypes its samples
@@ -127,10 +127,18 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
     ranks, more_meshes = meshes(options.ranks, options.mesh)
     module = options.rules if options.rules != "dtensor" else None
     settings = Settings(
-        patterns=options.ops if module is None else (), everything=options.everything, ranks=ranks, meshes=more_meshes,
-        pairs=options.pairs, rules=options.rules, confirm=options.confirm, seed=options.seed, workers=worker_count(options.workers),
-        folder=str(folder), until=options.until(start),
-    )  # fmt: skip
+        patterns=options.ops if module is None else (),
+        everything=options.everything,
+        ranks=ranks,
+        meshes=more_meshes,
+        pairs=options.pairs,
+        rules=options.rules,
+        confirm=options.confirm,
+        seed=options.seed,
+        workers=worker_count(options.workers),
+        folder=str(folder),
+        until=options.until(start),
+    )
     registered = user_modules.load_rules(options.rules, str(folder)) if module else None
     if registered and options.ops:
         settings = replace(settings, only=matching_overloads(options.ops, (*registered.ops, *registered.ignored)))
@@ -181,9 +189,13 @@ class GateFindings:
             first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
             notes.append(f"{baseline.path} has entries of overloads that are not among those judged here: {first}")
         return replace(
-            result, choices=self.choices, untried=self.untried, remembered=self.remembered,
-            notes=(*notes, *self.notes), trouble=(*result.trouble, *self.trouble),
-        )  # fmt: skip
+            result,
+            choices=self.choices,
+            untried=self.untried,
+            remembered=self.remembered,
+            notes=(*notes, *self.notes),
+            trouble=(*result.trouble, *self.trouble),
+        )
 
 
 def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFindings:
@@ -205,9 +217,17 @@ def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFi
     trouble = f"the {options.budget} of --budget were over before the first overload was tried"
     too_late = bool(done.untried) and not done.report.counts.instances
     return GateFindings(
-        done.report, done.tried, top, source_lines(top, wrong), plan.choices, tuple(sorted(untried)), cached, tuple(notes),
-        (trouble,) if too_late else (), looked_at=None if all_ops is None else frozenset(all_ops),
-    )  # fmt: skip
+        done.report,
+        done.tried,
+        top,
+        source_lines(top, wrong),
+        plan.choices,
+        tuple(sorted(untried)),
+        cached,
+        tuple(notes),
+        (trouble,) if too_late else (),
+        looked_at=None if all_ops is None else frozenset(all_ops),
+    )
 
 
 def _cache(options: GateOptions, plan: GatePlan) -> VerdictCache | None:
@@ -242,7 +262,7 @@ def _run_or_recall(
     lines = [line for own in known.values() for line in own]
     if ops and set(known) == set(ops):
         ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
-        begin = aggregate.first_line(settings.asked(), ops, settings.trials(), ignored)
+        begin = aggregate.first_line(settings.asked(), ops, settings.kinds_and_meshes(), ignored)
         return run_of_lines(begin, lines), tuple(known), []
     done = run(settings, progress, lines)
     problem = cache.keep(done.begin, done.lines, done.tried.ops) if cache else ""

@@ -52,8 +52,8 @@ class VerdictCache:
     """The cached verdicts in `folder` for runs with these settings.
 
     `digest` gives a digest of an overload's rule and of its op, the same in any process; None if it cannot be known.
-    `tool` is the digest that `tool_digest` gives.  `beside` are the overloads of torch's own that a rules module registers:
-    their samples are drawn together.
+    `tool` is the digest that `tool_digest` gives.  `beside` are the overloads of torch's own that a rules module
+    registers: their samples are drawn together.
     """
 
     folder: Path

@@ -134,8 +134,11 @@ def gather(
             refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
         else:
             crashed.append(_crash(name, answer))
-    own = [UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
-           for op in (rules.ops if rules else ()) if not by_op.get(op)]  # fmt: skip
+    own = [
+        UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
+        for op in (rules.ops if rules else ())
+        if not by_op.get(op)
+    ]
     for unknown, answer in zip(own, workers.run(user_op_samples, own, limit=SECONDS), strict=True):
         if isinstance(answer, worker_pool.TaskDone):
             by_op[unknown.op] = answer.value

@@ -7,8 +7,8 @@
 | OpInfo.inplace_variant, .supports_autograd                  | 2.11 - 2.15 | 2.13   |
 | the sizes S, M, L, XS of opinfo.core and its copies         | 2.11 - 2.15 | 2.13   |
 
-OpInfo's own sizes are 20, 10, 5 and 3, of which only two are even; so every op is also sampled with 12, 8, 4 and 2.  OpInfo
-is imported on first use, since the import takes seconds.
+OpInfo's own sizes are 20, 10, 5 and 3, of which only two are even; so every op is also sampled with 12, 8, 4 and 2.
+OpInfo is imported on first use, since the import takes seconds.
 
 An overload that OpInfo does not reach gets its samples from those of its siblings, else from its schema.
 """
@@ -161,7 +161,9 @@ def _evenly(found: Sequence[T], most: int) -> list[T]:
     return [found[int(i * step)] for i in range(min(most, len(found)))]
 
 
-_REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip
+_REFUSALS = (
+    RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError,
+)  # fmt: skip
 """What torch raises for a sample that it cannot run in this build, on this device or for this dtype."""
 
 

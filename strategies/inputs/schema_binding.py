@@ -1,7 +1,7 @@
 """From a call of one overload to a call of its sibling: the same arguments by name, converted to the other schema.
 
-Samples of `add.Tensor` become samples of `add_.Tensor`, `add.out`, `add.Scalar` and `prims.add`: tensors become numbers,
-numbers tensors, and an `out=` gets the shape that the op without it returns.
+Samples of `add.Tensor` become samples of `add_.Tensor`, `add.out`, `add.Scalar` and `prims.add`: tensors become
+numbers, numbers tensors, and an `out=` gets the shape that the op without it returns.
 """
 
 from __future__ import annotations
@@ -122,9 +122,11 @@ def argument_kind(argument: torch._C.Argument) -> str:
     text = str(argument.real_type)
     while text.startswith("Optional["):
         text = text[len("Optional[") : -1]
-    words = {"number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
-             "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
-             "List[Optional[Tensor]]": "Tensors"}  # fmt: skip
+    words = {
+        "number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
+        "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
+        "List[Optional[Tensor]]": "Tensors",
+    }  # fmt: skip
     return words.get(text, text)
 
 
@@ -179,8 +181,8 @@ def _number(x: Tensor, wanted: str) -> object:
 def _out_tensors(target: str, args: Sequence[Any], kwargs: dict[str, Any], outs: int) -> list[Tensor]:
     """A tensor for each `out=`, of the shape and dtype that the op without `out=` returns.  Raises `Unbound`.
 
-    If there is no such op, the op itself resizes an empty `out=`.  They are contiguous: `linalg_lu.out` writes out of bounds of
-    transposed ones (torch 2.13).
+    If there is no such op, the op itself resizes an empty `out=`.  They are contiguous: `linalg_lu.out` writes out of
+    bounds of transposed ones (torch 2.13).
     """
     twin = without_out(target)
     clones = [_cloned(a) for a in args]

@@ -1,7 +1,7 @@
 """Calls of an op drawn from its schema, and Hypothesis as a source of choices.
 
-`schema_calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op rejects.  A rules
-module can define better ones in a function `samples(op)` that yields (args, kwargs).
+`schema_calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op
+rejects.  A rules module can define better ones in a function `samples(op)` that yields (args, kwargs).
 
 `drawn` makes every choice from Hypothesis' coin flips alone.  Its strategies for integers, floats and texts also try constants
 from the source of loaded modules, so that the same seed would draw other values in another process, and store them on disk.
@@ -25,7 +25,8 @@ from strategies.model.rule import Sample, call_of
 
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((8, 4), (8, 4)), ((4, 4), (4, 4)), ((6, 5), (6, 5)), ((12,), (12,)), ((4, 6, 8), (4, 6, 8)), ((5, 3), (5, 3)),
-    ((8, 4), (4, 8)), ((5, 4), (4, 6)), ((8, 4), (4,)), ((8, 4), (8,)), ((4, 8, 6), (4, 6, 8)), ((2, 4, 6, 8), (2, 4, 6, 8)),
+    ((8, 4), (4, 8)), ((5, 4), (4, 6)), ((8, 4), (4,)), ((8, 4), (8,)), ((4, 8, 6), (4, 6, 8)),
+    ((2, 4, 6, 8), (2, 4, 6, 8)),
 )  # fmt: skip
 """The first tensor's shape, and that of all others."""
 MOST = 48

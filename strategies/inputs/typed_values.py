@@ -1,7 +1,7 @@
 """Calls of an overload drawn from its schema: each argument by its type and its name.
 
-This is for overloads without samples from OpInfo or a sibling.  The draws depend on the overload, the dtype and the seed
-alone.  An op may crash on arguments that it should reject, so values are moderate, and the draws run in a worker.
+This is for overloads without samples from OpInfo or a sibling.  The draws depend on the overload, the dtype and the
+seed alone.  An op may crash on arguments that it should reject, so values are moderate, and the draws run in a worker.
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim",
 """Names of arguments that hold dims."""
 INDICES = ("index", "indices", "idx", "target")
 """Parts of the names of arguments whose integers are positions in another tensor."""
-OPERANDS = frozenset({"self", "other", "input", "tensors", "tensor1", "tensor2", "mat2", "batch1", "batch2", "vec2",
-                   "value", "values", "source", "src", "x"})  # fmt: skip
+OPERANDS = frozenset({
+    "self", "other", "input", "tensors", "tensor1", "tensor2", "mat2", "batch1", "batch2", "vec2", "value", "values",
+    "source", "src", "x",
+})  # fmt: skip
 """Names of arguments whose integers are operands of arithmetic: no positions, lengths, counts or pivots."""
 SORTED_ARGUMENTS = frozenset({"sorted_sequence", "boundaries"})
 """Names of arguments whose values must be sorted: the result of a search in an unsorted tensor is undefined."""
@@ -187,9 +189,9 @@ _UNCHECKED = ("lengths", "offsets", "pivots", "cum_seq")
 def trusts_caller(op: str) -> bool:
     """Whether the op does not check its sizes, dims and counts.
 
-    With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch 2.13:
-    `_fft_r2c` with a negative dim, `segment_reduce` with lengths beyond its data, `linalg_ldl_solve` with pivots of another
-    matrix.
+    With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch
+    2.13: `_fft_r2c` with a negative dim, `segment_reduce` with lengths beyond its data, `linalg_ldl_solve` with pivots
+    of another matrix.
     """
     packet = op.split(".")[1]
     inner = packet.startswith(("_", "native_")) or "backward" in packet

@@ -1,8 +1,9 @@
 """Signatures of calls: which calls of an op are alike, prior calls as text, cache keys of specs, and diverse subsets.
 
-Calls are alike that have tensors of as many dims, the same kinds of numbers, and scalars of the same sign.  A rule that a
-search finds is reported with the kind of call for which it holds: `alpha < 0` is part of the rule.  A prior call,
-`prior_call_text(x0, [1], True)`, is the same op called before with other arguments, where `x0` is the first tensor of the tested call.
+Calls are alike that have tensors of as many dims, the same kinds of numbers, and scalars of the same sign.  A rule that
+a search finds is reported with the kind of call for which it holds: `alpha < 0` is part of the rule.  A prior call,
+`prior_call_text(x0, [1], True)`, is the same op called before with other arguments, where `x0` is the first tensor of
+the tested call.
 """
 
 from __future__ import annotations
@@ -238,7 +239,9 @@ def call_features(sample: Sample) -> list[tuple[int, str]]:
             return f"{x.dtype}{sizes}{'' if x.is_contiguous() else ' strided'}"
         if isinstance(value, float):
             return _number(value)
-        return f"{type(value).__name__}({', '.join(map(show, value))})" if isinstance(value, (list, tuple)) else repr(value)  # fmt: skip
+        if isinstance(value, (list, tuple)):
+            return f"{type(value).__name__}({', '.join(map(show, value))})"
+        return repr(value)
 
     shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
     shapes = {tuple(t.shape) for t in sample.tensors}
@@ -269,8 +272,8 @@ _WORTH = {1: 12, 2: 1}
 def diverse_subset(found: Sequence[Sample], most: int) -> list[Sample]:
     """A diverse subset of at most `most` samples of one overload, in the order of choice.
 
-    Each is chosen for what it adds to those before it: new values of an argument count most, then new pairs of values.  Of
-    equals a sample that can be split comes first, then the smaller, then the earlier one.
+    Each is chosen for what it adds to those before it: new values of an argument count most, then new pairs of values.
+    Of equals a sample that can be split comes first, then the smaller, then the earlier one.
     """
     unique: dict[str, tuple[Sample, set[Any]]] = {}
     for sample in sorted(found, key=lambda s: (max((t.numel() for t in s.tensors), default=0) < 4, s.size)):

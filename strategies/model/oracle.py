@@ -1,10 +1,11 @@
 """The oracle: the results of an op on whole tensors, and the tolerance within which a right rule must reproduce them.
 
-The tolerance is measured (see `localtensor.layout.tolerance`): the op runs again with noise of one ulp in its inputs, in double
-for single precision, and on strided copies of its inputs, for which torch uses scalar kernels instead of vectorised ones.
-Where those disagree (Chebyshev polynomials of infinite degree, the gradient of logit at NaN), the length of a shard decides
-which kernel runs, and no rule is wrong.  Some kernels ignore the strides of an argument and compute something else: with a
-strided copy of it every result would be unstable and every rule right.  Such arguments are copied without gaps.
+The tolerance is measured (see `localtensor.layout.tolerance`): the op runs again with noise of one ulp in its inputs,
+in double for single precision, and on strided copies of its inputs, for which torch uses scalar kernels instead of
+vectorised ones.  Where those disagree (Chebyshev polynomials of infinite degree, the gradient of logit at NaN), the
+length of a shard decides which kernel runs, and no rule is wrong.  Some kernels ignore the strides of an argument and
+compute something else: with a strided copy of it every result would be unstable and every rule right.  Such arguments
+are copied without gaps.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from strategies.model.arguments import argument_names, trusts_caller
 from strategies.model.rule import Call, Sample, flat_results, overload, written_leaves
 
 STATISTICS = ("mean", "rstd", "save")
-"""Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of layer norm
-ignore their strides."""
-IGNORES_STRIDES = ("_fused_", "as_strided", "native_group_norm", "native_batch_norm", "_native_batch_norm",
-         "_scaled_dot_product_flash_attention_for_cpu_backward")  # fmt: skip
-"""Prefixes of the names of ops that ignore the strides of other arguments, too.  Measured on torch 2.13 for all overloads with
-a rule of our own: fused optimizers all arguments; group norm weight and bias, and backward all; batch norm its input if it
-has `out=`; attention the inputs of the forward.  `as_strided` reads memory by definition."""
+"""Prefixes of the names of arguments that the forward kernel saves for the backward.  torch 2.13: the gradients of
+layer norm ignore their strides."""
+IGNORES_STRIDES = (
+    "_fused_", "as_strided", "native_group_norm", "native_batch_norm", "_native_batch_norm",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)  # fmt: skip
+"""Prefixes of the names of ops that ignore the strides of other arguments, too.  Measured on torch 2.13 for all
+overloads with a rule of our own: fused optimizers all arguments; group norm weight and bias, and backward all; batch
+norm its input if it has `out=`; attention the inputs of the forward.  `as_strided` reads memory by definition."""
 
 
 def strided(x: Tensor) -> Tensor:
@@ -39,8 +42,8 @@ def strided(x: Tensor) -> Tensor:
 def ignoring_strides(call: Call, tensors: Sequence[Tensor]) -> frozenset[int]:
     """The tensors of a call, by leaf number, whose strides its kernel ignores.
 
-    Besides those above: `out=` tensors (torch 2.13: `_softmax.out`), and integers of ops that trust their caller (torch 2.13:
-    `_embedding_bag`).
+    Besides those above: `out=` tensors (torch 2.13: `_softmax.out`), and integers of ops that trust their caller (torch
+    2.13: `_embedding_bag`).
     """
     outs = {a.name for a in overload(call.op)._schema.arguments if a.is_out}
     trusting, every = trusts_caller(call.op), call.op.split(".")[1].startswith(IGNORES_STRIDES)
@@ -67,8 +70,8 @@ Function = Callable[[Sequence[Tensor]], Sequence[Any]]
 class OracleResult:
     """Results of one call on whole tensors; `slack[i]` is the tolerance of result i, a scalar, or inf at unstable elements.
 
-    `unstable` is the largest share of unstable elements in a result.  `metadata_only` is the reason why values cannot be
-    compared, or empty.
+    `unstable` is the largest share of unstable elements in a result.  `metadata_only` is the reason why values cannot
+    be compared, or empty.
     """
 
     inputs: tuple[Tensor, ...]

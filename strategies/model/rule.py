@@ -1,8 +1,8 @@
 """Calls, samples, sharding rules and programs as immutable values.
 
-A `Call` is an op with its arguments.  A `Sample` adds the whole tensors.  A `Rule` gives the placements of inputs and results
-along one mesh axis, and a `Claim` is a rule as a source applies it to a sample.  A `Program` is a call through DTensor on a
-mesh of one or more axes, and the op that follows it.
+A `Call` is an op with its arguments.  A `Sample` adds the whole tensors.  A `Rule` gives the placements of inputs and
+results along one mesh axis, and a `Claim` is a rule as a source applies it to a sample.  A `Program` is a call through
+DTensor on a mesh of one or more axes, and the op that follows it.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Rule:
 class Claim:
     """A rule as its source applies it to one sample: `local[rank]` is the call that rank makes.
 
-    `local` is None where every rank makes the sample's own call on its pieces.  `whole` is the reason why only the source's
-    own dispatch, run end to end, can test the claim; it is empty for most claims.
+    `local` is None where every rank makes the sample's own call on its pieces.  `whole` is the reason why only the
+    source's own dispatch, run end to end, can test the claim; it is empty for most claims.
     """
 
     rule: Rule
@@ -214,8 +214,8 @@ class Program:
     """One call of an op through DTensor on a mesh of one or more axes, and a cheap op after it.
 
     `inputs` has one placement per mesh axis for each tensor of the call.  `then` names the following op (see
-    `strategies.programs.chained`); it is empty without one.  `(seed, draw)` determine how partial inputs are decomposed.
-    With `flattened`, a flattened submesh exists before the op runs.
+    `strategies.programs.chained`); it is empty without one.  `(seed, draw)` determine how partial inputs are
+    decomposed.  With `flattened`, a flattened submesh exists before the op runs.
     """
 
     sample: Sample

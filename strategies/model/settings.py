@@ -16,8 +16,10 @@ from localtensor.errors import Refusal
 from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 
 CALL = "localtensor validate"
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
-          "complex64": torch.complex64}  # fmt: skip
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
+    "complex64": torch.complex64,
+}  # fmt: skip
 """Dtypes of samples, by the names that `--dtype` takes."""
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
 """float64, not float32: rounding errors are far smaller than the error of a wrong rule."""
@@ -95,7 +97,7 @@ class Settings:
         _check_journal(self)
         _check_device(self)
 
-    def trials(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def kinds_and_meshes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Each kind of test with its mesh."""
         axes = [(ALONE, (ranks,)) for ranks in self.ranks]
         pairs = [(PAIRS, (self.ranks[0],))] if self.pairs else []

@@ -1,7 +1,7 @@
 """Verdicts, findings and reports; their exit codes; and the units of work of a sweep.
 
-A unit is an overload, a kind of test, a class of dtypes and a mesh.  The plan of a sweep, the product of these, is known before
-the first test, so that missing units can be named.
+A unit is an overload, a kind of test, a class of dtypes and a mesh.  The plan of a sweep, the product of these, is
+known before the first test, so that missing units can be named.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ class WorkUnit:
     """A unit of work; its text is `aten.add.Tensor meshes real 2,2`."""
 
     op: str
-    trial: str
+    kind: str
     dtypes: str
     mesh: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.op} {self.trial} {self.dtypes} {mesh_text(self.mesh)}"
+        return f"{self.op} {self.kind} {self.dtypes} {mesh_text(self.mesh)}"
 
 
 def mesh_text(mesh: Sequence[int]) -> str:
@@ -190,8 +190,8 @@ def read_unit(text: str) -> WorkUnit:
     >>> read_unit("aten.add.Tensor meshes real 2,3").mesh
     (2, 3)
     """
-    op, trial, dtypes, mesh = text.split(" ")
-    return WorkUnit(op, trial, dtypes, tuple(map(int, mesh.split(","))))
+    op, kind, dtypes, mesh = text.split(" ")
+    return WorkUnit(op, kind, dtypes, tuple(map(int, mesh.split(","))))
 
 
 def dtype_class(sample: Sample) -> str:
@@ -204,9 +204,9 @@ def dtype_class(sample: Sample) -> str:
     return "bool" if all("bool" in str(t.dtype) for t in tensors) else "integer"
 
 
-def plan_units(ops: Iterable[str], trials: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[WorkUnit, ...]:
-    """Every unit of these overloads, sorted; `trials` are pairs of a kind of test and a mesh."""
-    every = itertools.product(sorted(set(ops)), trials, DTYPE_CLASSES)
+def plan_units(ops: Iterable[str], kinds: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[WorkUnit, ...]:
+    """Every unit of these overloads, sorted; `kinds` are pairs of a kind of test and a mesh."""
+    every = itertools.product(sorted(set(ops)), kinds, DTYPE_CLASSES)
     return tuple(sorted(WorkUnit(op, kind, dtypes, mesh) for op, (kind, mesh), dtypes in every))
 
 

@@ -4,9 +4,9 @@ from strategies.ops.lib.elementwise import elementwise as elementwise
 from strategies.ops.lib.overload_variants import on_lists as on_lists
 from strategies.ops.lib.overload_variants import with_variants as with_variants
 from strategies.ops.pointwise.linear import linear as linear
-from strategies.ops.semantics.rulebook import Meta as Meta
-from strategies.ops.semantics.rulebook import RuleRegistry as RuleRegistry
-from strategies.ops.semantics.rulebook import query_of as query_of
-from strategies.ops.semantics.rulebook import rules as rules
+from strategies.ops.semantics.rule_registry import Meta as Meta
+from strategies.ops.semantics.rule_registry import RuleRegistry as RuleRegistry
+from strategies.ops.semantics.rule_registry import query_of as query_of
+from strategies.ops.semantics.rule_registry import rules as rules
 from strategies.ops.shape.views import groups as groups
 from strategies.ops.shape.views import reshaped as reshaped

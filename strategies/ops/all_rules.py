@@ -10,7 +10,7 @@ from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops, reductions
 from strategies.ops.nn import attention, losses, normalization, spatial
 from strategies.ops.pointwise import creation, linear, monotone, unary_binary
-from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
 from strategies.ops.shape import joining, slices, views
 
 
@@ -35,8 +35,8 @@ def collected(entries: Iterable[OpRule]) -> RuleRegistry:
 
 
 MODULES = (
-    attention, creation, indexing, joining, linear, losses, matmul, matrix_ops, monotone, normalization, reductions, scatter,
-    slices, sorting, spatial, unary_binary, views,
+    attention, creation, indexing, joining, linear, losses, matmul, matrix_ops, monotone, normalization, reductions,
+    scatter, slices, sorting, spatial, unary_binary, views,
 )  # fmt: skip
 """The modules that hold rules in a table `RULES`."""
 FOREACH_RULES = on_lists(

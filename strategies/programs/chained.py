@@ -44,13 +44,18 @@ _OF_ITS_OWN = ("full twice", "sum", "times -1")
 
 
 def follow_up_programs(
-    sample: Sample, claims: Sequence[Claim], mesh: tuple[int, ...], *, before: Sequence[Sample] = (), most: int = MAX_PROGRAMS,
+    sample: Sample,
+    claims: Sequence[Claim],
+    mesh: tuple[int, ...],
+    *,
+    before: Sequence[Sample] = (),
+    most: int = MAX_PROGRAMS,
     seed: int = 0,
-) -> list[Program]:  # fmt: skip
+) -> list[Program]:
     """At most `most` programs for the claims about a sample, on a mesh whose last axis has the claims' placements.
 
-    Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then gradients,
-    written arguments, single outputs, and the same op again after a call from `before`.
+    Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then
+    gradients, written arguments, single outputs, and the same op again after a call from `before`.
     """
     lines = _lines(sample, claims)
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode())

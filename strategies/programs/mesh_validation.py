@@ -1,7 +1,7 @@
 """Validation of calls on meshes of several axes by simulated runs of DTensor, and the cause of each wrong result.
 
-The cause of a wrong program may be one axis alone, or the redistribution of the result and not the op.  `smallest_wrong_programs` returns
-each fault once, as the smallest program that shows it.
+The cause of a wrong program may be one axis alone, or the redistribution of the result and not the op.
+`smallest_wrong_programs` returns each fault once, as the smallest program that shows it.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class CallKeyFactory:
 class SpecInterner:
     """A table of one representative for all equal specs, so that tables by identity serve new specs, too.
 
-    Lookups are fast for specs on the same mesh object.  A spec with attributes beyond its values, or with symbolic sizes,
-    represents itself.  Thread-safe.
+    Lookups are fast for specs on the same mesh object.  A spec with attributes beyond its values, or with symbolic
+    sizes, represents itself.  Thread-safe.
     """
 
     __slots__ = ("_known", "_limit", "_placements")

@@ -19,7 +19,6 @@ from localtensor.concurrency import Sync
 from localtensor.errors import OtherRows
 from localtensor.layout import Mesh, Spec, StridedShard, is_reducible, is_standard, short, strided
 from strategies.model.rule import Call, Leaf, frozen, overload
-from strategies.ops.semantics import rulebook
 from strategies.ops.semantics.local_call import (
     InvalidCall,
     LocalCall,
@@ -33,12 +32,20 @@ from strategies.ops.semantics.local_call import (
     replacement_call,
     written_leaves,
 )
+from strategies.ops.semantics.rule_registry import (
+    Meta,
+    OwnArguments,
+    RuleQuery,
+    RuleRegistry,
+    bind_arguments,
+    overload_exists,
+)
 from strategies.planner.steps.alpha_beta import Network
 from strategies.propagation.mesh_expansion import ExpansionProblem, LineSource, expand
 from strategies.propagation.meta_run import no_caller_modes, output_metas
 from strategies.propagation.model import Propagation, grid_text
 
-Decompose = Callable[[rulebook.RuleRegistry, rulebook.RuleQuery], LineSource | str]
+Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
 """A function that returns the source of an op's lines by way of its decomposition; or why there is none."""
 
 
@@ -46,7 +53,7 @@ Decompose = Callable[[rulebook.RuleRegistry, rulebook.RuleQuery], LineSource | s
 class UncachedPropagator:
     """Propagation of calls without a cache."""
 
-    book: rulebook.RuleRegistry
+    book: RuleRegistry
     limit: int
     sync: Sync
     replicate_all: bool
@@ -79,7 +86,7 @@ class UncachedPropagator:
                 inputs=tuple(replace(spec, placements=want) for spec, want in zip(straight, wanted, strict=True)),
                 outputs=tuple(
                     Spec(mesh, row, meta.shape, meta.dtype) if meta is not None and row is not None else None
-                    for meta, row in zip(problem.whole.ask.outputs, best.outputs, strict=True)
+                    for meta, row in zip(problem.whole.query.outputs, best.outputs, strict=True)
                 ),
                 steps=best.steps,
                 seconds=best.seconds,
@@ -100,23 +107,25 @@ class UncachedPropagator:
             shown, problem = f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments"
             remedy = f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go."
             raise InvalidCall(op, "specs", shown, problem, remedy)
-        metas = tuple(rulebook.Meta(spec.shape, spec.dtype) for spec in specs)
+        metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
         self.sync.step("propagate: metadata")
         outputs = output_metas(call, metas, self.lock)
-        ask = rulebook.RuleQuery(op, copy.deepcopy(rulebook.bind_arguments(op, given, kwargs)), metas, outputs)
+        query = RuleQuery(op, copy.deepcopy(bind_arguments(op, given, kwargs)), metas, outputs)
         self.sync.step("propagate: rule")
-        offer, source, own = self._offer(op, specs, ask)
+        offer, source, own = self._offer(op, specs, query)
         entry = self.book.get(op)
         if entry is not None:
-            ask, call = replacement_call(entry, ask, call)
+            query, call = replacement_call(entry, query, call)
         written = tuple(sorted(written_leaves(call).items()))
         placements = tuple(tuple(spec.placements) for spec in specs)
-        return ExpansionProblem(LocalCall(ask, call), mesh.sizes, placements, written, offer, own, self.network), source
+        return ExpansionProblem(
+            LocalCall(query, call), mesh.sizes, placements, written, offer, own, self.network
+        ), source
 
     def _checked(self, op: str, specs: Sequence[Spec], mesh: Mesh | None) -> Mesh:
         """The mesh of the call.  Raises `InvalidCall` for an unknown op, bad specs, or specs on different meshes."""
-        if op.count(".") != 2 or not rulebook.overload_exists(op):
+        if op.count(".") != 2 or not overload_exists(op):
             raise InvalidCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
         for number, spec in enumerate(specs):
             if not isinstance(spec, Spec):
@@ -130,29 +139,33 @@ class UncachedPropagator:
             for placement in spec.placements:
                 problem = _placement_problem(placement, spec)
                 if problem:
-                    raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
-                                  "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
+                    raise InvalidCall(
+                        op,
+                        f"specs[{number}]",
+                        repr(spec),
+                        problem,
+                        "Redistribute the tensor to R, S, P or a strided shard first.",
+                    )
         if mesh is None:
             problem = "the call has no tensor that determines its mesh"
             raise InvalidCall(op, "mesh", "None", problem, "Give mesh=Mesh.of(dp=2).")
         return mesh
 
-    def _offer(
-        self, op: str, specs: Sequence[Spec], ask: rulebook.RuleQuery
-    ) -> tuple[LineSource, str, rulebook.OwnArguments]:
+    def _offer(self, op: str, specs: Sequence[Spec], query: RuleQuery) -> tuple[LineSource, str, OwnArguments]:
         """The source of the op's lines, the same in words, and the function of each rank's own arguments."""
         entry = self.book.get(op)
         if entry is not None:
             source = f"the rule of {entry.family} ({entry.reason}) at {entry.where}"
             return checked_rule(entry), source, own_arguments_function(entry)
-        offer = self.decompose(self.book, ask) if self.decompose else "not tried"
+        offer = self.decompose(self.book, query) if self.decompose else "not tried"
         if not isinstance(offer, str):
             return offer, "the rules of its decomposition", no_own_arguments
         if self.replicate_all:
-            return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", no_own_arguments
+            return lambda query, ranks: (all_replicated(query),), "the fallback: all replicated", no_own_arguments
         tried = f"rule: none among {len(self.book)}; decomposition: {offer}; all replicated: not allowed"
-        raise MissingRuleError(op, ", ".join(map(repr, specs)), tried,
-                     "Add an entry to the book, or allow Propagator(replicate_all=True).")  # fmt: skip
+        raise MissingRuleError(
+            op, ", ".join(map(repr, specs)), tried, "Add an entry to the book, or allow Propagator(replicate_all=True)."
+        )
 
     def _refused(self, specs: Sequence[Spec], problem: ExpansionProblem) -> WouldMoveWritten:
         """The error for a call without a combination: all-replicate is always right, so a written tensor must not move."""
@@ -176,8 +189,9 @@ def _left_to_right(op: str, number: int, spec: Spec) -> Spec:
         return strided(spec)
     except OtherRows as error:
         problem = f"its axes do not cut from left to right, nor in strided shards: {str(error).removesuffix('.')}"
-        raise InvalidCall(op, f"specs[{number}]", repr(spec), problem,
-                      "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
+        raise InvalidCall(
+            op, f"specs[{number}]", repr(spec), problem, "Redistribute it to a spec without a shard order first."
+        ) from error
 
 
 def _placement_problem(placement: Placement, spec: Spec) -> str:

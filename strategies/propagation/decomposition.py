@@ -1,10 +1,10 @@
 """Lines of an op that has no rule, derived from the rules of the ops in its decomposition.
 
 The decomposition is run once on meta tensors and recorded.  A line of the whole op is a line of each inner op such that
-every value has the placement that the next op wants: nothing is redistributed inside, so each rank may run the op itself
-on its pieces.  The decomposition is then run on the shapes of every different piece of the axis, too: each inner call must
-be the one that its own rule means.  That excludes lines under which an argument that was a number of rows or a size no
-longer fits, and uneven pieces that an inner op cannot have.
+every value has the placement that the next op wants: nothing is redistributed inside, so each rank may run the op
+itself on its pieces.  The decomposition is then run on the shapes of every different piece of the axis, too: each inner
+call must be the one that its own rule means.  That excludes lines under which an argument that was a number of rows or
+a size no longer fits, and uneven pieces that an inner op cannot have.
 
 | torch part                                                     | why                               | read on     | run on |
 |----------------------------------------------------------------|-----------------------------------|-------------|--------|
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.model.rule import Call, call_of, flat_results, frozen, overload
 from strategies.ops.semantics import local_call
-from strategies.ops.semantics.rulebook import Meta, PlacementRule, RuleQuery, RuleRegistry, bind_arguments
+from strategies.ops.semantics.rule_registry import Meta, PlacementRule, RuleQuery, RuleRegistry, bind_arguments
 from strategies.propagation.mesh_expansion import LineSource
 from strategies.propagation.meta_run import no_caller_modes, on_meta_device
 
@@ -43,7 +43,7 @@ ValuePlacements = dict[int, Placement | None]
 class InnerCall:
     """One inner op: the rule query about it, and the numbers of the values that it takes and makes."""
 
-    ask: RuleQuery
+    query: RuleQuery
     takes: tuple[int, ...]
     makes: tuple[int | None, ...]
 
@@ -56,14 +56,14 @@ class DecompositionTrace:
     outputs: tuple[int | None, ...]
 
 
-def decomposition(book: RuleRegistry, ask: RuleQuery) -> LineSource | str:
+def decomposition(book: RuleRegistry, query: RuleQuery) -> LineSource | str:
     """The source of an op's lines by way of its decomposition; or why there is none."""
-    if _decomposition_of(overload(ask.op)) is None:
+    if _decomposition_of(overload(query.op)) is None:
         return "it has none"
-    trace = _traced(book, ask)
+    trace = _traced(book, query)
     if isinstance(trace, str):
         return trace
-    missing = sorted({inner.ask.op for inner in trace.inner if inner.ask.op not in book and inner.ask.tensors})
+    missing = sorted({inner.query.op for inner in trace.inner if inner.query.op not in book and inner.query.tensors})
     if missing:
         return f"no rule for {', '.join(missing)}"
 
@@ -111,9 +111,9 @@ class _Recorder(TorchDispatchMode):
             self.writes = str(func)
         metas = tuple(_meta(x) if isinstance(x, Tensor) else None for x in flat_results(out))
         arguments = bind_arguments(call.op, call.args, dict(call.kwargs))
-        ask = RuleQuery(str(func), arguments, tuple(map(_meta, tensors)), metas)
+        query = RuleQuery(str(func), arguments, tuple(map(_meta, tensors)), metas)
         made = tuple(self._new(x) if isinstance(x, Tensor) else None for x in flat_results(out))
-        self.inner.append(InnerCall(ask, tuple(self.number.get(id(x), -1) for x in tensors), made))
+        self.inner.append(InnerCall(query, tuple(self.number.get(id(x), -1) for x in tensors), made))
         return out
 
     def _new(self, x: Tensor) -> int:
@@ -125,11 +125,11 @@ def _meta(x: Tensor) -> Meta:
     return Meta(tuple(x.shape), x.dtype)
 
 
-def _traced(book: RuleRegistry, ask: RuleQuery) -> DecompositionTrace | str:
+def _traced(book: RuleRegistry, query: RuleQuery) -> DecompositionTrace | str:
     """The decomposition on tensors of these shapes; or why it cannot be recorded."""
-    call, decompose = _call(ask), _decomposition_of(overload(ask.op))
+    call, decompose = _call(query), _decomposition_of(overload(query.op))
     with no_caller_modes():
-        tensors = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in ask.tensors]
+        tensors = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in query.tensors]
         recorder = _Recorder(book, tensors)
         args, kwargs = on_meta_device(call).filled(tensors)
         try:
@@ -145,29 +145,31 @@ def _traced(book: RuleRegistry, ask: RuleQuery) -> DecompositionTrace | str:
     return DecompositionTrace(tuple(recorder.inner), tuple(numbers))
 
 
-def _call(ask: RuleQuery) -> Call:
-    schema = overload(ask.op)._schema.arguments
-    args = tuple(ask[a.name] for a in schema if not a.kwarg_only)
-    return Call(ask.op, args, tuple((a.name, ask[a.name]) for a in schema if a.kwarg_only))
+def _call(query: RuleQuery) -> Call:
+    schema = overload(query.op)._schema.arguments
+    args = tuple(query[a.name] for a in schema if not a.kwarg_only)
+    return Call(query.op, args, tuple((a.name, query[a.name]) for a in schema if a.kwarg_only))
 
 
-def _lines(book: RuleRegistry, ask: RuleQuery, trace: DecompositionTrace, ranks: int) -> Iterator[PlacementRule]:
+def _lines(book: RuleRegistry, query: RuleQuery, trace: DecompositionTrace, ranks: int) -> Iterator[PlacementRule]:
     def holds(line: PlacementRule, taken: Sequence[PlacementRule], rank: int) -> bool:
         """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
-        tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
-        local = _traced(book, RuleQuery(ask.op, ask.arguments, tensors, ask.outputs))
+        tensors = tuple(
+            local_call.local_meta(m, p, ranks, rank) for m, p in zip(query.tensors, line.inputs, strict=True)
+        )
+        local = _traced(book, RuleQuery(query.op, query.arguments, tensors, query.outputs))
         if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
             return False
         triples = zip(trace.inner, local.inner, taken, strict=True)
         return all(_same(book, one, piece, inner_line, ranks, rank) for one, piece, inner_line in triples)
 
-    yield local_call.all_replicated(ask)
+    yield local_call.all_replicated(query)
     whole = Replicate()
     for placements, taken in _combinations(book, trace, ranks):
-        inputs = tuple(placements.get(i) or whole for i in range(len(ask.tensors)))
+        inputs = tuple(placements.get(i) or whole for i in range(len(query.tensors)))
         outputs = tuple(None if number is None else placements.get(number, whole) for number in trace.outputs)
         line = PlacementRule(inputs, outputs)
-        if all(holds(line, taken, rank) for rank in local_call.representative_coordinates(line, ask, ranks)):
+        if all(holds(line, taken, rank) for rank in local_call.representative_coordinates(line, query, ranks)):
             yield line
 
 
@@ -177,15 +179,15 @@ def _combinations(
     """Each choice of a line for every inner op under which every value has the placement that all ops want."""
     begun: list[tuple[ValuePlacements, tuple[PlacementRule, ...]]] = [({}, ())]
     for inner in trace.inner:
-        entry = book.get(inner.ask.op)
+        entry = book.get(inner.query.op)
         # The rule's query may be about another call; `_lines` checks what the op itself makes of the pieces.
-        query = local_call.replacement_call(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
+        query = local_call.replacement_call(entry, inner.query, _call(inner.query))[0] if entry else inner.query
         lines = local_call.checked_rule(entry)(query, ranks) if entry else (local_call.all_replicated(query),)
         longer = [
             (more, (*taken, line))
             for placements, taken in begun
             for line in lines
-            if not local_call.why_inapplicable(line, inner.ask, ranks)
+            if not local_call.why_inapplicable(line, inner.query, ranks)
             and (more := _extended(placements, inner, line)) is not None
         ]
         begun = longer[:MAX_COMBINATIONS]
@@ -207,7 +209,7 @@ def _extended(placements: ValuePlacements, inner: InnerCall, line: PlacementRule
 
 def _same(book: RuleRegistry, whole: InnerCall, piece: InnerCall, line: PlacementRule, ranks: int, rank: int) -> bool:
     """Whether an inner call on that rank's pieces is the one that the line means for the whole inner call."""
-    want, got = whole.ask, piece.ask
+    want, got = whole.query, piece.query
     if (want.op, whole.takes, whole.makes) != (got.op, piece.takes, piece.makes):
         return False
     tensors = tuple(local_call.local_meta(m, p, ranks, rank) for m, p in zip(want.tensors, line.inputs, strict=True))

@@ -1,12 +1,12 @@
 """Expansion of one-axis lines to a whole mesh: only combinations that are right by construction, the cheapest first.
 
 The axes are expanded from left to right, as tensors are distributed.  The first axis takes a line of the whole call.
-That gives each coordinate of the axis a call of its own, on its pieces; the second axis takes a line that is offered for
-every one of these calls, with uneven and empty pieces; and so on.  So the ranks of the last axis together hold what the
-axis before it needs: `localtensor.layout.shards.assemble` assembles tensors in that order.
+That gives each coordinate of the axis a call of its own, on its pieces; the second axis takes a line that is offered
+for every one of these calls, with uneven and empty pieces; and so on.  So the ranks of the last axis together hold what
+the axis before it needs: `localtensor.layout.shards.assemble` assembles tensors in that order.
 
-Partials of two kinds on one tensor (P(sum), P(max)) would be right in that order only.  A spec has no order in which its
-axes are reduced, so such combinations are excluded, unless the two kinds commute (`alpha_beta.commute`).
+Partials of two kinds on one tensor (P(sum), P(max)) would be right in that order only.  A spec has no order in which
+its axes are reduced, so such combinations are excluded, unless the two kinds commute (`alpha_beta.commute`).
 
 The search is by cost: it continues the cheapest prefix first, so the first combination found is the cheapest.  It looks
 at no more than `limit` prefixes.  If they do not suffice, it completes the cheapest one, and `Found.unseen` says so.
@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import shard_cut, short
 from strategies.ops.semantics.local_call import LocalCall, LocalCallKey, distinct_local_calls, why_inapplicable
-from strategies.ops.semantics.rulebook import OptionalPlacements, OwnArguments, PlacementRule, RuleQuery
+from strategies.ops.semantics.rule_registry import OptionalPlacements, OwnArguments, PlacementRule, RuleQuery
 from strategies.planner.steps.alpha_beta import AxisStep, MovedTensor, Network, partials_commute, redistribute_axis
 from strategies.propagation.model import Alternative, Grid, grid_text, microseconds
 
@@ -163,7 +163,7 @@ class _Search:
         key = piece.key, ranks
         if key not in self.known:
             self.known[key] = found = dict[Pair, list[PlacementRule]]()
-            for line in self.problem.offer(piece.ask, ranks):
+            for line in self.problem.offer(piece.query, ranks):
                 found.setdefault((line.inputs, line.outputs), []).append(line)
         return self.known[key]
 
@@ -178,16 +178,16 @@ class _Search:
         for piece in beginning.pieces:
             same = self.lines(piece, ranks).get((line.inputs, line.outputs))
             if not same:
-                return f"not offered for the piece {piece.ask.tensors}"
-            if all(why_inapplicable(other, piece.ask, ranks) for other in same):
-                return why_inapplicable(same[0], piece.ask, ranks)
+                return f"not offered for the piece {piece.query.tensors}"
+            if all(why_inapplicable(other, piece.query, ranks) for other in same):
+                return why_inapplicable(same[0], piece.query, ranks)
         return self.mixed(beginning, line)
 
     def mixed(self, beginning: PartialExpansion, line: PlacementRule) -> str:
         """Why two reductions of one tensor do not commute; or empty."""
-        ask = self.problem.whole.ask
+        query = self.problem.whole.query
         rows = [(*one.inputs, *one.outputs) for one in (*beginning.lines, line)]
-        for meta, (*before, last) in zip((*ask.tensors, *ask.outputs), zip(*rows, strict=True), strict=True):
+        for meta, (*before, last) in zip((*query.tensors, *query.outputs), zip(*rows, strict=True), strict=True):
             for one in before:
                 if meta is not None and not partials_commute(one or Replicate(), last or Replicate(), meta.dtype):
                     return f"{short(one)} and {short(last)} of one tensor do not commute"
@@ -207,12 +207,16 @@ class _Search:
         axes = len(self.problem.sizes)
         found = [
             Alternative(
-                b.inputs, b.outputs, b.seconds,
-                "" if len(b.lines) == axes else f"{microseconds(b.seconds)} or more, for the first {len(b.lines)} axes alone",
+                b.inputs,
+                b.outputs,
+                b.seconds,
+                ""
+                if len(b.lines) == axes
+                else f"{microseconds(b.seconds)} or more, for the first {len(b.lines)} axes alone",
             )
             for b in [*done, *rest]
             if b.lines
-        ]  # fmt: skip
+        ]
         return (*found[:MAX_ALTERNATIVES], *self.excluded)
 
 
@@ -222,7 +226,7 @@ def expand(problem: ExpansionProblem, limit: int = LIMIT) -> Expansion:
 
 
 def _start(problem: ExpansionProblem) -> PartialExpansion:
-    pairs = zip(problem.whole.ask.tensors, problem.given, strict=True)
+    pairs = zip(problem.whole.query.tensors, problem.given, strict=True)
     held = [MovedTensor(meta.shape, meta.dtype, given) for meta, given in pairs]
     return PartialExpansion((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
 

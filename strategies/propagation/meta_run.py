@@ -28,7 +28,7 @@ from localtensor.concurrency import Sync
 from localtensor.threads import AUTOCAST_DEVICES
 from strategies.model.rule import Call, Leaf, flat_results, overload
 from strategies.ops.semantics.local_call import InvalidCall, NoMetadata
-from strategies.ops.semantics.rulebook import Meta
+from strategies.ops.semantics.rule_registry import Meta
 
 _META = torch.device("meta")
 
@@ -125,22 +125,28 @@ def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any])
                 raise _value_dependent(call, tensors) from error
             if attempt is _plain:
                 raise InvalidCall(
-                    call.op, "args", _shown(call, tensors), f"the op refuses them on meta tensors: {_first_line(error)}",
+                    call.op,
+                    "args",
+                    _shown(call, tensors),
+                    f"the op refuses them on meta tensors: {_first_line(error)}",
                     "Call it on meta tensors of these shapes, and repair what it says.",
-                ) from error  # fmt: skip
+                ) from error
             reasons.append(_first_line(error))
     raise NoMetadata(
-        call.op, _shown(call, tensors),
+        call.op,
+        _shown(call, tensors),
         f"no meta kernel, no decomposition and no fake kernel gives its shapes ({'; '.join(dict.fromkeys(reasons))})",
         "Register a fake kernel with torch.library.register_fake.",
-    )  # fmt: skip
+    )
 
 
 def _value_dependent(call: Call, tensors: Sequence[Meta]) -> NoMetadata:
     return NoMetadata(
-        call.op, _shown(call, tensors), "the shapes of its results depend on the values of its inputs",
+        call.op,
+        _shown(call, tensors),
+        "the shapes of its results depend on the values of its inputs",
         "Run it on replicated tensors outside of propagation.",
-    )  # fmt: skip
+    )
 
 
 def _made(tensors: Sequence[Meta]) -> list[Tensor]:

@@ -2,8 +2,8 @@
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
-    >>> from strategies.ops.semantics.rulebook import RuleRegistry, PlacementRule, rules
-    >>> def rows(ask):
+    >>> from strategies.ops.semantics.rule_registry import RuleRegistry, PlacementRule, rules
+    >>> def rows(query):
     ...     yield PlacementRule((parse("S(0)"), parse("S(0)")), (parse("S(0)"),))
     >>> book = RuleRegistry.of(*rules("pointwise", "each element goes by itself", ["aten.mul.Tensor"], rows))
     >>> mesh = Mesh.of(dp=2)
@@ -19,10 +19,10 @@ only if something differs on which it depends: the op, placements with their cla
 dtypes, arguments with their types, and the settings of `localtensor.threads.state.propagation_settings`.
 
 In front of that cache is a smaller one, for calls with the same spec objects, as a tensor keeps its own, or with specs
-equal to those of an earlier call (`strategies.propagation.cache.SpecInterner`).  It is keyed by the identity of objects.  So it
-holds only arguments for which identity means equality (`_lasting`), and keeps all of them alive, so that no identity is
-reused.  Of the ambient settings its key has the default dtype alone: answers are computed with the others off
-(`meta_run.calm`).
+equal to those of an earlier call (`strategies.propagation.cache.SpecInterner`).  It is keyed by the identity of
+objects.  So it holds only arguments for which identity means equality (`_lasting`), and keeps all of them alive, so
+that no identity is reused.  Of the ambient settings its key has the default dtype alone: answers are computed with the
+others off (`meta_run.calm`).
 
 A call passes through these levels until one has the answer: `propagate` by identity, `_equal` by the first equal specs,
 `_looked_up` by the key of all values, and the computation.
@@ -47,7 +47,7 @@ from localtensor.layout import Mesh, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
 from strategies.ops.semantics.local_call import check_registry
-from strategies.ops.semantics.rulebook import RuleRegistry
+from strategies.ops.semantics.rule_registry import RuleRegistry
 from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.propagation.cache import CallKey, CallKeyFactory, SpecInterner, answers
 from strategies.propagation.compute import Decompose, UncachedPropagator
@@ -107,8 +107,8 @@ class Propagator:
     ) -> Propagation:  # fmt: skip
         """How the call runs; `args` and `kwargs` hold a `Leaf(i)` for the tensor of `specs[i]`.
 
-        Without `args` the arguments are the tensors, in their order.  `mesh` is for calls without a tensor.
-        Raises `InvalidCall`, `MissingRuleError`, `InvalidRule`, `NoMetadata` or `WouldMoveWritten`; none of them is cached.
+        Without `args` the arguments are the tensors, in their order.  `mesh` is for calls without a tensor.  Raises
+        `InvalidCall`, `MissingRuleError`, `InvalidRule`, `NoMetadata` or `WouldMoveWritten`; none of them is cached.
         """
         if args is None:
             args = _IN_ORDER[len(specs)] if len(specs) < len(_IN_ORDER) else tuple(map(leaf_at, range(len(specs))))

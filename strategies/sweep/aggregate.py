@@ -27,12 +27,12 @@ from strategies.validation.finding import Candidate, RuleOutcome, TaskResult, ca
 
 
 def first_line(
-    settings_line: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+    settings_line: Line, ops: Iterable[str], kinds: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
 ) -> Line:
     """A journal's first line: the settings, the overloads, the kinds of test with their meshes, and the registrations
     that torch ignores."""
-    kinds = [[kind, list(mesh)] for kind, mesh in trials]
-    return {**settings_line, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
+    pairs = [[kind, list(mesh)] for kind, mesh in kinds]
+    return {**settings_line, "ops": list(ops), "trials": pairs, "ignored": list(ignored)}
 
 
 def planned_units(begin: Line) -> tuple[WorkUnit, ...]:
@@ -63,12 +63,19 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         refused.update({f"{r.unit.op}: {why}": n for why, n in r.skipped.items()})
     done = {r.unit for r in results}
     return Report(
-        begin["torch"], begin["seed"], tuple(begin["ranks"]), begin["confirm"],
+        begin["torch"],
+        begin["seed"],
+        tuple(begin["ranks"]),
+        begin["confirm"],
         _counts(results, found, clean, untestable, crashed),
-        tuple(sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))), tuple(crashed),
-        tuple(sorted(untestable.items())), tuple(sorted(refused.items())), tuple(begin["ignored"]), tuple(seconds),
+        tuple(sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))),
+        tuple(crashed),
+        tuple(sorted(untestable.items())),
+        tuple(sorted(refused.items())),
+        tuple(begin["ignored"]),
+        tuple(seconds),
         sum(unit not in done for unit in planned_units(begin)),
-    )  # fmt: skip
+    )
 
 
 def _worst(settled: Iterable[RuleOutcome]) -> list[Finding]:
@@ -119,21 +126,30 @@ def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
 
 
 def _counts(
-    results: Sequence[TaskResult], found: Sequence[Finding], clean: set[str], untestable: dict[str, str],
+    results: Sequence[TaskResult],
+    found: Sequence[Finding],
+    clean: set[str],
+    untestable: dict[str, str],
     crashed: Sequence[Crash],
-) -> Counts:  # fmt: skip
+) -> Counts:
     by_verdict = Counter(f.verdict for f in found)
     samples: Counter[tuple[str, str]] = Counter()
     for r in results:  # the same samples go to each mesh
         key = r.unit.op, r.unit.dtypes
         samples[key] = max(samples[key], r.samples)
     return Counts(
-        sound=len(clean), unsound=by_verdict[Verdict.UNSOUND], missing=by_verdict[Verdict.MISSING],
-        suspect=by_verdict[Verdict.SUSPECT], untestable=len(untestable), crashed=len(crashed),
-        samples=sum(samples.values()), overloads=len({r.unit.op for r in results if r.tried}),
-        instances=sum(r.tried for r in results), combinations=sum(r.combinations for r in results),
+        sound=len(clean),
+        unsound=by_verdict[Verdict.UNSOUND],
+        missing=by_verdict[Verdict.MISSING],
+        suspect=by_verdict[Verdict.SUSPECT],
+        untestable=len(untestable),
+        crashed=len(crashed),
+        samples=sum(samples.values()),
+        overloads=len({r.unit.op for r in results if r.tried}),
+        instances=sum(r.tried for r in results),
+        combinations=sum(r.combinations for r in results),
         by_metadata=len({n for r in results for n in r.by_metadata if n in clean}),
-    )  # fmt: skip
+    )
 
 
 MERGE_CALL = "localtensor merge"

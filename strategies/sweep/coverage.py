@@ -22,8 +22,8 @@ UNDECIDED = "tried, and nothing that DTensor claims could be judged"
 
 @dataclass(frozen=True, slots=True)
 class OverloadCoverage:
-    """One overload: the number of samples tried, the verdicts met (values of `Verdict`), and the reasons why rules of it
-    could not be judged."""
+    """One overload: the number of samples tried, the verdicts met (values of `Verdict`), and the reasons why rules of
+    it could not be judged."""
 
     samples: int = 0
     verdicts: frozenset[str] = frozenset()

@@ -57,13 +57,17 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
         return []
     if task.home[0]:
         import_rules(*task.home)
-    return _VALIDATORS[task.trial](task, note)
+    return _VALIDATORS[task.kind](task, note)
 
 
 def validate_tasks(
-    workers: Workers, tasks: Sequence[OverloadTask], journal: Journal, run: str, tick: Callable[[int], None],
+    workers: Workers,
+    tasks: Sequence[OverloadTask],
+    journal: Journal,
+    run: str,
+    tick: Callable[[int], None],
     suspected: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Add a journal line for every unit of the tasks that begins in time.
 
     A step that kills its process is left out of the next attempt.  A process that dies before its first step is
@@ -225,7 +229,9 @@ class _Validation:
                 return kept
         found = gather_samples(workers, self.settings, rules, self.progress)
         ignored = rules.ignored if rules else ()
-        self.journal.begin(aggregate.first_line(self.settings_line, found.shelf, self.settings.trials(), ignored))
+        self.journal.begin(
+            aggregate.first_line(self.settings_line, found.shelf, self.settings.kinds_and_meshes(), ignored)
+        )
         if next(lines_of_kind(self.journal.lines, "captured"), None) is None:
             crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
             refused = dict(sorted(found.refused.items()))
@@ -244,7 +250,7 @@ class _Validation:
         """The tasks of one overload: on one axis, with following ops, and on several axes."""
         settings = self.settings
         kinds: dict[str, list[tuple[int, ...]]] = {}
-        for kind, mesh in settings.trials():
+        for kind, mesh in settings.kinds_and_meshes():
             kinds.setdefault(kind, []).append(mesh)
         return [
             OverloadTask(

@@ -47,15 +47,15 @@ def _is_tensor_list(value: object) -> TypeGuard[Sequence[Leaf]]:
     return isinstance(value, (list, tuple)) and bool(value) and all(type(v) is Leaf for v in value)
 
 
-def foreach_rows(ask: PropagatorQuery, seeds: Sequence[Sequence[Placement]]) -> list[LineRow]:
+def foreach_rows(query: PropagatorQuery, seeds: Sequence[Sequence[Placement]]) -> list[LineRow]:
     """The lines for the whole list: each rule on every element that has it, and on the first and the last alone.
 
     `seeds` are the placements of all inputs with which an op strategy is called.  Raises what a strategy raises.
     """
-    single = ask.op in ask.prop.op_single_dim_strategy_funcs
-    elements = _elements(ask.sample.call)
-    by_element = [_single_dim_rows(ask, e) for e in elements] if single else _strategy_rows(ask, elements, seeds)
-    joined = (_joined(ask, elements, choice) for choice in _choices(by_element))
+    single = query.op in query.prop.op_single_dim_strategy_funcs
+    elements = _elements(query.sample.call)
+    by_element = [_single_dim_rows(query, e) for e in elements] if single else _strategy_rows(query, elements, seeds)
+    joined = (_joined(query, elements, choice) for choice in _choices(by_element))
     unique = {str(row): row for row in joined if row is not None}
     return list(unique.values())[:MAX_ROWS]
 
@@ -73,41 +73,41 @@ def _elements(call: Call) -> list[_Element]:
     return found
 
 
-def _single_dim_rows(ask: PropagatorQuery, element: _Element) -> list[LineRow]:
+def _single_dim_rows(query: PropagatorQuery, element: _Element) -> list[LineRow]:
     """The lines of a single-dim strategy for one element, all-replicate included."""
     args, kwargs, leaves = element
-    info = ask.prop.op_single_dim_strategy_funcs[ask.op]
-    metas = [ask.metas[leaf] for leaf in leaves]
-    args_meta = tuple(_metas_of(v, ask) for v in args)
-    kwargs_meta = {name: _metas_of(v, ask) for name, v in kwargs.items()}
+    info = query.prop.op_single_dim_strategy_funcs[query.op]
+    metas = [query.metas[leaf] for leaf in leaves]
+    args_meta = tuple(_metas_of(v, query) for v in args)
+    kwargs_meta = {name: _metas_of(v, query) for name, v in kwargs.items()}
     resolve = getattr(single_dim_strategy, "_resolve_foreach_elementwise_overload", None)
-    element_op = (resolve and resolve(ask.op)) or ask.op  # `add.Tensor` for `_foreach_add.List`; a fused op itself
+    element_op = (resolve and resolve(query.op)) or query.op  # `add.Tensor` for `_foreach_add.List`; a fused op itself
     lines = [row_of_line(line, len(leaves)) for line in info.func(element_op, args_meta, kwargs_meta)]
     outputs = sum("Tensor" in str(r.type) for r in element_op._schema.returns)
     if not any(map(is_replicated, lines)):
         lines.insert(0, ((Replicate(),) * len(leaves), (Replicate(),) * outputs))
     uneven = bool(getattr(info, "allow_uneven_sharding", False))
-    writes = ask.op._schema.name.endswith("_")
+    writes = query.op._schema.name.endswith("_")
     return [
         (inputs, outs)
         for inputs, outs in lines
-        if ask.shardable(inputs, metas, uneven) and not (writes and outs and outs[0] != inputs[0])
+        if query.shardable(inputs, metas, uneven) and not (writes and outs and outs[0] != inputs[0])
     ]
 
 
-def _metas_of(value: object, ask: PropagatorQuery) -> object:
+def _metas_of(value: object, query: PropagatorQuery) -> object:
     """The argument with each tensor's metadata in its place."""
     if type(value) is Leaf:
-        return ask.metas[value.index]
-    return tuple(ask.metas[v.index] for v in value) if _is_tensor_list(value) else value
+        return query.metas[value.index]
+    return tuple(query.metas[v.index] for v in value) if _is_tensor_list(value) else value
 
 
 def _strategy_rows(
-    ask: PropagatorQuery, elements: Sequence[_Element], seeds: Sequence[Sequence[Placement]]
+    query: PropagatorQuery, elements: Sequence[_Element], seeds: Sequence[Sequence[Placement]]
 ) -> list[list[LineRow]]:
     """Each element's lines by an op strategy, which takes the placements of all inputs at once."""
     by_element: list[dict[str, LineRow]] = [{} for _ in elements]
-    for strategy in ask.strategies(seeds):
+    for strategy in query.strategies(seeds):
         children = strategy.children if isinstance(strategy, TupleStrategy) else ()
         for child, unique, element in zip(children, by_element, elements, strict=False):
             lines = child.strategies if isinstance(child, OpStrategy) else ()
@@ -130,14 +130,14 @@ def _choices(by_element: Sequence[Sequence[LineRow]]) -> Iterator[list[LineRow]]
             yield [row if i == alone else default for i, default in enumerate(replicated)]
 
 
-def _joined(ask: PropagatorQuery, elements: Sequence[_Element], choice: Sequence[LineRow]) -> LineRow | None:
+def _joined(query: PropagatorQuery, elements: Sequence[_Element], choice: Sequence[LineRow]) -> LineRow | None:
     """The line of the whole call; None if two elements want a tensor that they share in different placements."""
     inputs: dict[int, Placement | None] = {}
     for element, (placements, _) in zip(elements, choice, strict=True):
         for leaf, placement in zip(element.leaves, placements, strict=True):
             if inputs.setdefault(leaf, placement) != placement:
                 return None
-    returned = len(ask.op._schema.returns)
+    returned = len(query.op._schema.returns)
     per_element = [outs for _, outs in choice]
     outputs: Outputs = tuple(outs[k] for k in range(returned) for outs in per_element if k < len(outs))
-    return tuple(inputs.get(leaf, Replicate()) for leaf in range(len(ask.metas))), outputs
+    return tuple(inputs.get(leaf, Replicate()) for leaf in range(len(query.metas))), outputs

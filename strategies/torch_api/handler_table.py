@@ -1,8 +1,8 @@
 """The table of op handlers in DTensor's dispatcher, through which overlays and guards intercept calls.
 
-DTensor looks an op up in its dispatcher's `_custom_op_handlers` at each call, before its own rules and its caches.  While
-any overlay is active, that attribute is a property that returns the table of the current thread and task; without an
-overlay there, torch's own table.  So our rules never fill the caches that torch keeps for each thread, and threads
+DTensor looks an op up in its dispatcher's `_custom_op_handlers` at each call, before its own rules and its caches.
+While any overlay is active, that attribute is a property that returns the table of the current thread and task; without
+an overlay there, torch's own table.  So our rules never fill the caches that torch keeps for each thread, and threads
 without an overlay see torch unchanged.
 
 Code that writes to the table (`loss_parallel`, `context_parallel`) writes to torch's own one.  Its handlers take

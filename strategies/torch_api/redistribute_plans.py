@@ -66,8 +66,8 @@ def planned_transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence
     `graph` selects its graph-based planner, else its greedy one.  `flattened` are the sets of axes that have a flattened
     submesh.  DTensor logs each submesh that might have been flattened: `strategies.base.signals.quiet` suppresses that.
 
-    Raises `PlannerRefusal` if DTensor refuses, and `TorchChanged` if a part of the table above is missing or has another
-    signature.
+    Raises `PlannerRefusal` if DTensor refuses, and `TorchChanged` if a part of the table above is missing or has
+    another signature.
     """
     try:
         mesh = planning_mesh(src.mesh, tuple(map(tuple, flattened)))

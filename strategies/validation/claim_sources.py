@@ -87,8 +87,8 @@ def _rows(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: st
 
 
 def _keeps_outs(sample: Sample, row: dtensor.LineRow) -> bool:
-    """Whether each `out=` has the placement of its result.  DTensor never redistributes an `out=`; its propagator decides
-    on other rows."""
+    """Whether each `out=` has the placement of its result.  DTensor never redistributes an `out=`; its propagator
+    decides on other rows."""
     outs = out_leaves(sample.call)
     return all(row[0][leaf] == row[1][i] for i, leaf in enumerate(outs) if i < len(row[1]))
 

@@ -1,8 +1,8 @@
 """The evidence for a missing rule, a valid sharding that is not registered: calls, shapes, uneven shards, mesh sizes.
 
 A rule is reported as missing only if it holds on at least three calls with independent values and decompositions of
-partial inputs, of at least two shapes, one of them uneven where the rule has a shard, on 2 and 3 ranks and on every mesh
-size of the search; and if no such call refutes it.
+partial inputs, of at least two shapes, one of them uneven where the rule has a shard, on 2 and 3 ranks and on every
+mesh size of the search; and if no such call refutes it.
 """
 
 from __future__ import annotations

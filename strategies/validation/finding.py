@@ -72,8 +72,10 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
     }  # fmt: skip
     if (p := candidate.program) is not None:  # its sample is the instance's own
         inputs = [[short(x) for x in placements] for placements in p.inputs]
-        body["program"] = {"mesh": list(p.mesh), "inputs": inputs, "then": p.then, "seed": p.seed, "draw": p.draw,
-                           "flattened": p.flattened}  # fmt: skip
+        body["program"] = {
+            "mesh": list(p.mesh), "inputs": inputs, "then": p.then, "seed": p.seed, "draw": p.draw,
+            "flattened": p.flattened,
+        }  # fmt: skip
     return body
 
 
@@ -110,9 +112,14 @@ def finding_of_instance(instance: Instance, reason: str) -> Finding:
     variant = instance.evidence.variant
     special = f" ({variant}: {values_named(variant).why})" if variant else ""
     return Finding(
-        instance.rule, instance.ranks, instance.verdict, reason, tuple(sample.arguments()), sample.origin + special,
+        instance.rule,
+        instance.ranks,
+        instance.verdict,
+        reason,
+        tuple(sample.arguments()),
+        sample.origin + special,
         elements=sample.size,
-    )  # fmt: skip
+    )
 
 
 def finding_of_candidate(candidate: Candidate, verdict: Verdict, reason: str) -> Finding:
@@ -144,10 +151,22 @@ def read_outcome(body: dict[str, Any]) -> RuleOutcome:
     if body["verdict"] == CLEARED:
         return RuleOutcome(body["rule"], None, crash, body.get("same_as", ""))
     finding = Finding(
-        codec.read_rule(body["claim"]), body["ranks"], Verdict(body["verdict"]), body["reason"],
-        tuple(body["sample"]), body["origin"], body["confirmed_on"], body["got"], body["want"], body["picture"],
-        None, body["script"], body["title"], tuple(body["mesh"]), body["elements"],
-    )  # fmt: skip
+        codec.read_rule(body["claim"]),
+        body["ranks"],
+        Verdict(body["verdict"]),
+        body["reason"],
+        tuple(body["sample"]),
+        body["origin"],
+        body["confirmed_on"],
+        body["got"],
+        body["want"],
+        body["picture"],
+        None,
+        body["script"],
+        body["title"],
+        tuple(body["mesh"]),
+        body["elements"],
+    )
     return RuleOutcome(body["rule"], finding, crash)
 
 
@@ -164,7 +183,7 @@ class OverloadTask:
     samples: tuple[Sample, ...]
     meshes: tuple[tuple[int, ...], ...]
     seed: int
-    trial: str = ALONE
+    kind: str = ALONE
     search: bool = False
     skip: frozenset[int] = frozenset()
     only: frozenset[WorkUnit] | None = None
@@ -188,7 +207,7 @@ class OverloadTask:
 
     def units(self) -> tuple[WorkUnit, ...]:
         """The units wanted, in order."""
-        every = sorted(WorkUnit(self.op, self.trial, dtypes, mesh) for dtypes in DTYPE_CLASSES for mesh in self.meshes)
+        every = sorted(WorkUnit(self.op, self.kind, dtypes, mesh) for dtypes in DTYPE_CLASSES for mesh in self.meshes)
         return tuple(unit for unit in every if self.only is None or unit in self.only)
 
 
@@ -219,15 +238,20 @@ def task_line(result: TaskResult, seconds: float) -> dict[str, Any]:
     """The line of a journal.  A candidate without a form in JSON is left out, and counted under `skipped`."""
     skipped = Counter(result.skipped)
     body: dict[str, Any] = {
-        "kind": "unit", "unit": str(result.unit), "samples": result.samples, "tried": result.tried,
-        "combinations": result.combinations, "sound": sorted(result.sound),
+        "kind": "unit",
+        "unit": str(result.unit),
+        "samples": result.samples,
+        "tried": result.tried,
+        "combinations": result.combinations,
+        "sound": sorted(result.sound),
         "by_metadata": sorted(result.by_metadata),
-        "suspects": _candidate_lists(result.suspects, skipped), "whole": _candidate_lists(result.whole, skipped),
+        "suspects": _candidate_lists(result.suspects, skipped),
+        "whole": _candidate_lists(result.whole, skipped),
         "missing": [found for i in result.missing if (found := _candidate_data(Candidate(i), skipped))],
         "untestable": dict(sorted(result.untestable.items())),
         "crashed": [asdict(crash) for crash in result.crashed],
         "skipped": dict(sorted(skipped.items())),
-    }  # fmt: skip
+    }
     return {name: value for name, value in body.items() if value not in ({}, [], 0)} | {"seconds": round(seconds, 3)}
 
 
@@ -253,11 +277,19 @@ def read_task(body: dict[str, Any]) -> TaskResult:
         return {rule: [read_candidate(one) for one in found] for rule, found in body.get(name, {}).items()}
 
     return TaskResult(
-        read_unit(body["unit"]), body.get("samples", 0), body.get("tried", 0), body.get("combinations", 0),
-        set(body.get("sound", ())), set(body.get("by_metadata", ())), by_rule("suspects"), by_rule("whole"),
-        [read_candidate(one).instance for one in body.get("missing", ())], dict(body.get("untestable", {})),
-        Counter(body.get("skipped", {})), [Crash(**crash) for crash in body.get("crashed", ())],
-    )  # fmt: skip
+        read_unit(body["unit"]),
+        body.get("samples", 0),
+        body.get("tried", 0),
+        body.get("combinations", 0),
+        set(body.get("sound", ())),
+        set(body.get("by_metadata", ())),
+        by_rule("suspects"),
+        by_rule("whole"),
+        [read_candidate(one).instance for one in body.get("missing", ())],
+        dict(body.get("untestable", {})),
+        Counter(body.get("skipped", {})),
+        [Crash(**crash) for crash in body.get("crashed", ())],
+    )
 
 
 def keep_smallest(kept: list[Candidate], candidate: Candidate, most: int) -> None:

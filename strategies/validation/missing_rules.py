@@ -40,8 +40,8 @@ SearchedSamples = Sequence[tuple[Sample, dict[int, MissingRuleSearch]]]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The knowledge on one kind of call: the input placements tried, the rules that hold on all of its samples, those of
-    them that DTensor claims, and the evidence for the others."""
+    """The knowledge on one kind of call: the input placements tried, the rules that hold on all of its samples, those
+    of them that DTensor claims, and the evidence for the others."""
 
     kind: CallKind
     samples: tuple[Sample, ...]

@@ -78,7 +78,7 @@ class Recorder:
             next(iter(self._results.values())).skipped[task.why] += 1
 
     def result_of(self, sample: Sample, mesh: tuple[int, ...]) -> TaskResult:
-        unit = WorkUnit(self.task.op, self.task.trial, dtype_class(sample), mesh)
+        unit = WorkUnit(self.task.op, self.task.kind, dtype_class(sample), mesh)
         return self._results.setdefault(unit, TaskResult(unit))
 
     def meshes(self, number: int) -> list[int]:
@@ -86,7 +86,7 @@ class Recorder:
         task, dtypes = self.task, dtype_class(self.task.samples[number])
         if task.truth_step(number) in task.skip:
             return []
-        units = [WorkUnit(task.op, task.trial, dtypes, mesh) for mesh in task.meshes]
+        units = [WorkUnit(task.op, task.kind, dtypes, mesh) for mesh in task.meshes]
         free = [i for i in range(len(units)) if task.step(number, i) not in task.skip]
         return [i for i in free if units[i] in self._results]
 

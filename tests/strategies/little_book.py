@@ -15,7 +15,7 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, local_shapes, split
 from localtensor.layout.spec import PARTIAL_KINDS, Spec, parse
 from strategies.model.rule import LEAVES, Call, flat_results
-from strategies.ops.semantics.rulebook import PlacementRule, RuleQuery, RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import PlacementRule, RuleQuery, RuleRegistry, rules
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.compute import UncachedPropagator
 from strategies.propagation.mesh_expansion import LIMIT, ExpansionProblem
@@ -23,11 +23,11 @@ from strategies.propagation.mesh_expansion import LIMIT, ExpansionProblem
 MESHES = ((2, 2), (2, 3), (3, 2), (2, 2, 2))
 
 
-def together(ask: RuleQuery) -> Iterator[PlacementRule]:
+def together(query: RuleQuery) -> Iterator[PlacementRule]:
     """All tensors are cut in the same dim of the result, where they have it."""
-    [out] = ask.outputs
+    [out] = query.outputs
     for dim in range(out.ndim):
-        yield PlacementRule(tuple(_under(dim, meta.shape, out.shape) for meta in ask.tensors), (Shard(dim),))
+        yield PlacementRule(tuple(_under(dim, meta.shape, out.shape) for meta in query.tensors), (Shard(dim),))
 
 
 def _under(dim: int, shape: Sequence[int], out: Sequence[int]) -> Any:
@@ -35,39 +35,39 @@ def _under(dim: int, shape: Sequence[int], out: Sequence[int]) -> Any:
     return Shard(own) if own >= 0 and shape[own] == out[dim] else parse("R")
 
 
-def added(ask: RuleQuery) -> Iterator[PlacementRule]:
-    yield from together(ask)
+def added(query: RuleQuery) -> Iterator[PlacementRule]:
+    yield from together(query)
     for kind in ("sum", "avg"):
         yield PlacementRule((Partial(kind), Partial(kind)), (Partial(kind),))
 
 
-def copied(ask: RuleQuery) -> Iterator[PlacementRule]:
-    yield from together(ask)
+def copied(query: RuleQuery) -> Iterator[PlacementRule]:
+    yield from together(query)
     for kind in PARTIAL_KINDS:
         yield PlacementRule((Partial(kind),), (Partial(kind),))
 
 
-def multiplied(ask: RuleQuery) -> Iterator[PlacementRule]:
-    yield ask.line({0: Shard(0)}, [Shard(0)])
-    yield ask.line({1: Shard(1)}, [Shard(1)])
-    yield ask.line({0: Shard(1), 1: Shard(0)}, [Partial()])
-    yield ask.line({0: Partial()}, [Partial()])
-    yield ask.line({1: Partial()}, [Partial()])
+def multiplied(query: RuleQuery) -> Iterator[PlacementRule]:
+    yield query.line({0: Shard(0)}, [Shard(0)])
+    yield query.line({1: Shard(1)}, [Shard(1)])
+    yield query.line({0: Shard(1), 1: Shard(0)}, [Partial()])
+    yield query.line({0: Partial()}, [Partial()])
+    yield query.line({1: Partial()}, [Partial()])
 
 
-def reduced(ask: RuleQuery) -> Iterator[PlacementRule]:
-    kind, cut = ("max", "filled") if "amax" in ask.op else ("sum", "any")
-    dims = ask.dims("dim")
+def reduced(query: RuleQuery) -> Iterator[PlacementRule]:
+    kind, cut = ("max", "filled") if "amax" in query.op else ("sum", "any")
+    dims = query.dims("dim")
     yield PlacementRule((Partial(kind),), (Partial(kind),))
-    for dim in range(ask.tensors[0].ndim):
+    for dim in range(query.tensors[0].ndim):
         if dim in dims:
             yield PlacementRule((Shard(dim),), (Partial(kind),), cut)
-        elif not ask["keepdim"]:
+        elif not query["keepdim"]:
             yield PlacementRule((Shard(dim),), (Shard(dim - sum(d < dim for d in dims)),))
 
 
-def viewed(ask: RuleQuery) -> Iterator[PlacementRule]:
-    (was,), (now,) = ask.tensors, ask.outputs
+def viewed(query: RuleQuery) -> Iterator[PlacementRule]:
+    (was,), (now,) = query.tensors, query.outputs
     if was.ndim and now.ndim:
         yield PlacementRule((Shard(0),), (Shard(0),), "even")
         if was.shape[-1] == now.shape[-1]:

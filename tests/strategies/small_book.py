@@ -2,35 +2,35 @@
 
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.ops.semantics.rulebook import RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import RuleRegistry, rules
 
 
-def rows(ask):
+def rows(query):
     """Each element by itself, for tensors of one shape."""
-    for d in range(ask.outputs[0].ndim):
-        yield ask.line(dict.fromkeys(range(len(ask.tensors)), Shard(d)), [Shard(d)])
+    for d in range(query.outputs[0].ndim):
+        yield query.line(dict.fromkeys(range(len(query.tensors)), Shard(d)), [Shard(d)])
 
 
-def sums(ask):
-    yield from rows(ask)
-    if ask.get("alpha") in (None, 1):
-        yield ask.line(dict.fromkeys(range(len(ask.tensors)), Partial("sum")), [Partial("sum")])
+def sums(query):
+    yield from rows(query)
+    if query.get("alpha") in (None, 1):
+        yield query.line(dict.fromkeys(range(len(query.tensors)), Partial("sum")), [Partial("sum")])
 
 
-def scan(ask):
-    (dim,) = ask.dims("dim")
-    for d in range(ask.tensors[0].ndim):
+def scan(query):
+    (dim,) = query.dims("dim")
+    for d in range(query.tensors[0].ndim):
         if d != dim:
-            yield ask.line(dict.fromkeys(range(len(ask.tensors)), Shard(d)), [Shard(d)])
+            yield query.line(dict.fromkeys(range(len(query.tensors)), Shard(d)), [Shard(d)])
 
 
-def nothing(ask):
+def nothing(query):
     return ()
 
 
-def wrong_scan(ask):
+def wrong_scan(query):
     """What DTensor 2.13 says: each rank by itself, along the very dim."""
-    yield ask.line({0: Shard(0)}, [Shard(0)])
+    yield query.line({0: Shard(0)}, [Shard(0)])
 
 
 ROWS = rules("rows", "each element by itself", [
@@ -39,8 +39,8 @@ ROWS = rules("rows", "each element by itself", [
 ], rows)  # fmt: skip
 SCANS = rules("scans", "each column by itself", ["aten.cumsum.default", "aten.cumsum.out"], scan)
 SUMS = rules("sums", "linear in both", ["aten.add.Tensor", "aten.add_.Tensor"], sums)
-VIEWS = rules("sizes", "each row by itself", ["aten.new_zeros.default"], lambda ask: [
-    ask.line({}, [Shard(d)]) for d in range(len(ask.outputs[0].shape))
+VIEWS = rules("sizes", "each row by itself", ["aten.new_zeros.default"], lambda query: [
+    query.line({}, [Shard(d)]) for d in range(len(query.outputs[0].shape))
 ], shapes=["size"])  # fmt: skip
 RIGHT = RuleRegistry.of(*ROWS, *SCANS, *SUMS, *VIEWS)
 REPLICATED = RuleRegistry.of(*rules("none", "nothing is known", ["aten.cumsum.default"], nothing))

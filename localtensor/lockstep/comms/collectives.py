@@ -84,8 +84,8 @@ def _run_on_stacks(
     call: str, value: StackedValue, family: GroupFamily, plan_of: stacked_collectives.PlanFunction, readers: Readers,
     do: Callable[[Tensor, IndexPlan], Tensor], plain: Reference, *, keep: bool = False, root: int = 0,
 ) -> StackedValue:  # fmt: skip
-    """The collective cell by cell, or group by group where shapes differ.  With `keep`, ranks outside of all groups keep
-    their tensors."""
+    """The collective cell by cell, or group by group where shapes differ.  With `keep`, ranks outside of all groups
+    keep their tensors."""
     check_all_hold(call, value.held, family)
     value = StackedValue(*merge_alike(*value, by_shape=True))  # strides are not sent
     how = stacked_collectives.collective_plan(plan_of, readers, root, value.held, family, keep)

@@ -112,9 +112,12 @@ class GroupRankMap(Mapping[Any, Any]):
             return iter(family.group_of(self.group.mode.standing))
         if family.matrix is None:
             raise BadGroup(
-                "get_process_group_ranks", "group", repr(family), "its groups are of different sizes",
+                "get_process_group_ranks",
+                "group",
+                repr(family),
+                "its groups are of different sizes",
                 "Ask for the ranks of one group at a time, inside localtensor.run.",
-            )  # fmt: skip
+            )
         columns = family.matrix[family.index].T
         return iter([rank_int(column, family.member_mask) for column in columns])
 
@@ -134,9 +137,12 @@ class _GroupTable(dict[Any, Any]):
 def _foreign_group_error(group: Any) -> BadGroup:
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     return BadGroup(
-        "collective", "group", f"group={name or group!r}", "it is not of this LocalTensorMode",
+        "collective",
+        "group",
+        f"group={name or group!r}",
+        "it is not of this LocalTensorMode",
         "Make it inside the mode, with init_device_mesh, new_group or lists of ranks.",
-    )  # fmt: skip
+    )
 
 
 class LockstepWorld(IndependentWorld):

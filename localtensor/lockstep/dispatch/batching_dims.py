@@ -20,9 +20,11 @@ from localtensor.lockstep.values.stacks import as_blocks
 aten = torch.ops.aten
 
 
-@batching_rule("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
-      "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
-      "sort", "topk", "argsort", "index_select")  # fmt: skip
+@batching_rule(
+    "cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
+    "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu", "sort", "topk",
+    "argsort", "index_select",
+)  # fmt: skip
 def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
@@ -90,8 +92,9 @@ def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
     return op([expand_rows(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
 
 
-@batching_rule("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value",
-               "scatter_add_")  # fmt: skip
+@batching_rule(
+    "gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value", "scatter_add_"
+)
 def _gather_or_scatter(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
     rows = x.shape[0] if stacked[0] else index.shape[0] if stacked[2] else 0
     if not rows:

@@ -1,8 +1,8 @@
 """DeviceMesh in lockstep: coordinates of all ranks, process groups as families, and functions run by rank group.
 
 torch builds a mesh for one rank.  Here it builds it for the mesh's lowest rank, and later questions about "this rank"
-are answered for all ranks.  Each entry of `MESH_PATCHES` replaces a method of DeviceMesh; tests compare each with torch's own,
-run for every rank.
+are answered for all ranks.  Each entry of `MESH_PATCHES` replaces a method of DeviceMesh; tests compare each with
+torch's own, run for every rank.
 
 A rank group is the ranks with equal ints, for functions that branch on an int that differs between ranks.  There are
 few: all chunks of a dim but the last ones have one size.  The function runs once for each rank group, in the mode

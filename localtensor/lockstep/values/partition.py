@@ -165,8 +165,8 @@ def refinement(one: Partition, other: Partition) -> Partition:
 class RowSelection:
     """The rows of a coarser value that a cell of a finer partition reads: all rows of a cell, one, or several.
 
-    `rows` is None for the whole cell, a number for one row of a stack, else int64 of shape [rows].  `stacked` is whether
-    the result has a row for each value.
+    `rows` is None for the whole cell, a number for one row of a stack, else int64 of shape [rows].  `stacked` is
+    whether the result has a row for each value.
     """
 
     cell: int

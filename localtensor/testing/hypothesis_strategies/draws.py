@@ -8,9 +8,9 @@
     ...     assert torch.equal(doubled, x.whole * 2)
     >>> test_doubling_works_shard_by_shard()
 
-A drawn value is frozen, with a short repr that can be executed, or a plain tensor.  Tensors are drawn as shape, seed and
-pattern, never element by element.  Except for "rough" values, sums over up to eight ranks are exact in every dtype and
-every order, so that a property can compare with `torch.equal`.
+A drawn value is frozen, with a short repr that can be executed, or a plain tensor.  Tensors are drawn as shape, seed
+and pattern, never element by element.  Except for "rough" values, sums over up to eight ranks are exact in every dtype
+and every order, so that a property can compare with `torch.equal`.
 
 Counterexamples shrink to
 
@@ -48,8 +48,8 @@ from localtensor.testing.programs.strategy import rank_programs
 
 __all__ = [
     "DTYPES", "KINDS", "PATTERNS", "PLAIN", "USUAL", "BadDraw", "Drawn", "Layout", "OpCall", "Sharded", "assemble",
-    "drawn", "layouts", "meshes", "op_calls", "placements", "rank_programs", "read_spec", "schedules", "shapes", "sharded", "spec_text",
-    "specs", "tensor_of", "tensors",
+    "drawn", "layouts", "meshes", "op_calls", "placements", "rank_programs", "read_spec", "schedules", "shapes",
+    "sharded", "spec_text", "specs", "tensor_of", "tensors",
 ]  # fmt: skip
 PLAIN = ("R", "S", "P")
 """The kinds of placement that are drawn by default; "SS", which few ops support, is drawn on request only."""
@@ -150,8 +150,8 @@ def specs(
     """A `Spec`: a mesh, placements, a shape and a dtype.  Given arguments are not drawn.
 
     Uneven and empty shards are among them, dims of one element and none, scalars, and several axes that cut the same
-    dim.  The layouts are those of `layouts`.  With `orders`, such axes also cut in another order than from left to right,
-    `spec.shard_order`; this finds code that reads placements alone.
+    dim.  The layouts are those of `layouts`.  With `orders`, such axes also cut in another order than from left to
+    right, `spec.shard_order`; this finds code that reads placements alone.
 
     >>> from hypothesis import find
     >>> spec = find(specs(Mesh.of(dp=2), kinds=("S",)), lambda spec: spec.shape[0] > 2)
@@ -160,8 +160,9 @@ def specs(
     >>> spec_text(find(specs(orders=True), lambda spec: spec.shard_order and min(spec.mesh.sizes) > 1))
     'f32[1] @ a=2:S(0)[1], b=2:S(0)[0]'
     """
-    requested = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
-                   (min_ranks, max_ranks), max_axes, (min_dims, max_dims), max_size)  # fmt: skip
+    some = (dtype,) if dtype is not None else dtypes
+    ranks, dims = (min_ranks, max_ranks), (min_dims, max_dims)
+    requested = _specs("specs", mesh, shape, some, kinds, ranks, max_axes, dims, max_size)
     requested = replace(requested, orders=orders)
     return st.composite(requested.spec)()
 
@@ -231,8 +232,9 @@ def tensors(
     tensor([[0., 1.],
             [2., 3.]])
     """
-    return drawn(shape, dtype, patterns=patterns, dtypes=dtypes, requires_grad=requires_grad, min_dims=min_dims,
-                 max_dims=max_dims, max_size=max_size).map(tensor_of)  # fmt: skip
+    sizes = {"min_dims": min_dims, "max_dims": max_dims, "max_size": max_size}
+    values = drawn(shape, dtype, patterns=patterns, dtypes=dtypes, requires_grad=requires_grad, **sizes)
+    return values.map(tensor_of)
 
 
 def tensor_of(drawn: Drawn) -> Tensor:
@@ -245,10 +247,10 @@ def sharded(
 ) -> st.SearchStrategy[Sharded]:
     """A whole tensor, its spec, and each rank's piece: a `Sharded`; its law: `assemble(x.pieces, x.spec) == x.whole`.
 
-    `spec` is a spec, its text, or a strategy; without one, `placement_options` are those of `specs`.  Partial values are made to
-    expose errors: they cancel, change their sign, tie, and are zero where the total is not; the seed decides which, and on
-    which rank.  `patterns` are those of `tensors`, except that extremes are not drawn where an average is pending: no
-    numbers of the dtype have them as their average.
+    `spec` is a spec, its text, or a strategy; without one, `placement_options` are those of `specs`.  Partial values
+    are made to expose errors: they cancel, change their sign, tie, and are zero where the total is not; the seed
+    decides which, and on which rank.  `patterns` are those of `tensors`, except that extremes are not drawn where an
+    average is pending: no numbers of the dtype have them as their average.
 
     >>> from hypothesis import find
     >>> find(sharded("i64[2] @ dp=2:P(sum)"), lambda x: x.whole[1] == 1 and x.pieces[0][1] < 0)

@@ -1,8 +1,8 @@
 """The layouts of drawn tensors: placements for one axis, sizes of meshes, specs as text, and sharded values.
 
-Placements and sizes come the simplest first; a value that stands in a table several times is drawn more often, and is as
-simple as its first occurrence.  The ranks of a mesh are drawn first, and the last axis has as many as are left; so any
-axis can be dropped, and one rank after the other, without a change of meaning of the other drawn numbers.
+Placements and sizes come the simplest first; a value that stands in a table several times is drawn more often, and is
+as simple as its first occurrence.  The ranks of a mesh are drawn first, and the last axis has as many as are left; so
+any axis can be dropped, and one rank after the other, without a change of meaning of the other drawn numbers.
 
 A spec is one line of text with the sizes of its mesh: `f32[5,3] @ dp=2:S(0), tp=4:R`.  Where axes do not cut a dim from
 left to right, each has its turn: `f32[8] @ dp=2:S(0)[1], tp=2:S(0)[0]`.  `localtensor.layout.shards` defines layouts.
@@ -15,7 +15,6 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,15 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import is_unambiguous, partial_values
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard, parse, shape_text, shard_cut, short, shorts
-from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, exact_bound, exact_unit, real_dtype
+from localtensor.testing.hypothesis_strategies.values import (
+    DTYPES,
+    BadDraw,
+    Drawn,
+    exact_bound,
+    exact_unit,
+    print_repr,
+    real_dtype,
+)
 
 FACTORS = (2, 3)
 """The split factors of a strided shard that stands alone."""
@@ -187,11 +194,11 @@ def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, spars
     """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x bit for bit in any order of the ranks.
 
     The parts cancel, change sign, tie, and are zero where the total is not, as those of `reductions.parts`; but every
-    number of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is rounded.
-    Where the total is no multiple of it, infinite or NaN, one rank alone holds it.  `sparse` is the second form: zeros of
-    the parts that are not zeros of the total (sum, avg), ties (min, max), ones (product).  An average of a number that is
-    near the end of its dtype has no exact parts, nor has one of integers.  Raises `NotReducible` where the reduction has
-    no meaning for the dtype.
+    number of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is
+    rounded.  Where the total is no multiple of it, infinite or NaN, one rank alone holds it.  `sparse` is the second
+    form: zeros of the parts that are not zeros of the total (sum, avg), ties (min, max), ones (product).  An average of
+    a number that is near the end of its dtype has no exact parts, nor has one of integers.  Raises `NotReducible` where
+    the reduction has no meaning for the dtype.
     """
     if kind in ("min", "max") or not (x.dtype.is_floating_point or x.dtype.is_complex):
         return partial_values(x, kind, ranks, rng, sparse=sparse)
@@ -236,8 +243,9 @@ class Sharded:
     """A whole tensor and each rank's piece, made from a spec, a pattern and a seed, which are also its repr.
 
     `pieces[rank]` are fresh, contiguous tensors that share no memory, so a test may write into them.
-    `assemble(x.pieces, x.spec)` is `x.whole` bit for bit, except for "rough", on up to eight ranks.  Two are equal if spec, pattern and seed are.  Raises `BadDraw` for an unknown pattern, `BadPlacement` for a layout without a meaning, or
-    with two.
+    `assemble(x.pieces, x.spec)` is `x.whole` bit for bit, except for "rough", on up to eight ranks.  Two are equal if
+    spec, pattern and seed are.  Raises `BadDraw` for an unknown pattern, `BadPlacement` for a layout without a meaning,
+    or with two.
 
     >>> sharded = Sharded.of("i64[5] @ dp=2:S(0), tp=2:P(sum)", "arange", 1)
     >>> sharded.whole
@@ -269,9 +277,7 @@ class Sharded:
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "pieces", tuple(cut_pieces(whole, spec, self.seed, exact=self.pattern != "rough")))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Prints the repr, where Hypothesis would print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         return f"Sharded.of({spec_text(self.spec)!r}, {self.pattern!r}, {self.seed})"

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from localtensor._util.opinfo import drawn_samples
 from localtensor.layout.spec import shape_text
-from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype
+from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype, print_repr
 
 MOST_SAMPLES = 12
 """The number of samples used of one op and dtype."""
@@ -84,8 +84,8 @@ class OpCall:
     """One call of one op: `op(*args, **kwargs)`, which `call()` makes.  The name, dtype, number and seed make it again.
 
     `says` is the call as text.  If it is given, the sample must still match it: `BadDraw` is raised when another torch
-    version has other samples, so that a kept example does not silently change.  The tensors are fresh, and belong to the
-    holder of the value.
+    version has other samples, so that a kept example does not silently change.  The tensors are fresh, and belong to
+    the holder of the value.
 
     >>> call = OpCall("add", torch.float32, 1)  # doctest: +SKIP
     >>> call  # doctest: +SKIP
@@ -121,9 +121,7 @@ class OpCall:
         """The result of the op for these arguments."""
         return self.op(*self.args, **self.kwargs)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Prints the repr, where Hypothesis would print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         return f"OpCall({self.name!r}, {self.dtype}, {self.number}, {self.seed}, {self.says!r})"

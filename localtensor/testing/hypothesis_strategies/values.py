@@ -1,7 +1,7 @@
 """A drawn tensor as shape, dtype, pattern and seed, and the checks of the arguments of strategies.
 
-Every number of an exact pattern is a multiple of `exact_unit(dtype)`, and at most `exact_bound(dtype)`: so small that sums over eight
-ranks and more, in any order, are exact.  So a property can compare bit for bit in every dtype.
+Every number of an exact pattern is a multiple of `exact_unit(dtype)`, and at most `exact_bound(dtype)`: so small that
+sums over eight ranks and more, in any order, are exact.  So a property can compare bit for bit in every dtype.
 
 Each argument of a strategy is checked when the strategy is made, before anything is drawn.
 """
@@ -30,6 +30,11 @@ KINDS = ("R", "S", "SS", "P", *(f"P({reduction})" for reduction in REDUCTIONS))
 
 class BadDraw(Refusal, call="draws.{call}", values="{argument}={value!r}"):
     """An invalid argument of a strategy."""
+
+
+def print_repr(value: object, printer: Any, cycle: bool) -> None:
+    """Prints the repr of a failing example, where Hypothesis would print the fields: a class's `_repr_pretty_`."""
+    printer.text(repr(value))
 
 
 def check_count(call: str, argument: str, value: object, least: int) -> None:
@@ -251,9 +256,7 @@ class Drawn:
         both = PATTERNS[self.pattern]((*self.shape, 2), self.dtype, rng).to(real_dtype(self.dtype))
         return torch.view_as_complex(both).requires_grad_(self.requires_grad)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Prints the repr, where Hypothesis would print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""

@@ -19,8 +19,10 @@ LISTS = ("scatter", "reduce_scatter", "all_to_all")  # each rank, or the root, b
 FUNCTIONAL = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 SPLITS = ("all_to_all_single",)
 MESSAGES = ("message", "batch")
-COLLECTIVES = (*IN_PLACE, "all_gather", "all_gather_into_tensor", "gather", *LISTS, "reduce_scatter_tensor", *SPLITS,
-               "permute", "barrier", *OBJECTS)  # fmt: skip
+COLLECTIVES = (
+    *IN_PLACE, "all_gather", "all_gather_into_tensor", "gather", *LISTS, "reduce_scatter_tensor", *SPLITS, "permute",
+    "barrier", *OBJECTS,
+)  # fmt: skip
 KINDS = (*COLLECTIVES, *MESSAGES)
 
 

@@ -1,7 +1,7 @@
 """A rank program as a value: its repr is code that runs, it runs on every backend of `run`, and has expected results.
 
-An event becomes lines of ordinary torch.distributed code.  The printed code contains `feed`, `mix` and `blank` themselves,
-which therefore use nothing of this project.
+An event becomes lines of ordinary torch.distributed code.  The printed code contains `feed`, `mix` and `blank`
+themselves, which therefore use nothing of this project.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from localtensor._util.events import Place
+from localtensor.testing.hypothesis_strategies.values import print_repr
 from localtensor.testing.programs.model import (
     IN_PLACE,
     LISTS,
@@ -312,9 +313,7 @@ class RankProgram:
     def __repr__(self) -> str:
         return self.rendered().source
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Prints the repr, where Hypothesis would print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
 
 @functools.lru_cache(maxsize=64)

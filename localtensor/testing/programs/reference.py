@@ -1,7 +1,7 @@
 """The slow reference of a rank program: plain loops over numpy arrays, one rank after the other.
 
-It shares no code with the engine.  It computes the final values of each rank, or raises `IllegalProgram` for a program that is
-wrong under any schedule.  So an injected fault is harmless exactly if the reference still completes.
+It shares no code with the engine.  It computes the final values of each rank, or raises `IllegalProgram` for a program
+that is wrong under any schedule.  So an injected fault is harmless exactly if the reference still completes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Hypothesis strategy of whole rank programs that are right by construction.
 
 All ranks launch in one global order, wait later, and read their results later still, so that none waits for ever.
-Programs shrink in this order: fewer ranks, fewer groups, fewer ops, an all-reduce in place of another op, the sum, int64,
-smaller shapes, no async work, no delays.
+Programs shrink in this order: fewer ranks, fewer groups, fewer ops, an all-reduce in place of another op, the sum,
+int64, smaller shapes, no async work, no delays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ambient settings that change how a call is propagated, though they are no argument of it, each with its reason.
 
 All caches of propagated results use this list: DTensor's, shared by rank threads or kept between programs, and that of
-the propagator without DTensor.  `ambient_settings()` is read at each lookup and is part of the key, so all getters together take
-a fraction of a microsecond.  Importing this module imports DTensor, which takes a second.
+the propagator without DTensor.  `ambient_settings()` is read at each lookup and is part of the key, so all getters
+together take a fraction of a microsecond.  Importing this module imports DTensor, which takes a second.
 
 Left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor rules), a default device (a spec has
 none), TF32 and oneDNN switches (digits only), and torch-function modes: they may do anything, so a propagator computes

@@ -1,19 +1,19 @@
 """DTensor's propagation and sharding rules under rank threads: results are shared, registered rules are per rank.
 
 torch keeps propagated shardings per thread, because they may depend on the rank.  Most do not: the result of a rule
-follows from placements, shapes and arguments, and the rank matters only through the size of its own piece.  So the first
-rank computes a result for all, if every tensor in it is cut into equal pieces, if it holds no placements with state
-(_MaskPartial) or other geometry (_StridedShard), and if torch's own rules produced it: other rules may ask for the
-rank, and ranks that disagree then deadlock, which a simulation must show.  Each rank gets the result on its own mesh.
-Everything else each rank computes for itself, as in torch; so does a rank inside a test's patch, which may observe or
-change propagation.
+follows from placements, shapes and arguments, and the rank matters only through the size of its own piece.  So the
+first rank computes a result for all, if every tensor in it is cut into equal pieces, if it holds no placements with
+state (_MaskPartial) or other geometry (_StridedShard), and if torch's own rules produced it: other rules may ask for
+the rank, and ranks that disagree then deadlock, which a simulation must show.  Each rank gets the result on its own
+mesh.  Everything else each rank computes for itself, as in torch; so does a rank inside a test's patch, which may
+observe or change propagation.
 
 A rank that computes may lose its turn, because a user's rule may do anything.  Another rank with the same question then
 computes for itself, since waiting could take for ever.
 
-A rule that a module registers when it is imported is for all ranks, since Python imports a module only once.  Rules that
-a rank registers later, as by `register_sharding` in the body of a test, are swapped at each hand-over, key by key, and
-removed when the run is over.
+A rule that a module registers when it is imported is for all ranks, since Python imports a module only once.  Rules
+that a rank registers later, as by `register_sharding` in the body of a test, are swapped at each hand-over, key by key,
+and removed when the run is over.
 
 torch's private parts are touched through `PRIVATE`.
 """

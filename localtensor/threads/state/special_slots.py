@@ -1,7 +1,7 @@
 """Slots that take more than a name or a flag: environment, warnings, context_parallel's rules; and what is not swapped.
 
-Such a slot has a `name`, a reason `why`, and the methods `ready()`, whether its subject has been imported; `save()`, the
-running rank's value; `load(want, held)`, which puts another rank's value in its place; and `initial(who)`, a rank's
+Such a slot has a `name`, a reason `why`, and the methods `ready()`, whether its subject has been imported; `save()`,
+the running rank's value; `load(want, held)`, which puts another rank's value in its place; and `initial(who)`, a rank's
 first value.  Optional are `bind()`, called once, when it is ready; `late(who)` and `outside()`, the values of a rank
 and of the caller from before it was ready (default: `initial(who)`, and what the run leaves); and `over()`, called when
 the run has ended.

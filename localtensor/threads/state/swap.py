@@ -5,9 +5,9 @@
         switch(None, states[0])       # rank 0 runs
         switch(states[0], states[1])  # rank 1 runs
 
-`SLOTS` lists what is swapped; special_slots.py lists what is not, and why.  Only one rank may run at a time, and only its
-thread may call `switch`.  A hand-over between ranks that changed nothing takes some microseconds: switches are read and
-set only where they differ, names are swapped by reference.
+`SLOTS` lists what is swapped; special_slots.py lists what is not, and why.  Only one rank may run at a time, and only
+its thread may call `switch`.  A hand-over between ranks that changed nothing takes some microseconds: switches are read
+and set only where they differ, names are swapped by reference.
 
 The state of a module that is imported during the run is swapped from the next hand-over on.  What its import itself did
 (a filter, an environment variable) stays with the first rank that imported it, because Python imports a module only once.

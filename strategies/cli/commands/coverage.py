@@ -23,7 +23,7 @@ from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
-from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
 from strategies.ops.validation.claims import calls_of_overloads
 from strategies.ops.validation.coverage import OverloadComparison, coverage, most_used
 from strategies.ops.validation.run import RuleResult, ValidationEffort, validate_rules
@@ -80,8 +80,8 @@ def coverage_of_lines(lines: Iterable[journal.Line]) -> dict[str, OverloadCovera
     reasons: dict[str, list[str]] = defaultdict(list)
     kept = list(lines)
     for line in journal.lines_of_kind(kept, "unit"):
-        op, trial = line["unit"].split(" ")[:2]
-        if trial != "alone":
+        op, kind = line["unit"].split(" ")[:2]
+        if kind != "alone":
             continue
         samples[op] += line.get("samples", 0)
         verdicts[op] |= {Verdict.SOUND.value} if line.get("sound") else set()

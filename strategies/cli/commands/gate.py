@@ -94,9 +94,11 @@ def _amend_baseline(
 def _write(options: GateOptions, result: GateResult, home: str) -> str:
     """Write the requested files.  Why one could not be written, or "": the result is printed all the same."""
     texts: dict[str, Callable[[], str]] = {
-        "--junit": lambda: junit(result), "--json": lambda: as_json(result), "--summary": lambda: github.summary(result),
+        "--junit": lambda: junit(result),
+        "--json": lambda: as_json(result),
+        "--summary": lambda: github.summary(result),
         "--sarif": lambda: sarif(result, baseline=home, version=localtensor.__version__),
-    }  # fmt: skip
+    }
     for flag, path in options.files():
         try:
             if flag == "--summary" and str(path) == os.environ.get("GITHUB_STEP_SUMMARY"):

@@ -58,9 +58,13 @@ def run(options: PlanOptions) -> int:
             query = _query(options)
             code = report.python_code(query) if options.code else ""
             best = plan(
-                query.src, query.dst, query.price, topology=query.topology, memory=query.memory,
+                query.src,
+                query.dst,
+                query.price,
+                topology=query.topology,
+                memory=query.memory,
                 flattened=query.flattened,
-            )  # fmt: skip
+            )
             with errors.status(SEARCH) if errors.is_terminal else contextlib.nullcontext():
                 found, theirs = _alternatives(options, query, best)
     except LocalTensorError as error:  # a user's own price may fail at any step
@@ -74,9 +78,16 @@ def run(options: PlanOptions) -> int:
 
 def _query(options: PlanOptions) -> PlanRequest:
     query = plan_request(
-        options.text, by=options.by, topology=options.topology, inner=options.inner, outer=options.outer,
-        per_node=options.per_node, memory=options.memory, flattened=options.flattened, folder=str(Path.cwd()),
-    )  # fmt: skip
+        options.text,
+        by=options.by,
+        topology=options.topology,
+        inner=options.inner,
+        outer=options.outer,
+        per_node=options.per_node,
+        memory=options.memory,
+        flattened=options.flattened,
+        folder=str(Path.cwd()),
+    )
     if options.picture is not None and options.picture != HERE:
         path = Path(options.picture)
         if path.suffix not in PICTURES:

@@ -92,9 +92,12 @@ def _run_scripts(options: RacesOptions, shown: ProgressBar) -> list[ProgramSumma
             parts.append(ProgramSummary(name, asks, 0, 0.0, trouble=trouble))
         else:
             text = race_script(
-                name, threads=options.threads or THREADS, rounds=options.schedules or SCHEDULES["dtensor"],
-                seed=options.seed, seconds=max(1, int(left)),
-            )  # fmt: skip
+                name,
+                threads=options.threads or THREADS,
+                rounds=options.schedules or SCHEDULES["dtensor"],
+                seed=options.seed,
+                seconds=max(1, int(left)),
+            )
             parts.append(run_race_script(name, asks, text, left))
         shown.tick()
     return parts

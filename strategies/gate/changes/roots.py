@@ -13,8 +13,8 @@ from strategies.gate.changes.normal_form import NormalForm
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """`units` in an order that does not depend on their positions; of them `defines` define the op, `rules` register its
-    rule."""
+    """`units` in an order that does not depend on their positions; of them `defines` define the op, `rules` register
+    its rule."""
 
     units: tuple[Statement, ...]
     defines: frozenset[Statement]

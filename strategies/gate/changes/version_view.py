@@ -25,14 +25,18 @@ from strategies.gate.changes.normal_form import UNBOUND
 from strategies.gate.changes.project import Project, ProjectFunctions, Version, rule_functions, start_files
 from strategies.gate.changes.roots import roots_of
 
-FILE_READERS = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
-         "os.listdir", "os.scandir", "os.walk", "subprocess.", "sqlite3.", "numpy.load", "numpy.fromfile", "torch.load",
-         "torch.jit.load", "torch.ops.load_library", "torch.utils.cpp_extension", "torch.classes.load_library")  # fmt: skip
+FILE_READERS = (
+    "builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
+    "os.listdir", "os.scandir", "os.walk", "subprocess.", "sqlite3.", "numpy.load", "numpy.fromfile", "torch.load",
+    "torch.jit.load", "torch.ops.load_library", "torch.utils.cpp_extension", "torch.classes.load_library",
+)  # fmt: skip
 """Names by which code reads files of any kind."""
 FILE_METHODS = (".read_text", ".read_bytes", ".open", ".iterdir", ".rglob")
 """Methods of paths that read files."""
-COMPUTED_IMPORTS = ("importlib.import_module", "builtins.__import__", "pkgutil.walk_packages", "pkgutil.iter_modules", "sys.modules",
-            "importlib.util", "runpy.")  # fmt: skip
+COMPUTED_IMPORTS = (
+    "importlib.import_module", "builtins.__import__", "pkgutil.walk_packages", "pkgutil.iter_modules", "sys.modules",
+    "importlib.util", "runpy.",
+)  # fmt: skip
 """Names by which modules are imported by computed names."""
 IMPORTERS = frozenset({"importlib", "pkgutil", "runpy"})
 """Modules that import others by computed names: then every file of a package may be imported."""
@@ -169,14 +173,16 @@ def functions_in_project(project: Project) -> ProjectFunctions:
 
 
 PURE = frozenset({
-    "__future__", "abc", "array", "ast", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses",
-    "decimal", "enum", "fractions", "functools", "heapq", "inspect", "itertools", "logging", "math", "numbers", "operator",
-    "re", "statistics", "string", "struct", "textwrap", "torch", "types", "typing", "warnings",
+    "__future__", "abc", "array", "ast", "bisect", "builtins", "cmath", "collections", "contextlib", "copy",
+    "dataclasses", "decimal", "enum", "fractions", "functools", "heapq", "inspect", "itertools", "logging", "math",
+    "numbers", "operator", "re", "statistics", "string", "struct", "textwrap", "torch", "types", "typing", "warnings",
 })  # fmt: skip
 """Modules whose results depend on arguments and on their version only, except for the names in `IMPURE`."""
-IMPURE = ("builtins.input", "builtins.open", "builtins.hash", "builtins.id", "torch.cuda.", "torch.accelerator.", "torch.backends.",
-          "torch.mps.", "torch.xpu.", "torch.hub.", "torch.distributed.get_", "torch.get_num_threads", "numpy.random.",
-          "requests.")  # fmt: skip
+IMPURE = (
+    "builtins.input", "builtins.open", "builtins.hash", "builtins.id", "torch.cuda.", "torch.accelerator.",
+    "torch.backends.", "torch.mps.", "torch.xpu.", "torch.hub.", "torch.distributed.get_", "torch.get_num_threads",
+    "numpy.random.", "requests.",
+)  # fmt: skip
 """Names by which code reads state outside of the project's text: a terminal, files, the machine, the run."""
 CONSTANTS_OF_SYS = frozenset({"sys.version_info", "sys.maxsize", "sys.float_info"})
 """Names of other standard modules whose values follow from Python's version and the kind of machine."""

@@ -81,9 +81,13 @@ def _new(result: GateResult) -> Iterator[tuple[str, ...]]:
     for reviewed in result.new:
         found = reviewed.finding
         yield (
-            _code(found.name), markdown_escaped(kinds_text(reviewed.new)), str(found.ranks), _code(call_text(found)) if found.sample else "",
-            markdown_escaped(found.reason), "silent" if is_silent(found) else "loud",
-        )  # fmt: skip
+            _code(found.name),
+            markdown_escaped(kinds_text(reviewed.new)),
+            str(found.ranks),
+            _code(call_text(found)) if found.sample else "",
+            markdown_escaped(found.reason),
+            "silent" if is_silent(found) else "loud",
+        )
 
 
 def _table(title: str, heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

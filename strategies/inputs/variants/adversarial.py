@@ -1,9 +1,9 @@
 """Adversarial calls and values, drawn from a seed to disprove rules that hold for one call by chance.
 
-A rule may hold only because two sizes are equal, all values are positive, or no elements tie.  `adversaries` makes calls
-with other sizes and values: sizes only grow, so that indices stay valid, and only operands of arithmetic change their sign.
-`VALUES` are other values for the same call (positions of extremes, ties, zeros, signs, magnitudes, repeated indices, ends of
-dtypes): shapes and dtypes stay, and so do the claims.
+A rule may hold only because two sizes are equal, all values are positive, or no elements tie.  `adversaries` makes
+calls with other sizes and values: sizes only grow, so that indices stay valid, and only operands of arithmetic change
+their sign.  `VALUES` are other values for the same call (positions of extremes, ties, zeros, signs, magnitudes,
+repeated indices, ends of dtypes): shapes and dtypes stay, and so do the claims.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def with_nans(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None
 def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int = 1) -> tuple[Tensor, ...] | None:
     """Special values at random positions of the float tensors.
 
-    None for ops whose kernels are not deterministic for NaN: orthogonal polynomials (torch 2.13: `x = nan` gives 125103.9 in
-    one lane and 0 in another), and fused optimizers, whose vectorised part differs from the rest.
+    None for ops whose kernels are not deterministic for NaN: orthogonal polynomials (torch 2.13: `x = nan` gives
+    125103.9 in one lane and 0 in another), and fused optimizers, whose vectorised part differs from the rest.
     """
     if "polynomial" in sample.op or "._fused_" in sample.op:
         return None
@@ -363,16 +363,19 @@ def _takes_any_integers(sample: Sample) -> bool:
 
 
 VALUES: tuple[Values, ...] = (
-    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", with_nan_and_infinities, partial="never", wild=True),
+    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers",
+           with_nan_and_infinities, partial="never", wild=True),
     Values("holes", "one rank's part is NaN, and the others' are numbers", with_nans, partial="only", wild=True),
     Values("cancelling", "parts a thousand times larger than their total cross every threshold",
            lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
-    Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(with_maxima_in_the_middle)),
+    Values("middle", "the maximum of every row is on neither the first nor the last rank",
+           _floats(with_maxima_in_the_middle)),
     Values("ties", "equal numbers on several ranks: which is first, and how many are there", _floats(equal_maxima)),
     Values("few integers", "ties that no noise breaks", few_integers),
-    Values("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
+    Values("all equal", "a spread of nothing, and every element is a maximum",
+           _floats(lambda x, _: torch.ones_like(x))),
     Values("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),
     Values("positive", "what is right for one sign only", _floats(lambda x, _: x.abs() + 0.1)),
     Values("negative", "what is right for one sign only", _floats(lambda x, _: -x.abs() - 0.1)),

@@ -18,8 +18,8 @@ from strategies.model.rule import Sample
 
 FORMS: tuple[InputForm, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
 PER_SAMPLE, PER_TRACED = 2, 1
-"""Forms tested per sample, and per sample of a decomposition.  A form costs as much as a sample: with two, 24 samples of an
-overload give each of its forms at least one turn."""
+"""Forms tested per sample, and per sample of a decomposition.  A form costs as much as a sample: with two, 24 samples
+of an overload give each of its forms at least one turn."""
 MOST_REJECTED = 4
 """Calls of one form that the op may reject, on one sample, before the next form has its turn."""
 CANDIDATES = 32
@@ -42,9 +42,10 @@ def variations(
 ) -> Iterator[tuple[Sample, OracleResult, str]]:
     """The sample, then at most `budget` other calls made from it that the op accepts, each with its oracle and form name.
 
-    Forms with `always` are tested on the first samples in addition.  `number` is the number of the sample in its overload.
-    `turns` counts how often each form was tested on the samples of this overload before, and is updated: forms with the fewest
-    turns come first, rotated by `number`.  Pass one counter for all samples of an overload, in their order.
+    Forms with `always` are tested on the first samples in addition.  `number` is the number of the sample in its
+    overload.  `turns` counts how often each form was tested on the samples of this overload before, and is updated:
+    forms with the fewest turns come first, rotated by `number`.  Pass one counter for all samples of an overload, in
+    their order.
     """
     yield sample, truth, ""
     turns = Counter() if turns is None else turns

@@ -1,7 +1,7 @@
 """The type of all input forms, and forms of a call with its dims, indices or memory layout given otherwise.
 
-Dims are counted from the other end, replaced, left out, kept or dropped.  Indices are counted from the end.  Tensors are
-transposed in memory, have gaps, or are expanded.
+Dims are counted from the other end, replaced, left out, kept or dropped.  Indices are counted from the end.  Tensors
+are transposed in memory, have gaps, or are expanded.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class InputForm:
 def with_dims_respelled(sample: Sample) -> list[Sample]:
     """The same call with its dims spelled the other way: 1 as -1 of two dims, -1 as 1.
 
-    For unsqueeze and stack -1 counts one dim more, so there are two candidates, and the caller must check which has the same
-    results.  Ops that trust their caller keep their dims.
+    For unsqueeze and stack -1 counts one dim more, so there are two candidates, and the caller must check which has the
+    same results.  Ops that trust their caller keep their dims.
     """
     if not sample.tensors or arguments.trusts_caller(sample.op):
         return []
@@ -115,8 +115,8 @@ DIMENSIONS = (
 def with_negative_indices(sample: Sample) -> Iterator[Sample]:
     """Every second index counted from the end, for each size of the first tensor in turn.
 
-    Only one of the sizes is right: the caller must check which has the same results.  On a GPU there are none, since an index
-    out of range kills the process.
+    Only one of the sizes is right: the caller must check which has the same results.  On a GPU there are none, since an
+    index out of range kills the process.
     """
     if arguments.trusts_caller(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
         return
@@ -132,7 +132,8 @@ def with_negative_indices(sample: Sample) -> Iterator[Sample]:
 
 
 INDEXED = (
-    InputForm("negative indices", "an index below zero is in no shard's range of rows", with_negative_indices, same=True),
+    InputForm("negative indices", "an index below zero is in no shard's range of rows",
+              with_negative_indices, same=True),
 )  # fmt: skip
 
 

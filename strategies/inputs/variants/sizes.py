@@ -165,15 +165,18 @@ def without_dims(sample: Sample) -> Iterator[Sample]:
 
 
 SIZES = (
-    InputForm("operand shortened", "rules that pair the shards of two operands take them to be equally long", with_shortened_operand, weight=2, always=4),
+    InputForm("operand shortened", "rules that pair the shards of two operands take them to be equally long",
+              with_shortened_operand, weight=2, always=4),
     InputForm("even", "what divides among 2, 3 and 4 ranks is not refused for being uneven", with_even_sizes),
     InputForm("one row short", "the last rank has one row less: means, offsets and paddings show", with_one_row_less),
     InputForm("uneven", "sizes that differ by rank break what is computed from the first rank's", with_uneven_sizes),
-    InputForm("square", "rows and columns of one number hide nothing and confuse what is told apart by size", with_few_rows),
+    InputForm("square", "rows and columns of one number hide nothing and confuse what is told apart by size",
+              with_few_rows),
     InputForm("oblong", "in a square tensor the wrong dim has the right size", with_oblong_sizes),
     InputForm("no rows", "a reduction of nothing has a value of its own, or none", with_no_rows),
     InputForm("one row", "a dim of size one cannot be split, and may be dropped or broadcast", with_one_row),
-    InputForm("broadcast", "a dim of size one, or none, is not where the other operand is sharded", with_broadcast_operands, weight=2),
+    InputForm("broadcast", "a dim of size one, or none, is not where the other operand is sharded",
+              with_broadcast_operands, weight=2),
     InputForm("without dims", "a tensor without dims has no dim to shard, and promotes types otherwise", without_dims),
 )  # fmt: skip
 
@@ -285,12 +288,15 @@ def with_one_result(sample: Sample) -> Iterator[Sample]:
 
 
 SCALARS = (
-    InputForm("other scalars", "many rules hold for one sign, or for 0 or 1, of a number only", other_scalars, weight=3),
+    InputForm("other scalars", "many rules hold for one sign, or for 0 or 1, of a number only",
+              other_scalars, weight=3),
     InputForm("other flags", "a flag that no sample sets changes what a rank may do alone", other_flags),
     InputForm("other dtypes", "a cast before or after the parts are summed is not the same", other_dtypes),
     InputForm("other reductions", "a mean has a denominator, a sum has none", other_reductions),
-    InputForm("ignored class", "ranks ignore differently many rows, so a mean of their means is none", with_ignored_class),
+    InputForm("ignored class", "ranks ignore differently many rows, so a mean of their means is none",
+              with_ignored_class),
     InputForm("weights", "ranks have different weights, so a mean of their means is none", with_weights),
     InputForm("left out", "a rule may count on an argument that need not be there", without_optional_tensors),
-    InputForm("one output", "of several results some are not there, and the placements must not move up", with_one_result),
+    InputForm("one output", "of several results some are not there, and the placements must not move up",
+              with_one_result),
 )  # fmt: skip

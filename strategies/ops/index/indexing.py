@@ -4,10 +4,10 @@ The index may be sharded instead: each rank looks up some positions in the whole
 
 * Indexing with tensors, `x[i, :, j]`: the index tensors are broadcast together.  Their dims take the place of the indexed dims
   if those are adjacent, else they come first.  A mask indexes as many dims as it has, and gives one of data-dependent size.
-* Ops whose result has a data-dependent size, or that address memory, have no placement rule but the all-replicated one: the
-  length of a piece's result does not determine the offsets of the others.
-* Embeddings: a shard of the rows of the table would have to look up its own rows and return zeros for the others, which no
-  placement expresses.  The `offsets` of embedding bags refer to all indices, so neither is sharded.
+* Ops whose result has a data-dependent size, or that address memory, have no placement rule but the all-replicated one:
+  the length of a piece's result does not determine the offsets of the others.
+* Embeddings: a shard of the rows of the table would have to look up its own rows and return zeros for the others, which
+  no placement expresses.  The `offsets` of embedding bags refer to all indices, so neither is sharded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import Leaf
 from strategies.ops.lib import dim_maps
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 from strategies.ops.shape.slices import Lines, diagonal, only_partial_rules, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
@@ -96,16 +96,18 @@ def only_replicated(query: RuleQuery) -> Iterator[PlacementRule]:
     yield from ()
 
 
-_COUNTED = ["aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.default",
-            "aten.unique_consecutive.default", "aten.bincount.default", "aten.repeat_interleave.Tensor"]  # fmt: skip
+_COUNTED = [
+    "aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default",
+    "aten.bincount.default", "aten.repeat_interleave.Tensor",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
     """The dims of the result of an indexing call: `free` pairs each dim that is not indexed with its dim in the result.
 
-    `at` is the dim in the result of the first dim of the broadcast index, which has `ndim` dims.  `masks` tells whether any
-    index is a mask.
+    `at` is the dim in the result of the first dim of the broadcast index, which has `ndim` dims.  `masks` tells whether
+    any index is a mask.
     """
 
     free: tuple[tuple[int, int], ...]

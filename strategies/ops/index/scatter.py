@@ -1,7 +1,7 @@
 """Rules of scatter and its relatives: values written, added or reduced into indexed positions.
 
-The indexed dim is replicated.  Along the other dims, index, tensor and values are sharded together if they are equally long.
-If values are reduced (sum, product, max, min), each rank may scatter its own, and the results are partial.
+The indexed dim is replicated.  Along the other dims, index, tensor and values are sharded together if they are equally
+long.  If values are reduced (sum, product, max, min), each rank may scatter its own, and the results are partial.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.dim_maps import KINDS, LINEAR, partial_rules, reductions_keeping, shard_rule, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "indexing"
 REDUCTION_KINDS: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_unambiguous
-from strategies.ops.semantics.rulebook import Cut, PlacementRule, RuleQuery
+from strategies.ops.semantics.rule_registry import Cut, PlacementRule, RuleQuery
 
 KINDS = ("sum", "avg", "max", "min", "product")
 """All reductions: they commute with ops that move, drop or repeat elements."""
@@ -95,8 +95,8 @@ def linear_partial_rules(
 ) -> Iterator[PlacementRule]:
     """For each kind, the placement rule from partial arguments of these names to partial results.
 
-    The op must be linear in all of them at once.  `outputs` selects the partial results, all if it is empty; the others must
-    not depend on these arguments.
+    The op must be linear in all of them at once.  `outputs` selects the partial results, all if it is empty; the others
+    must not depend on these arguments.
     """
     leaves = [leaf for name in names for leaf in query.leaves(name)]
     dtypes = [query.tensors[leaf].dtype for leaf in leaves]

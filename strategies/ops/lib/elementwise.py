@@ -1,8 +1,8 @@
 """Helpers of elementwise rules: shards of broadcast operands, casts of partial values, and linear ops.
 
-A linear op, `f(a + b) = f(a) + f(b)`, takes sums and averages of parts to those of its results.  That holds for integers that
-wrap, unless the result has a wider dtype than the parts, which had wrapped or were rounded before.  Averages of integers are
-rounded, and booleans add as "or": no op is linear in those.
+A linear op, `f(a + b) = f(a) + f(b)`, takes sums and averages of parts to those of its results.  That holds for
+integers that wrap, unless the result has a wider dtype than the parts, which had wrapped or were rounded before.
+Averages of integers are rounded, and booleans add as "or": no op is linear in those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import is_unambiguous
-from strategies.ops.semantics.rulebook import Meta, PlacementRule, RuleFunction, RuleQuery
+from strategies.ops.semantics.rule_registry import Meta, PlacementRule, RuleFunction, RuleQuery
 
 RuleMaker = Callable[[RuleQuery], Iterable[PlacementRule]]
 

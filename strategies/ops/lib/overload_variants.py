@@ -1,16 +1,17 @@
 """Rules derived for the variants of an op: in place, with `out=`, the copy of a view, and the `_foreach_` ops on lists.
 
-A variant that writes has the placement rules of the op that does not, and what it writes to is placed as the result.  There
-are two restrictions:
+A variant that writes has the placement rules of the op that does not, and what it writes to is placed as the result.
+There are two restrictions:
 
 * A tensor that is written to is never redistributed, so placement rules with different placements of that input and the
   result are dropped.  An `out=` of another shape is resized, and its pieces are not those of the result: no rules then.
-* The written dtype may differ from the op's own (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A cast does not commute with
-  every reduction (integers wrap, floats are truncated), so then no placement rule has a Partial.
+* The written dtype may differ from the op's own (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A cast does not commute
+  with every reduction (integers wrap, floats are truncated), so then no placement rule has a Partial.
 
-A foreach op is one call for each element of its lists.  Each element may have its own placements, but their combinations are
-too many.  So there is a placement rule for each one of the single op, applied to all elements that have it, the others
-replicated; and, for short lists, for each element alone.  A caller that can propagate call by call uses `Each.elements`.
+A foreach op is one call for each element of its lists.  Each element may have its own placements, but their
+combinations are too many.  So there is a placement rule for each one of the single op, applied to all elements that
+have it, the others replicated; and, for short lists, for each element alone.  A caller that can propagate call by call
+uses `Each.elements`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from strategies.model.rule import Call, Leaf, flat_results, overload
-from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleQuery, overload_exists
+from strategies.ops.semantics.rule_registry import Cut, Meta, OpRule, PlacementRule, RuleQuery, overload_exists
 
 IMPLIED_BY_OUT = frozenset({"dtype", "layout", "device", "pin_memory"})
 """Arguments that an op with `out=` does not have, since the given tensor determines them."""
@@ -65,7 +66,7 @@ def with_variants(*tables: Iterable[OpRule], but: Sequence[str] = ()) -> tuple[O
 
     An overload with a rule of its own keeps it.
 
-    >>> from strategies.ops.semantics.rulebook import rules
+    >>> from strategies.ops.semantics.rule_registry import rules
     >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda query: [])
     >>> [entry.op for entry in with_variants(given)]
     ['aten.relu.default', 'aten.relu.out', 'aten.relu_.default']
@@ -218,7 +219,7 @@ def on_lists(entries: Iterable[OpRule]) -> tuple[OpRule, ...]:
 
     Those with `out=` are left out: torch 2.13 has their schemas, but no kernels.
 
-    >>> from strategies.ops.semantics.rulebook import rules
+    >>> from strategies.ops.semantics.rule_registry import rules
     >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda query: [])
     >>> [entry.op for entry in on_lists(given)]
     ['aten._foreach_neg.default', 'aten._foreach_neg_.default']
@@ -282,7 +283,7 @@ class ForeachElement:
     """One element of a list op: the rule and the query of its call, and the leaf numbers of its tensors in the list op."""
 
     rule: OpRule
-    ask: RuleQuery
+    query: RuleQuery
     leaves: tuple[int, ...]
 
 
@@ -320,7 +321,7 @@ class ForeachRule:
 
     def __call__(self, query: RuleQuery) -> Iterator[PlacementRule]:
         elements = self.elements(query)
-        offered = [e.rule.lines(e.ask) for e in elements]
+        offered = [e.rule.lines(e.query) for e in elements]
         found = [{(*line.inputs, None, *line.outputs, line.cut): line for line in lines} for lines in offered]
         for name in dict.fromkeys(name for lines in found for name in lines):
             yield from _joined(query, elements, [lines.get(name) for lines in found])

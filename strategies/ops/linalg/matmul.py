@@ -1,8 +1,8 @@
 """Rules of matrix products, written in the letters of an einsum.
 
-A letter of the result is sharded in the result and in the operands that have it.  The other letters are summed over, so their
-shards give partial sums; an added tensor must then be a partial sum, too, or each rank would add all of it.  A product is
-linear in each operand while the others are replicated.
+A letter of the result is sharded in the result and in the operands that have it.  The other letters are summed over, so
+their shards give partial sums; an added tensor must then be a partial sum, too, or each rank would add all of it.  A
+product is linear in each operand while the others are replicated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import AVG, SUM, aligned, linear_partials
 from strategies.ops.lib.overload_variants import rule_of_variant, with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH = "abcdefgh"
 """Letters of the batch dims of matmul and linear, the last letter for the last of them."""

@@ -1,9 +1,10 @@
 """Rules of batched linear algebra, distances and Fourier transforms.
 
-Each matrix of a batch is independent.  A row of `MATRIX_DIMS` has, for each tensor, the number of its last dims that belong to a
-matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that dim, are replicated
-(DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over columns where a distance
-is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a batch.
+Each matrix of a batch is independent.  A row of `MATRIX_DIMS` has, for each tensor, the number of its last dims that
+belong to a matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that
+dim, are replicated (DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over
+columns where a distance is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a
+batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.elementwise import sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, rules
 
 MATRIX_DIMS = {
     "cholesky": ("2", "2"), "cholesky_inverse": ("2", "2"), "cholesky_solve": ("22", "2"),

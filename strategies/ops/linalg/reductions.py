@@ -3,10 +3,10 @@
 The sum of a shard is a partial sum, its `amax` a partial maximum.  A mean of means is the mean only for even shards.  The
 variance, the median or the position (`argmax`) of a shard is no partial result: then only the remaining dims are sharded.
 
-* Norms: those of order 0 and 1 add up, and those of infinite order are extremes.  The root of a sum is not a sum of roots, so
-  there are no partial results for other orders.  No norm is linear.
-* Softmax and its relatives: each row is independent, so any dim but that of the rows may be sharded.  None is linear in its
-  input; the gradients are linear in the incoming gradient, given the result of the forward.
+* Norms: those of order 0 and 1 add up, and those of infinite order are extremes.  The root of a sum is not a sum of
+  roots, so there are no partial results for other orders.  No norm is linear.
+* Softmax and its relatives: each row is independent, so any dim but that of the rows may be sharded.  None is linear in
+  its input; the gradients are linear in the incoming gradient, given the result of the forward.
 * Scans: an element depends on all before it, so the scanned dim is replicated.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed.tensor import Partial, Shard
 from strategies.ops.lib import dim_maps
 from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "scans"
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
@@ -144,8 +144,10 @@ def _of(packet: str, *which: str) -> list[str]:
     return [f"{packet}.{name}" for name in which]
 
 
+_SPREADS = ("std", "var", "var_mean", "std_mean")
 _CHOOSING = (
-    *(f"aten.{name}.{which}" for name in ("std", "var", "var_mean", "std_mean") for which in ("default", "dim", "correction")),
+
+    *(f"aten.{name}.{which}" for name in _SPREADS for which in ("default", "dim", "correction")),
     *(f"aten.{name}.{which}" for name in ("median", "nanmedian") for which in ("default", "dim")),
     *_of("aten.max", "dim"), *_of("aten.min", "dim"), "aten.mode.default", "aten.argmax.default", "aten.argmin.default",
     "aten.logsumexp.default",
@@ -187,20 +189,26 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(sum_rule, dims="dims")),
     rules("reductions", "an average of averages of as many, and linear", _of("aten.mean", "default", "dim"), mean_rule),
     rules("reductions", "a product of products", _of("aten.prod", "default", "dim_int"), prod_rule),
-    rules("reductions", "a product of products", ["prims.prod.default"], partial(prod_rule, dims="dims", none_is_none=True)),
-    rules("reductions", "the maximum of maxima", ["aten.amax.default", "aten.max.default"], partial(extremes, part=MAX)),
-    rules("reductions", "the minimum of minima", ["aten.amin.default", "aten.min.default"], partial(extremes, part=MIN)),
+    rules("reductions", "a product of products",
+          ["prims.prod.default"], partial(prod_rule, dims="dims", none_is_none=True)),
+    rules("reductions", "the maximum of maxima",
+          ["aten.amax.default", "aten.max.default"], partial(extremes, part=MAX)),
+    rules("reductions", "the minimum of minima",
+          ["aten.amin.default", "aten.min.default"], partial(extremes, part=MIN)),
     rules("reductions", "the maximum of maxima", ["prims.amax.default"], partial(extremes, part=MAX, dims="dims")),
     rules("reductions", "the minimum of minima", ["prims.amin.default"], partial(extremes, part=MIN, dims="dims")),
     rules("reductions", "extremes of extremes", ["aten.aminmax.default"], aminmax),
-    rules("reductions", "or of ors", _of("aten.any", "default", "dim", "dims"), partial(any_or_all, part=MAX, alike=SUM)),
+    rules("reductions", "or of ors",
+          _of("aten.any", "default", "dim", "dims"), partial(any_or_all, part=MAX, alike=SUM)),
     rules("reductions", "or of ors", ["aten._is_any_true.default"], partial(any_or_all, part=MAX, alike=SUM)),
     rules("reductions", "and of ands", ["aten._is_all_true.default"], partial(any_or_all, part=MIN, alike=PRODUCT)),
-    rules("reductions", "and of ands", _of("aten.all", "default", "dim", "dims"), partial(any_or_all, part=MIN, alike=PRODUCT)),
+    rules("reductions", "and of ands",
+          _of("aten.all", "default", "dim", "dims"), partial(any_or_all, part=MIN, alike=PRODUCT)),
     rules("reductions", "what counts in a piece counts in the whole",
           ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], sum_of_counts),
     rules("reductions", "it hangs on all elements of a row", _CHOOSING, kept_dims_only),
-    rules("reductions", "it hangs on all elements of a row", ["prims.var.default"], partial(kept_dims_only, dims="dims")),
+    rules("reductions", "it hangs on all elements of a row",
+          ["prims.var.default"], partial(kept_dims_only, dims="dims")),
     rules("reductions", "linear", ["aten.trace.default"], lambda query: linear_in(query, 0)),
     rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
     rules("reductions", "norms of order 0 and 1 add up",

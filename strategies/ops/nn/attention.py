@@ -1,9 +1,9 @@
 """Rules of fused attention and of gated linear units.
 
-Attention is sharded by batch, by head, and by query if no causal mask depends on its position.  All kernels share one rule:
-they differ in the names of the mask and in further results.  The random state is equal on all ranks; with dropout, the dropped
-elements differ by rank as they differ by run.  A gated linear unit is `a * sigmoid(b)` of the two halves of a dim; every
-other dim is a batch.
+Attention is sharded by batch, by head, and by query if no causal mask depends on its position.  All kernels share one
+rule: they differ in the names of the mask and in further results.  The random state is equal on all ranks; with
+dropout, the dropped elements differ by rank as they differ by run.  A gated linear unit is `a * sigmoid(b)` of the two
+halves of a dim; every other dim is a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 BATCH, HEADS, QUERIES = 0, 1, 2
 ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")

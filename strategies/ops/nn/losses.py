@@ -1,12 +1,12 @@
 """Rules of losses: elementwise, then unreduced, summed, or averaged; and losses of rows of scores against classes.
 
-The sum of a shard is a partial sum, and the average of an even shard a partial average.  In the backward of an average a rank
-divides by its own number of elements, so the gradient is too large by the number of ranks, which no placement expresses.  All
-are linear in the incoming gradient.
+The sum of a shard is a partial sum, and the average of an even shard a partial average.  In the backward of an average
+a rank divides by its own number of elements, so the gradient is too large by the number of ranks, which no placement
+expresses.  All are linear in the incoming gradient.
 
-Rows or pixels of scores may be sharded, classes may not.  The average of `nll_loss` is weighted and omits `ignore_index`, so
-equally many rows may have different total weights, which depend on the targets.  In the backward the total weight is given,
-and rows are independent.
+Rows or pixels of scores may be sharded, classes may not.  The average of `nll_loss` is weighted and omits
+`ignore_index`, so equally many rows may have different total weights, which depend on the targets.  In the backward the
+total weight is given, and rows are independent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import PARTIAL_KINDS
 from strategies.ops.lib.elementwise import AVG, SUM, linear_in, linear_partials, sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Cut, Meta, OpRule, PlacementRule, RuleFunction, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, Meta, OpRule, PlacementRule, RuleFunction, RuleQuery, rules
 
 NONE, MEAN, SUMMED = 0, 1, 2
 """The values of `reduction` in torch's schemas."""
@@ -164,12 +164,14 @@ RULES: tuple[OpRule, ...] = with_variants(
           ["aten.binary_cross_entropy_with_logits.default"], with_weights(forward, target=True)),
     rules("losses", "each element has its own gradient; of an average it hangs on how many there are",
           [f"aten.{name}_backward.default" for name in _NAMES], backward),
-    rules("losses", "each element has its own gradient, linear in the difference", ["aten.mse_loss_backward.default"], mse_backward),
+    rules("losses", "each element has its own gradient, linear in the difference",
+          ["aten.mse_loss_backward.default"], mse_backward),
     rules("losses", "each element has its own gradient, linear in its weight and straight in its target",
           ["aten.binary_cross_entropy_backward.default"], with_weights(backward, target=True)),
     rules("losses", _WHY, ["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], nll),
     rules("losses", _WHY, ["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], nll_backward),
-    rules("losses", _WHY, ["aten.multi_margin_loss.default", "aten.multilabel_margin_loss_forward.default"], margin_loss),
+    rules("losses", _WHY,
+          ["aten.multi_margin_loss.default", "aten.multilabel_margin_loss_forward.default"], margin_loss),
     rules("losses", _WHY, ["aten.multi_margin_loss_backward.default", "aten.multilabel_margin_loss_backward.default"],
           margin_loss_backward),
     but=BROKEN,

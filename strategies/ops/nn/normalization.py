@@ -1,9 +1,9 @@
 """Rules of normalization.
 
-Layer and RMS norm normalise the last dims, so the dims before may be sharded; the gradients of weight and bias are partial
-sums.  Batch norm has statistics for each channel, so channels may be sharded with all per-channel tensors.  The other dims
-determine the statistics in training, and may be sharded only if the statistics are given.  Group norm has statistics for each
-row, and an argument for the number of rows, which is local.
+Layer and RMS norm normalise the last dims, so the dims before may be sharded; the gradients of weight and bias are
+partial sums.  Batch norm has statistics for each channel, so channels may be sharded with all per-channel tensors.  The
+other dims determine the statistics in training, and may be sharded only if the statistics are given.  Group norm has
+statistics for each row, and an argument for the number of rows, which is local.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import linear_in
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, rules
 
 SUM = Partial("sum")
 CHANNEL = 1
@@ -128,16 +128,19 @@ def renorm(query: RuleQuery) -> Iterator[PlacementRule]:
 
 
 RULES: tuple[OpRule, ...] = with_variants(
-    rules("norms", "the last dims are normalised together", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layer_norm),
+    rules("norms", "the last dims are normalised together",
+          ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layer_norm),
     rules("norms", "rows are normalised one by one; what is learned is summed over them",
           ["aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"], layer_norm_backward),
     rules("norms", "each channel has statistics of its own",
-          ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats",
-            "aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit_no_training.default",
-            "aten._batch_norm_with_update.default", "aten._batch_norm_with_update_functional.default"], batch_norm),
+          ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default",
+           "aten._native_batch_norm_legit.no_stats", "aten._native_batch_norm_legit_functional.default",
+           "aten._native_batch_norm_legit_no_training.default", "aten._batch_norm_with_update.default",
+           "aten._batch_norm_with_update_functional.default"], batch_norm),
     rules("norms", "each channel has statistics of its own",
           ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batch_norm_backward),
-    rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], group_norm, own=rows),
+    rules("norms", "each row has statistics of its own for each group of channels",
+          ["aten.native_group_norm.default"], group_norm, own=rows),
     rules("norms", "each row has statistics of its own; what is learned is summed over them",
           ["aten.native_group_norm_backward.default"], group_norm_backward, own=rows),
     rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renorm),

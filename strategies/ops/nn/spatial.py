@@ -1,11 +1,11 @@
 """Rules of pooling, resizing, sampling, pixel rearrangement and convolutions.
 
-* Planes are independent, with or without a batch; positions are relative to the plane.  A shard of the batch may be empty, one
-  of the channels may not.  Three backward ops (adaptive_max_pool3d, fractional_max_pool2d and 3d) have no rule: torch 2.13
-  writes out of bounds for invalid indices, so they cannot be validated safely.
+* Planes are independent, with or without a batch; positions are relative to the plane.  A shard of the batch may be
+  empty, one of the channels may not.  Three backward ops (adaptive_max_pool3d, fractional_max_pool2d and 3d) have no
+  rule: torch 2.13 writes out of bounds for invalid indices, so they cannot be validated safely.
 * Convolutions are sharded by image, by channel of the result, and by channel of the input, whose products are summed.
-  Spatial dims need rows of neighbouring ranks and have no placement rule.  With groups, the channels of a rank would have
-  another number of groups than the argument, so only images are sharded.
+  Spatial dims need rows of neighbouring ranks and have no placement rule.  With groups, the channels of a rank would
+  have another number of groups than the argument, so only images are sharded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import PARTIAL_KINDS
 from strategies.ops.lib.dim_maps import LINEAR, linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
-from strategies.ops.semantics.rulebook import Cut, OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 
 REASON = "each plane is pooled by itself"
 

@@ -1,12 +1,12 @@
 """Rules of ops that create a tensor like another or overwrite it, and of random ops.
 
-Only the shape and dtype of the given tensor matter.  The result is a constant: equal copies reduce to it in an average, a
-minimum and a maximum, in a sum if it is zero, and in a product if it is zero or one.  The shape argument of the `new_` ops is
-local for a sharded result.
+Only the shape and dtype of the given tensor matter.  The result is a constant: equal copies reduce to it in an average,
+a minimum and a maximum, in a sum if it is zero, and in a product if it is zero or one.  The shape argument of the
+`new_` ops is local for a sharded result.
 
-Each rank may draw the numbers of its shard if no two ranks use the same part of a random stream: the whole is distributed as
-required, although it is not the tensor that one rank would draw.  The all-replicated placement rule requires all ranks to use the
-same stream.  Independent draws are not partial values of any tensor.
+Each rank may draw the numbers of its shard if no two ranks use the same part of a random stream: the whole is
+distributed as required, although it is not the tensor that one rank would draw.  The all-replicated placement rule
+requires all ranks to use the same stream.  Independent draws are not partial values of any tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.layout import PARTIAL_KINDS, is_unambiguous
 from strategies.ops.lib.elementwise import cast_commutes, elementwise, is_float_or_complex, shard_rules
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 Value = Callable[[RuleQuery], Any]
 
@@ -128,8 +128,9 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("factory", "what was there is written over", ["aten.fill.Scalar", "aten.fill.Tensor"],
           elementwise(constant_rules(from_argument("value")))),
     rules("factory", "what was there is written over", ["aten.copy.default"], elementwise(copied)),
-    rules("factory", "each rank makes its piece", ["aten.new_zeros.default", "aten.new_empty.default",
-          "aten.new_empty_strided.default"], new_tensor(lambda query: 0), shapes=("size",)),
+    rules("factory", "each rank makes its piece",
+          ["aten.new_zeros.default", "aten.new_empty.default", "aten.new_empty_strided.default"],
+          new_tensor(lambda query: 0), shapes=("size",)),
     rules("factory", "each rank makes its piece", ["aten.new_ones.default"], new_tensor(lambda query: 1),
           shapes=("size",)),
     rules("factory", "each rank makes its piece", ["aten.new_full.default"], new_tensor(from_argument("fill_value")),

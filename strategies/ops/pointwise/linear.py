@@ -1,8 +1,8 @@
 """Rules of elementwise ops that are linear in some operands, or choose elements of some operands.
 
-`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for floats and complex numbers; averages of integers are
-rounded.  A replicated tensor is an average of copies of itself, and not a sum: so where operands are added, P(avg) combines with R,
-and P(sum) does not.  Booleans add as "or", which is linear only among themselves.
+`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for floats and complex numbers; averages of
+integers are rounded.  A replicated tensor is an average of copies of itself, and not a sum: so where operands are
+added, P(avg) combines with R, and P(sum) does not.  Booleans add as "or", which is linear only among themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strategies.ops.lib.elementwise import (
 )
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
 from strategies.ops.pointwise.monotone import affine, are_floats, falling, scaled_by_number
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 
 def linear(*names: str) -> RuleMaker:
@@ -109,15 +109,17 @@ GRADIENTS = overloads_of("""gelu_backward sigmoid_backward silu_backward tanh_ba
 """Ops that multiply the gradient, `grad_output` or `grad_out`, by a function of the other operands."""
 
 RULES: tuple[OpRule, ...] = with_variants(
-    rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
-          "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), affine("self", "other"), boolean_add)),
+    rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or",
+          ["aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor"],
+          elementwise(linear("self", "other"), affine("self", "other"), boolean_add)),
     rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
           ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
           elementwise(linear("self", "other"), affine("self", "other"))),
     rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
           elementwise(linear("self"), linear("other"), multiplicative("self", "other"), scaled_by_number)),
     rules("linear", "a quotient is linear in what is divided",
-          ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled_by_number)),
+          ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"],
+          elementwise(linear("self"), scaled_by_number)),
     rules("linear", "a sum of negatives; of floats it turns the order", ["aten.neg.default"],
           elementwise(linear("self"), falling(are_floats))),
     rules("linear", "real + i * imag", ["aten.complex.default"], elementwise(linear("real", "imag"))),
@@ -126,19 +128,22 @@ RULES: tuple[OpRule, ...] = with_variants(
           elementwise(linear("self", "end"))),
     rules("linear", "self + value * tensor1 * tensor2", ["aten.addcmul.default"],
           elementwise(linear("self", "tensor1"), linear("self", "tensor2"))),
-    rules("linear", "self + value * tensor1 / tensor2", ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
-    rules("linear", "conjugation goes into sums and products", ["aten._conj.default", "aten.conj_physical.default",
-          "aten._conj_physical.default", "prims.conj_physical.default"],
-          elementwise(linear("self"), multiplicative("self"))),
+    rules("linear", "self + value * tensor1 / tensor2",
+          ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
+    rules("linear", "conjugation goes into sums and products",
+          ["aten._conj.default", "aten.conj_physical.default", "aten._conj_physical.default",
+           "prims.conj_physical.default"], elementwise(linear("self"), multiplicative("self"))),
     rules("linear", "a gradient times what the op's slope is there", GRADIENTS,
           elementwise(linear("grad_output"), linear("grad_out"))),
-    rules("choosing", "the elements stay what they are", ["aten.clone.default", "aten.positive.default",
-          "aten.contiguous.default"],
+    rules("choosing", "the elements stay what they are",
+          ["aten.clone.default", "aten.positive.default", "aten.contiguous.default"],
           elementwise(elementwise_choice("self"))),
-    rules("choosing", "the parts may be cast where the cast goes with the reduction", ["aten._to_copy.default",
-          "aten.to.dtype", "prims.convert_element_type.default"], elementwise(elementwise_choice("self"), elementwise_choice("a"))),
-    rules("choosing", "each element comes from one of the two", ["aten.where.self", "aten.where.ScalarOther",
-          "aten.where.ScalarSelf"], elementwise(elementwise_choice("self", "other"))),
+    rules("choosing", "the parts may be cast where the cast goes with the reduction",
+          ["aten._to_copy.default", "aten.to.dtype", "prims.convert_element_type.default"],
+          elementwise(elementwise_choice("self"), elementwise_choice("a"))),
+    rules("choosing", "each element comes from one of the two",
+          ["aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf"],
+          elementwise(elementwise_choice("self", "other"))),
     rules("choosing", "each element stays, or is the value", ["aten.masked_fill.Scalar", "aten.masked_fill.Tensor"],
           elementwise(elementwise_choice("self", "value"), fill_with_neutral)),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Rules of monotone elementwise ops, which commute with maxima and minima of partial values.
 
-An increasing `f` has `f(max(a, b)) = max(f(a), f(b))`, and the same for min; a decreasing one swaps the two.  That must hold
-for every value that a part may have.  The other parts of a P(max) may be any smaller numbers, those of a P(min) any larger
-ones, infinities included, and one of them is NaN where the whole is NaN.  So
+An increasing `f` has `f(max(a, b)) = max(f(a), f(b))`, and the same for min; a decreasing one swaps the two.  That must
+hold for every value that a part may have.  The other parts of a P(max) may be any smaller numbers, those of a P(min)
+any larger ones, infinities included, and one of them is NaN where the whole is NaN.  So
 
 * `log` and `sqrt`, which are defined from some number on, commute with min only;
 * `asin`, which is defined on an interval, commutes with neither;
@@ -29,7 +29,7 @@ from strategies.ops.lib.elementwise import (
     tensor_operands,
 )
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 Condition = Callable[[RuleQuery], bool]
 EXTREMES = {"max": "min", "min": "max"}
@@ -195,16 +195,18 @@ BESSEL = overloads_of("""special_modified_bessel_k0 special_modified_bessel_k1 s
 
 RULES: tuple[OpRule, ...] = with_variants(
     rules("order", "never falls", [*RISING, "prims.exp2.default", "prims.trunc.default"], elementwise(rising())),
-    rules("order", "never falls, but makes 0 of NaN", ["aten.sign.default", "aten.sgn.default", "aten.nan_to_num.default",
-          "prims.sign.default"], elementwise(rising(are_integers))),
+    rules("order", "never falls, but makes 0 of NaN",
+          ["aten.sign.default", "aten.sgn.default", "aten.nan_to_num.default", "prims.sign.default"],
+          elementwise(rising(are_integers))),
     rules("order", "never rises", ["aten.erfc.default", "aten.special_erfcx.default", "prims.erfcx.default"],
           elementwise(falling())),
     rules("order", "never falls where it is defined, and what is above the least of parts is, too",
           [*FROM_A_NUMBER_ON, "prims.log2.default"], elementwise(rising(kinds=("min",)))),
     rules("order", "never rises where it is defined, on positive numbers", BESSEL,
           elementwise(falling(kinds=("min",)))),
-    rules("order", "never falls, whatever the bounds", ["aten.clamp.default", "aten.clip.default",
-          "aten.clamp_min.default", "aten.clamp_max.default"], elementwise(rising())),
+    rules("order", "never falls, whatever the bounds",
+          ["aten.clamp.default", "aten.clip.default", "aten.clamp_min.default", "aten.clamp_max.default"],
+          elementwise(rising())),
     rules("order", "never falls if the lower bound is the lower one", ["aten.hardtanh.default"],
           elementwise(rising(ordered_bounds))),
     rules("order", "never falls if what is small becomes no more than what is not", ["aten.threshold.default"],
@@ -213,16 +215,20 @@ RULES: tuple[OpRule, ...] = with_variants(
           elementwise(rising(is_above("negative_slope", 0)))),
     rules("order", "never falls if all factors are above zero", ["aten.elu.default"],
           elementwise(rising(all_of(is_above("alpha", 0), is_above("scale", 0), is_above("input_scale", 0))))),
-    rules("order", "never falls if alpha is above zero", ["aten.celu.default"], elementwise(rising(is_above("alpha", 0)))),
-    rules("order", "never falls if it turns into a line late enough", ["aten.softplus.default"], elementwise(rising(softplus_is_monotone))),
-    rules("order", "what is not between two bounds stays in order", ["aten.hardshrink.default",
-          "aten.softshrink.default"], elementwise(rising())),
+    rules("order", "never falls if alpha is above zero",
+          ["aten.celu.default"], elementwise(rising(is_above("alpha", 0)))),
+    rules("order", "never falls if it turns into a line late enough",
+          ["aten.softplus.default"], elementwise(rising(softplus_is_monotone))),
+    rules("order", "what is not between two bounds stays in order",
+          ["aten.hardshrink.default", "aten.softshrink.default"], elementwise(rising())),
     rules("order", "never falls if the power of ten by which it rounds is a number of its dtype",
           ["aten.round.decimals"], elementwise(rising(round_is_finite))),
-    rules("order", "max(a, b), by which the least of parts goes into one operand, too", ["aten.maximum.default",
-          "aten.max.other", "aten.clamp_min.Tensor", "prims.maximum.default"], elementwise(min_or_max(True))),
-    rules("order", "min(a, b), by which the greatest of parts goes into one operand, too", ["aten.minimum.default",
-          "aten.min.other", "aten.clamp_max.Tensor", "prims.minimum.default"], elementwise(min_or_max(False))),
+    rules("order", "max(a, b), by which the least of parts goes into one operand, too",
+          ["aten.maximum.default", "aten.max.other", "aten.clamp_min.Tensor", "prims.maximum.default"],
+          elementwise(min_or_max(True))),
+    rules("order", "min(a, b), by which the greatest of parts goes into one operand, too",
+          ["aten.minimum.default", "aten.min.other", "aten.clamp_max.Tensor", "prims.minimum.default"],
+          elementwise(min_or_max(False))),
     rules("order", "max(a, b) that drops NaN", ["aten.fmax.default", "prims.fmax.default"],
           elementwise(min_or_max(True, only=are_integers))),
     rules("order", "min(a, b) that drops NaN", ["aten.fmin.default", "prims.fmin.default"],

@@ -1,8 +1,8 @@
 """Rules of elementwise ops that are neither linear nor monotone, and of fused optimizer steps.
 
-An optimizer steps every parameter elementwise, together with its gradient and its state.  The number of steps, the learning
-rate, the gradient scale and its overflow flag are one number each, replicated.  A partial sum of a gradient is not a gradient:
-its square is not a sum of squares.
+An optimizer steps every parameter elementwise, together with its gradient and its state.  The number of steps, the
+learning rate, the gradient scale and its overflow flag are one number each, replicated.  A partial sum of a gradient is
+not a gradient: its square is not a sum of squares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import overload
 from strategies.ops.lib.elementwise import elementwise
 from strategies.ops.lib.overload_variants import LONGEST_LIST_ONE_BY_ONE, overloads_of, with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 UNARY = overloads_of("""abs acos angle asin atanh cos cosh digamma erfinv frac gelu i0 isfinite isinf isnan isneginf isposinf
     lgamma log_sigmoid_forward logit mish mvlgamma polygamma reciprocal rsqrt signbit silu sin sinc square
@@ -86,6 +86,7 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("pointwise", "a polynomial of one number, and its degree", POLYNOMIALS, elementwise()),
     rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
     rules("fused", "a step of each element by itself",
-          [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")], optimizer_step),
+          [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")],
+          optimizer_step),
     but=[f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("out", "tensor_lr_out")],
 )  # fmt: skip

@@ -15,7 +15,17 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import Refusal
 from localtensor.layout import is_reducible, is_supported, local_shape, shard_cut, short
 from strategies.model.rule import Call, frozen, leaf_numbers, overload
-from strategies.ops.semantics import rulebook
+from strategies.ops.semantics.rule_registry import (
+    Cut,
+    Meta,
+    OpRule,
+    OwnArguments,
+    PlacementRule,
+    RuleQuery,
+    RuleRegistry,
+    bind_arguments,
+    overload_exists,
+)
 
 LocalCallKey = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, ...]]
 
@@ -24,29 +34,29 @@ LocalCallKey = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, 
 class LocalCall:
     """The call that a rank makes on its pieces, and its query."""
 
-    ask: rulebook.RuleQuery
+    query: RuleQuery
     call: Call
 
     @property
     def key(self) -> LocalCallKey:
         """The shapes, which distinguish the local calls of one call."""
-        return tuple(m.shape for m in self.ask.tensors), tuple(m.shape if m else None for m in self.ask.outputs)
+        return tuple(m.shape for m in self.query.tensors), tuple(m.shape if m else None for m in self.query.outputs)
 
 
-def local_meta(meta: rulebook.Meta, placement: Placement | None, ranks: int, rank: int) -> rulebook.Meta:
+def local_meta(meta: Meta, placement: Placement | None, ranks: int, rank: int) -> Meta:
     """The shape and dtype of a rank's piece of a tensor along one mesh axis."""
     if placement is None or shard_cut(placement) is None:
         return meta
-    return rulebook.Meta(local_shape(meta.shape, placement, ranks, rank), meta.dtype)
+    return Meta(local_shape(meta.shape, placement, ranks, rank), meta.dtype)
 
 
-def placed_tensors(line: rulebook.PlacementRule, query: rulebook.RuleQuery) -> list[tuple[Placement, rulebook.Meta]]:
+def placed_tensors(line: PlacementRule, query: RuleQuery) -> list[tuple[Placement, Meta]]:
     """Each tensor and result with its placement, without masked results."""
     both = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
     return [(p, meta) for p, meta in both if p is not None and meta is not None]
 
 
-def why_inapplicable(line: rulebook.PlacementRule, query: rulebook.RuleQuery, ranks: int) -> str:
+def why_inapplicable(line: PlacementRule, query: RuleQuery, ranks: int) -> str:
     """The reason why the placement rule does not apply to that many ranks (its `cut`, or a reduction), or empty."""
     for placement, meta in placed_tensors(line, query):
         if isinstance(placement, Partial) and not is_reducible(placement.reduce_op, meta.dtype):
@@ -62,7 +72,7 @@ def why_inapplicable(line: rulebook.PlacementRule, query: rulebook.RuleQuery, ra
     return ""
 
 
-def representative_coordinates(line: rulebook.PlacementRule, query: rulebook.RuleQuery, ranks: int) -> Sequence[int]:
+def representative_coordinates(line: PlacementRule, query: RuleQuery, ranks: int) -> Sequence[int]:
     """Coordinates along the axis at which every different piece occurs.
 
     A dim has full pieces, then at most one short one, then empty ones.
@@ -79,14 +89,12 @@ def representative_coordinates(line: rulebook.PlacementRule, query: rulebook.Rul
     return sorted(place for place in found if place < ranks)
 
 
-def local_call_at(
-    piece: LocalCall, line: rulebook.PlacementRule, ranks: int, rank: int, own: rulebook.OwnArguments
-) -> LocalCall:
+def local_call_at(piece: LocalCall, line: PlacementRule, ranks: int, rank: int, own: OwnArguments) -> LocalCall:
     """The call that the rank at one coordinate of the axis makes; `own` returns its own arguments."""
-    query = piece.ask
+    query = piece.query
     tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(query.tensors, line.inputs, strict=True))
     outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(query.outputs, line.outputs, strict=True))
-    local = rulebook.RuleQuery(query.op, query.arguments, tensors, outputs)
+    local = RuleQuery(query.op, query.arguments, tensors, outputs)
     given = own(local, query)
     if not given:
         return LocalCall(local, piece.call)
@@ -94,19 +102,19 @@ def local_call_at(
 
 
 def distinct_local_calls(
-    whole: Iterable[LocalCall], line: rulebook.PlacementRule, ranks: int, own: rulebook.OwnArguments
+    whole: Iterable[LocalCall], line: PlacementRule, ranks: int, own: OwnArguments
 ) -> tuple[LocalCall, ...]:
     """The different calls along one more axis, made from those before it."""
     found: dict[LocalCallKey, LocalCall] = {}
     for piece in whole:
-        for rank in representative_coordinates(line, piece.ask, ranks):
+        for rank in representative_coordinates(line, piece.query, ranks):
             made = local_call_at(piece, line, ranks, rank, own)
             found.setdefault(made.key, made)
     return tuple(found.values())
 
 
 def local_calls_by_rank(
-    whole: LocalCall, lines: Sequence[rulebook.PlacementRule], sizes: Sequence[int], own: rulebook.OwnArguments
+    whole: LocalCall, lines: Sequence[PlacementRule], sizes: Sequence[int], own: OwnArguments
 ) -> tuple[tuple[LocalCall, ...], tuple[int, ...]]:
     """The different calls on the whole mesh, and for each rank the position of its call among them."""
     known: list[LocalCall] = [whole]
@@ -127,7 +135,7 @@ def local_calls_by_rank(
     return tuple(known), tuple(whose)
 
 
-def no_own_arguments(piece: rulebook.RuleQuery, whole: rulebook.RuleQuery) -> Mapping[str, Any]:
+def no_own_arguments(piece: RuleQuery, whole: RuleQuery) -> Mapping[str, Any]:
     """No own arguments: the call on a piece has those of the whole call."""
     return {}
 
@@ -193,14 +201,14 @@ class NoMetadata(Refusal, call="propagate {op}", argument="outputs"):
     """The shapes of the results cannot be known before the op runs."""
 
 
-_AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.semantics.rulebook has it."
+_AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.semantics.rule_registry has it."
 
 
-def check_registry(book: rulebook.RuleRegistry) -> None:
+def check_registry(book: RuleRegistry) -> None:
     """Raises `InvalidRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
 
-    >>> entry = rulebook.OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))
-    >>> check_registry(rulebook.RuleRegistry.of(entry))
+    >>> entry = OpRule("aten.mm.default", lambda query: [], "mm", "none", ("size",))
+    >>> check_registry(RuleRegistry.of(entry))
     Traceback (most recent call last):
     ...
     strategies.ops.semantics.local_call.InvalidRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
@@ -213,7 +221,7 @@ def check_registry(book: rulebook.RuleRegistry) -> None:
 
 def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
     """The fault in the definition of a rule as (value, problem, remedy), or None."""
-    if not isinstance(entry, rulebook.OpRule) or entry.op != op:
+    if not isinstance(entry, OpRule) or entry.op != op:
         return f"entry {entry!r}", "it is no entry of this op", "Make the registry with RuleRegistry.of."
     if not callable(entry.lines):
         return f"lines={entry.lines!r}", "it is no function", "Give RuleQuery -> Iterable[PlacementRule]."
@@ -221,8 +229,8 @@ def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
         function = getattr(entry, name)
         if function is not None and not callable(function):
             return f"{name}={function!r}", "it is no function", "Give a function of the RuleQuery, or nothing."
-    if op.count(".") != 2 or not rulebook.overload_exists(op):
-        remedy = "Write namespace.name.overload, or make entries with strategies.ops.semantics.rulebook.rules."
+    if op.count(".") != 2 or not overload_exists(op):
+        remedy = "Write namespace.name.overload, or make entries with strategies.ops.semantics.rule_registry.rules."
         return f"op={op!r}", "this torch has no such overload", remedy
     names = [argument.name for argument in overload(op)._schema.arguments] if entry.shapes else []
     if not set(entry.shapes) <= set(names):
@@ -230,15 +238,16 @@ def find_fault(op: str, entry: object) -> tuple[str, str, str] | None:
     return None
 
 
-def checked_rule(entry: rulebook.OpRule) -> Callable[[rulebook.RuleQuery, int], tuple[rulebook.PlacementRule, ...]]:
+def checked_rule(entry: OpRule) -> Callable[[RuleQuery, int], tuple[PlacementRule, ...]]:
     """The checked placement rules of a rule, including the all-replicated one.  The function raises `InvalidRule`."""
 
-    def offer(query: rulebook.RuleQuery, ranks: int) -> tuple[rulebook.PlacementRule, ...]:
+    def offer(query: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         try:
             found = tuple(entry.lines(query))
         except Exception as error:  # why: any error of the author's function, reported with its file and line
-            raise _bad(entry, f"{type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
-                       "Let it yield nothing for calls that it does not know.") from error  # fmt: skip
+            problem = f"it raised when asked about {query.tensors}"
+            remedy = "Let it yield nothing for calls that it does not know."
+            raise _bad(entry, f"{type(error).__name__}: {error}", problem, remedy) from error
         for line in found:
             check_line(entry, line, query)
         return tuple(dict.fromkeys((all_replicated(query), *found)))
@@ -246,7 +255,7 @@ def checked_rule(entry: rulebook.OpRule) -> Callable[[rulebook.RuleQuery, int], 
     return offer
 
 
-def replacement_call(entry: rulebook.OpRule, query: rulebook.RuleQuery, call: Call) -> tuple[rulebook.RuleQuery, Call]:
+def replacement_call(entry: OpRule, query: RuleQuery, call: Call) -> tuple[RuleQuery, Call]:
     """The query and call that every rank makes in place of this one, if the rule has an `instead`, else this one.
 
     Raises `InvalidRule` for a call that this torch does not have, and for one of other tensors.
@@ -255,30 +264,31 @@ def replacement_call(entry: rulebook.OpRule, query: rulebook.RuleQuery, call: Ca
         return query, call
     try:
         made = entry.instead(query)
-        given = rulebook.bind_arguments(made.op, made.args, dict(made.kwargs))
+        given = bind_arguments(made.op, made.args, dict(made.kwargs))
     except Exception as error:  # why: any error of the author's function, reported with its file and line
-        raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
-                   "Let it return a Call of an overload that torch has.") from error  # fmt: skip
+        problem = f"it raised when asked about {query.tensors}"
+        remedy = "Let it return a Call of an overload that torch has."
+        raise _bad(entry, f"instead: {type(error).__name__}: {error}", problem, remedy) from error
     leaves = set(leaf_numbers((made.args, dict(made.kwargs))))
     if leaves != set(range(len(query.tensors))):
         problem = f"the call has {len(query.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
-        raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")  # fmt: skip
+        raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")
     frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
-    return rulebook.RuleQuery(made.op, given, query.tensors, query.outputs), frozen_call
+    return RuleQuery(made.op, given, query.tensors, query.outputs), frozen_call
 
 
-def own_arguments_function(entry: rulebook.OpRule) -> rulebook.OwnArguments:
+def own_arguments_function(entry: OpRule) -> OwnArguments:
     """The function for the own arguments of the call on a piece; none if the piece is the whole.
 
-    >>> entry = rulebook.OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
+    >>> entry = OpRule("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
     >>> import torch
     >>> from dataclasses import replace
-    >>> whole = rulebook.RuleQuery(entry.op, {"size": [-1]}, (), (rulebook.Meta((4,), torch.float32),))
-    >>> own_arguments_function(entry)(replace(whole, outputs=(rulebook.Meta((2,), torch.float32),)), whole)
+    >>> whole = RuleQuery(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
+    >>> own_arguments_function(entry)(replace(whole, outputs=(Meta((2,), torch.float32),)), whole)
     {'size': [2]}
     """
 
-    def own(piece: rulebook.RuleQuery, whole: rulebook.RuleQuery) -> Mapping[str, Any]:
+    def own(piece: RuleQuery, whole: RuleQuery) -> Mapping[str, Any]:
         if piece.tensors == whole.tensors and piece.outputs == whole.outputs:
             return {}
         return own_arguments(entry, piece, reshaped=piece.outputs[:1] != whole.outputs[:1])
@@ -286,7 +296,7 @@ def own_arguments_function(entry: rulebook.OpRule) -> rulebook.OwnArguments:
     return own
 
 
-def own_arguments(entry: rulebook.OpRule, piece: rulebook.RuleQuery, *, reshaped: bool) -> Mapping[str, Any]:
+def own_arguments(entry: OpRule, piece: RuleQuery, *, reshaped: bool) -> Mapping[str, Any]:
     """The own arguments of a piece; those in `shapes` only if the first result is `reshaped`.
 
     Raises `InvalidRule` if the rule names an argument that the op does not have.
@@ -300,23 +310,24 @@ def own_arguments(entry: rulebook.OpRule, piece: rulebook.RuleQuery, *, reshaped
     try:
         more = dict(entry.own(piece))
     except Exception as error:  # why: any error of the author's function, reported with its file and line
-        raise _bad(entry, f"own: {type(error).__name__}: {error}", f"it raised when asked about {piece.tensors}",
-                   "Let it return the arguments by name.") from error  # fmt: skip
+        problem = f"it raised when asked about {piece.tensors}"
+        remedy = "Let it return the arguments by name."
+        raise _bad(entry, f"own: {type(error).__name__}: {error}", problem, remedy) from error
     unknown = sorted(map(str, more.keys() - piece.arguments.keys()))
     if unknown:
-        raise _bad(entry, f"own: {', '.join(unknown)}", "the op has no such argument",
-                   f"Name some of {', '.join(piece.arguments)}.")  # fmt: skip
+        remedy = f"Name some of {', '.join(piece.arguments)}."
+        raise _bad(entry, f"own: {', '.join(unknown)}", "the op has no such argument", remedy)
     return {**given, **more}
 
 
-def all_replicated(query: rulebook.RuleQuery) -> rulebook.PlacementRule:
+def all_replicated(query: RuleQuery) -> PlacementRule:
     """The placement rule that always holds."""
     return query.line({}, query.on_each(Replicate()))
 
 
-def check_line(entry: rulebook.OpRule, line: object, query: rulebook.RuleQuery) -> None:
+def check_line(entry: OpRule, line: object, query: RuleQuery) -> None:
     """Raises `InvalidRule` if the value is not a placement rule for a call of these tensors and results."""
-    if not isinstance(line, rulebook.PlacementRule):
+    if not isinstance(line, PlacementRule):
         raise _bad(entry, repr(line), "it is no Line", _AS_DOCUMENTED)
     for what, placements, metas in (
         ("tensors", line.inputs, query.tensors),
@@ -330,11 +341,11 @@ def check_line(entry: rulebook.OpRule, line: object, query: rulebook.RuleQuery) 
             problem = _problem(placement, meta)
             if problem:
                 raise _bad(entry, _text(line), f"{what[:-1]} {number}: {problem}", _AS_DOCUMENTED)
-    if line.cut not in get_args(rulebook.Cut):
-        raise _bad(entry, f"cut={line.cut!r}", f"a cut is one of {', '.join(get_args(rulebook.Cut))}", _AS_DOCUMENTED)
+    if line.cut not in get_args(Cut):
+        raise _bad(entry, f"cut={line.cut!r}", f"a cut is one of {', '.join(get_args(Cut))}", _AS_DOCUMENTED)
 
 
-def _problem(placement: object, meta: rulebook.Meta | None) -> str:
+def _problem(placement: object, meta: Meta | None) -> str:
     """The reason why the placement does not fit the tensor, or empty."""
     if placement is None:
         return ""
@@ -348,9 +359,9 @@ def _problem(placement: object, meta: rulebook.Meta | None) -> str:
     return ""
 
 
-def _text(line: rulebook.PlacementRule) -> str:
+def _text(line: PlacementRule) -> str:
     return f"{line.inputs} -> {line.outputs}"
 
 
-def _bad(entry: rulebook.OpRule, values: str, problem: str, remedy: str) -> InvalidRule:
+def _bad(entry: OpRule, values: str, problem: str, remedy: str) -> InvalidRule:
     return InvalidRule(entry.op, entry.where, values, problem, remedy)

@@ -14,7 +14,7 @@ from strategies.ops.lib.dim_maps import (
     unchanged_dims,
 )
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "joining"
 

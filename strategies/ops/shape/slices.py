@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from strategies.ops.lib.dim_maps import KINDS, LINEAR, dim_map_rules, dims_after_removal, partial_rules, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 
 FAMILY = "views"
 Lines = Callable[[RuleQuery], Iterator[PlacementRule]]
@@ -92,8 +92,10 @@ def gradient_of_view(lines: Lines, kinds: tuple[str, ...] = KINDS) -> Lines:
 
 
 _WHOLE = "the dim from which rows are taken is whole"
-_SPLITS = ("split.Tensor", "unsafe_split.Tensor", "split_with_sizes.default", "unsafe_split_with_sizes.default",
-           "narrow_copy.default")  # fmt: skip
+_SPLITS = (
+    "split.Tensor", "unsafe_split.Tensor", "split_with_sizes.default", "unsafe_split_with_sizes.default",
+    "narrow_copy.default",
+)  # fmt: skip
 _BACK = "zeros, and the gradient where the view reads"
 
 _LISTS = [f"aten.{name}" for name in (

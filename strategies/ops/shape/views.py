@@ -2,9 +2,9 @@
 
 No element changes, so the view of a rank's piece is the piece of the view, and every reduction commutes with it.
 
-A view by shape factors both shapes, from the left, into groups of dims with equal products, without dims of size one.  The
-first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side if both are cut
-into equal pieces.  A group of one dim on either side is the same dim, and may be sharded at any size.
+A view by shape factors both shapes, from the left, into groups of dims with equal products, without dims of size one.
+The first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side if
+both are cut into equal pieces.  A group of one dim on either side is the same dim, and may be sharded at any size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 from strategies.model.rule import Call
 from strategies.ops.lib.dim_maps import LINEAR, dim_map_rules, dims_after_removal, partial_rules, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, overload_exists, rules
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, overload_exists, rules
 
 FAMILY = "views"
 Dims = Iterable[tuple[int, int]]
@@ -190,5 +190,6 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
     rules(FAMILY, _GROUPS, _VIEWS[:3], reshaped, shapes=["size"]),
     rules(FAMILY, _GROUPS, _VIEWS[3:], reshaped, shapes=["shape"]),
-    rules(FAMILY, "bits change their meaning within an element of the larger dtype", ["aten.view.dtype"], view_as_dtype),
+    rules(FAMILY, "bits change their meaning within an element of the larger dtype",
+          ["aten.view.dtype"], view_as_dtype),
 )  # fmt: skip

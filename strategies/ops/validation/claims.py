@@ -22,7 +22,7 @@ from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
 from strategies.ops.semantics import local_call
-from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery, query_of
+from strategies.ops.semantics.rule_registry import Meta, OpRule, RuleQuery, query_of
 from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import VariantCounts
 from strategies.validation.probe import check_claims
@@ -100,8 +100,8 @@ def _tried(
 
 
 LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"
-"""The calls of the second are made from calls of the first: OpInfo has none, and it does not check its indices, so calls
-drawn from its schema write out of bounds (torch 2.13), and a later call crashes."""
+"""The calls of the second are made from calls of the first: OpInfo has none, and it does not check its indices, so
+calls drawn from its schema write out of bounds (torch 2.13), and a later call crashes."""
 DTYPES = ("float64", "int64", "complex64")
 """Floats, integers, and numbers without an order."""
 
@@ -127,9 +127,10 @@ def calls_of_overloads(
 ) -> Calls:
     """At most `most` calls of each wanted overload, determined by the seed.
 
-    Each OpInfo runs once for all of them, in this process; with `near` those with the name of a wanted overload first, and
-    the others only if an overload is left without calls.  Overloads without an OpInfo get calls made from a sibling's, or
-    drawn from the schema, in the workers, since some ops crash on invalid arguments.  `tick` is called after each OpInfo.
+    Each OpInfo runs once for all of them, in this process; with `near` those with the name of a wanted overload first,
+    and the others only if an overload is left without calls.  Overloads without an OpInfo get calls made from a
+    sibling's, or drawn from the schema, in the workers, since some ops crash on invalid arguments.  `tick` is called
+    after each OpInfo.
     """
     names = frozenset(wanted) | ({LOOKUP} if GRADIENT in wanted else set())
     met: dict[str, list[Sample]] = defaultdict(list)

@@ -1,8 +1,8 @@
 """Comparison of our rules with DTensor's on the most used overloads: does ours cover each sound placement rule of DTensor?
 
-Ours covers one of DTensor's if it has the same, or one that applies wherever it does at no extra cost.  Since a replica can
-be sharded or made partial without communication, ours may take a shard or a partial value where DTensor's takes a replica,
-and may return a replica where DTensor's returns anything.
+Ours covers one of DTensor's if it has the same, or one that applies wherever it does at no extra cost.  Since a replica
+can be sharded or made partial without communication, ours may take a shard or a partial value where DTensor's takes a
+replica, and may return a replica where DTensor's returns anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strategies.model.rule import Rule, Sample, flat_results
 from strategies.model.verdict import Verdict
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.lib.overload_variants import LONGEST_LIST_ONE_BY_ONE
-from strategies.ops.semantics.rulebook import OpRule, OptionalPlacements, overload_exists
+from strategies.ops.semantics.rule_registry import OpRule, OptionalPlacements, overload_exists
 from strategies.ops.validation.claims import own_claims
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooManyTraces, claims
@@ -46,8 +46,8 @@ def most_used() -> list[str]:
 SECONDS = 120.0
 """Time limit of one overload."""
 THOROUGH, VALUES = 2, 3
-"""The number of first calls of an overload on which a placement rule of DTensor must hold for all other values to count,
-and the number of other values on the remaining calls."""
+"""The number of first calls of an overload on which a placement rule of DTensor must hold for all other values to
+count, and the number of other values on the remaining calls."""
 
 
 @dataclass(frozen=True, slots=True)

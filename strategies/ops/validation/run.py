@@ -12,7 +12,7 @@ from strategies.base.worker_pool import TaskDone, TaskFailed, TaskLost, Workers
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery
 from strategies.ops.validation.claims import validate_rule
 
 SECONDS = 60.0
@@ -35,8 +35,8 @@ class ValidationEffort:
 class RuleTask:
     """A worker's task: one rule and its calls, without those (`skip`) that killed a worker.
 
-    `planted` is the rule itself if it is not in `OUR_RULES`.  Those are found by name, since their functions may be closures,
-    which cannot be pickled.
+    `planted` is the rule itself if it is not in `OUR_RULES`.  Those are found by name, since their functions may be
+    closures, which cannot be pickled.
     """
 
     op: str

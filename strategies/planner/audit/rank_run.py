@@ -47,8 +47,8 @@ class RedistributionTask:
 class RedistributionResult:
     """The result of one rank: an error in one line, or its piece.
 
-    `distributed_piece` is the piece that `distribute_tensor` deals to the rank by the destination spec, `given` the one by the
-    source.
+    `distributed_piece` is the piece that `distribute_tensor` deals to the rank by the destination spec, `given` the one
+    by the source.
     """
 
     error: str

@@ -272,8 +272,9 @@ def _waste_lines(mode: str, waste: TotalWaste) -> Iterator[str]:
     if waste.for_nothing:
         yield f"  {waste.for_nothing:,} move data where every rank holds its piece from the start"
     for times, whose, worst in (
-        (waste.most, "our clock", waste.worst), (waste.most_torch, "torch's own", waste.worst_torch),
-    ):  # fmt: skip
+        (waste.most, "our clock", waste.worst),
+        (waste.most_torch, "torch's own", waste.worst_torch),
+    ):
         if worst is not None:
             own = "" if is_public(worst.src, worst.dst) else "  (a user cannot ask for it)"
             yield f"  {times:.1f} times as dear by {whose}: {worst}{own}"
@@ -283,14 +284,18 @@ def audit_json(tried: AuditResult, code: int) -> str:
     """The report for programs."""
     return json.dumps(
         {
-            "format": FORMAT, "torch": tried.torch, "seed": tried.seed, "exit": code, "whole": tried.whole,
+            "format": FORMAT,
+            "torch": tried.torch,
+            "seed": tried.seed,
+            "exit": code,
+            "whole": tried.whole,
             "pairs": tried.pairs,
             "rows": [{"mesh": row.mesh, "planner": row.mode, **dict(row.counts)} for row in tried.rows],
             "findings": [finding_json(one) for one in tried.causes],
             "waste": {mode: _waste_json(waste) for mode, waste in tried.wasted},
         },
         indent=1,
-    )  # fmt: skip
+    )
 
 
 def finding_json(one: Cause) -> dict[str, object]:
@@ -300,7 +305,8 @@ def finding_json(one: Cause) -> dict[str, object]:
         "kind": one.outcome.kind, "symptom": one.symptom, "pattern": one.pattern, "planners": one.modes, "met": one.met,
         "mesh": pair.mesh.sizes, "shape": pair.src.shape, "dtype": str(pair.src.dtype).removeprefix("torch."),
         "src": _spec_json(pair.src), "dst": _spec_json(pair.dst), "flattened": pair.flattened, "what": one.outcome.text,
-        "ranks": one.outcome.ranks, "user": one.asked, "confirmed": one.confirmed, "note": one.note, "example": str(one.example),
+        "ranks": one.outcome.ranks, "user": one.asked, "confirmed": one.confirmed, "note": one.note,
+        "example": str(one.example),
     }  # fmt: skip
 
 
@@ -311,6 +317,7 @@ def _spec_json(spec: Spec) -> dict[str, object]:
 def _waste_json(waste: TotalWaste) -> dict[str, object]:
     return {
         "pairs": waste.pairs, "dearer": waste.dearer, "dearer_by_torch": waste.dearer_torch, "sent": waste.sent,
-        "collectives": waste.collectives, "for_nothing": waste.for_nothing, "most": round(waste.most, 3), "worst": str(waste.worst or ""),
+        "collectives": waste.collectives, "for_nothing": waste.for_nothing,
+        "most": round(waste.most, 3), "worst": str(waste.worst or ""),
         "most_by_torch": round(waste.most_torch, 3), "worst_by_torch": str(waste.worst_torch or ""),
     }  # fmt: skip

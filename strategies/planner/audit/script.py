@@ -114,16 +114,26 @@ def script(cause: Cause, name: str, *, seed: int = 0) -> str:
     folds = [(p.reduce_op, list(pair.mesh.groups(name))) for p, name in axes if isinstance(p, Partial)]
     own = _INTERNAL_API.format(have=_spec_code(pair.src, "src"), need=_spec_code(pair.dst, "dst"))
     return _SCRIPT.format(
-        head=docstring_code(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _OUTPUT),
-        mesh=pair.mesh.sizes, names=pair.mesh.names,
+        head=docstring_code(
+            str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _OUTPUT
+        ),
+        mesh=pair.mesh.sizes,
+        names=pair.mesh.names,
         flatten="".join(flatten_code(names, pair.mesh.names) for names in pair.flattened),
-        averages=averages_code() if averaged else "", src=pair.src, dst=pair.dst, whole=tensor_literal(job.whole),
-        held=",\n    ".join(map(tensor_literal, job.pieces)), want=",\n    ".join(tensor_literal(piece.clone()) for piece in want),
-        src_code=placements_code(pair.src.placements), dst_code=placements_code(pair.dst.placements),
-        work=_PUBLIC_API if is_public(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
-        folds=_REDUCE_PARTIALS.format(folds=folds) if partial else "", same=equal,
+        averages=averages_code() if averaged else "",
+        src=pair.src,
+        dst=pair.dst,
+        whole=tensor_literal(job.whole),
+        held=",\n    ".join(map(tensor_literal, job.pieces)),
+        want=",\n    ".join(tensor_literal(piece.clone()) for piece in want),
+        src_code=placements_code(pair.src.placements),
+        dst_code=placements_code(pair.dst.placements),
+        work=_PUBLIC_API if is_public(pair.src, pair.dst) else own,
+        graph=cause.modes[0] == "graph",
+        folds=_REDUCE_PARTIALS.format(folds=folds) if partial else "",
+        same=equal,
         referee="" if partial or pair.dst.shard_order else _DISTRIBUTE_TENSOR,
-    )  # fmt: skip
+    )
 
 
 _MODES = {"greedy": "as it plans by itself", "graph": "under use_min_cost_redistribution_plan"}

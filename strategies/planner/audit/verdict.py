@@ -192,9 +192,11 @@ def waste_of_plan(pair: Pair, mode: str) -> Waste | None:
     ours, price = cheapest_plan(pair), TorchPrice.of(pair.mesh)
     least = dtensor_price(cheapest_plan(pair, price).steps, price)
     return Waste(
-        _ratio(theirs.price, ours.price), _ratio(dtensor_price(theirs.steps, price), least),
-        (theirs.sent, ours.sent), (_collective_count(theirs), _collective_count(ours)),
-    )  # fmt: skip
+        _ratio(theirs.price, ours.price),
+        _ratio(dtensor_price(theirs.steps, price), least),
+        (theirs.sent, ours.sent),
+        (_collective_count(theirs), _collective_count(ours)),
+    )
 
 
 def enlarged(pair: Pair) -> Pair:

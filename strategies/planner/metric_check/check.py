@@ -10,8 +10,8 @@ Symmetry is not required: from R to a shard is a copy, and the way back is an al
 
 The price of the cheapest plan is a quasi-metric by construction: it is the distance in a graph with the legal steps as
 edges and nonnegative prices as lengths. That requires that every layout on a path to or from any b is available to
-every plan: see `strategies.planner.steps.legal_steps.usable_placements`. Strided shards other than those of the destination are
-not, so a price must not charge less for these than for plain shards, as torch's own does
+every plan: see `strategies.planner.steps.legal_steps.usable_placements`. Strided shards other than those of the
+destination are not, so a price must not charge less for these than for plain shards, as torch's own does
 (`strategies.planner.steps.prices`). It also holds under a memory limit, with infinity where no plan stays within it:
 the limit applies to each step, so two plans within it concatenate to one.
 """
@@ -52,10 +52,10 @@ class UserPrice:
     name: str
     grows: bool
     seconds: bool
-    ask: Callable[[Move], float]
+    answer: Callable[[Move], float]
 
     def __call__(self, move: Move) -> int:
-        got = self.ask(move)
+        got = self.answer(move)
         return math.ceil(got * PICO) if self.seconds else int(got)
 
 
@@ -63,7 +63,7 @@ class UserPrice:
 class PriceProbe:
     """The answers of a price of single steps: its faults, and whether plans can be searched by it."""
 
-    ask: Callable[[Move], float]
+    answer: Callable[[Move], float]
     odd: tuple[InvalidAnswer, ...]
     seconds: bool
     """Whether some answer was a float: then all are seconds."""
@@ -77,22 +77,22 @@ class PriceProbe:
         return all(odd.what == NOT_MONOTONE for odd in self.odd)
 
     def price(self, name: str) -> UserPrice:
-        """As a price for the planner. The plan cache does not mix it with others: `ask` equals only itself."""
-        return UserPrice(name, not self.odd, self.seconds, self.ask)
+        """As a price for the planner. The plan cache does not mix it with others: `answer` equals only itself."""
+        return UserPrice(name, not self.odd, self.seconds, self.answer)
 
 
-def probe_price(price: Callable[[Move], object], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
+def probe_price(price: Callable[[Move], object], specs: Sequence[Spec], call_price: Callable[..., float]) -> PriceProbe:
     """The answers for every step between these specs, with their own bytes and with more."""
     odd: list[InvalidAnswer] = []
     seconds = False
     for move in _all_moves(specs):
         larger = [replace(move, nbytes=times * move.nbytes, even=times * move.even) for times in SCALES]
-        answers = [ask(price, each) for each in (move, *larger)]
+        answers = [call_price(price, each) for each in (move, *larger)]
         along = axes_text(specs[0], move.axes)
         where = f"{along}: {move.kind} {move.was} -> {move.now} of {move.nbytes} bytes"
         seconds = seconds or any(isinstance(got, float) for got in answers)
-        odd += _step_faults(where, answers, ask(price, move))
-    return PriceProbe(lambda move: ask(price, move), tuple(odd), seconds)
+        odd += _step_faults(where, answers, call_price(price, move))
+    return PriceProbe(lambda move: call_price(price, move), tuple(odd), seconds)
 
 
 def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
@@ -161,13 +161,13 @@ def check_metric(
     """
     name = name or str(getattr(cost, "__name__", "") or getattr(cost, "name", type(cost).__name__))
     specs = specs_of(mesh, tuple(shape), dtype, placements, orders)
-    ask = _number_caller(name)
+    call_price = _number_caller(name)
     if _parameter_count(cost, name) == 2:
         pair = cast(PairCost, cost)
-        table = [[ask(pair, src, dst) for dst in specs] for src in specs]
-        again = [[ask(pair, src, dst) for dst in specs] for src in specs]
+        table = [[call_price(pair, src, dst) for dst in specs] for src in specs]
+        again = [[call_price(pair, src, dst) for dst in specs] for src in specs]
         return _triangle_report(name, unit or "s", specs, table, _pair_faults(specs, table, again))
-    tried = probe_price(cast(StepPrice, cost), specs, ask)
+    tried = probe_price(cast(StepPrice, cost), specs, call_price)
     unit = unit or tried.unit
     if not tried.searchable:
         return MetricReport(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
@@ -258,7 +258,7 @@ def _parameter_count(cost: object, name: str) -> int:
 def _number_caller(name: str) -> Callable[..., float]:
     """A call of the user's function that returns a number or raises `BadCost`."""
 
-    def ask(cost: Callable[..., object], *arguments: object) -> float:
+    def call_price(cost: Callable[..., object], *arguments: object) -> float:
         where = " -> ".join(map(str, arguments))
         try:
             got = cost(*arguments)
@@ -277,4 +277,4 @@ def _number_caller(name: str) -> Callable[..., float]:
             raise BadCost("cost", name, problem, "Return seconds, and infinity where there is no way.")
         return int(got) if isinstance(got, numbers.Integral) else float(got)
 
-    return ask
+    return call_price

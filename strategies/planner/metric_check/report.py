@@ -93,8 +93,8 @@ class MetricReport:
         one = self.specs[0]
         worst = [
             {
-                "src": placements_text(d.src), "via": placements_text(d.via), "dst": placements_text(d.dst), "direct": json_number(d.direct),
-                "around": json_number(d.first + d.second),
+                "src": placements_text(d.src), "via": placements_text(d.via), "dst": placements_text(d.dst),
+                "direct": json_number(d.direct), "around": json_number(d.first + d.second),
             }
             for d in self.worst[:most]
         ]  # fmt: skip

@@ -110,8 +110,9 @@ def _panel(
         for at, x in zip(columns, lefts, strict=True):
             if line is not None and at is not None:
                 _rank(root, drawing.share_of_rank(spec, (*line, at), dims), x, y, drawing.drawn_sizes(spec, dims))
-    _group_frames(root, after, len(sizes), [y for y, line in zip(tops, lines, strict=True) if line is not None],
-          [x for x, at in zip(lefts, columns, strict=True) if at is not None])  # fmt: skip
+    tops_of_lines = [y for y, line in zip(tops, lines, strict=True) if line is not None]
+    lefts_of_columns = [x for x, at in zip(lefts, columns, strict=True) if at is not None]
+    _group_frames(root, after, len(sizes), tops_of_lines, lefts_of_columns)
     return max(right, ends[0]), ends[1] + GAP + 6
 
 

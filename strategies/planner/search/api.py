@@ -1,8 +1,8 @@
 """The cheapest redistribution plan from one spec to another: a shortest path over the specs that legal steps connect.
 
-`plan` first looks in the `PlanCache` (`plan_cache`). On a miss, `_search` encodes layouts as integers
-(`state_table`), enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`astar`). `_plan_of` turns
-the path found into steps between specs.
+`plan` first looks in the `PlanCache` (`plan_cache`). On a miss, `_search` encodes layouts as integers (`state_table`),
+enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`astar`). `_plan_of` turns the path found
+into steps between specs.
 
 The search runs between layouts; a spec is one way of writing a layout. Strided shards that encode a shard order are
 read as that order, and placements on axes of one rank are ignored. So the first step starts from a spec that is
@@ -50,10 +50,10 @@ def plan(
     The result is deterministic across threads and processes: remaining ties are broken by the layouts' numbers. It is
     cached until `clear`, keyed by everything it depends on; a price without value equality is keyed by identity.
 
-    `peak_memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process group of
-    all their ranks. Raises `NoPlan`; `BadPrice` for a price that is no whole number; `BadMesh` for an unknown axis. Two
-    specs that coincide only because there are few rows, such as `f32[1]` sharded by `a` and then `b`, or by `b` and
-    then `a`, are different specs, and the plan has steps.
+    `peak_memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process
+    group of all their ranks. Raises `NoPlan`; `BadPrice` for a price that is no whole number; `BadMesh` for an unknown
+    axis. Two specs that coincide only because there are few rows, such as `f32[1]` sharded by `a` and then `b`, or by
+    `b` and then `a`, are different specs, and the plan has steps.
 
     >>> import torch
     >>> from localtensor.layout import Mesh, parse
@@ -90,8 +90,8 @@ def plan_uncached(
 
 
 def _search(
-    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
-    make: Callable[..., StateTable] = PLAN_CACHE.table,
+    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None,
+    flattened: Sequence[Sequence[str]], make: Callable[..., StateTable] = PLAN_CACHE.table,
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
     was, now = _read_as_order(src), _read_as_order(dst)

@@ -86,7 +86,7 @@ class AStarSearch:
 
     def _found(
         self, came: dict[int, tuple[int, StepKind]], cost: int, expanded: int, reached: int, edges: list[Edge]
-    ) -> SearchResult:  # fmt: skip
+    ) -> SearchResult:
         states, sorts = [self.dst], []
         while states[-1] != self.src:
             state, sort = came[states[-1]]

@@ -323,7 +323,7 @@ class LegalEdges:
 
     def _flattened_step(
         self, here: DecodedLayout, order: Sequence[int], sort: StepKind, q: int, state: int, values: int
-    ) -> Iterator[Edge]:  # fmt: skip
+    ) -> Iterator[Edge]:
         """One step along several axes, which shard, if they do, in this order."""
         table = self._table
         width, mask = self._bound.width, self._bound.mask

@@ -109,8 +109,11 @@ class PlacementTable:
         self.placements = tuple(map(placement_of_key, known))
         letters, self.dims, self.factors, self.reductions = zip(*known, strict=True)
         self.letters = tuple(
-            ["X" if one == "P" and not collectives_reduce(op, dtype) else one for one, op in zip(letters, self.reductions, strict=True)]
-        )  # fmt: skip
+            [
+                "X" if one == "P" and not collectives_reduce(op, dtype) else one
+                for one, op in zip(letters, self.reductions, strict=True)
+            ]
+        )
         self.held = tuple([self.index[one] for one in held])
         self.clashes = self._clashes(dtype)
         self.follows = tuple([self._follows(p, dtype) for p in range(len(known))])
@@ -146,7 +149,7 @@ class StateTable:
 
     def __init__(
         self, src: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]], price: Price
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.src, self.price, self.shape = src, price, src.shape
         self.grows = bool(getattr(price, "grows", False))
         # Only the class's own `along` counts: a subclass that overrides `__call__` alone inherits another price's.

@@ -74,8 +74,8 @@ NETWORK = Network()
 class AxisStep:
     """One tensor goes from one placement to another along one axis, by one collective or by a local operation.
 
-    It refers to neither tensor nor mesh; a `strategies.planner.steps.plan.RedistributionStep`, which belongs to a plan, refers to
-    both.
+    It refers to neither tensor nor mesh; a `strategies.planner.steps.plan.RedistributionStep`, which belongs to a plan,
+    refers to both.
     """
 
     axis: int

@@ -211,7 +211,8 @@ def _flattened_changes(was: Spec, axes: tuple[int, ...], offered: Sequence[Place
 
 
 def _flattened_changes_to(
-    was: Spec, axes: tuple[int, ...], offered: Sequence[Placement], kinds: tuple[str, str], dim: int | None, stack: tuple[int, ...]
+    was: Spec, axes: tuple[int, ...], offered: Sequence[Placement], kinds: tuple[str, str], dim: int | None,
+    stack: tuple[int, ...],
 ) -> Iterator[SpecChange]:  # fmt: skip
     """The steps to R by the first kind, and to shards by the second, in every order but the present one."""
     for now in offered:

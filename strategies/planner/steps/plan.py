@@ -9,8 +9,8 @@
 | local            | its piece, afterwards less or more         | the largest piece afterwards                                |
 
 Uneven pieces are padded to the largest, except by all_to_all, which takes sizes. Values that collectives do not reduce
-(`strategies.planner.steps.legal_steps.collectives_reduce`) are exchanged: a reduce_scatter is then an all_to_all, and an
-all_reduce an all_to_all and an all_gather, of a rank's data in as many equal parts as there are ranks.
+(`strategies.planner.steps.legal_steps.collectives_reduce`) are exchanged: a reduce_scatter is then an all_to_all, and
+an all_reduce an all_to_all and an all_gather, of a rank's data in as many equal parts as there are ranks.
 """
 
 from __future__ import annotations

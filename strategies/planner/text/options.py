@@ -101,9 +101,7 @@ def _flattened_names(names: str, known: Sequence[str]) -> tuple[str, ...]:
     return given
 
 
-def _topology(
-    spec: Spec, topology: str | None, inner: str | None, outer: str | None, per_node: int | None
-) -> Topology:  # fmt: skip
+def _topology(spec: Spec, topology: str | None, inner: str | None, outer: str | None, per_node: int | None) -> Topology:
     if topology is not None:
         others = (("--inner", inner), ("--outer", outer), ("--per-node", per_node))
         also = [option for option, value in others if value is not None]

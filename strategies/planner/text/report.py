@@ -144,7 +144,8 @@ def plan_json(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: Sequence[D
     """
     best = ways[0].plan
     torch = TorchPrice.of(asked.src.mesh)
-    return json.dumps({
+    others = [{"names": list(w.names), "ratio": _ratio_json(w, best), **_plan_json(w.plan, torch)} for w in ways]
+    found = {
         "text": text_of(asked.src, asked.dst),
         "by": asked.by,
         "unit": asked.unit,
@@ -152,9 +153,10 @@ def plan_json(asked: PlanRequest, ways: Sequence[RankedPlan], theirs: Sequence[D
         "flattened": [list(names) for names in asked.flattened],
         "plan": _plan_json(best, torch),
         "why": best.why,
-        "alternatives": [{"names": list(w.names), "ratio": _ratio_json(w, best), **_plan_json(w.plan, torch)} for w in ways],
+        "alternatives": others,
         "dtensor": {one.mode: _dtensor_json(one, best, torch) for one in theirs},
-    }, indent=1) + "\n"  # fmt: skip
+    }
+    return json.dumps(found, indent=1) + "\n"
 
 
 def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, object]:

@@ -81,12 +81,18 @@ def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
     """
     given = case.truth.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
     return (_SCRIPT + COMPARISON_CODE).format(
-        head=docstring_code(str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS),
-        helpers=_HELPERS, module=_import_code(module), inputs="\n".join(map(_argument, itertools.count(), *given)),
-        op=case.sample.op, plain=arguments_text(case.sample.call), distributed=arguments_text(case.sample.call, "d"),
+        head=docstring_code(
+            str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS
+        ),
+        helpers=_HELPERS,
+        module=_import_code(module),
+        inputs="\n".join(map(_argument, itertools.count(), *given)),
+        op=case.sample.op,
+        plain=arguments_text(case.sample.call),
+        distributed=arguments_text(case.sample.call, "d"),
         slack=tolerances_code(case.truth),
         results=_results(case),
-    )  # fmt: skip
+    )
 
 
 def _import_code(module: str) -> str:
@@ -183,22 +189,31 @@ def program_script(
 ) -> str:
     """The text of a script that reproduces a finding about a program, with the program's values.
 
-    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as `local_inputs_of` and
-    `oracle_of_program` do, and ValueError for a program that is not `is_writable_program`.
+    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as
+    `local_inputs_of` and `oracle_of_program` do, and ValueError for a program that is not `is_writable_program`.
     """
     if not is_writable_program(program):
         raise ValueError(f"{program} has a placement that cannot be written down")
     count, axes = len(program.sample.tensors), Mesh.of(*program.mesh).names
     given = program.sample.tensors, program.inputs, local_inputs_of(program)
     return (_PROGRAM_SCRIPT + COMPARISON_CODE).format(
-        head=docstring_code(str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS),
-        module=_import_code(module), mesh=program.mesh, names=axes,
-        flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "", averages=averages_code(),
-        helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
-        arguments=with_indexed_tensors(arguments_text(program.sample.call)), body=_body(program),
-        inputs="\n".join(map(_argument, itertools.count(), *given)), plain=", ".join(f"x{i}" for i in range(count)),
-        distributed=", ".join(f"d{i}" for i in range(count)), slack=tolerances_code(truth or oracle_of_program(program)),
-    )  # fmt: skip
+        head=docstring_code(
+            str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS
+        ),
+        module=_import_code(module),
+        mesh=program.mesh,
+        names=axes,
+        flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "",
+        averages=averages_code(),
+        helpers="\n\n".join(_helpers(program.then)),
+        op=program.sample.op,
+        arguments=with_indexed_tensors(arguments_text(program.sample.call)),
+        body=_body(program),
+        inputs="\n".join(map(_argument, itertools.count(), *given)),
+        plain=", ".join(f"x{i}" for i in range(count)),
+        distributed=", ".join(f"d{i}" for i in range(count)),
+        slack=tolerances_code(truth or oracle_of_program(program)),
+    )
 
 
 def is_writable_program(program: Program) -> bool:

@@ -68,8 +68,10 @@ class FollowUp:
     def apply(self, outs: Sequence[Any]) -> list[Any]:
         """The results of the step on each result that is a tensor."""
         code = _compiled(self.text)
-        scope = {"torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
-                 "_StridedShard": StridedShard}  # fmt: skip
+        scope = {
+            "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
+            "_StridedShard": StridedShard,
+        }  # fmt: skip
         return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
 
 

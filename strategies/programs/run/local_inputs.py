@@ -1,7 +1,7 @@
 """Each rank's piece of each tensor of a program, on a mesh of one or more axes, and steps on tensors or DTensors.
 
-`whole`, `laid`, `split_by_axes` and `uneven` mean the same for a plain tensor and for a DTensor, so both runs of a program use
-the same code.  Scripts that reproduce a finding contain their source: they need torch alone.
+`whole`, `laid`, `split_by_axes` and `uneven` mean the same for a plain tensor and for a DTensor, so both runs of a
+program use the same code.  Scripts that reproduce a finding contain their source: they need torch alone.
 """
 
 from __future__ import annotations

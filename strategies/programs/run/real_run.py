@@ -1,10 +1,10 @@
 """Runs of cases and programs by DTensor itself with their placements: on real processes, and simulated in this process.
 
-Only a candidate that is wrong on real processes is called Unsound.  A rule that DTensor does not follow (it redistributes
-first), or whose local arguments it rewrites so that the result is right, is cleared.
+Only a candidate that is wrong on real processes is called Unsound.  A rule that DTensor does not follow (it
+redistributes first), or whose local arguments it rewrites so that the result is right, is cleared.
 
-Simulated programs run in one control flow for all ranks.  A program that does not complete so, or whose result is wrong,
-runs again on rank threads, where each rank has its own control flow and may raise alone.
+Simulated programs run in one control flow for all ranks.  A program that does not complete so, or whose result is
+wrong, runs again on rank threads, where each rank has its own control flow and may raise alone.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ BATCH = 128
 def run_simulated_programs(programs: Sequence[Program]) -> list[Confirmation]:
     """The result of each program on simulated ranks, in their order.
 
-    A program that cannot be distributed, or that plain tensors refuse, has a note that begins with `no such program`, and
-    does not affect the others.  `ProgramRealRuns` confirms those that are `wrong`.
+    A program that cannot be distributed, or that plain tensors refuse, has a note that begins with `no such program`,
+    and does not affect the others.  `ProgramRealRuns` confirms those that are `wrong`.
     """
     found: dict[int, Confirmation] = {}
     truths: dict[Any, OracleResult] = {}
@@ -166,7 +166,12 @@ def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> lis
     placements = tuple(map(rank_run.placement_text, outs))
     return [
         ProgramRankResult(
-            "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
-            tuple(p[rank] for p in local), tuple(w[rank] for w in whole),
-        ) for rank in range(len(parts))
-    ]  # fmt: skip
+            "",
+            (),
+            placements,
+            tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
+            tuple(p[rank] for p in local),
+            tuple(w[rank] for w in whole),
+        )
+        for rank in range(len(parts))
+    ]

@@ -80,8 +80,8 @@ def _smaller(doubt: ShrinkTask) -> Iterator[Candidate]:
 def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = MAX_TRIES) -> list[Instance]:
     """Smaller instances of the same rule that the probe finds wrong in the same way, the smallest first.
 
-    There may be several, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a larger
-    one.  There is none if the probe does not find this one wrong.
+    There may be several, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a
+    larger one.  There is none if the probe does not find this one wrong.
     """
     witness = RuleWitness(instance, case_of(instance, seed), seed=seed)
     tries = shrink(witness.start, witness, budget=budget).to_try(MAX_SMALLER)

@@ -94,8 +94,8 @@ def smaller_sizes(program: Program) -> Iterator[Program]:
     """The program with smaller sizes.
 
     All sizes of no sharded dim are cut first, then all dims of one size together, then dim by dim, then dims of two
-    tensors.  Each is cut to 1, 2, the number of ranks and one more, half, one less, and once and twice each number among
-    the arguments, the smallest first.
+    tensors.  Each is cut to 1, 2, the number of ranks and one more, half, one less, and once and twice each number
+    among the arguments, the smallest first.
     """
     loose, groups = _groups(program)
     for m in (1, 2):
@@ -109,9 +109,9 @@ def smaller_sizes(program: Program) -> Iterator[Program]:
 def _unexplained(program: Program) -> list[float]:
     """Numbers among the arguments that may depend on sizes in an unknown way, neither dims nor flags.
 
-    These are single numbers, elements of a list that is not of sizes, and ratios of sizes.  A single number may be half of
-    a size and equal another by chance: if both are cut in `_fft_c2r(x, dim, norm, last_size)`, torch 2.13 writes past the
-    end of the tensor.
+    These are single numbers, elements of a list that is not of sizes, and ratios of sizes.  A single number may be half
+    of a size and equal another by chance: if both are cut in `_fft_c2r(x, dim, norm, last_size)`, torch 2.13 writes
+    past the end of the tensor.
     """
     sizes = {n for x in program.sample.tensors for n in x.shape}
     every = scalar_arguments(program.sample.call)
@@ -154,9 +154,9 @@ def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]
 def resized(program: Program, to: dict[int, int], places: Places | None) -> Iterator[Program]:
     """The program with sizes cut by the mapping `to`, in all tensors or at these places.
 
-    Equal numbers among the arguments are cut, too, then also multiples of the sizes, then neither.  A second form of each
-    folds indices that are now out of range; it is the only one for an op that does not check its arguments.  Such an op
-    keeps its sizes if another argument may depend on them.
+    Equal numbers among the arguments are cut, too, then also multiples of the sizes, then neither.  A second form of
+    each folds indices that are now out of range; it is the only one for an op that does not check its arguments.  Such
+    an op keeps its sizes if another argument may depend on them.
     """
     if not to or (trusts_caller(program.sample.op) and _unexplained(program)):
         return

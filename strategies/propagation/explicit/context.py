@@ -11,10 +11,10 @@ Allowed are: `redistribute`, `full_tensor`, `distribute_tensor` and their backwa
 and, without `strict`, redistributions that each rank makes locally (R -> S).
 
 The context applies to the thread and the asyncio task that entered it; to a backward inside (autograd's own threads are
-switched off); to the ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode`.  A rank of a program may
-enter one of its own.  It does not apply to threads that are started inside, nor to real processes.  The decision depends
-on specs alone, so all ranks of a mesh are refused alike.  A rank outside of the mesh has nothing to redistribute, and is
-refused `torch.equal` only.
+switched off); to the ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode`.  A rank of a program
+may enter one of its own.  It does not apply to threads that are started inside, nor to real processes.  The decision
+depends on specs alone, so all ranks of a mesh are refused alike.  A rank outside of the mesh has nothing to
+redistribute, and is refused `torch.equal` only.
 
 It does not detect communication outside of DTensor's ops (FSDP's own, hooks that call `redistribute`), the random state
 that DTensor broadcasts at the first random op on a GPU, and communication in compiled graphs.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
 
-from strategies.ops.semantics.rulebook import OpRule
+from strategies.ops.semantics.rule_registry import OpRule
 from strategies.propagation.overlay.context import Strategy, op_strategy, overlay_dtensor, register_strategies
 
 

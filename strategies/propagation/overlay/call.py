@@ -44,7 +44,7 @@ from localtensor.errors import Refusal
 from localtensor.layout import shard_cut
 from strategies.model.rule import Call, Leaf, call_of, overload
 from strategies.ops.semantics.local_call import own_arguments, with_arguments
-from strategies.ops.semantics.rulebook import Meta, OpRule, RuleQuery
+from strategies.ops.semantics.rule_registry import Meta, OpRule, RuleQuery
 from strategies.propagation.explicit.redistribution_text import ImplicitRedistribution, argument_names
 from strategies.propagation.overlay.call_plan import CallPlan, CallPlanner, MeshCallPlan, layout_text
 
@@ -253,13 +253,15 @@ def _rank_call(entry: OpRule, call: Call, plan: CallPlan, mesh: DeviceMesh) -> C
     made = call if entry.instead is None else plan.whole.call
     if entry.own is None and not entry.shapes:
         return made
-    ask = plan.whole.ask
+    query = plan.whole.query
     reshaped = bool(plan.outputs) and _is_sharded(plan.outputs[0])
     if not reshaped and (entry.own is None or not any(map(_is_sharded, (*plan.inputs, *plan.outputs)))):
         return made
-    tensors = [_piece(m, p, mesh) for m, p in zip(ask.tensors, plan.inputs, strict=True)] if entry.own else ask.tensors
-    outputs = [meta and _piece(meta, p, mesh) for meta, p in zip(ask.outputs, plan.outputs, strict=True)]
-    piece = RuleQuery(ask.op, ask.arguments, tuple(tensors), tuple(outputs))
+    tensors = (
+        [_piece(m, p, mesh) for m, p in zip(query.tensors, plan.inputs, strict=True)] if entry.own else query.tensors
+    )
+    outputs = [meta and _piece(meta, p, mesh) for meta, p in zip(query.outputs, plan.outputs, strict=True)]
+    piece = RuleQuery(query.op, query.arguments, tuple(tensors), tuple(outputs))
     return with_arguments(made, own_arguments(entry, piece, reshaped=reshaped))
 
 

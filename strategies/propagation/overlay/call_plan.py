@@ -29,7 +29,7 @@ from localtensor.layout import is_standard, short, shorts
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import Call, flat_results, frozen, out_leaves, overload
 from strategies.ops.semantics import local_call
-from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
+from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache import value_token
 from strategies.propagation.mesh_expansion import ExpansionProblem, expand
@@ -107,8 +107,8 @@ class CallPlanner:
     def ready(self, entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> MeshCallPlan:
         """The plan of the call on this mesh.
 
-        Raises `InvalidRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what the
-        op raises for whole tensors like these.
+        Raises `InvalidRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what
+        the op raises for whole tensors like these.
         """
         key = _key(call, specs, mesh)
         if key is None:
@@ -177,13 +177,13 @@ def make_call_plan(entry: OpRule, call: Call, specs: Sequence[DTensorSpec], mesh
         if meta is not None:
             own_dtype = TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype)
             held[leaf] = CallTensor(own_dtype, (Replicate(),) * len(sizes))
-    ask, plain = local_call.replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
+    query, plain = local_call.replacement_call(entry, whole_call_query(call, [one.meta for one in held], metas), plain)
     whole, given, own = (
-        local_call.LocalCall(ask, plain),
+        local_call.LocalCall(query, plain),
         tuple(one.placements for one in held),
         local_call.own_arguments_function(entry),
     )
-    offer = CheckedLines(entry, ask)
+    offer = CheckedLines(entry, query)
     kept = {leaf: r for leaf, r in written.items() if leaf not in dict(resized)}
     stays = tuple((leaf, None if leaf in dict(reshaped) else r) for leaf, r in kept.items())
     found = expand(ExpansionProblem(whole, sizes, given, stays, offer, own, NETWORK))
@@ -228,10 +228,10 @@ class CheckedLines:
         self.entry, self.offer = entry, local_call.checked_rule(entry)
         self.numbers = bool(whole.outputs) and not any(whole.outputs) and returns_no_tensor(overload(entry.op))
 
-    def __call__(self, ask: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
+    def __call__(self, query: RuleQuery, ranks: int) -> tuple[PlacementRule, ...]:
         if self.numbers:  # a number has no placement: it must be that of whole tensors
-            return (local_call.all_replicated(ask),)
-        lines = self.offer(ask, ranks)
+            return (local_call.all_replicated(query),)
+        lines = self.offer(query, ranks)
         for line in lines:
             for placement in (*line.inputs, *line.outputs):  # DTensor cannot redistribute a tensor to other ones
                 if placement is not None and not is_standard(placement):

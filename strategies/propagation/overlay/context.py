@@ -4,19 +4,19 @@
         y = distributed.cumsum(0)             # right, where DTensor's own rule is not
 
 Inside, an op with a rule in the book runs by the rule's lines, expanded to the mesh by
-`strategies.propagation.mesh_expansion`.  DTensor's own rule for that op is not called, and its caches are neither read nor
-filled.  Other ops run as usual.  Afterwards, also after an exception, DTensor is as before.
+`strategies.propagation.mesh_expansion`.  DTensor's own rule for that op is not called, and its caches are neither read
+nor filled.  Other ops run as usual.  Afterwards, also after an exception, DTensor is as before.
 
-The overlay applies to the thread and asyncio task that entered it; to a backward inside (it stays in that thread); to the
-ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode` inside.  A rank of a program may enter one of its
-own.  It does not apply to threads that are started inside, nor to real processes.  The inner of nested overlays takes
-precedence.
+The overlay applies to the thread and asyncio task that entered it; to a backward inside (it stays in that thread); to
+the ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode` inside.  A rank of a program may enter
+one of its own.  It does not apply to threads that are started inside, nor to real processes.  The inner of nested
+overlays takes precedence.
 
 It does not change DTensor's own redistribution (`full_tensor`, `redistribute`), which is no op and has no rule; ops that
 torch decomposes before DTensor sees them, except for the ops that they decompose into; ops without a rule in the book.
 
-An overlay takes precedence over DTensor's tables of strategies.  `register_strategies` writes rules to these tables, for code that
-reads them: our validator, and DTensor's decompositions.
+An overlay takes precedence over DTensor's tables of strategies.  `register_strategies` writes rules to these tables,
+for code that reads them: our validator, and DTensor's decompositions.
 
 | torch part (under torch.distributed.tensor)                                    | read on     | run on |
 |---------------------------------------------------------------------------------|-------------|--------|
@@ -52,7 +52,7 @@ from localtensor.errors import Refusal
 from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import find_fault, why_inapplicable
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleQuery, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, RuleRegistry
 from strategies.propagation.overlay import call, call_plan
 from strategies.torch_api import dtensor, handler_table
 
@@ -72,8 +72,8 @@ def overlay_dtensor(
     Raises `BadOverlay` if `book` is no book, if a rule names an op or an argument that torch does not have, or if no rule
     is left; and at a call `strategies.ops.semantics.local_call.InvalidRule`, with file and line, for an invalid line.
 
-    >>> from strategies.ops.semantics.rulebook import RuleRegistry, rules
-    >>> rows = rules("scans", "each column by itself", ["aten.cumsum.default"], lambda ask: [])
+    >>> from strategies.ops.semantics.rule_registry import RuleRegistry, rules
+    >>> rows = rules("scans", "each column by itself", ["aten.cumsum.default"], lambda query: [])
     >>> with overlay_dtensor(RuleRegistry.of(*rows)) as there:
     ...     there.ops
     ('aten.cumsum.default',)
@@ -88,7 +88,7 @@ class Overlay:
         self, book: RuleRegistry, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
     ) -> None:
         if not isinstance(book, RuleRegistry):
-            remedy = "Make one: strategies.ops.semantics.rulebook.RuleRegistry.of(*rules(...))."
+            remedy = "Make one: strategies.ops.semantics.rule_registry.RuleRegistry.of(*rules(...))."
             raise BadOverlay("book", repr(book), "this is no RuleRegistry", remedy)
         entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
@@ -188,7 +188,7 @@ def for_dtensor_tables(entry: OpRule) -> OpRule:
     return replace(entry, lines=_no_lines, own=None, instead=None)
 
 
-def _no_lines(ask: RuleQuery) -> Iterable[PlacementRule]:
+def _no_lines(query: RuleQuery) -> Iterable[PlacementRule]:
     return ()
 
 
@@ -216,10 +216,10 @@ def op_strategy(entry: OpRule, schema: OpSchema) -> OpStrategy:
     if mesh.ndim > 1:
         plan = call_plan.make_call_plan(entry, call, specs, mesh)
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
-    ask = call_plan.whole_call_query(call, metas, outputs)
+    query = call_plan.whole_call_query(call, metas, outputs)
     choices = []
-    for line in call_plan.CheckedLines(entry, ask)(ask, mesh.size()):
-        if not why_inapplicable(line, ask, mesh.size()):
+    for line in call_plan.CheckedLines(entry, query)(query, mesh.size()):
+        if not why_inapplicable(line, query, mesh.size()):
             inputs = [(p or Replicate(),) for p in line.inputs]
             results = [None if p is None else (p,) for p in line.outputs]
             choices.append(_spec(given, inputs, results, metas, outputs, mesh))

@@ -76,9 +76,10 @@ def _count(many: int, word: str) -> str:
 Programs = Sequence[Callable[..., Program]]
 Modules = Sequence[ModuleType]
 ONCE: Programs = (
-    cache_programs.asks, cache_programs.colliding, cache_programs.cleared, cache_programs.cleared_twice, cache_programs.failing,
-    cache_programs.failing_once, cache_programs.reentered, cache_programs.ringed, cache_programs.two_caches, cache_programs.crowded,
-    cache_programs.interrupted_waiter, cache_programs.interrupted_owner, calls,
+    cache_programs.asks, cache_programs.colliding, cache_programs.cleared, cache_programs.cleared_twice,
+    cache_programs.failing, cache_programs.failing_once, cache_programs.reentered, cache_programs.ringed,
+    cache_programs.two_caches, cache_programs.crowded, cache_programs.interrupted_waiter,
+    cache_programs.interrupted_owner, calls,
 )  # fmt: skip
 """The programs over the shared cache."""
 WITHIN: Modules = (single_flight, single_flight_cells)

@@ -8,7 +8,7 @@ import torch
 
 from localtensor.concurrency import Program, ScheduledSync
 from localtensor.layout import Mesh, Spec, parse
-from strategies.ops.semantics.rulebook import PlacementRule, RuleQuery, RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import PlacementRule, RuleQuery, RuleRegistry, rules
 from strategies.propagation import propagator
 from strategies.propagation.propagator import Propagator
 from strategies.propagation.races import explore as races
@@ -17,7 +17,7 @@ from strategies.propagation.races.cache_programs import require
 MESH = Mesh.of(dp=2)
 
 
-def _same(ask: RuleQuery) -> Iterator[PlacementRule]:
+def _same(query: RuleQuery) -> Iterator[PlacementRule]:
     for dim in range(2):
         cut = parse(f"S({dim})")
         yield PlacementRule((cut,), (cut,))

@@ -34,7 +34,7 @@ class ShownFinding:
     anchor: str
     call: str
     loudness: str
-    trial: str
+    kind: str
     mesh: str
     dtypes: tuple[str, ...]
     meshes: tuple[str, ...]
@@ -51,11 +51,19 @@ def show_finding(finding: Finding) -> ShownFinding:
     file = file_name(finding) if finding.script else ""
     loudness = "silent" if is_silent(finding) else "loud"
     return ShownFinding(
-        finding, anchor(finding.name), call_text(finding), loudness if finding.verdict is Verdict.UNSOUND else "",
+        finding,
+        anchor(finding.name),
+        call_text(finding),
+        loudness if finding.verdict is Verdict.UNSOUND else "",
         "alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs",
-        " × ".join(map(str, mesh)), dtypes, tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
-        columns_of(finding.rule), parse_picture(finding.picture, finding.reason), finding.script.replace("{name}", file), file,
-    )  # fmt: skip
+        " × ".join(map(str, mesh)),
+        dtypes,
+        tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
+        columns_of(finding.rule),
+        parse_picture(finding.picture, finding.reason),
+        finding.script.replace("{name}", file),
+        file,
+    )
 
 
 def anchor(name: str) -> str:
@@ -91,9 +99,12 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
     found = [show_finding(finding) for finding in report.findings]
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     text = environment.get_template("report.html.j2").render(
         name=name, cut=cut, begin=begin, report=report, facts=_facts(begin, report), found=found,
         families=families(begin["ops"], lines, report), takes=TAKES, gives=GIVES,
@@ -134,7 +145,7 @@ def _filters(found: Sequence[ShownFinding]) -> list[tuple[str, str, list[str]]]:
         ("how", "Silent or loud", sorted({one.loudness for one in found} - {""})),
         ("dtype", "Dtypes", sorted({dtype for one in found for dtype in one.dtypes})),
         ("mesh", "Mesh", sorted({mesh for one in found for mesh in one.meshes})),
-        ("trial", "Trial", sorted({one.trial for one in found})),
+        ("trial", "Trial", sorted({one.kind for one in found})),
         ("takes", "Takes", [column for column in TAKES if any(column in one.columns for one in found)]),
     ]
     return [each for each in every if each[2]]

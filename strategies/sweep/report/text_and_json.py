@@ -147,8 +147,10 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
 def _totals(report: Report) -> str:
     c: Counts = report.counts
     how = f"confirmed on {report.confirm}" if report.confirm != "none" else "not confirmed: --confirm none"
-    parts = [f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
-             f"{c.untestable} untestable", f"{c.crashed} crashed"]  # fmt: skip
+    parts = [
+        f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
+        f"{c.untestable} untestable", f"{c.crashed} crashed",
+    ]  # fmt: skip
     ranks = ", ".join(map(str, report.ranks))
     text = f"torch {report.torch}, seed {report.seed}, ranks {ranks}: {', '.join(parts)} ({how}); "
     text += f"{c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"

@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE, is_inexact, is_reducible, short
+from localtensor.testing.hypothesis_strategies.values import print_repr
 from strategies.model import rule as model
 from strategies.model.call_signature import argument_text
 from strategies.model.oracle import OracleResult, run_oracle
@@ -22,7 +23,7 @@ from strategies.validation.difference import ResultDifference
 from strategies.validation.probe import Probe
 
 if TYPE_CHECKING:
-    from hypothesis.vendor.pretty import RepresentationPrinter
+    pass
 
 
 class CaseSkipped(Exception):
@@ -72,9 +73,7 @@ class RuleCase:
         """The arguments with real tensors."""
         return materialized(tuple(self.args)), materialized(dict(self.kwargs))
 
-    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """Hypothesis would otherwise print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         rest = f", uneven={self.uneven}" if not self.uneven else ""

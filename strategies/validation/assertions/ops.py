@@ -4,8 +4,8 @@ The shapes are found by trying: each dim has a letter, and one letter is one siz
 
     mm  takes  ab, bn        add  takes  ab, ab   ab, b   ab, 1b ...
 
-A rule is tested only on calls in which all the dims that it shards are one dim: to shard the rows of one operand and the
-columns of another proves nothing where these are unrelated.
+A rule is tested only on calls in which all the dims that it shards are one dim: to shard the rows of one operand and
+the columns of another proves nothing where these are unrelated.
 
 | torch part                                           | why                                         | read on     | run on |
 |------------------------------------------------------|---------------------------------------------|-------------|--------|

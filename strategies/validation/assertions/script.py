@@ -89,12 +89,20 @@ def script(case: RuleCase, ran: CaseRun, name: str, imports: str = "") -> str:
     count = range(len(rule.inputs))
     wrong = ran.wrong.problem if ran.wrong else "it is right"
     return _SCRIPT.format(
-        op=ran.sample.call.op, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
-        and_more=" and the module of the op" if imports else "", arguments=with_indexed_tensors(arguments_text(ran.sample.call)),
-        written=", ".join(f"x[{i}]" for i in leaves), inputs="\n".join(_input(ran, rule, i) for i in count),
-        wholes=", ".join(f"x{i}" for i in count), pieces=", ".join(f"held{i}[rank]" for i in count),
+        op=ran.sample.call.op,
+        rule=rule,
+        ranks=case.ranks,
+        problem=wrong,
+        name=name,
+        imports=imports,
+        and_more=" and the module of the op" if imports else "",
+        arguments=with_indexed_tensors(arguments_text(ran.sample.call)),
+        written=", ".join(f"x[{i}]" for i in leaves),
+        inputs="\n".join(_input(ran, rule, i) for i in count),
+        wholes=", ".join(f"x{i}" for i in count),
+        pieces=", ".join(f"held{i}[rank]" for i in count),
         comparisons="\n".join(_comparisons(case, ran, result_placements(rule, len(ran.truth.outputs), leaves))),
-    )  # fmt: skip
+    )
 
 
 def _input(ran: CaseRun, rule: AssertedRule, i: int) -> str:
@@ -135,9 +143,12 @@ def _total(kind: str, want: Tensor) -> str:
         return "parts.all(0)" if kind in ("min", "product") else "parts.any(0)"
     keep = f", dtype={want.dtype}"
     return {
-        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if is_inexact(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
-        "min": "parts.amin(0)", "max": "parts.amax(0)", "product": f"parts.prod(0{keep})",
-    }[kind]  # fmt: skip
+        "sum": f"parts.sum(0{keep})",
+        "avg": "parts.mean(0)" if is_inexact(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
+        "min": "parts.amin(0)",
+        "max": "parts.amax(0)",
+        "product": f"parts.prod(0{keep})",
+    }[kind]
 
 
 def imports_of(op: Op, caller: tuple[str, str]) -> str:
@@ -180,13 +191,12 @@ def wrong_rule(case: RuleCase, ran: CaseRun, imports: str, judged: int = 1) -> W
     text = script(case, ran, NAME, imports)
     who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
     results = [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"] if wrong.shown else []
-    lines = [
-        sentence, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
-        + (f", the smallest of {judged} tried" if judged > 1 else ""),
-        *_held(ran, rule), *results, "",
-        "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
-        f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    "),
-    ]  # fmt: skip
+    call = f"{case.op}({', '.join(ran.sample.arguments(rule.inputs))})"
+    smallest = f", the smallest of {judged} tried" if judged > 1 else ""
+    again = "  again, above a test with @given(case=rule_cases(...)), or as one line:"
+    lines = [sentence, "", f"  the call  {call} on {case.ranks} ranks{smallest}", *_held(ran, rule), *results, ""]
+    lines += [again, f"    {example}", f"    {repeat}", ""]
+    lines += [f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    ")]
     return WrongRule("\n".join(lines), case=case, script=text, example=example, repeat=repeat)
 
 

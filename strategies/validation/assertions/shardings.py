@@ -30,6 +30,7 @@ from localtensor.layout import (
     shorts,
 )
 from localtensor.testing.hypothesis_strategies.layouts import cut_pieces
+from localtensor.testing.hypothesis_strategies.values import print_repr
 from strategies.model import code_text
 from strategies.model.call_signature import argument_text
 from strategies.model.oracle import OracleResult, equal_within, run_function_oracle
@@ -46,7 +47,7 @@ from strategies.validation.difference import (
 )
 
 if TYPE_CHECKING:
-    from hypothesis.vendor.pretty import RepresentationPrinter
+    pass
 
 _SCRIPT = (
     '''"""{what}
@@ -106,9 +107,7 @@ class ShardingCase:
     def ranks(self) -> int:
         return math.prod(self.mesh)
 
-    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        """Hypothesis would otherwise print the fields."""
-        printer.text(repr(self))
+    _repr_pretty_ = print_repr
 
     def __repr__(self) -> str:
         return f"ShardingCase({argument_text(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
@@ -158,8 +157,10 @@ def run_sharding_case(
         raise CaseSkipped("its result jumps when the inputs move by one unit in the last place")
     if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
         raise CaseSkipped("a dim of a result is smaller than the axes that cut it")
-    held = [cut_pieces(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
-            for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))]  # fmt: skip
+    held = [
+        cut_pieces(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
+        for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))
+    ]
     gave = _run(claim, case, whole, held)
     wrong = gave if isinstance(gave, ResultDifference) else _compared(claim, truth, gave, mesh)
     return (truth, held, wrong), wrong is None
@@ -181,10 +182,10 @@ def _run(
 
     def body() -> list[Any]:
         mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=Mesh.of(*case.mesh).names)
-        given = [
-            DTensor.from_local(pieces[dist.get_rank()].clone(), mesh, layout, run_check=False, shape=x.shape, stride=x.contiguous().stride())
-            for x, pieces, layout in zip(whole, held, claim.inputs, strict=True)
-        ]  # fmt: skip
+        given = []
+        for x, pieces, layout in zip(whole, held, claim.inputs, strict=True):
+            piece, stride = pieces[dist.get_rank()].clone(), x.contiguous().stride()
+            given.append(DTensor.from_local(piece, mesh, layout, run_check=False, shape=x.shape, stride=stride))
         out = flat_results(claim.fn(*given))
         return [(tuple(x.placements), x.to_local()) if isinstance(x, DTensor) else (None, x) for x in out]
 
@@ -269,9 +270,14 @@ def wrong_sharding(
     if wrong.shown:
         lines += [f"  got   {tensor_text(wrong.got)}", f"  want  {tensor_text(wrong.want)}"]
     lines += [
-        "", "  again:", f"    {repeat}", "", "  the same in plain torch, to be saved as wrong_sharding.py and run:", "",
+        "",
+        "  again:",
+        f"    {repeat}",
+        "",
+        "  the same in plain torch, to be saved as wrong_sharding.py and run:",
+        "",
         textwrap.indent(text, "    "),
-    ]  # fmt: skip
+    ]
     return WrongRule("\n".join(lines), case=case, script=text, example=f"@example(case={case!r})", repeat=repeat)
 
 

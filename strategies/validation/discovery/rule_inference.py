@@ -25,8 +25,8 @@ from strategies.validation.missing_rules import Survey
 
 @dataclass(frozen=True, slots=True)
 class RuleLine:
-    """Rules as Python expressions: `ndims[i]` is the number of dims of tensor i, `numbers` has a letter for each tensor,
-    arguments have their names, and `d` runs over the dims of tensor `over` if that is not None."""
+    """Rules as Python expressions: `ndims[i]` is the number of dims of tensor i, `numbers` has a letter for each
+    tensor, arguments have their names, and `d` runs over the dims of tensor `over` if that is not None."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

@@ -1,8 +1,6 @@
 """Programs of ordinary DTensor code for rank threads and for lockstep alike: what is not among the other families."""
 
-import contextlib
 import copy
-import io
 from typing import Any
 
 import torch
@@ -156,11 +154,8 @@ def printed() -> list[str]:
     return [str(x.placements), str(x.device_mesh), str(x._spec)]
 
 
-def shown_shards() -> str:
-    x = distribute_tensor(noise(4, 2), row(), [Shard(0)])
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        visualize_sharding(x)
-    return out.getvalue()
+def shown_shards() -> None:
+    visualize_sharding(distribute_tensor(noise(4, 2), row(), [Shard(0)]))
 
 
 def losses() -> list[Any]:

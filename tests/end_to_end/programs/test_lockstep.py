@@ -115,6 +115,7 @@ REFUSED = {
     "a pipeline: each rank has modules of its own": (RanksDiverge, "", pipelines.train, "1F1B", 4, 1, 1),
     "a checkpoint: rank 0 alone plans it": (RanksDiverge, "dcp.save", checkpoints.train, "unused", 1),
     "a branch on the rank": (RanksDiverge, "4: False on rank 3", redistributions.walks, (4,), (((5, 3), F64, ("P(sum)",)),)),
+    "a picture that rank 0 alone prints": (RanksDiverge, "visualize_sharding", lockstep_programs.shown_shards),
     DRAWS_UNTIL: (RanksDiverge, "trunc_normal_", random_programs.draws, 0, [7] * 4),
     "a list that is indexed by rank": (RanksDiverge, "batches[rank]", data_parallel_programs.unused, (4,), "by hand", 4),
 }  # fmt: skip

@@ -106,7 +106,7 @@ def test_meshes_and_pairs_reach_the_settings(line, trials, monkeypatch):
     monkeypatch.setattr("strategies.sweep.session.validate", lambda settings, progress: asked.append(settings) or EMPTY)
     called(f"validate {line} --confirm none -q")
     (settings,) = asked
-    assert sorted(settings.trials()) == sorted(trials)
+    assert sorted(settings.kinds_and_meshes()) == sorted(trials)
     assert settings.asked()["pairs"] is ("--pairs" in line)
 
 

@@ -12,7 +12,7 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import Sample
 from strategies.model.verdict import Verdict
 from strategies.ops.semantics.local_call import replacement_call
-from strategies.ops.semantics.rulebook import OpRule, PlacementRule, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleRegistry
 from strategies.ops.validation.claims import own_claims, query_of_sample
 from strategies.validation.probe import check_claims
 from tests.strategies.cases import judged

@@ -3,7 +3,7 @@
 import pytest
 
 from strategies.ops.all_rules import FOREACH_RULES, MODULES, OUR_RULES, TwoRules, collected
-from strategies.ops.semantics.rulebook import OpRule, rules
+from strategies.ops.semantics.rule_registry import OpRule, rules
 
 
 def nothing(query):

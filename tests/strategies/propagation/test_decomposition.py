@@ -15,7 +15,7 @@ from localtensor.layout.spec import Spec
 from strategies.model.rule import LEAVES, Leaf
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import MissingRuleError, local_calls_by_rank
-from strategies.ops.semantics.rulebook import Meta, PlacementRule, query_of, rules
+from strategies.ops.semantics.rule_registry import Meta, PlacementRule, query_of, rules
 from strategies.propagation import decomposition as decomposed
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.propagator import Propagator
@@ -62,7 +62,7 @@ def lines_of(op, *shapes, ranks=2):
 
 
 def _meta(spec):
-    from strategies.ops.semantics.rulebook import Meta
+    from strategies.ops.semantics.rule_registry import Meta
 
     return Meta(spec.shape, spec.dtype)
 
@@ -110,8 +110,8 @@ def test_every_combination_is_right_on_the_pieces(op, sizes, shape):
     count = 0
     for beginning in every_combination(problem):
         made, whose = local_calls_by_rank(problem.whole, beginning.lines, sizes, problem.own)
-        rows = [*zip(beginning.inputs, problem.whole.ask.tensors, strict=True)]
-        outs = [*zip(beginning.outputs, problem.whole.ask.outputs, strict=True)]
+        rows = [*zip(beginning.inputs, problem.whole.query.tensors, strict=True)]
+        outs = [*zip(beginning.outputs, problem.whole.query.outputs, strict=True)]
         inputs, outputs = ([Spec(mesh, row, m.shape, m.dtype) for row, m in both] for both in (rows, outs))
         calls = [made[i].call for i in whose]
         assert_right(problem.whole.call, calls, [numbers(one, 3) for one in shapes], inputs, outputs)

@@ -14,7 +14,7 @@ from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
 from strategies.ops.semantics.local_call import local_calls_by_rank
-from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import PlacementRule, RuleRegistry, rules
 from strategies.propagation.mesh_expansion import expand
 from tests.strategies.little_book import BOOK, MESHES, assert_right, numbers, problem_of, run_on_pieces, spec_of, whole
 from tests.strategies.propagation.combinations import every_combination
@@ -37,7 +37,7 @@ CASES = {
 
 
 def specs_of(beginning, problem, mesh):
-    metas = problem.whole.ask
+    metas = problem.whole.query
     inputs = [Spec(mesh, row, m.shape, m.dtype) for row, m in zip(beginning.inputs, metas.tensors, strict=True)]
     outputs = [Spec(mesh, row, m.shape, m.dtype) for row, m in zip(beginning.outputs, metas.outputs, strict=True)]
     return inputs, outputs
@@ -102,7 +102,7 @@ def test_a_line_that_each_axis_alone_may_have_is_left_out_where_the_piece_may_no
     mesh = Mesh.of(*sizes)
     problem = problem_of(op, [whole(mesh, shape)], args)
     inputs, output = tuple(map(parse, inputs.split())), tuple(map(parse, output.split()))
-    lines = {(line.inputs, line.outputs): line for line in problem.offer(problem.whole.ask, 2)}
+    lines = {(line.inputs, line.outputs): line for line in problem.offer(problem.whole.query, 2)}
     for axis, size in enumerate(sizes):  # each alone
         one = Mesh.of(size)
         alone = grids(problem_of(op, [whole(one, shape)], args))
@@ -110,7 +110,7 @@ def test_a_line_that_each_axis_alone_may_have_is_left_out_where_the_piece_may_no
     assert ((inputs,), (output,)) not in grids(problem)
     chosen = [lines[(i,), (o,)] for i, o in zip(inputs, output, strict=True)]
     made, whose = local_calls_by_rank(problem.whole, chosen, sizes, problem.own)
-    specs = Spec(mesh, inputs, shape, torch.float64), problem.whole.ask.outputs[0].shape
+    specs = Spec(mesh, inputs, shape, torch.float64), problem.whole.query.outputs[0].shape
     with pytest.raises((AssertionError, RuntimeError, IndexError)):  # and it would be wrong
         assert_right(
             problem.whole.call, [made[i].call for i in whose], [numbers(shape, 3)], [specs[0]],

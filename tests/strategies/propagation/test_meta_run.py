@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor.concurrency.sync import THREAD_SYNC, ThreadSync
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import InvalidCall, NoMetadata
-from strategies.ops.semantics.rulebook import Meta
+from strategies.ops.semantics.rule_registry import Meta
 from strategies.propagation import meta_run
 from strategies.propagation.meta_run import fake_mode_lock, no_caller_modes, output_metas
 

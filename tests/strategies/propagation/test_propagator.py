@@ -17,7 +17,7 @@ from localtensor.layout.spec import Spec, StridedShard, parse
 from strategies.model.rule import LEAVES, Call, Leaf
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import InvalidCall, MissingRuleError, NoMetadata, WouldMoveWritten
-from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import PlacementRule, RuleRegistry, rules
 from strategies.propagation.propagator import STORE_ONE_OF, Propagator, _lasting
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
 

@@ -35,7 +35,7 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import LEAVES, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import RuleRegistry
+from strategies.ops.semantics.rule_registry import RuleRegistry
 from strategies.propagation.propagator import Propagator
 
 MICROSECONDS, TIMES, THREADS = 3.0, 2.0, 8

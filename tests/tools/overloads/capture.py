@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util.opinfo import drawn_samples
+from localtensor.testing.lockstep_reference import leaves
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
 MOST_SAMPLES = 24  # of an OpInfo and dtype that are run
@@ -217,16 +218,6 @@ def usable(x: Tensor) -> bool:
         and not x.is_quantized
         and x.numel() <= MOST_NUMEL
     )
-
-
-def leaves(value):
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for one in value:
-            yield from leaves(one)
-    else:
-        yield value
 
 
 def copied(value, known):

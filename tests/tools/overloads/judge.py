@@ -16,11 +16,12 @@ from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.testing.lockstep_reference import (
     differences_from_reference,
     envelope,
+    leaves,
     rank_by_rank,
     rank_copy,
     within_envelope,
 )
-from tests.tools.overloads.capture import REFUSED, Call, leaves
+from tests.tools.overloads.capture import REFUSED, Call
 from tests.tools.overloads.excuses import excused
 from tests.tools.overloads.plans import HOW, PLANS, RANKS, filled, fits, operands, outs_of, placed, tensors_of
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.tools.overloads.capture import Call, leaves
+from localtensor.testing.lockstep_reference import leaves
+from tests.tools.overloads.capture import Call
 
 RANKS = 6
 UNIFORM, ALONE, PAIRS, CROSSING = [0] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]

@@ -9,7 +9,7 @@ from strategies.ops.lib.overload_variants import foreach_ops, on_lists, overload
 from strategies.ops.pointwise.linear import RULES as LINEAR
 from strategies.ops.pointwise.monotone import RULES as MONOTONE
 from strategies.ops.pointwise.unary_binary import RULES as POINTWISE
-from strategies.ops.semantics.rulebook import rules
+from strategies.ops.semantics.rule_registry import rules
 from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
@@ -123,7 +123,7 @@ def test_the_calls_that_a_list_op_is_can_be_asked_one_by_one():
     (entry,) = (entry for entry in LISTS if entry.op == one.op)
     elements = entry.lines.elements(query_of_sample(one, run_oracle(one).raw))
     assert [e.leaves for e in elements] == [(0, 2, 4), (1, 3, 5)]
-    assert [(e.ask.op, e.ask["value"]) for e in elements] == [
+    assert [(e.query.op, e.query["value"]) for e in elements] == [
         ("aten.addcmul.default", 2.0),
         ("aten.addcmul.default", 3.0),
     ]

@@ -6,7 +6,7 @@ import torch
 from localtensor.layout.shards import assemble_axis, split_axis
 from strategies.model.rule import Leaf
 from strategies.ops.linalg.matmul import RULES, scaled
-from strategies.ops.semantics.rulebook import Meta, RuleQuery, RuleRegistry
+from strategies.ops.semantics.rule_registry import Meta, RuleQuery, RuleRegistry
 from strategies.ops.validation.claims import query_of_sample, validate_rule
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops import held

@@ -9,7 +9,7 @@ from strategies.model.oracle import OracleResult
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import Verdict
 from strategies.ops.nn.attention import RULES
-from strategies.ops.semantics.rulebook import Meta, query_of
+from strategies.ops.semantics.rule_registry import Meta, query_of
 from strategies.ops.validation.claims import own_claims, validate_rule
 from strategies.validation.probe import check_claims
 

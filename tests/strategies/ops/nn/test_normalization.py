@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard
 
 from strategies.ops.nn.normalization import RULES
 from strategies.ops.semantics.local_call import own_arguments, with_arguments
-from strategies.ops.semantics.rulebook import Meta, RuleRegistry, query_of
+from strategies.ops.semantics.rule_registry import Meta, RuleRegistry, query_of
 from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops import held

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.nn.spatial import RULES
-from strategies.ops.semantics.rulebook import query_of
+from strategies.ops.semantics.rule_registry import query_of
 from strategies.ops.validation.claims import validate_rule
 
 ENTRY = {entry.op: entry for entry in RULES}

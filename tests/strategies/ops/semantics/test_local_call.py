@@ -17,7 +17,7 @@ from localtensor.layout.shards import local_length, local_shapes, split_axis
 from localtensor.layout.spec import Spec, StridedShard
 from strategies.model.rule import Call, Leaf, frozen
 from strategies.ops.semantics import local_call
-from strategies.ops.semantics.rulebook import Meta, OpRule, PlacementRule, RuleQuery, RuleRegistry, query_of
+from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, RuleRegistry, query_of
 from strategies.propagation.propagator import Propagator
 from tests.strategies.little_book import BOOK, spec_of
 
@@ -46,14 +46,14 @@ def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
         [local_call.LocalCall(query, call)], line, ranks, local_call.no_own_arguments
     )
     want = {(local_length(rows, 1, ranks, rank), local_length(columns, 1, ranks, rank)) for rank in range(ranks)}
-    assert {(p.ask.tensors[0].shape[0], p.ask.tensors[1].shape[1]) for p in found} == want
+    assert {(p.query.tensors[0].shape[0], p.query.tensors[1].shape[1]) for p in found} == want
     assert len(local_call.representative_coordinates(line, query, ranks)) <= 5
 
 
 def test_strided_shards_are_looked_at_rank_by_rank():
     line = PlacementRule((StridedShard(0, split_factor=2),), (StridedShard(0, split_factor=2),))
     found = local_call.distinct_local_calls([clone(9)], line, 4, local_call.no_own_arguments)
-    assert {p.ask.tensors[0].shape[0] for p in found} == {local_length(9, 2, 4, rank) for rank in range(4)}
+    assert {p.query.tensors[0].shape[0] for p in found} == {local_length(9, 2, 4, rank) for rank in range(4)}
 
 
 @given(rows=st.integers(0, 9), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -61,7 +61,7 @@ def test_each_rank_of_a_mesh_has_the_piece_of_its_spec(rows, sizes):
     lines = [PlacementRule((Shard(0),), (Shard(0),))] * len(sizes)
     made, whose = local_call.local_calls_by_rank(clone(rows), lines, sizes, local_call.no_own_arguments)
     spec = Spec(Mesh.of(*sizes), (Shard(0),) * len(sizes), (rows,), F32)
-    assert [made[which].ask.tensors[0].shape for which in whose] == local_shapes(spec)
+    assert [made[which].query.tensors[0].shape for which in whose] == local_shapes(spec)
 
 
 @pytest.mark.parametrize(("cut", "rows", "ranks", "why"), [
@@ -71,7 +71,7 @@ def test_each_rank_of_a_mesh_has_the_piece_of_its_spec(rows, sizes):
     ("even", 8, 4, ""), ("even", 6, 4, "6 rows on 4 ranks are not even"), ("even", 0, 2, "0 rows on 2 ranks are not even"),
 ])  # fmt: skip
 def test_what_a_cut_asks_for(cut, rows, ranks, why):
-    assert local_call.why_inapplicable(PlacementRule((Shard(0),), (Shard(0),), cut), clone(rows).ask, ranks) == why
+    assert local_call.why_inapplicable(PlacementRule((Shard(0),), (Shard(0),), cut), clone(rows).query, ranks) == why
 
 
 @pytest.mark.parametrize("first", [Replicate(), Partial()])

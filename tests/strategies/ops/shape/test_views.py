@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Call, Leaf
 from strategies.model.verdict import Verdict
-from strategies.ops.semantics.rulebook import RuleRegistry
+from strategies.ops.semantics.rule_registry import RuleRegistry
 from strategies.ops.shape.slices import RULES as PIECES
 from strategies.ops.shape.views import RULES as NAMED
 from strategies.ops.shape.views import RULES as SHAPED

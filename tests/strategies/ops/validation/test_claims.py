@@ -6,7 +6,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from strategies.model.oracle import run_oracle
 from strategies.model.verdict import Verdict
-from strategies.ops.semantics.rulebook import OpRule, rules
+from strategies.ops.semantics.rule_registry import OpRule, rules
 from strategies.ops.validation import claims
 from strategies.ops.validation.claims import own_claims, query_of_sample, validate_rule
 from tests.strategies.cases import numbers, sample

@@ -13,7 +13,7 @@ from strategies.cli.commands.coverage import print_comparison
 from strategies.model.rule import Call, Leaf, Rule, Sample, flat_results
 from strategies.model.verdict import CLEAN, NOTHING, WRONG
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.rulebook import OpRule
+from strategies.ops.semantics.rule_registry import OpRule
 from strategies.ops.validation import coverage as ops_coverage
 from strategies.ops.validation.coverage import (
     OverloadComparison,

@@ -12,7 +12,7 @@ from strategies.base.worker_pool import WorkerPool
 from strategies.cli.commands.coverage import chosen_rules, print_validation, validate_ops
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
-from strategies.ops.semantics.rulebook import OpRule, RuleRegistry
+from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
 from strategies.ops.validation.run import RuleResult, ValidationEffort, validate_rules
 
 TERMS = ValidationEffort(ranks=(2,), budget=1)

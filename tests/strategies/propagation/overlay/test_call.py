@@ -10,7 +10,7 @@ from torch.utils import _mode_utils, _python_dispatch
 
 import localtensor as lt
 from localtensor.layout.spec import parse
-from strategies.ops.semantics.rulebook import RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import RuleRegistry, rules
 from strategies.propagation.overlay.call import TwoMeshes, redistributed_piece
 from strategies.propagation.overlay.call_plan import NoSizes
 from strategies.propagation.overlay.context import overlay_dtensor

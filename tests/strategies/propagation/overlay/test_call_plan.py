@@ -15,7 +15,7 @@ from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import InvalidRule
-from strategies.ops.semantics.rulebook import PlacementRule, RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import PlacementRule, RuleRegistry, rules
 from strategies.propagation.overlay import call_plan
 from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
 from strategies.propagation.overlay.context import overlay_dtensor

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 import localtensor as lt
 from localtensor._util import ambient
-from strategies.ops.semantics.rulebook import OpRule, RuleRegistry, rules
+from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry, rules
 from strategies.propagation.overlay.context import BadOverlay, overlay_dtensor
 from strategies.torch_api import handler_table
 from tests.strategies.small_book import REPLICATED, RIGHT, WRONG, nothing

@@ -158,7 +158,7 @@ def test_a_full_sweep_makes_a_page_of_less_than_five_megabytes():
 
 def test_a_finding_on_one_axis():
     one = show_finding(SILENT)
-    assert (one.trial, one.mesh, one.loudness, one.dtypes, one.meshes, one.columns) == (
+    assert (one.kind, one.mesh, one.loudness, one.dtypes, one.meshes, one.columns) == (
         "alone", "2", "silent", ("real", "complex"), ("1 axis",), ("S(0)",),
     )  # fmt: skip
     assert one.call == "cumprod(f64[2], -1)" and len(one.picture) == 2
@@ -167,9 +167,9 @@ def test_a_finding_on_one_axis():
 
 def test_a_program_on_two_axes_and_one_that_raises():
     one = show_finding(PROGRAM)
-    assert (one.trial, one.mesh, one.meshes, one.file) == ("meshes", "2 × 2", ("2 axes",), "")
+    assert (one.kind, one.mesh, one.meshes, one.file) == ("meshes", "2 × 2", ("2 axes",), "")
     assert show_finding(LOUD).loudness == "loud"
-    assert show_finding(finding(title="aten.cumprod.default on (2,): S(0), then sum")).trial == "pairs"
+    assert show_finding(finding(title="aten.cumprod.default on (2,): S(0), then sum")).kind == "pairs"
     for verdict in (Verdict.MISSING, Verdict.SUSPECT):
         assert show_finding(finding(verdict=verdict)).loudness == ""
 

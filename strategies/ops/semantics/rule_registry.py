@@ -1,9 +1,9 @@
 """Sharding rules of our own as values: what holds for a call of an op along one mesh axis of any size.
 
-A rule is a function from a query (a call without the values of its tensors) to placement rules: placements of the inputs
-along one mesh axis, and the placements of the results that follow.  The all-replicated placement rule is implied.  A rule
-sees neither a mesh nor a rank.  What depends on them is declared by the placement rule's `cut`, and by the rule's `shapes`,
-`own` and `instead`.
+A rule is a function from a query (a call without the values of its tensors) to placement rules: placements of the
+inputs along one mesh axis, and the placements of the results that follow.  The all-replicated placement rule is
+implied.  A rule sees neither a mesh nor a rank.  What depends on them is declared by the placement rule's `cut`, and by
+the rule's `shapes`, `own` and `instead`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Meta:
 class PlacementRule:
     """A placement rule: one placement for each input by leaf number, and for each result; None for a masked result.
 
-    `cut` is the condition on the sharded dims of inputs and results: none (`any`), at least one row on each rank (`filled`),
-    or equally many on each (`even`).
+    `cut` is the condition on the sharded dims of inputs and results: none (`any`), at least one row on each rank
+    (`filled`), or equally many on each (`even`).
     """
 
     inputs: OptionalPlacements
@@ -128,11 +128,11 @@ OwnArguments = Callable[[RuleQuery, RuleQuery], Mapping[str, Any]]
 class OpRule:
     """The rule of one overload, with its family and the reason for which it holds.
 
-    `shapes` names arguments that are the shape of the first result, and become the shape of the rank's piece.  `own` returns,
-    for the query of a rank's pieces, all other arguments that differ by rank, such as a number of rows.
+    `shapes` names arguments that are the shape of the first result, and become the shape of the rank's piece.  `own`
+    returns, for the query of a rank's pieces, all other arguments that differ by rank, such as a number of rows.
 
-    `instead` returns, for the query of the whole call, the call of the same tensors that every rank makes in its place, for
-    an op that would behave differently on a piece.  The rule is then queried for that call.
+    `instead` returns, for the query of the whole call, the call of the same tensors that every rank makes in its place,
+    for an op that would behave differently on a piece.  The rule is then queried for that call.
     """
 
     op: str
