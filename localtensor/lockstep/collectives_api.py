@@ -23,11 +23,12 @@ from localtensor.errors import ComplexNotGathered
 from localtensor.layout.reductions import PremulSum, ReductionOp, divide, fold
 from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives
 from localtensor.lockstep.comms.autograd import CollectiveCall, apply_linear, apply_linear_to_lists, select_tensors
-from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.collectives import Splits, StackedValue
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.mode import current_mode
 from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.partition import Array
 from localtensor.lockstep.values.rank_int import on_rank, rank_int
 
 _LINEAR = ("sum", "avg")
@@ -237,7 +238,7 @@ def _reduce_scatter_dim(value: StackedValue, family: GroupFamily, op: ReductionO
     return collectives.make_contiguous(collectives.move_dim(found, 0, dim))
 
 
-def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Any, got: Any) -> LocalTensor:
+def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Splits, got: Splits) -> LocalTensor:
     family = call.family
     return apply_linear(
         call, x, lambda value: collectives.all_to_all_single(value, family, sent, got),
@@ -245,7 +246,7 @@ def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Any, got: Any) -> 
     )  # fmt: skip
 
 
-def _part_numbers(family: GroupFamily) -> Any:
+def _part_numbers(family: GroupFamily) -> Array:
     """For each rank, the number of its part in `split_by_size(family)`: int64 of shape [world], -1 in no group."""
     number = np.full(family.world, -1)
     for index, part in enumerate(split_by_size(family)):

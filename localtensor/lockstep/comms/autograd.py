@@ -20,15 +20,17 @@ from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
+from localtensor.lockstep.values.partition import Array
 
 ValueFunction = Callable[[StackedValue], StackedValue]
+ListsFunction = Callable[[list[StackedValue]], list[StackedValue]]
 
 
 class CollectiveCall:
     """One call of a collective: its groups, reduction and root."""
 
-    def __init__(self, mode: Any, name: str, group: Any, op: Any = None, root: int | None = None) -> None:
+    def __init__(self, mode: Mode, name: str, group: Any, op: Any = None, root: int | None = None) -> None:
         self.mode, self.name, self.root = mode, name, root
         self.family: GroupFamily = group if isinstance(group, GroupFamily) else resolve_group(mode, group).family
         self.op: Any = reduction_name(op)
@@ -107,14 +109,16 @@ def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any,
     return found
 
 
-def _select_without_gradient(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
+def _select_without_gradient(
+    call: CollectiveCall, tensors: Sequence[Tensor], number: Array, source: Array
+) -> LocalTensor:
     with plain_dispatch():
         return call.wrapped(collectives.select([call.value(x) for x in tensors], number, source))
 
 
 class _SelectTensors(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, number: Any, source: Any, *tensors: Tensor) -> LocalTensor:
+    def forward(ctx: Any, call: CollectiveCall, number: Array, source: Array, *tensors: Tensor) -> LocalTensor:
         ctx.described = call, number, source
         with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
@@ -136,7 +140,7 @@ class _SelectTensors(Function):
         return None, None, None, *back
 
 
-def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: Any) -> list[LocalTensor]:
+def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: ListsFunction) -> list[LocalTensor]:
     """The function `done` of lists of tensors, which is its own adjoint."""
     if not any(call.wants_gradient(x) for x in tensors):
         with plain_dispatch():
@@ -146,7 +150,7 @@ def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done:
 
 class _LinearLists(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, done: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, call: CollectiveCall, done: ListsFunction, *tensors: Tensor) -> tuple[LocalTensor, ...]:
         ctx.described = call, done
         with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]

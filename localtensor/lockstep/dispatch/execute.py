@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch._ops import OpOverload
 
 from localtensor._util.call_sites import origin
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.dispatch.batching import add_dims
 from localtensor.lockstep.dispatch.op_table import Execution, OpTraits
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import Args, Kwargs, LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import Partition, selections
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
 from localtensor.lockstep.values.stacks import cells_of_rows, copy_as_blocks, dense_strides, is_in_blocks, merge_alike
@@ -32,8 +33,9 @@ class ResultBuilder:
     """Builds the return value of a call from the results of its cells."""
 
     def __init__(
-        self, mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition, memory: Memory | None
-    ) -> None:
+        self, mode: Mode, func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition,
+        memory: Memory | None
+    ) -> None:  # fmt: skip
         self.mode, self.func, self.traits, self.args, self.kwargs = mode, func, traits, args, kwargs
         self.final, self.memory = final, memory
 
@@ -131,7 +133,7 @@ def dense_rows(cell: Tensor) -> Tensor:
     return copy_as_blocks(cell)
 
 
-def run_on_cell(func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition, cell: int) -> Any:
+def run_on_cell(func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition, cell: int) -> Any:
     """The result of the op on one cell: a stack of results if the cell has several rows."""
     rows = final.sizes[cell]
     reader = CellReader(final, cell)
@@ -155,7 +157,7 @@ def run_on_cell(func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Part
     return row_after_row(func, reader, args, kwargs)
 
 
-def _is_mixed_precision(args: Any) -> bool:
+def _is_mixed_precision(args: Args) -> bool:
     """Whether float dtypes differ: batching rules promote where ops do not, as layer_norm's under autocast."""
     return len({x.dtype for x in args if isinstance(x, Tensor) and x.dtype.is_floating_point}) > 1
 
@@ -201,7 +203,7 @@ class CellReader:
 # -- on the stacks
 
 
-def _on_stack(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs: Any) -> Any:
+def _on_stack(func: OpOverload, traits: OpTraits, reader: CellReader, args: Args, kwargs: Kwargs) -> Any:
     flat: list[Any] = []
     stacked: list[Any] = []
     for value in args:
@@ -226,7 +228,7 @@ def _on_stack(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs
     return _pointwise(func, flat, named, stacked)
 
 
-def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> Any:
+def _pointwise(func: OpOverload, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> Any:
     """A pointwise op, with dims added behind the dim of rows so that rows broadcast."""
     dims, most, alike = [], 0, True
     for value, is_stacked in zip(args, stacked, strict=True):
@@ -253,7 +255,7 @@ def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[
 # -- under vmap
 
 
-def _under_vmap(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs: Any) -> Any:
+def _under_vmap(func: OpOverload, traits: OpTraits, reader: CellReader, args: Args, kwargs: Kwargs) -> Any:
     """The op under vmap.  It writes to copies, which are copied back at the end: a batching rule may write to a copy of
     its own, or fail half-way."""
     level = _functorch._vmap_increment_nesting(reader.rows, "error")
@@ -288,7 +290,7 @@ def _under_vmap(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwar
     return _with_layout_of_op(func, reader, args, kwargs, done)
 
 
-def _is_contiguous(done: Any) -> bool:
+def _is_contiguous(done: object) -> bool:
     if isinstance(done, list | tuple):
         return all(_is_contiguous(one) for one in done)
     return not isinstance(done, Tensor) or done.is_contiguous()
@@ -300,7 +302,7 @@ def _remove_batch_dims(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:
     return type(value)([_remove_batch_dims(one, lower) for one in value]) if isinstance(value, list | tuple) else value
 
 
-def _with_layout_of_op(func: Any, reader: CellReader, args: Any, kwargs: Any, done: Any) -> Any:
+def _with_layout_of_op(func: OpOverload, reader: CellReader, args: Args, kwargs: Kwargs, done: Any) -> Any:
     """The results, with rows laid out in memory as the op lays out the first."""
     first, named = next(row_args(reader, args, kwargs))
     return _with_layout(done, func(*first, **named))
@@ -320,12 +322,12 @@ def _with_layout(done: Any, alone: Any) -> Any:
 # -- row after row
 
 
-def row_after_row(func: Any, reader: CellReader, args: Any, kwargs: Any) -> PerRow:
+def row_after_row(func: OpOverload, reader: CellReader, args: Args, kwargs: Kwargs) -> PerRow:
     """The op on each row, in order."""
     return PerRow([func(*each, **named) for each, named in row_args(reader, args, kwargs)])
 
 
-def row_args(reader: CellReader, args: Any, kwargs: Any) -> Iterator[Any]:
+def row_args(reader: CellReader, args: Args, kwargs: Kwargs) -> Iterator[Any]:
     """The arguments of each row."""
 
     def of_row(value: Any, row: int) -> Any:
