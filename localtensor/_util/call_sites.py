@@ -29,6 +29,10 @@ _KIND_OF_FILE = {
 }
 _kinds: dict[str, int] = {}
 
+Fn = Callable[..., Any]
+Args = Sequence[Any]
+Kwargs = dict[str, Any]
+
 
 class Origin(NamedTuple):
     """The user's line as (file, line, function), or None; and whether the call returns its Work to the user.

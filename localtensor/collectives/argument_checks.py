@@ -84,7 +84,7 @@ def flat_tensors(reads: Any) -> Iterator[Tensor]:
             yield from flat_tensors(each)
 
 
-def reduction_name(op: Any) -> Any:
+def reduction_name(op: object) -> object:
     """The name of a reduction given as torch's ReduceOp, or as a name in any case; other objects unchanged.
 
     >>> reduction_name(dist.ReduceOp.MAX), reduction_name("SUM")

@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor import errors
 from localtensor._util import ambient
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.comms.work import share_memory
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
-from localtensor.lockstep.values.local_tensor import Args, Kwargs, from_ranks, size_query
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
+from localtensor.lockstep.values.local_tensor import from_ranks, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
@@ -244,7 +244,7 @@ def _validated_ranks(ranks: object) -> tuple[int, ...]:
 _routes: dict[Any, Any] = {}
 
 
-def _route(func: OpOverload) -> Any:
+def _route(func: OpOverload) -> Fn:
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.name() in _SIZES:

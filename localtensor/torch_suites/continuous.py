@@ -78,7 +78,7 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             cls.rdvz_file = file.name
 
-    def _worker_run_main_wait(self: Any, fn: Callable[..., Any]) -> Any:
+    def _worker_run_main_wait(self: Any, fn: Callable[..., Any]) -> object:
         @wraps(fn)
         def wrapper(self: Any) -> None:
             __tracebackhide__ = True

@@ -41,7 +41,7 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: getattr(owner, name) for name in _NAMES}
 
-    def _start_processes(self: Any, proc: Any) -> None:
+    def _start_processes(self: Any, proc: object) -> None:
         if type(self)._join_processes is not _join_processes:
             rank_run.warn_fallback(f"{type(self).__name__} joins its processes itself")
             stock["_start_processes"](self, proc)
@@ -105,7 +105,7 @@ def _raise_outcome(result: rank_run.SuiteResult) -> None:
 
 
 def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
-    def run_test(self: Any, test_name: str, parent_pipe: Any) -> None:
+    def run_test(self: Any, test_name: str, parent_pipe: object) -> None:
         """Runs the test on one rank.  Its exception ends the run; a skip is an exit code, as in torch."""
         if not is_rank():  # a process that was forked
             stock(self, test_name, parent_pipe)

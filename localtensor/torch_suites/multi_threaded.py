@@ -54,7 +54,7 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
         type(self).global_store = dist.HashStore()
         self.threads = [_UnjoinedRanks(self)]
 
-    def _join_threads(cls: Any, threads: Any, fn: Callable[..., Any]) -> None:
+    def _join_threads(cls: object, threads: Any, fn: Callable[..., Any]) -> None:
         __tracebackhide__ = True
         if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):
             case = threads[0].case
@@ -151,12 +151,12 @@ def comms_decorator(how: rank_run.SuiteOptions) -> Callable[..., Any]:
     """A replacement for torch's `spawn_threads_and_init_comms`, which runs a test method on ranks with one `self`."""
     default = common_distributed.DEFAULT_WORLD_SIZE
 
-    def spawn_threads_and_init_comms(func: Any = None, timeout: Any = None, world_size: int = default) -> Any:
+    def spawn_threads_and_init_comms(func: Any = None, timeout: object = None, world_size: int = default) -> object:
         if func is None:
             return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
 
         @functools.wraps(func)
-        def wrapper(self: unittest.TestCase, *args: Any, **kwargs: Any) -> None:
+        def wrapper(self: unittest.TestCase, *args: Any, **kwargs: object) -> None:
             __tracebackhide__ = True
 
             def body(process: RankProcess) -> None:

@@ -94,7 +94,7 @@ class _Linear(Function):
             return call.wrapped(done(call.value(x)))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> object:
         call, done, undone = ctx.described
         like = ctx.like
         back = apply_linear(call, grad, lambda value: _fill_missing_gradients(undone(value), like), done)
@@ -125,7 +125,7 @@ class _SelectTensors(Function):
         return _select_without_gradient(call, tensors, number, source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> object:
         """Each tensor gets the gradients of the ranks that selected it, at their source ranks."""
         call, number, source = ctx.described
         ranks = np.arange(len(number))
@@ -157,7 +157,7 @@ class _LinearLists(Function):
             return tuple(call.wrapped(value) for value in done([call.value(x) for x in tensors]))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         call, done = ctx.described
         likes = ctx.likes
 

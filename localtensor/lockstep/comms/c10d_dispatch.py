@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from torch._ops import OpOverload
 
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor.collectives import c10d_table
 from localtensor.collectives.argument_checks import check_rank_arguments, flat_tensors
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments, argument_positions, plain_argument
@@ -26,13 +26,13 @@ from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
 from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks
 from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plain_dispatch
-from localtensor.lockstep.values.local_tensor import Args, Kwargs, LocalTensor, Mode, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.storage import overwrite
 
 POINT_TO_POINT = "who sends to whom differs from rank to rank"
 
 
-def run_c10d_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def run_c10d_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run a c10d op for all groups of its process group's family."""
     name = func._schema.name.removeprefix("c10d::")
     if name == "check_for_nan":
@@ -159,7 +159,7 @@ _FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
 }
 
 
-def run_functional_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def run_functional_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run one of torch's functional collectives."""
     name = func._schema.name.split("::")[1]
     if name in ("wait_tensor", "_wrap_tensor_autograd"):
@@ -200,7 +200,7 @@ def _functional_values(
 
 
 @lru_cache(256)
-def op_handler(namespace: str) -> Any:
+def op_handler(namespace: str) -> Fn | None:
     """The function that runs the ops of a namespace; None for namespaces without collectives."""
     if namespace == "c10d":
         return run_c10d_op

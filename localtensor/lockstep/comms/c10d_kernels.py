@@ -178,7 +178,7 @@ def _contribution(mode: Mode, served: CollectiveOp, brought: CallArguments, rank
     return part
 
 
-def _held_on(mode: Mode, call: str, reads: Any, rank: int) -> Any:
+def _held_on(mode: Mode, call: str, reads: Any, rank: int) -> object:
     if not isinstance(reads, Tensor):
         return [_held_on(mode, call, each, rank) for each in reads]
     value = stacked_value(mode, reads)

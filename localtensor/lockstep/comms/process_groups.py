@@ -19,7 +19,7 @@ from localtensor.errors.base import rank_names
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, family_of_lists, restrict_family
 from localtensor.lockstep.values.local_tensor import Mode
 from localtensor.lockstep.values.partition import Array, Partition
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, rank_values
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, on_rank, rank_int, rank_values
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 
@@ -88,7 +88,7 @@ class GroupRankMap(Mapping[Any, Any]):
     def __init__(self, group: LockstepGroup) -> None:
         self.group = group
 
-    def __getitem__(self, rank: Any) -> Any:
+    def __getitem__(self, rank: Any) -> Int:
         if rank not in self:
             raise KeyError(rank)
         places, queried = self.group.places(), rank_values(rank, self.group.mode.world)
@@ -127,7 +127,7 @@ class GroupRankMap(Mapping[Any, Any]):
 class _GroupTable(dict[Any, Any]):
     """torch's table of groups, which refuses a group of another mode or of a real backend."""
 
-    def get(self, group: Any, otherwise: Any = None) -> Any:
+    def get(self, group: Any, otherwise: object = None) -> object:
         if group not in self:
             raise _foreign_group_error(group)
         return self[group]
@@ -282,7 +282,7 @@ def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
     return found
 
 
-def _group_of_mesh_axis(mesh: DeviceMesh, axis: Any) -> Any:
+def _group_of_mesh_axis(mesh: DeviceMesh, axis: Any) -> dist.ProcessGroup:
     """The group of a mesh axis; None is the only axis."""
     names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
     if axis is None and mesh.ndim > 1:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from localtensor.lockstep.values.local_tensor import Args, Kwargs, Mode
+from localtensor._util.call_sites import Args, Kwargs
+from localtensor.lockstep.values.local_tensor import Mode
 from localtensor.lockstep.values.partition import Partition, refinement
 
 aten = torch.ops.aten
@@ -49,7 +50,7 @@ def _input_types(op: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
 
-def _run_functional(mode: Mode, func: OpOverload, functional: Any, args: Args, kwargs: Kwargs) -> Any:
+def _run_functional(mode: Mode, func: OpOverload, functional: Any, args: Args, kwargs: Kwargs) -> object:
     given = [argument.name for argument in func._schema.arguments if argument.is_out]
     outs = list(_tensors([kwargs[name] for name in given]))
     try:
@@ -88,7 +89,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
         yield value
 
 
-def _run_by_partition(mode: Mode, func: OpOverload, traits: Any, args: Args, kwargs: Kwargs) -> Any:
+def _run_by_partition(mode: Mode, func: OpOverload, traits: Any, args: Args, kwargs: Kwargs) -> object:
     """Places whose tensors refine to one partition run together, so that a tensor that ranks share stays shared."""
     length = len(args[0])
     parallel = [isinstance(value, list | tuple) and len(value) == length for value in args]

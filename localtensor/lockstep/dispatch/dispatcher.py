@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload as Op
 
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
 from localtensor.lockstep.dispatch import op_table
 from localtensor.lockstep.dispatch.execute import CellReader, PerRow, ResultBuilder, result_at, row_args, run_on_cell
 from localtensor.lockstep.dispatch.op_table import Execution, OpTraits, op_traits, reshape_in_place, resize_out
-from localtensor.lockstep.values.local_tensor import Args, Kwargs, LocalTensor, Mode
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.partition import (
     Partition,
     by_value,
@@ -64,7 +64,7 @@ class Operands:
 
     __slots__ = ("final", "found", "mode")
 
-    def __init__(self, mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
+    def __init__(self, mode: Mode, func: Op, args: Args, kwargs: Kwargs) -> None:
         self.mode = mode
         self.final: Partition | None = None
         self.found: list[LocalTensor] = []
@@ -72,7 +72,7 @@ class Operands:
         if kwargs:
             self._look(func, kwargs.values())
 
-    def _look(self, func: OpOverload, values: Any) -> None:
+    def _look(self, func: Op, values: Any) -> None:
         for value in values:
             kind = type(value)
             if kind is LocalTensor:
@@ -94,7 +94,7 @@ class Operands:
             self.final = refinement(final, other)
 
 
-def run_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def run_op(mode: Mode, func: Op, args: Args, kwargs: Kwargs) -> object:
     """Run the op on every rank; results are LocalTensors."""
     traits = op_traits(func)
     if traits.way is Execution.PARTS:
@@ -126,8 +126,8 @@ def run_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _run_on_cells(
-    mode: Mode, func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor], final: Partition
-) -> Any:  # fmt: skip
+    mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor], final: Partition
+) -> object:  # fmt: skip
     if traits.writes:
         prepare_writes(mode, func, traits, args, kwargs, final)
     if traits.writes and len(found) > 1 and any_overlap(_written_tensors(traits, args, kwargs), found):
@@ -140,7 +140,7 @@ def _run_on_cells(
     return ResultBuilder(mode, func, traits, args, kwargs, final, memory).of(results)
 
 
-def _memory_of_views(func: OpOverload, found: list[LocalTensor], final: Partition) -> Memory | None:
+def _memory_of_views(func: Op, found: list[LocalTensor], final: Partition) -> Memory | None:
     """The memory of the views that an op takes of its first tensor."""
     if not found:
         return None if func is _LIFT_FRESH else Memory(outside=True)  # a view of it that differs between ranks
@@ -166,15 +166,13 @@ def _written_tensors(traits: OpTraits, args: Args, kwargs: Kwargs) -> list[Any]:
     return [x for x in found if isinstance(x, Tensor)]
 
 
-def argument_at(place: tuple[int, str], args: Args, kwargs: Kwargs) -> Any:
+def argument_at(place: tuple[int, str], args: Args, kwargs: Kwargs) -> object:
     """The argument at this position or of this name; None if it is not given."""
     index, name = place
     return args[index] if index < len(args) else kwargs.get(name)
 
 
-def prepare_writes(
-    mode: Mode, func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition
-) -> None:
+def prepare_writes(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition) -> None:
     """Refine what the op writes, so that it can hold the results.  Raises `OutsideWrite`, `BufferReused`."""
     for x in _written_tensors(traits, args, kwargs):
         check_write(mode, x, str(func))
@@ -185,7 +183,7 @@ def prepare_writes(
             raise OutsideWrite(str(func), origin(sys._getframe(3)).place, dtype_and_shape(x))
 
 
-def _refit_outs(func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, results: Sequence[Any]) -> None:
+def _refit_outs(func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, results: Sequence[Any]) -> None:
     """Update the sizes of tensors given as out= to those of their cells."""
     for index, written in enumerate(traits.returns):
         if written is not None and written >= len(args):
@@ -200,9 +198,7 @@ def check_write(mode: Mode, x: Tensor, op: str) -> None:
         mode.check_not_in_flight(x, op)
 
 
-def check_reads(
-    mode: Mode, func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor]
-) -> None:
+def check_reads(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor]) -> None:
     """Raises `ReadBeforeWait` if an unfinished collective writes what the op reads."""
     written = {id(x) for x in _written_tensors(traits, args, kwargs)}
     for x in (*found, *(x for x in (*args, *kwargs.values()) if type(x) is Tensor)):
@@ -218,7 +214,7 @@ def dtype_and_shape(x: Tensor) -> str:
 # -- random ops
 
 
-def run_random_op(mode: Mode, func: OpOverload, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition) -> Any:
+def run_random_op(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition) -> object:
     """A random op, once for each different stream and value; ranks with equal streams draw the same."""
     stream = mode.streams.of_call(args, kwargs)
     if traits.writes and func.name() in op_table.RANDOM_FILLS and type(args[0]) is LocalTensor:
@@ -239,7 +235,7 @@ def run_random_op(mode: Mode, func: OpOverload, traits: OpTraits, args: Args, kw
     return ResultBuilder(mode, func, traits, args, kwargs, wanted, None).of(results)
 
 
-def _fill_randomly(stream: Any, func: OpOverload, x: LocalTensor, rest: Any, kwargs: Kwargs) -> LocalTensor:
+def _fill_randomly(stream: Any, func: Op, x: LocalTensor, rest: Any, kwargs: Kwargs) -> LocalTensor:
     """A tensor overwritten with random numbers: drawn once for each stream and shape, then copied to all ranks."""
     others = Operands(x._mode, func, rest, kwargs).final
     wanted = refinement(one_row_per_cell(x._partition), stream.partition)

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from localtensor._util.call_sites import Args, Kwargs
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.dispatch import batching_dims as batching_dims  # noqa: PLC0414  # registers its rules
 from localtensor.lockstep.dispatch.batching import BATCHING_RULES, BatchingRule
 from localtensor.lockstep.dispatch.decompositions import LIST_OP_PREFIXES, rewrite_function
-from localtensor.lockstep.values.local_tensor import Args, Kwargs, LocalTensor, Mode, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import by_value, one_cell_per_row, refinement
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 from localtensor.lockstep.values.storage import Memory, memory_of, refine
@@ -229,7 +230,7 @@ VIEW_OPS = {
 }
 
 
-def reshape_in_place(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def reshape_in_place(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run an op that reshapes its first argument, a LocalTensor, in place, or moves it to other memory; returns it."""
     x, name = args[0], func.name()
     if name in VIEW_OPS:

@@ -23,11 +23,12 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _python_dispatch
 
+from localtensor._util.call_sites import Fn
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.comms.collectives import StackedValue, select, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import rows_by_cell, take_rows
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.rank_queries import Fn, Patch, patch_attribute
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value, partition, refinement
@@ -47,7 +48,7 @@ def _building(mode: Mode, rank: int) -> Iterator[None]:
         mode.groups.building = before
 
 
-def _init(mode: Mode, original: Fn, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+def _init(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: object) -> None:
     given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
     if given is None:
         given = kwargs.get("_rank_map")
@@ -90,21 +91,21 @@ def _places(mode: Mode, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
     return kept[2]
 
 
-def _coordinate(mode: Mode, original: Fn, mesh: DeviceMesh) -> Any:
+def _coordinate(mode: Mode, original: Fn, mesh: DeviceMesh) -> object:
     return original(mesh) if mode.standing is not None else tuple(coordinates(mode, mesh))
 
 
-def _one_coordinate(mode: Mode, original: Fn, mesh: DeviceMesh, index: int) -> Any:
+def _one_coordinate(mode: Mode, original: Fn, mesh: DeviceMesh, index: int) -> object:
     return original(mesh, index) if mode.standing is not None else coordinates(mode, mesh)[index]
 
 
-def _as_lowest(mode: Mode, original: Fn, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
+def _as_lowest(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: object) -> object:
     """A mesh derived from this one, built for the lowest rank like this one."""
     with _building(mode, int(mesh._rank_map.min())):
         return original(mesh, *args, **kwargs)
 
 
-def _tensor_of(mode: Mode, original: Fn, full_mesh: torch.Tensor, current_rank: int | None = None) -> Any:
+def _tensor_of(mode: Mode, original: Fn, full_mesh: torch.Tensor, current_rank: int | None = None) -> object:
     if mode.standing is not None or current_rank is not None or full_mesh.shape[0] == 1:
         return original(full_mesh, current_rank)
     with mode.disable():
@@ -197,7 +198,7 @@ def narrow_mode(mode: Mode, kind: Partition) -> Iterator[None]:
         mode.everyone, mode.groups.only = before
 
 
-def _narrow_value(mode: Mode, value: Any, kind: Partition) -> Any:
+def _narrow_value(mode: Mode, value: Any, kind: Partition) -> object:
     if isinstance(value, LocalTensor):
         with torch._C._DisableTorchDispatch():
             return wrap(*_value_on_ranks(StackedValue(value._cells, value._partition), kind), mode)
@@ -220,7 +221,7 @@ def _value_on_ranks(value: StackedValue, kind: Partition) -> StackedValue:
     return StackedValue(cells, partition(row_of, [len(stack) for stack in stacks]))
 
 
-def keep_ranks(mode: Mode, x: Any, kind: Partition | None) -> Any:
+def keep_ranks(mode: Mode, x: object, kind: Partition | None) -> Any:
     """A copy of a tensor on these ranks only; x itself if `kind` is None or x is no tensor."""
     if kind is None or not isinstance(x, Tensor):
         return x
@@ -228,7 +229,7 @@ def keep_ranks(mode: Mode, x: Any, kind: Partition | None) -> Any:
         return wrap(*select([stacked_value(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
 
 
-def join_rank_groups(mode: Mode, found: Sequence[Any], held: Partition) -> Any:
+def join_rank_groups(mode: Mode, found: Sequence[Any], held: Partition) -> object:
     """One value from a result for each row of a partition.  Raises `NotInLockstep` or `RanksDiverge`."""
     found = [wait_for(one) for one in found]
     first = found[0]

@@ -24,25 +24,25 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
-from localtensor._util.call_sites import bound_arguments
+from localtensor._util.call_sites import Fn, bound_arguments
 from localtensor.errors import NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import stacked_value
 from localtensor.lockstep.comms.process_groups import LockstepGroup, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.rank_queries import Fn, Patch, patch_attribute, patch_distributed, refuse
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
 from localtensor.lockstep.values.local_tensor import Mode, wrap
 from localtensor.lockstep.values.partition import Array
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
 
-def object_from_source(mode: Mode, thing: object, source: Array) -> Any:
+def object_from_source(mode: Mode, thing: object, source: Array) -> object:
     """The object that each rank gets from rank `source[rank]`; nothing where that is negative."""
     return select_objects(mode, [thing], np.where(source >= 0, 0, -1), source)
 
 
-def select_objects(mode: Mode, things: Sequence[Any], number: Array, source: Array) -> Any:
+def select_objects(mode: Mode, things: Sequence[Any], number: Array, source: Array) -> object:
     """The object `things[number[rank]]` for each rank, as rank `source[rank]` has it.
 
     Raises `NotInLockstep` if it differs between ranks, apart from tensors and ints.
@@ -57,7 +57,7 @@ def select_objects(mode: Mode, things: Sequence[Any], number: Array, source: Arr
     return _pytree.tree_unflatten(selected, structure)
 
 
-def _select_leaf(mode: Mode, leaves: list[Any], number: Array, source: Array, used: list[int]) -> Any:
+def _select_leaf(mode: Mode, leaves: list[Any], number: Array, source: Array, used: list[int]) -> object:
     first = leaves[used[0]]
     if all(isinstance(leaves[index], Tensor) for index in used):
         with plain_dispatch():
@@ -99,13 +99,13 @@ def _root(options: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
 
 def _as_root(mode: Mode, family: GroupFamily, root: int) -> AbstractContextManager[None]:
     members = family.groups[0]
-    return mode.standing_at(members[root] if 0 <= root < len(members) else members[0])  # type: ignore[no-any-return]
+    return mode.standing_at(members[root] if 0 <= root < len(members) else members[0])
 
 
 def _run_as_root(name: str) -> Patch:
     """A patch that runs torch's own code as the root, whose list the call's argument is."""
 
-    def replacement(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+    def replacement(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
         options = bound_arguments(original, args, kwargs)
         family = resolve_group(mode, _group_or_default(options.get("group"))).family
         with _as_root(mode, family, _root(options, name)):
@@ -114,12 +114,12 @@ def _run_as_root(name: str) -> Patch:
     return replacement
 
 
-def _barrier(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+def _barrier(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     with mode.standing_at(mode.ranks[0]):
         return original(*args, **kwargs)
 
 
-def _all_to_all_single(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+def _all_to_all_single(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
     options = bound_arguments(original, args, kwargs)
     splits = [list(options.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
@@ -147,14 +147,14 @@ def _family_of_one_size(mode: Mode, call: str, options: dict[str, Any]) -> Group
     return family
 
 
-def _all_gather_object(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
+def _all_gather_object(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family = _family_of_one_size(mode, "all_gather_object", options)
     for place in range(len(family.groups[0])):
         options["object_list"][place] = object_from_source(mode, options["obj"], _sources(family, place))
 
 
-def _gather_object(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
+def _gather_object(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family = _family_of_one_size(mode, "gather_object", options)
     root, found = _root(options, "dst"), options.get("object_gather_list")
@@ -166,14 +166,14 @@ def _gather_object(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
         found[place] = object_from_source(mode, options["obj"], source)  # type: ignore[index]
 
 
-def _broadcast_object_list(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
+def _broadcast_object_list(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family, things = _family_of_one_size(mode, "broadcast_object_list", options), options["object_list"]
     own = np.where(family.members, _sources(family, _root(options, "src")), np.arange(family.world))
     things[:] = [object_from_source(mode, thing, own) for thing in things]
 
 
-def _scatter_object_list(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
+def _scatter_object_list(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family, root = _family_of_one_size(mode, "scatter_object_list", options), _root(options, "src")
     things = options.get("scatter_object_input_list") or ()
@@ -201,7 +201,7 @@ DISTRIBUTED_PATCHES: dict[str, Patch] = {
 # -- functional collectives, and those with gradients
 
 
-def _permute_tensor(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Tensor:
+def _permute_tensor(mode: Mode, original: Fn, *args: object, **kwargs: object) -> Tensor:
     """Each rank sends all its elements to one other, as an all-to-all with splits that differ by rank."""
     options = bound_arguments(original, args, kwargs)
     x, order, group = options["self"], list(options["src_dst"]), options["group"]
@@ -223,13 +223,13 @@ def _find_group(mode: Mode, original: Fn, tag: str, ranks: list[int]) -> Lockste
 
 def _forward_as_root(
     mode: Mode, original: Fn, ctx: Any, root: int, group: ProcessGroup | None, *tensors: Tensor
-) -> Any:
+) -> object:
     found = _group_or_default(group)
     with _as_root(mode, resolve_group(mode, found).family, found.place(c10d._canonicalize_group_rank(found, root))):
         return original(ctx, root, group, *tensors)
 
 
-def _broadcast_backward(mode: Mode, original: Fn, ctx: Any, grad: Tensor) -> Any:
+def _broadcast_backward(mode: Mode, original: Fn, ctx: Any, grad: Tensor) -> object:
     """The gradient reduced to the root, and zeros on the others."""
     group = _group_or_default(ctx.group)
     total = with_gradients._Reduce.apply(ctx.src, c10d.ReduceOp.SUM, ctx.group, grad)
@@ -252,7 +252,7 @@ def _all_to_all_forward(
     return tuple(out)
 
 
-def _canonical(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+def _canonical(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """torch's group rank as an int.  Raises `RanksDiverge` if it differs between ranks."""
     found = original(*args, **kwargs)
     return found if kwargs.get("return_global") else int(found)

@@ -19,11 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _MaskPartial, _StridedShard
 
+from localtensor._util.call_sites import Fn
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
-from localtensor.lockstep.patches.rank_queries import Fn, Patch, patch_attribute
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.patches.shard_offsets import shard_sizes_and_starts, take_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
@@ -39,7 +40,7 @@ def _any_differs(*values: object) -> bool:
 def by_rank_group(place: int, name: str) -> Patch:
     """A patch that runs torch's own function for each rank group by one argument: ints, or a tensor's sizes."""
 
-    def patch(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+    def patch(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
         given = args[place] if place < len(args) else kwargs[name]
         given = _sizes(given) if isinstance(given, Tensor) else given
         ints = given if isinstance(given, Sequence) else (given,)
@@ -72,7 +73,7 @@ def _select_split(
     return for_each_rank_group(mode, _sizes(tensor), cut)
 
 
-def _sizes(x: Any) -> Any:
+def _sizes(x: object) -> Any:
     """The sizes of a tensor if they may differ between ranks, else ()."""
     return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
 
@@ -89,7 +90,7 @@ def _chunk(mode: Mode, tensor: Tensor, dim: int, chunks: int, index: Int, *, kee
         )
 
 
-def _select_by_index(mode: Mode, listed: Sequence[Tensor], index: Any) -> Any:
+def _select_by_index(mode: Mode, listed: Sequence[Tensor], index: Any) -> object:
     """A copy of the tensor at each rank's index."""
     if not is_rank_int(index):
         return listed[index].clone()
@@ -97,13 +98,13 @@ def _select_by_index(mode: Mode, listed: Sequence[Tensor], index: Any) -> Any:
         return wrap(*select([stacked_value(mode, x) for x in listed], _indices_of_ranks(index)), mode)
 
 
-def _select_shard(mode: Mode, original: Fn, shards: Sequence[Tensor], shard_index: Int) -> Any:
+def _select_shard(mode: Mode, original: Fn, shards: Sequence[Tensor], shard_index: Int) -> object:
     return _select_by_index(mode, shards, shard_index)
 
 
 def _unpad_with_sizes(
     mode: Mode, original: Fn, dim: int, local_tensor: Tensor, pad_sizes: Sequence[int], rank: Any, contiguous: bool
-) -> Any:
+) -> object:
     """Remove each rank's own padding, `pad_sizes[rank]`."""
     places = rank_values(rank, mode.world)
     if places is None:
@@ -116,7 +117,7 @@ def _unpad_with_sizes(
     return kept.contiguous() if contiguous else kept
 
 
-def _pad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Int) -> Any:
+def _pad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Int) -> object:
     if not _any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     pad: list[Any] = [0, 0] * (tensor.dim() - pad_dim)
@@ -124,7 +125,7 @@ def _pad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Int) 
     return torch.nn.functional.pad(tensor, pad)
 
 
-def _unpad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
+def _unpad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Any) -> object:
     if not _any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     tensor = _on_holders(mode, tensor, pad_size)
@@ -143,7 +144,7 @@ def _on_holders(mode: Mode, x: Tensor, number: torch.SymInt) -> Tensor:
 def _scatter(
     mode: Mode, original: Fn, output: Tensor, scatter_list: list[Tensor] | None, mesh: Any, mesh_dim: int = 0, async_op: bool = False,
     *, group_src: int = 0,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """Scatter from the roots of all groups at once; in lockstep every rank has the list."""
     if output.is_meta:
         return None
@@ -158,7 +159,7 @@ def _scatter(
 
 def _all_to_all(
     mode: Mode, original: Fn, local: Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int
-) -> Any:
+) -> object:
     """DTensor's algorithm for this device: on the CPU, gather all, then keep a chunk."""
     index = mesh.get_local_rank(mesh_dim)
     if mesh.device_type != "cpu" or not is_rank_int(index):
@@ -169,7 +170,7 @@ def _all_to_all(
 
 def _to_replicate(
     mode: Mode, original: Fn, shard: Any, local: Any, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: Any
-) -> Any:
+) -> object:
     """Gather uneven shards in three steps; shards that are even, or uneven on several axes, as torch does."""
     size = current_logical_shape[shard.dim]
     quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
@@ -197,7 +198,7 @@ def _chunk_cat(mode: Mode, original: Fn, tensor: Tensor, num_chunks: int, narrow
 # -- the rows of an embedding
 
 
-def _mask(mode: Mode, original: Fn, tensor: Tensor, offset: Any, size: Any) -> Any:
+def _mask(mode: Mode, original: Fn, tensor: Tensor, offset: Int, size: Int) -> Any:
     """The mask of rows that a rank does not have, and the indices of the others in its shard."""
     if not _any_differs(offset, size):
         return original(tensor, offset, size)
@@ -220,7 +221,7 @@ def _as_tensor(mode: Mode, number: Any) -> Any:
 # -- shapes
 
 
-def _global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> Any:
+def _global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> object:
     """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
     if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
@@ -239,7 +240,7 @@ def _global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placem
 def _shapes_and_offsets(
     mode: Mode, original: Fn, global_shape: Any, mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
     skip_offset: bool = False,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """The shape of each rank's shard, and its offset in the whole tensor."""
     if my_coordinate is None or _any_differs(*global_shape):
         return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
@@ -277,7 +278,7 @@ def _entries_at(mode: Mode, tables: Sequence[Any], places: Sequence[Any]) -> lis
     return [rank_int(table[where], None if held.all() else held) for table in tables]
 
 
-def _size(mode: Mode, original: Fn, curr_local_size: Int, num_chunks: Any, rank: Int) -> Any:
+def _size(mode: Mode, original: Fn, curr_local_size: Int, num_chunks: int, rank: Int) -> object:
     """The size of each rank's shard, and its first index; torch 2.11 also branches on the rank."""
     by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
     return for_each_rank_group(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
@@ -290,9 +291,9 @@ def _strided_size(
     curr_local_size: Int,
     num_chunks: int,
     rank: Int,
-    *offsets: Any,
-    **named: Any,
-) -> Any:
+    *offsets: object,
+    **named: object,
+) -> object:
     """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
     offset_mode = next(iter((*offsets, *named.values())), None)
     wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
@@ -310,7 +311,7 @@ def _strided_size(
     return for_each_rank_group(mode, [curr_local_size], of_kind)
 
 
-def _length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> Any:
+def _length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
     if not is_rank_int(rank):
         return original(sharded_indices, rank)
     return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
@@ -320,8 +321,8 @@ def _length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: I
 
 
 def _shard(
-    mode: Mode, original: Fn, shard: AnyShard, tensor: Tensor, mesh: DeviceMesh, *args: Any, **kwargs: Any
-) -> Any:
+    mode: Mode, original: Fn, shard: AnyShard, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+) -> object:
     found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
     return keep_ranks(mode, found, device_mesh.mesh_members(mode, mesh))
 
@@ -329,11 +330,15 @@ def _shard(
 _shard_by_kind = by_rank_group(1, "tensor")
 
 
-def _replicate(mode: Mode, original: Fn, cls: Any, tensor: Tensor, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
+def _replicate(
+    mode: Mode, original: Fn, cls: Any, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+) -> object:
     return keep_ranks(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.mesh_members(mode, mesh))
 
 
-def _from_local(mode: Mode, original: Fn, ctx: Any, local: Tensor, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
+def _from_local(
+    mode: Mode, original: Fn, ctx: Any, local: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+) -> object:
     return original(ctx, keep_ranks(mode, local, device_mesh.mesh_members(mode, mesh)), mesh, *args, **kwargs)
 
 
@@ -384,7 +389,7 @@ def install() -> None:
 def _waiting_first(replacement: Patch) -> Patch:
     """The patch with all arguments waited for: a functional collective returns a wrapper."""
 
-    def patch(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+    def patch(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
         return replacement(
             mode, original, *map(wait_for, args), **{name: wait_for(value) for name, value in kwargs.items()}
         )

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from localtensor._util.call_sites import Args, Fn, Kwargs
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.patches.rank_queries import Fn, Patch, patch_attribute, refuse
+from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
 from localtensor.lockstep.values.formatting import as_if_padded
-from localtensor.lockstep.values.local_tensor import Args, Kwargs, LocalTensor, Mode, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.rank_int import Int, is_rank_int
 
 # -- torch.nn
@@ -54,7 +55,7 @@ def _hash_of(original: Fn) -> Any:
     return __hash__
 
 
-def _validate_loaded(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
+def _validate_loaded(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     """Validate the sparse tensors of each rank, below any mode, since torch reads their memory."""
     of_thread = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)  # since 2.15
     waiting = of_thread() if of_thread else getattr(torch._utils, "_sparse_tensors_to_validate", [])
@@ -90,7 +91,7 @@ def _size_of_chunk(mode: Mode, original: Fn, chunk: Tensor, unchunked_size: Int,
     return chunk.size() if is_rank_int(chunk.numel()) else original(chunk, unchunked_size, dim)
 
 
-def _run_padded(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+def _run_padded(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     with as_if_padded():
         return original(*args, **kwargs)
 

@@ -18,16 +18,15 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import bound_arguments, undecorated
+from localtensor._util.call_sites import Fn, bound_arguments, undecorated
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
-from localtensor.lockstep.values.rank_int import rank_values
+from localtensor.lockstep.values.rank_int import Int, rank_values
 from localtensor.lockstep.values.stacks import stack_nested
 
 Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
-Fn = Callable[..., Any]  # torch's own function
 
 
 @cache
@@ -67,7 +66,7 @@ def patch_attribute(owner: object, name: str, replacement: Patch) -> None:
 def dispatch_by_mode(original: Fn, replacement: Patch) -> Fn:
     """A function that calls `replacement` in a thread with a mode, else the original."""
 
-    def routed(*args: Any, **kwargs: Any) -> Any:
+    def routed(*args: object, **kwargs: object) -> object:
         mode = ambient.lockstep()
         return original(*args, **kwargs) if mode is None else replacement(mode, original, *args, **kwargs)
 
@@ -82,7 +81,7 @@ def dispatch_by_mode(original: Fn, replacement: Patch) -> Fn:
 def refuse(call: str, why: str) -> Patch:
     """A patch that raises `NotInLockstep`."""
 
-    def patch(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+    def patch(mode: Mode, original: Fn, *args: object, **kwargs: object) -> Tensor:
         raise NotInLockstep(call, why)
 
     return patch
@@ -103,7 +102,7 @@ def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:
     )
 
 
-def _init_process_group(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> None:
+def _init_process_group(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     rank = options.pop("rank", -1)
     by_rank = rank_values(rank, mode.world)
@@ -122,12 +121,12 @@ def _init_process_group(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> 
     world.implicit = False
 
 
-def _new_group(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> LockstepGroup:
+def _new_group(mode: Mode, original: Fn, *args: object, **kwargs: object) -> LockstepGroup:
     made: LockstepGroup = mode.groups.new_group(bound_arguments(original, args, kwargs).get("ranks"))
     return made
 
 
-def _subgroups(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
+def _subgroups(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     lists = [sorted(ranks) for ranks in bound_arguments(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
     if not lists:
         return original(*args, **kwargs)  # raises
@@ -135,7 +134,7 @@ def _subgroups(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> Any:
     return mine, [mine if len(lists) == 1 else mode.groups.make([ranks]) for ranks in lists]
 
 
-def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
+def _split_group(mode: Any, original: Any, *args: object, **kwargs: object) -> LockstepGroup:
     """The group of each rank's part; each group of the parent is split alike."""
     options = bound_arguments(original, args, kwargs)
     parent, splits = options.get("parent_pg") or mode.groups.default_pg, options.get("split_ranks")
@@ -168,7 +167,7 @@ _GROUP_PATCHES: dict[str, Patch] = {
 }
 
 
-def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
+def _manual_seed(mode: Any, original: Any, seed: Int) -> object:
     by_rank = rank_values(seed, mode.world)
     if by_rank is None:
         made = original(seed)
@@ -195,7 +194,7 @@ def _set_rng_state(mode: Mode, original: Fn, new_state: Tensor) -> None:
     stream.set_on(held.row_of, states)
 
 
-def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+def _tensor(mode: Any, original: Any, data: object, **options: Any) -> object:
     """A tensor of nested lists that hold LocalTensors, made without reading their numbers, which may differ."""
     found = stack_nested(data, LocalTensor, original)
     if found is None:
@@ -204,7 +203,7 @@ def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
     return found.requires_grad_(options.get("requires_grad", False))
 
 
-def _as_tensor(mode: Mode, original: Fn, data: Any, **options: Any) -> Any:
+def _as_tensor(mode: Mode, original: Fn, data: object, **options: object) -> object:
     return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
 
 

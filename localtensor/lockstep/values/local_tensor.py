@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.collectives.compare import difference_text, same_bits, short_text
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
@@ -29,8 +29,6 @@ from localtensor.lockstep.values.storage import Memory
 if TYPE_CHECKING:
     from localtensor.lockstep.comms.process_groups import LockstepWorld
 
-Args = Sequence[Any]  # of an op, as torch dispatches it
-Kwargs = dict[str, Any]
 Shapes = tuple[tuple[int, ...], ...]
 _make = torch.Tensor._make_wrapper_subclass
 
@@ -310,7 +308,7 @@ def _sizes(partition: Partition, shapes: Shapes, strides: Shapes) -> tuple[list[
     return by_rank(shapes), by_rank(strides) if strides else None
 
 
-def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
+def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> object:
     """The size, stride or contiguity (by the op's name) of a tensor whose shape differs between ranks."""
     shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
     if name == "dim":

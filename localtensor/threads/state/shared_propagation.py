@@ -48,7 +48,7 @@ class NotShareable(Exception):
 class _OwnRankOnly(Exception):
     """The computed `answer` is for the calling rank only."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: object) -> None:
         self.answer = answer
 
 
@@ -118,7 +118,7 @@ def propagation_shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> 
 def _sharing_function(
     propagator: Any, compute: Callable[[Any], Any], known: SingleFlightCache[Any], alone: Callable[[], bool]
 ) -> Callable[[Any], Any]:
-    def shareable(schema: Any) -> Any:
+    def shareable(schema: Any) -> object:
         answer = compute(schema)
         try:
             _check_shareable(answer)
@@ -126,7 +126,7 @@ def _sharing_function(
             raise _OwnRankOnly(answer) from None
         return answer
 
-    def propagate(schema: Any) -> Any:
+    def propagate(schema: Any) -> object:
         if alone():
             return compute(schema)
         try:
@@ -169,10 +169,10 @@ def _is_torchs(rule: object) -> bool:
     return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_TORCH_RULES)
 
 
-def _key(value: Any, meshes: list[Any]) -> Any:
+def _key(value: object, meshes: list[Any]) -> object:
     """A value as part of a key, and the meshes of its specs.  Raises `NotShareable`."""
 
-    def leaf(value: Any) -> Any:
+    def leaf(value: Any) -> object:
         if not (hasattr(value, "placements") and hasattr(value, "tensor_meta")):
             return uncommon_value_key(value, leaf, NotShareable)
         _check_even(value)
@@ -210,7 +210,7 @@ def _check_shareable(answer: Any) -> None:
         raise NotShareable
 
 
-def _on_mesh(mesh: Any, value: Any) -> Any:
+def _on_mesh(mesh: object, value: Any) -> object:
     """The same result on another rank's mesh; mutable parts are copied."""
     if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
         changes = {"mesh": mesh} | {
@@ -253,26 +253,26 @@ class RuleTable(dict[Any, Any]):
         super().__init__(entries)
         self.changed: dict[Any, Any] = {}
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._note(key)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         if key in self:
             self._note(key)
         super().__delitem__(key)
 
-    def pop(self, key: Any, *default: Any) -> Any:
+    def pop(self, key: object, *default: object) -> object:
         if key in self:
             self._note(key)
         return super().pop(key, *default)
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
+    def setdefault(self, key: object, default: object = None) -> object:
         if key not in self:
             self[key] = default
         return self[key]
 
-    def _note(self, key: Any) -> None:
+    def _note(self, key: object) -> None:
         if key not in self.changed and not is_importing_module():
             self.changed[key] = self.get(key, _GONE)
 
@@ -281,7 +281,7 @@ class RuleTable(dict[Any, Any]):
         now = {key: self.get(key, _GONE) for key in self.changed}
         return {key: value for key, value in now.items() if value is not self.changed[key]}
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: object, value: object) -> None:
         if value is not _GONE:
             super().__setitem__(key, value)
         elif key in self:
