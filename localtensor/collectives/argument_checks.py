@@ -32,6 +32,7 @@ REDUCTION_NAMES = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
 PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
+Reads: TypeAlias = "Tensor | Sequence[Reads]"
 Named: TypeAlias = dict[str, Tensor]
 Splits: TypeAlias = Sequence[Sequence[int] | None]
 
@@ -75,7 +76,7 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
             raise errors.NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
-def flat_tensors(reads: Any) -> Iterator[Tensor]:
+def flat_tensors(reads: Reads) -> Iterator[Tensor]:
     """The tensors in a tensor, a list, or a list of lists."""
     if isinstance(reads, Tensor):
         yield reads

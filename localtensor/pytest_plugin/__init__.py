@@ -155,9 +155,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> fixtures.DeferredFixture | None:
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> object:
     plan = request._pyfuncitem.stash.get(rank_marks.PLAN, None)  # private to pytest: see the list in `fixtures`
     if plan is None:
         return None

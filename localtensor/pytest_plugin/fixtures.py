@@ -324,7 +324,7 @@ class Comms(Sequence["Call"]):
         """The bytes of all tensors that the rank passed to its calls."""
         return sum(call.bytes for call in self.calls)
 
-    def count(self, value: str | Call) -> int:
+    def count(self, value: "str | Call") -> int:
         """The number of calls of a kind, or of occurrences of a Call."""
         return self.kinds.count(value) if isinstance(value, str) else self.calls.count(value)
 

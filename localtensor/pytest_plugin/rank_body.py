@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -34,6 +34,8 @@ from localtensor.errors.programs import RankRaised
 from localtensor.pytest_plugin.fixtures import Comms, RankFixtures
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.threads.run_token import Abort
+
+T = TypeVar("T")
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _SETTINGS = "_hypothesis_internal_use_settings"
@@ -188,7 +190,7 @@ class RankBody:
             raise failure
         return value
 
-    def _body(self, own: Any, fixtures: RankFixtures, loop: RankEventLoop) -> object:
+    def _body(self, own: object, fixtures: RankFixtures, loop: RankEventLoop) -> object:
         item = self.item
         for name in item.fixturenames:  # in pytest's order, also those that are no argument
             fixtures.of(item.funcargs.get(name))
@@ -233,7 +235,7 @@ class RankBody:
         return cause
 
 
-def copy_for_rank(value: object, copies: dict[int, Any]) -> Any:
+def copy_for_rank(value: T, copies: dict[int, Any]) -> T:
     """A rank's copy of a tensor, a module, an optimizer, or a tuple with such; any other value itself.
 
     Lists and dicts are shared, whatever they hold, since tests collect results in them.  So are objects that cannot be
@@ -255,7 +257,7 @@ def _to_copy(value: object) -> bool:
     return isinstance(value, _COPIED) or (isinstance(value, tuple) and any(map(_to_copy, value)))
 
 
-def _own_instance(instance: object, copies: dict[int, Any]) -> Any:
+def _own_instance(instance: T, copies: dict[int, Any]) -> T:
     """The rank's copy of the object whose method the test is."""
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from localtensor.lockstep.mode import LocalTensorMode, current_mode
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks
+
+T = TypeVar("T")
 
 NOISE_DRAWS = 16
 
@@ -51,7 +53,7 @@ class LockstepDifference:
         return f"rank {self.rank}, {self.place}: {self.what}: {values}{far and ', '}{far}"
 
 
-def check_op(op: Fn, *args: object, **kwargs: object) -> Any:
+def check_op(op: Callable[..., T], *args: object, **kwargs: object) -> T:
     """The result of the op in lockstep, after a check that each rank alone gets the same.
 
     Compared are values, bit for bit or, of floating point, within the measured `envelope` of the op; shapes, strides and

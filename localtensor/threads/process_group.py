@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from localtensor._util.call_sites import handled_exception, origin
-from localtensor.collectives.argument_checks import check_message, check_rank_arguments, flat_tensors
+from localtensor.collectives.argument_checks import Reads, check_message, check_rank_arguments, flat_tensors
 from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp, completed_work
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
@@ -299,9 +299,9 @@ def _to_one_device(parts: Sequence[Contribution]) -> Sequence[Contribution]:
     return parts
 
 
-def _to_device(reads: Any, device: torch.device | None) -> object:
+def _to_device(reads: Reads, device: torch.device | None) -> Reads:
     return reads.to(device) if isinstance(reads, Tensor) else [_to_device(each, device) for each in reads]
 
 
-def _copied(reads: Any) -> Any:
+def _copied(reads: Reads) -> Reads:
     return reads.detach().clone() if isinstance(reads, Tensor) else [_copied(each) for each in reads]

@@ -202,7 +202,7 @@ def _without_compiling() -> Iterator[None]:
 def _one_profiler() -> Iterator[None]:
     owners: dict[Any, int] = {}
 
-    def start(original: Callable[..., Any], self: object) -> Any:
+    def start(original: Callable[..., Any], self: object) -> object:
         rank = running().rank()  # type: ignore[union-attr]
         others = set(owners.values()) - {rank}
         if others:

@@ -45,7 +45,7 @@ class _ResultQueue:
     def __init__(self) -> None:
         self.skip: unittest.SkipTest | None = None
 
-    def put(self, result: Any) -> None:
+    def put(self, result: object) -> None:
         if isinstance(result, unittest.SkipTest):
             self.skip = result
         elif isinstance(result, BaseException):

@@ -121,13 +121,7 @@ class _Registrations:
         self.libraries: dict[int, torch.library.Library] = {}
 
     def begin(
-        self,
-        original: Callable[..., None],
-        lib: torch.library.Library,
-        ns: str,
-        kind: str,
-        *args: object,
-        **kwargs: object,
+        self, original: Fn, lib: torch.library.Library, ns: str, kind: str, *args: object, **kwargs: object
     ) -> None:
         if kind == "DEF" and _is_tests_own(ns):
             kind = "FRAGMENT" if ns in self.namespaces else kind

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -15,22 +16,24 @@ from localtensor._util.call_sites import origin
 from localtensor.collectives.argument_checks import reduction_name
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments
 from localtensor.errors import AnotherMode
+from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue
-from localtensor.lockstep.comms.process_groups import resolve_group
+from localtensor.lockstep.comms.process_groups import Groups, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import Array
 
 ValueFunction = Callable[[StackedValue], StackedValue]
+AnyOp = ReductionOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 ListsFunction = Callable[[list[StackedValue]], list[StackedValue]]
 
 
 class CollectiveCall:
     """One call of a collective: its groups, reduction and root."""
 
-    def __init__(self, mode: Mode, name: str, group: Any, op: Any = None, root: int | None = None) -> None:
+    def __init__(self, mode: Mode, name: str, group: Groups, op: AnyOp | None = None, root: int | None = None) -> None:
         self.mode, self.name, self.root = mode, name, root
         self.family: GroupFamily = group if isinstance(group, GroupFamily) else resolve_group(mode, group).family
         self.op: Any = reduction_name(op)
@@ -101,7 +104,9 @@ class _Linear(Function):
         return None, None, None, back
 
 
-def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any = None) -> LocalTensor:
+def select_tensors(
+    call: CollectiveCall, tensors: Sequence[Tensor], number: Array, source: Array | None = None
+) -> LocalTensor:
     """Rank r gets the `tensors[number[r]]` of rank `source[r]` (r itself if None); nothing for a negative number."""
     if not any(call.wants_gradient(x) for x in tensors):
         return _select_without_gradient(call, tensors, number, source)
@@ -110,7 +115,7 @@ def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any,
 
 
 def _select_without_gradient(
-    call: CollectiveCall, tensors: Sequence[Tensor], number: Array, source: Array
+    call: CollectiveCall, tensors: Sequence[Tensor], number: Array, source: Array | None
 ) -> LocalTensor:
     with plain_dispatch():
         return call.wrapped(collectives.select([call.value(x) for x in tensors], number, source))
@@ -118,7 +123,7 @@ def _select_without_gradient(
 
 class _SelectTensors(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, number: Array, source: Array, *tensors: Tensor) -> LocalTensor:
+    def forward(ctx: Any, call: CollectiveCall, number: Array, source: Array | None, *tensors: Tensor) -> LocalTensor:
         ctx.described = call, number, source
         with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]

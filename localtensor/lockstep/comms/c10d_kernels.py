@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from localtensor.collectives.argument_checks import Reads
 from localtensor.collectives.c10d_table import CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotHeld
@@ -178,7 +179,7 @@ def _contribution(mode: Mode, served: CollectiveOp, brought: CallArguments, rank
     return part
 
 
-def _held_on(mode: Mode, call: str, reads: Any, rank: int) -> object:
+def _held_on(mode: Mode, call: str, reads: Reads, rank: int) -> object:
     if not isinstance(reads, Tensor):
         return [_held_on(mode, call, each, rank) for each in reads]
     value = stacked_value(mode, reads)

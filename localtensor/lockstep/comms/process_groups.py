@@ -22,6 +22,8 @@ from localtensor.lockstep.values.partition import Array, Partition
 from localtensor.lockstep.values.rank_int import Int, is_rank_int, on_rank, rank_int, rank_values
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
+# A mesh has one axis, or is named as (mesh, axis); lists hold ranks, or disjoint lists of them.
+Groups = dist.ProcessGroup | str | DeviceMesh | Sequence[Any] | GroupFamily | None
 
 
 class LockstepGroup(dist.ProcessGroup):
@@ -127,7 +129,7 @@ class GroupRankMap(Mapping[Any, Any]):
 class _GroupTable(dict[Any, Any]):
     """torch's table of groups, which refuses a group of another mode or of a real backend."""
 
-    def get(self, group: Any, otherwise: object = None) -> object:
+    def get(self, group: object, otherwise: object = None) -> object:
         if group not in self:
             raise _foreign_group_error(group)
         return self[group]
@@ -282,7 +284,7 @@ def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
     return found
 
 
-def _group_of_mesh_axis(mesh: DeviceMesh, axis: Any) -> dist.ProcessGroup:
+def _group_of_mesh_axis(mesh: DeviceMesh, axis: int | str | None) -> dist.ProcessGroup:
     """The group of a mesh axis; None is the only axis."""
     names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
     if axis is None and mesh.ndim > 1:

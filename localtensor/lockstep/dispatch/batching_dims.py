@@ -68,7 +68,7 @@ def _any(op: Op, stacked: Stacked, x: Tensor) -> Tensor:
 
 @batching_rule("linalg_vector_norm")
 def _norm(
-    op: Any,
+    op: Op,
     stacked: Stacked,
     x: Tensor,
     order: float = 2,

@@ -50,7 +50,7 @@ def _input_types(op: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
 
-def _run_functional(mode: Mode, func: OpOverload, functional: Any, args: Args, kwargs: Kwargs) -> object:
+def _run_functional(mode: Mode, func: OpOverload, functional: OpOverload, args: Args, kwargs: Kwargs) -> object:
     given = [argument.name for argument in func._schema.arguments if argument.is_out]
     outs = list(_tensors([kwargs[name] for name in given]))
     try:

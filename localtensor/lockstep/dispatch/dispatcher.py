@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from localtensor.lockstep.values.partition import (
     selections,
 )
 from localtensor.lockstep.values.rank_int import is_rank_int
+from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, refine
 
 # Within an op, its parts are dispatched as for plain tensors outside of any mode: below autograd and autocast, which
@@ -72,7 +73,7 @@ class Operands:
         if kwargs:
             self._look(func, kwargs.values())
 
-    def _look(self, func: Op, values: Any) -> None:
+    def _look(self, func: Op, values: Iterable[Any]) -> None:
         for value in values:
             kind = type(value)
             if kind is LocalTensor:
@@ -235,7 +236,7 @@ def run_random_op(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kw
     return ResultBuilder(mode, func, traits, args, kwargs, wanted, None).of(results)
 
 
-def _fill_randomly(stream: Any, func: Op, x: LocalTensor, rest: Any, kwargs: Kwargs) -> LocalTensor:
+def _fill_randomly(stream: Stream, func: Op, x: LocalTensor, rest: Args, kwargs: Kwargs) -> LocalTensor:
     """A tensor overwritten with random numbers: drawn once for each stream and shape, then copied to all ranks."""
     others = Operands(x._mode, func, rest, kwargs).final
     wanted = refinement(one_row_per_cell(x._partition), stream.partition)

@@ -49,7 +49,7 @@ class ResultBuilder:
         columns = [result_at(results, index) for index in range(len(returns))]
         return tuple(self.one(index, each) for index, each in enumerate(columns))
 
-    def one(self, index: int, results: list[Any]) -> Any:
+    def one(self, index: int, results: list[Any]) -> object:
         """The result at this position: the argument that was written, or the value of the cells' results."""
         written = self.traits.returns[index]
         if written is None:
@@ -190,7 +190,7 @@ class CellReader:
             return on_rank(value, self.rank)
         return value
 
-    def map(self, values: Any) -> Any:
+    def map(self, values: Sequence[Any]) -> Any:
         """The part of each of several arguments; `stacked` is set if any has a row for each value."""
         any_stacked, found = False, []
         for value in values:

@@ -28,7 +28,7 @@ from localtensor.lockstep.dispatch.batching import BATCHING_RULES, BatchingRule
 from localtensor.lockstep.dispatch.decompositions import LIST_OP_PREFIXES, rewrite_function
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import by_value, one_cell_per_row, refinement
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, on_rank
 from localtensor.lockstep.values.storage import Memory, memory_of, refine
 
 
@@ -305,7 +305,7 @@ def resize_out(func: OpOverload, x: LocalTensor, results: Sequence[Any]) -> None
             adopt(x, wrap(x._cells, x._partition, x._mode))
 
 
-def _resize(x: LocalTensor, size: Any, **options: Any) -> None:
+def _resize(x: LocalTensor, size: Sequence[Int], **options: Any) -> None:
     final = one_cell_per_row(x._partition)
     for one in size:
         if is_rank_int(one):

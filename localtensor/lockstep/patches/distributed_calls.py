@@ -20,7 +20,6 @@ import torch
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as with_gradients
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
@@ -28,7 +27,7 @@ from localtensor._util.call_sites import Fn, bound_arguments
 from localtensor.errors import NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import stacked_value
-from localtensor.lockstep.comms.process_groups import LockstepGroup, resolve_group
+from localtensor.lockstep.comms.process_groups import Groups, LockstepGroup, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
@@ -83,7 +82,7 @@ def install() -> None:
             patch_attribute(owner, name, replacement)
 
 
-def _group_or_default(group: ProcessGroup | None) -> LockstepGroup:
+def _group_or_default(group: Groups) -> LockstepGroup:
     found: Any = group or c10d._get_default_group()
     return found  # type: ignore[no-any-return]
 
@@ -221,9 +220,7 @@ def _find_group(mode: Mode, original: Fn, tag: str, ranks: list[int]) -> Lockste
     return mode.groups.new_group(ranks)
 
 
-def _forward_as_root(
-    mode: Mode, original: Fn, ctx: Any, root: int, group: ProcessGroup | None, *tensors: Tensor
-) -> object:
+def _forward_as_root(mode: Mode, original: Fn, ctx: Any, root: int, group: Groups, *tensors: Tensor) -> object:
     found = _group_or_default(group)
     with _as_root(mode, resolve_group(mode, found).family, found.place(c10d._canonicalize_group_rank(found, root))):
         return original(ctx, root, group, *tensors)
@@ -244,7 +241,7 @@ def _broadcast_backward(mode: Mode, original: Fn, ctx: Any, grad: Tensor) -> obj
 
 
 def _all_to_all_forward(
-    mode: Mode, original: Fn, ctx: Any, group: ProcessGroup | None, out: list[Tensor], *tensors: Tensor
+    mode: Mode, original: Fn, ctx: Any, group: Groups, out: list[Tensor], *tensors: Tensor
 ) -> tuple[Tensor, ...]:
     ctx.group = group
     ctx.input_tensor_size_list = [x.size() for x in tensors]

@@ -169,7 +169,7 @@ def _all_to_all(
 
 
 def _to_replicate(
-    mode: Mode, original: Fn, shard: Any, local: Any, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: Any
+    mode: Mode, original: Fn, shard: AnyShard, local: Any, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: Any
 ) -> object:
     """Gather uneven shards in three steps; shards that are even, or uneven on several axes, as torch does."""
     size = current_logical_shape[shard.dim]
@@ -238,7 +238,7 @@ def _global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placem
 
 
 def _shapes_and_offsets(
-    mode: Mode, original: Fn, global_shape: Any, mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
+    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
     skip_offset: bool = False,
 ) -> object:  # fmt: skip
     """The shape of each rank's shard, and its offset in the whole tensor."""
@@ -285,15 +285,9 @@ def _size(mode: Mode, original: Fn, curr_local_size: Int, num_chunks: int, rank:
 
 
 def _strided_size(
-    mode: Mode,
-    original: Fn,
-    shard: AnyShard,
-    curr_local_size: Int,
-    num_chunks: int,
-    rank: Int,
-    *offsets: object,
-    **named: object,
-) -> object:
+    mode: Mode, original: Fn, shard: AnyShard, curr_local_size: Int, num_chunks: int, rank: Int,
+    *offsets: object, **named: object,
+) -> object:  # fmt: skip
     """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
     offset_mode = next(iter((*offsets, *named.values())), None)
     wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
@@ -331,7 +325,7 @@ _shard_by_kind = by_rank_group(1, "tensor")
 
 
 def _replicate(
-    mode: Mode, original: Fn, cls: Any, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+    mode: Mode, original: Fn, cls: type, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
 ) -> object:
     return keep_ranks(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.mesh_members(mode, mesh))
 

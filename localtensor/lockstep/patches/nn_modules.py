@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class RankChunks(list[Any]):
         super().__init__(chunks)
         self.mode = mode
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: SupportsIndex | slice) -> Any:
         if not is_rank_int(place):
             return super().__getitem__(place)
         with plain_dispatch():

@@ -122,8 +122,7 @@ def _init_process_group(mode: Mode, original: Fn, *args: object, **kwargs: objec
 
 
 def _new_group(mode: Mode, original: Fn, *args: object, **kwargs: object) -> LockstepGroup:
-    made: LockstepGroup = mode.groups.new_group(bound_arguments(original, args, kwargs).get("ranks"))
-    return made
+    return mode.groups.new_group(bound_arguments(original, args, kwargs).get("ranks"))
 
 
 def _subgroups(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
@@ -134,7 +133,7 @@ def _subgroups(mode: Mode, original: Fn, *args: object, **kwargs: object) -> obj
     return mine, [mine if len(lists) == 1 else mode.groups.make([ranks]) for ranks in lists]
 
 
-def _split_group(mode: Any, original: Any, *args: object, **kwargs: object) -> LockstepGroup:
+def _split_group(mode: Any, original: Fn, *args: object, **kwargs: object) -> LockstepGroup:
     """The group of each rank's part; each group of the parent is split alike."""
     options = bound_arguments(original, args, kwargs)
     parent, splits = options.get("parent_pg") or mode.groups.default_pg, options.get("split_ranks")
@@ -148,7 +147,7 @@ def _split_group(mode: Any, original: Any, *args: object, **kwargs: object) -> L
     return made
 
 
-def _destroy(mode: Mode, original: Fn, group: Any = None) -> None:
+def _destroy(mode: Mode, original: Fn, group: LockstepGroup | None = None) -> None:
     if group is None or group is mode.groups.default_pg:
         if mode.groups.default_pg is None:
             original(group)  # raises
@@ -167,7 +166,7 @@ _GROUP_PATCHES: dict[str, Patch] = {
 }
 
 
-def _manual_seed(mode: Any, original: Any, seed: Int) -> object:
+def _manual_seed(mode: Mode, original: Fn, seed: Int) -> object:
     by_rank = rank_values(seed, mode.world)
     if by_rank is None:
         made = original(seed)
@@ -194,7 +193,7 @@ def _set_rng_state(mode: Mode, original: Fn, new_state: Tensor) -> None:
     stream.set_on(held.row_of, states)
 
 
-def _tensor(mode: Any, original: Any, data: object, **options: Any) -> object:
+def _tensor(mode: Mode, original: Fn, data: object, **options: Any) -> object:
     """A tensor of nested lists that hold LocalTensors, made without reading their numbers, which may differ."""
     found = stack_nested(data, LocalTensor, original)
     if found is None:

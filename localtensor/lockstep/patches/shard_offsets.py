@@ -125,7 +125,7 @@ def _pieces(
             break
 
 
-def all_gather(x: Tensor, dim: int, group: Any) -> Any:
+def all_gather(x: Tensor, dim: int, group: tuple[DeviceMesh, int]) -> Any:
     """torch's functional all_gather, under its name in this version."""
     one: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
     return one(x, dim, group)

@@ -85,8 +85,7 @@ class Stream:
 
     def state_on(self, rank: int) -> torch.Tensor:
         """The state of a rank."""
-        found: torch.Tensor = self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
-        return found
+        return self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
 
 
 def _state_bytes(state: torch.Tensor) -> bytes:

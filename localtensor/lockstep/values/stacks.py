@@ -166,7 +166,7 @@ def has_sym_ints(index: object) -> bool:
     return type(index) is torch.SymInt
 
 
-def index_by_rank(x: Tensor, index: Any) -> Tensor:
+def index_by_rank(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     """`x[index]` as a view, where ints may differ between ranks.  Raises `NotInLockstep` for tensors in the index.
 
     >>> index_by_rank(torch.arange(6).view(2, 3), (..., None, 1))

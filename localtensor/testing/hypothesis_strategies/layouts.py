@@ -15,7 +15,6 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
 from localtensor.layout import shards
-from localtensor.layout.mesh import Mesh
+from localtensor.layout.mesh import Mesh, Printer
 from localtensor.layout.reductions import is_unambiguous, partial_values
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard, parse, shape_text, shard_cut, short, shorts
@@ -269,7 +268,7 @@ class Sharded:
         object.__setattr__(self, "whole", whole)
         object.__setattr__(self, "pieces", tuple(cut_pieces(whole, spec, self.seed, exact=self.pattern != "rough")))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 

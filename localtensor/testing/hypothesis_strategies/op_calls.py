@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from localtensor._util.opinfo import drawn_samples
+from localtensor.layout.mesh import Printer
 from localtensor.layout.spec import shape_text
 from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype
 
@@ -121,7 +122,7 @@ class OpCall:
         """The result of the op for these arguments."""
         return self.op(*self.args, **self.kwargs)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 

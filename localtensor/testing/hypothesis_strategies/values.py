@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from localtensor.errors.base import Refusal
-from localtensor.layout.mesh import Mesh
+from localtensor.layout.mesh import Mesh, Printer
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 
 DTYPES = (
@@ -251,7 +251,7 @@ class Drawn:
         both = PATTERNS[self.pattern]((*self.shape, 2), self.dtype, rng).to(real_dtype(self.dtype))
         return torch.view_as_complex(both).requires_grad_(self.requires_grad)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from localtensor._util.events import Place
+from localtensor.layout.mesh import Printer
 from localtensor.testing.programs.model import (
     IN_PLACE,
     LISTS,
@@ -312,7 +313,7 @@ class RankProgram:
     def __repr__(self) -> str:
         return self.rendered().source
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 

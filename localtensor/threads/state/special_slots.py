@@ -37,7 +37,7 @@ class RankEnvironment(dict[Any, Any]):
         super().__init__(base)
         self.changed = changed
 
-    def __setitem__(self, key: Any, value: object) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         self.changed.add(key)
         super().__setitem__(key, value)
 
