@@ -32,6 +32,7 @@ REDUCTION_NAMES = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
 PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
+AnyOp: TypeAlias = ReductionOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 Reads: TypeAlias = "Tensor | Sequence[Reads]"
 Named: TypeAlias = dict[str, Tensor]
 Splits: TypeAlias = Sequence[Sequence[int] | None]

@@ -22,14 +22,8 @@ from localtensor.collectives import reference
 from localtensor.errors import ComplexNotGathered
 from localtensor.layout.reductions import PremulSum, ReductionOp, divide, fold
 from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives
-from localtensor.lockstep.comms.autograd import (
-    AnyOp,
-    CollectiveCall,
-    apply_linear,
-    apply_linear_to_lists,
-    select_tensors,
-)
-from localtensor.lockstep.comms.collectives import Splits, StackedValue
+from localtensor.lockstep.comms.autograd import CollectiveCall, apply_linear, apply_linear_to_lists, select_tensors
+from localtensor.lockstep.comms.collectives import Sizes, StackedValue
 from localtensor.lockstep.comms.process_groups import Groups
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
@@ -41,7 +35,7 @@ from localtensor.lockstep.values.rank_int import on_rank, rank_int
 _LINEAR = ("sum", "avg")
 
 
-def all_reduce(x: Tensor, op: AnyOp = "sum", group: Groups = None) -> LocalTensor:
+def all_reduce(x: Tensor, op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of each group's tensors, on every rank; `op` is a name, a `PremulSum` or a ReduceOp.
 
     >>> from localtensor import LocalTensorMode, rank_map
@@ -62,7 +56,7 @@ def all_reduce(x: Tensor, op: AnyOp = "sum", group: Groups = None) -> LocalTenso
     return select_tensors(call, [*found, x], np.where(number < 0, len(found), number))  # ranks in no group keep theirs
 
 
-def reduce(x: Tensor, root: int, op: AnyOp = "sum", group: Groups = None) -> LocalTensor:
+def reduce(x: Tensor, root: int, op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of each group's tensors, on its root; other ranks hold their own tensors."""
     call = _checked_call("reduce", group, [x], op, root)
     number = np.where(call.family.position == root, 0, 1)
@@ -127,7 +121,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Groups = None) ->
     return select_tensors(call, pieces, number, np.where(number >= 0, roots[call.family.index], 0))
 
 
-def reduce_scatter(pieces: Sequence[Tensor], op: AnyOp = "sum", group: Groups = None) -> LocalTensor:
+def reduce_scatter(pieces: Sequence[Tensor], op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of the tensors at each rank's position in all lists of its group."""
     call = _checked_call("reduce_scatter", group, pieces, op)
     with plain_dispatch():
@@ -136,7 +130,7 @@ def reduce_scatter(pieces: Sequence[Tensor], op: AnyOp = "sum", group: Groups = 
     return select_tensors(call, [all_reduce(x, call.op, call.family) for x in pieces], call.family.position)
 
 
-def reduce_scatter_tensor(x: Tensor, op: AnyOp = "sum", group: Groups = None, dim: int = 0) -> LocalTensor:
+def reduce_scatter_tensor(x: Tensor, op: checks.AnyOp = "sum", group: Groups = None, dim: int = 0) -> LocalTensor:
     """Each rank's piece, of equal ones along `dim`, of the reduction of its group's tensors."""
     name = "reduce_scatter_tensor"
     call = _checked_call(name, group, [x], op)
@@ -220,7 +214,7 @@ def barrier(group: Groups = None) -> None:
 
 
 def _checked_call(
-    name: str, group: Groups, tensors: Sequence[Tensor], op: AnyOp | None = None, root: int | None = None
+    name: str, group: Groups, tensors: Sequence[Tensor], op: checks.AnyOp | None = None, root: int | None = None
 ) -> CollectiveCall:
     found = next((x._mode for x in tensors if isinstance(x, LocalTensor)), None)
     call = CollectiveCall(found if found is not None else current_mode(name), name, group, op, root)
@@ -248,7 +242,7 @@ def _reduce_scatter_dim(value: StackedValue, family: GroupFamily, op: ReductionO
     return collectives.make_contiguous(collectives.move_dim(found, 0, dim))
 
 
-def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Splits, got: Splits) -> LocalTensor:
+def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Sizes, got: Sizes) -> LocalTensor:
     family = call.family
     return apply_linear(
         call, x, lambda value: collectives.all_to_all_single(value, family, sent, got),

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.argument_checks import reduction_name
+from localtensor.collectives.argument_checks import AnyOp, reduction_name
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments
 from localtensor.errors import AnotherMode
-from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.comms.process_groups import Groups, resolve_group
@@ -26,7 +24,6 @@ from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import Array
 
 ValueFunction = Callable[[StackedValue], StackedValue]
-AnyOp = ReductionOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 ListsFunction = Callable[[list[StackedValue]], list[StackedValue]]
 
 

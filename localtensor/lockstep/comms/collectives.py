@@ -26,7 +26,7 @@ from localtensor.lockstep.values.rank_int import Int, on_rank
 from localtensor.lockstep.values.stacks import Cells, cells_of_rows, merge_alike
 
 Reference = Callable[[list[Any]], Sequence[Any]]  # a function of collectives/reference.py on the tensors of one group
-Splits = Sequence[Int] | None  # rows by member
+Sizes = Sequence[Int] | None  # rows by member
 _MOST_KEPT = 4096
 
 
@@ -205,9 +205,7 @@ def _check_divides(x: Tensor, plan: IndexPlan) -> None:
         raise _ShapesDiffer
 
 
-def all_to_all_single(
-    value: StackedValue, family: GroupFamily, sent: Splits = None, got: Splits = None
-) -> StackedValue:
+def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Sizes = None, got: Sizes = None) -> StackedValue:
     """All-to-all along dim 0.
 
     `sent` and `got` are the rows to and from each member, ints that may differ by rank; None means equal pieces.
@@ -235,7 +233,7 @@ def _exchange_dim_0(x: Tensor, plan: IndexPlan) -> Tensor:
     return rows.reshape(rows.shape[0], *x.shape[1:])
 
 
-def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Splits) -> bool:
+def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Sizes) -> bool:
     if splits is None or len(splits) == 0:
         return is_contiguous(value)
     if not all(type(size) is int and size == splits[0] for size in splits):

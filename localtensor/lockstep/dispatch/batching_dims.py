@@ -68,14 +68,9 @@ def _any(op: Op, stacked: Stacked, x: Tensor) -> Tensor:
 
 @batching_rule("linalg_vector_norm")
 def _norm(
-    op: Op,
-    stacked: Stacked,
-    x: Tensor,
-    order: float = 2,
-    dims: Sequence[int] | None = None,
-    *rest: object,
-    **named: object,
-) -> Tensor:
+    op: Op, stacked: Stacked, x: Tensor, order: float = 2, dims: Sequence[int] | None = None,
+    *rest: object, **named: object,
+) -> Tensor:  # fmt: skip
     over = reduced_dims(x, dims)
     return op(x, order, over, *rest, **named) if over else NotImplemented
 
