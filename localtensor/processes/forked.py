@@ -218,7 +218,7 @@ class _ForkedGroup(WorkerGroup):
             warnings.filterwarnings("ignore", ".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
             super().start()
 
-    def context(self) -> Any:
+    def context(self) -> "multiprocessing.context.ForkContext":
         return multiprocessing.get_context("fork")
 
     def task(

@@ -78,9 +78,9 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             cls.rdvz_file = file.name
 
-    def _worker_run_main_wait(self: Any, fn: Callable[..., Any]) -> object:
+    def _worker_run_main_wait(self: common_distributed.MultiProcContinuousTest, fn: Callable[..., Any]) -> object:
         @wraps(fn)
-        def wrapper(self: Any) -> None:
+        def wrapper(self: common_distributed.MultiProcContinuousTest) -> None:
             __tracebackhide__ = True
             if self.rank == self.MAIN_PROCESS_RANK:
                 raise_outcome(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how))

@@ -38,7 +38,7 @@ BASE = common_distributed.MultiThreadedTestCase
 class _UnjoinedRanks:
     """Placeholder in `self.threads` for all ranks of a test, until they are joined."""
 
-    def __init__(self, case: Any) -> None:
+    def __init__(self, case: common_distributed.MultiThreadedTestCase) -> None:
         self.case = case
 
 
@@ -91,7 +91,7 @@ def _only_own_groups(result: rank_run.SuiteResult) -> bool:
     return True
 
 
-def _body(case: Any) -> Callable[[RankProcess], None]:
+def _body(case: common_distributed.MultiThreadedTestCase) -> Callable[[RankProcess], None]:
     kind, name, ranks = type(case), case._current_test_name, case.world_size
     set_precisions = rank_run.precision_setter(kind)
 
@@ -104,7 +104,9 @@ def _body(case: Any) -> Callable[[RankProcess], None]:
 
 
 def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
-    def run_test_with_threaded_pg(self: Any, test_name: str, rank: int, world_size: int) -> None:
+    def run_test_with_threaded_pg(
+        self: common_distributed.MultiThreadedTestCase, test_name: str, rank: int, world_size: int
+    ) -> None:
         """Runs the test on one rank; its exception ends the run."""
         if not is_rank():  # a thread of torch's own
             stock(self, test_name, rank, world_size)
