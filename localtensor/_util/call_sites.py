@@ -29,8 +29,8 @@ _KIND_OF_FILE = {
 }
 _kinds: dict[str, int] = {}
 
-Fn = Callable[..., Any]
-Args = Sequence[Any]
+Fn = Callable[..., Any]  # of torch, or in its place
+Args = Sequence[Any]  # of a call, as torch hands them on
 Kwargs = dict[str, Any]
 
 

@@ -15,7 +15,7 @@ from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.partition import Array
 from localtensor.lockstep.values.sym_nodes import Constant, RankInts, int_node
 
-Int = int | torch.SymInt
+Int = int | torch.SymInt  # one for all ranks, or one of each rank
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 
 
