@@ -29,6 +29,10 @@ _KIND_OF_FILE = {
 }
 _kinds: dict[str, int] = {}
 
+Fn = Callable[..., Any]  # of torch, or in its place
+Args = Sequence[Any]  # of a call, as torch hands them on
+Kwargs = dict[str, Any]
+
 
 class Origin(NamedTuple):
     """The user's line as (file, line, function), or None; and whether the call returns its Work to the user.

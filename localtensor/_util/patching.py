@@ -39,7 +39,7 @@ def wrapped(owner: object, name: str, around: Callable[..., Any]) -> AbstractCon
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def ours(*args: Any, **kwargs: Any) -> Any:
+    def ours(*args: object, **kwargs: object) -> Any:
         return around(original, *args, **kwargs)
 
     return replaced(owner, name, ours)
@@ -54,10 +54,10 @@ class IndependentWorld(c10d._World):
 
 
 def _own(name: str) -> property:
-    def read(self: IndependentWorld) -> Any:
+    def read(self: IndependentWorld) -> object:
         return self.__dict__.setdefault(f"_own_{name}", {})
 
-    def write(self: IndependentWorld, value: Any) -> None:
+    def write(self: IndependentWorld, value: object) -> None:
         self.__dict__[f"_own_{name}"] = value
 
     return property(read, write)

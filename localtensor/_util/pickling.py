@@ -89,7 +89,7 @@ def rebuild_tensor(
     return made.to(device).requires_grad_(wants_grad)
 
 
-def _overload(name: str) -> Any:
+def _overload(name: str) -> object:
     import torch
 
     namespace, packet, which = name.split(".")

@@ -32,6 +32,8 @@ REDUCTION_NAMES = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
 PREMUL_SUM = int(_ReduceOp.RedOpType.PREMUL_SUM)
+AnyOp: TypeAlias = ReductionOp | dist.ReduceOp | dist.ReduceOp.RedOpType
+Reads: TypeAlias = "Tensor | Sequence[Reads]"
 Named: TypeAlias = dict[str, Tensor]
 Splits: TypeAlias = Sequence[Sequence[int] | None]
 
@@ -75,7 +77,7 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
             raise errors.NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
-def flat_tensors(reads: Any) -> Iterator[Tensor]:
+def flat_tensors(reads: Reads) -> Iterator[Tensor]:
     """The tensors in a tensor, a list, or a list of lists."""
     if isinstance(reads, Tensor):
         yield reads
@@ -84,7 +86,7 @@ def flat_tensors(reads: Any) -> Iterator[Tensor]:
             yield from flat_tensors(each)
 
 
-def reduction_name(op: Any) -> Any:
+def reduction_name(op: object) -> object:
     """The name of a reduction given as torch's ReduceOp, or as a name in any case; other objects unchanged.
 
     >>> reduction_name(dist.ReduceOp.MAX), reduction_name("SUM")

@@ -209,7 +209,7 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
 
 
 @functools.cache
-def completed_work() -> Any:
+def completed_work() -> object:
     """A completed Work, boxed for the dispatcher."""
     future: torch.futures.Future[None] = torch.futures.Future()
     future.set_result(None)
@@ -228,7 +228,7 @@ def _kernel(
     at, when, count = argument_positions(name, schema)
     op = COLLECTIVE_OPS.get(name)
 
-    def kernel(*arguments: Any) -> Any:
+    def kernel(*arguments: Any) -> object:
         groups: dict[Any, Group] = getattr(c10d._world, "groups", {}) if serving else {}
         group = groups.get(dist.ProcessGroup.unbox(arguments[at]))  # None if it is of another backend
         if group is None:
@@ -260,7 +260,7 @@ def argument_positions(name: str, schema: torch.FunctionSchema) -> tuple[int, in
 
 
 @contextmanager
-def kernels_in_place(kernels: Any) -> Iterator[None]:
+def kernels_in_place(kernels: object) -> Iterator[None]:
     """Inside the block, `kernels` serves every c10d op that takes a process group."""
     library = torch.library.Library("c10d", "IMPL")
     serving = [kernels]  # emptied at the end: torch may keep the kernels of the last run
@@ -300,7 +300,7 @@ def _previous_kernel(full: str, key: str) -> Callable[..., Any] | None:
     return functools.partial(kernel.call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
-def plain_argument(argument: Any) -> Any:
+def plain_argument(argument: object) -> object:
     """An argument as `COLLECTIVE_OPS` takes it: a boxed reduction by its name, anything else unchanged."""
     if not isinstance(argument, torch.ScriptObject):
         return argument

@@ -65,7 +65,7 @@ def _compare(what: str, values: Mapping[int, Any], places: Mapping[int, Place | 
             raise RanksDisagree(where, texts, places, f"rank {rank} from rank {first} {difference_text(a, b)}".strip())
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """A private copy: plain containers of tensors and values."""
     if isinstance(value, torch.nn.Module):
         return {name: _copied(x) for name, x in value.state_dict().items()}
@@ -76,7 +76,7 @@ def _copied(value: Any) -> Any:
     return [_copied(x) for x in value] if isinstance(value, list | tuple) else value
 
 
-def differences(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+def differences(a: object, b: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     """Each place at which two values differ: the keys that lead to it, and both values there."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if not same_bits(a, b):
@@ -127,7 +127,7 @@ def _differing(a: Tensor, b: Tensor) -> Tensor:
     return (a != b) & ~(a.isnan() & b.isnan())
 
 
-def _value_at(value: Any, path: Sequence[Any]) -> Any:
+def _value_at(value: Any, path: Sequence[Any]) -> object:
     for key in path:
         try:
             value = value[key]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from localtensor.concurrency.results import Program
@@ -28,7 +28,7 @@ from localtensor.concurrency.sync import ScheduledSync
 
 
 def by_lines(
-    program: Callable[[ScheduledSync], Program], *where: Any, opcodes: bool = False
+    program: Callable[[ScheduledSync], Program], *where: ModuleType | type | Callable[..., Any], opcodes: bool = False
 ) -> Callable[[ScheduledSync], Program]:
     """The program with a yield point at each line of `where` (modules, classes or functions).
 
@@ -60,13 +60,13 @@ class _Tracer:
         finally:
             sys.settrace(before)
 
-    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
         if not self._wanted(frame.f_code):
             return None
         frame.f_trace_opcodes = self._opcodes
         return self._within
 
-    def _within(self, frame: FrameType, event: str, arg: object) -> Any:
+    def _within(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
         if event == "line":
             self._sync.step(f"{frame.f_code.co_name} line {frame.f_lineno}")
         elif event == "opcode":

@@ -110,7 +110,7 @@ class SingleFlightCache(Generic[V]):
         self._table = BucketTable()
         ambient.add_cache(self)
 
-    def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: Any) -> V:
+    def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: object) -> V:
         """The value of the key; if it is not kept, `compute(*args)`, or the cache's own compute function of the key.
 
         Raises what computing raises; `Circular`; `BadCache` if there is no compute function.

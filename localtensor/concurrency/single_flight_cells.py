@@ -118,7 +118,7 @@ class OwnedLock:
         self.lock = sync.lock()
         self.by: int | None = None
 
-    def run(self, me: int, work: Callable[..., T], *args: Any) -> T:
+    def run(self, me: int, work: Callable[..., T], *args: object) -> T:
         """The result of `work(*args)`, which runs while this thread holds the lock."""
         with self.lock:
             try:

@@ -6,9 +6,15 @@ import itertools
 import math
 from dataclasses import dataclass
 from string import ascii_lowercase
-from typing import Any
+from typing import Protocol
 
 from localtensor.errors import BadMesh
+
+
+class Printer(Protocol):
+    """The part of a pretty printer that we use, IPython's or that of Hypothesis."""
+
+    def text(self, text: str) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Mesh:
             for rest in itertools.product(*others)
         )
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """Print a call that makes this mesh, for failing examples of Hypothesis."""
         printer.text(f"Mesh({self.sizes}, {self.names})")
 

@@ -14,14 +14,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from localtensor.errors import BadPlacement, BadShardOrder, NoSuchDim
-from localtensor.layout.mesh import Mesh
+from localtensor.layout.mesh import Mesh, Printer
 
 StridedShard = _StridedShard
 """torch's `_StridedShard` under a public name."""
@@ -197,7 +196,7 @@ class Spec:
     def _no_order(self, problem: str) -> BadShardOrder:
         return BadShardOrder(f"{self.shard_order} of {shorts(self.placements)}", problem)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """Print a call that makes this spec, for failing examples of Hypothesis."""
         mesh = f"Mesh({self.mesh.sizes}, {self.mesh.names})"
         placements = ", ".join(f"parse({short(placement)!r})" for placement in self.placements)

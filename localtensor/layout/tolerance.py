@@ -10,7 +10,6 @@ A slack is float64: a scalar, or one number for each element of a result, infini
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +62,7 @@ def _distance(other: Tensor, value: Tensor) -> Tensor:
     return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
 
 
-def widen_slack(slack: Tensor | None, value: Any, best: object) -> Tensor | None:
+def widen_slack(slack: Tensor | None, value: Tensor, best: object) -> Tensor | None:
     """The slack plus single precision's own distance from `best`, the result in double precision."""
     if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
         return slack

@@ -23,17 +23,19 @@ from localtensor.errors import ComplexNotGathered
 from localtensor.layout.reductions import PremulSum, ReductionOp, divide, fold
 from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives
 from localtensor.lockstep.comms.autograd import CollectiveCall, apply_linear, apply_linear_to_lists, select_tensors
-from localtensor.lockstep.comms.collectives import StackedValue
+from localtensor.lockstep.comms.collectives import Sizes, StackedValue
+from localtensor.lockstep.comms.process_groups import Groups
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, split_by_size
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.mode import current_mode
 from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.partition import Array
 from localtensor.lockstep.values.rank_int import on_rank, rank_int
 
 _LINEAR = ("sum", "avg")
 
 
-def all_reduce(x: Tensor, op: Any = "sum", group: Any = None) -> LocalTensor:
+def all_reduce(x: Tensor, op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of each group's tensors, on every rank; `op` is a name, a `PremulSum` or a ReduceOp.
 
     >>> from localtensor import LocalTensorMode, rank_map
@@ -45,23 +47,23 @@ def all_reduce(x: Tensor, op: Any = "sum", group: Any = None) -> LocalTensor:
       ranks 2, 3: tensor(3))
     """
     call = _checked_call("all_reduce", group, [x], op)
-    family, op = call.family, call.op
-    if _is_linear(op) or not call.wants_gradient(x):
-        done = lambda value: collectives.all_reduce(value, family, op)  # noqa: E731
+    family, by = call.family, call.op
+    if _is_linear(by) or not call.wants_gradient(x):
+        done = lambda value: collectives.all_reduce(value, family, by)  # noqa: E731
         return apply_linear(call, x, done, done)
-    found = [fold(_all_gather(call.over(part), x).unbind(0), op) for part in split_by_size(family)]
+    found = [fold(_all_gather(call.over(part), x).unbind(0), by) for part in split_by_size(family)]
     number = _part_numbers(family)
     return select_tensors(call, [*found, x], np.where(number < 0, len(found), number))  # ranks in no group keep theirs
 
 
-def reduce(x: Tensor, root: int, op: Any = "sum", group: Any = None) -> LocalTensor:
+def reduce(x: Tensor, root: int, op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of each group's tensors, on its root; other ranks hold their own tensors."""
     call = _checked_call("reduce", group, [x], op, root)
     number = np.where(call.family.position == root, 0, 1)
     return select_tensors(call, [all_reduce(x, call.op, call.family), x], number)
 
 
-def broadcast(x: Tensor, root: int, group: Any = None) -> LocalTensor:
+def broadcast(x: Tensor, root: int, group: Groups = None) -> LocalTensor:
     """The tensor of each group's root, on every rank."""
     call = _checked_call("broadcast", group, [x], root=root)
     family = call.family
@@ -74,12 +76,12 @@ def broadcast(x: Tensor, root: int, group: Any = None) -> LocalTensor:
     return apply_linear(call, x, lambda value: collectives.broadcast(value, family, root), to_root)
 
 
-def all_gather(x: Tensor, group: Any = None) -> list[Any]:
+def all_gather(x: Tensor, group: Groups = None) -> list[Any]:
     """The tensors of each group, on every rank: one LocalTensor for each position."""
     return [row.clone() for row in _all_gather(_checked_call("all_gather", group, [x]), x).unbind(0)]
 
 
-def all_gather_into_tensor(x: Tensor, group: Any = None, dim: int = 0) -> LocalTensor:
+def all_gather_into_tensor(x: Tensor, group: Groups = None, dim: int = 0) -> LocalTensor:
     """The tensors of each group, concatenated along `dim`, on every rank."""
     name = "all_gather_into_tensor"
     call = _checked_call(name, group, [x])
@@ -92,7 +94,7 @@ def all_gather_into_tensor(x: Tensor, group: Any = None, dim: int = 0) -> LocalT
     return apply_linear(call, x, done, lambda value: _reduce_scatter_dim(value, family, "sum", dim))
 
 
-def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
+def gather(x: Tensor, root: int, group: Groups = None) -> list[Any]:
     """The tensors of each group, on its root alone: one LocalTensor for each position."""
     call = _checked_call("gather", group, [x], root=root)
     family = call.family
@@ -106,7 +108,7 @@ def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
     return [row.clone() for row in whole.unbind(0)]
 
 
-def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> LocalTensor:
+def scatter(pieces: Sequence[Tensor] | None, root: int, group: Groups = None) -> LocalTensor:
     """The tensor at each rank's position in its root's list; other ranks need not hold the list."""
     pieces = list(pieces or ())
     call = _checked_call("scatter", group, pieces, root=root)
@@ -119,7 +121,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> Lo
     return select_tensors(call, pieces, number, np.where(number >= 0, roots[call.family.index], 0))
 
 
-def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None) -> LocalTensor:
+def reduce_scatter(pieces: Sequence[Tensor], op: checks.AnyOp = "sum", group: Groups = None) -> LocalTensor:
     """The reduction of the tensors at each rank's position in all lists of its group."""
     call = _checked_call("reduce_scatter", group, pieces, op)
     with plain_dispatch():
@@ -128,28 +130,28 @@ def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None)
     return select_tensors(call, [all_reduce(x, call.op, call.family) for x in pieces], call.family.position)
 
 
-def reduce_scatter_tensor(x: Tensor, op: Any = "sum", group: Any = None, dim: int = 0) -> LocalTensor:
+def reduce_scatter_tensor(x: Tensor, op: checks.AnyOp = "sum", group: Groups = None, dim: int = 0) -> LocalTensor:
     """Each rank's piece, of equal ones along `dim`, of the reduction of its group's tensors."""
     name = "reduce_scatter_tensor"
     call = _checked_call(name, group, [x], op)
-    family, op = call.family, call.op
-    _check_even(name, call, x, dim, op)
-    if _is_linear(op) or not call.wants_gradient(x):
+    family, by = call.family, call.op
+    _check_even(name, call, x, dim, by)
+    if _is_linear(by) or not call.wants_gradient(x):
         return apply_linear(
             call,
             x,
-            lambda value: _reduce_scatter_dim(value, family, op, dim),
-            lambda value: collectives.merge_rows(collectives.all_gather(_weighted(value, family, op), family), dim),
+            lambda value: _reduce_scatter_dim(value, family, by, dim),
+            lambda value: collectives.merge_rows(collectives.all_gather(_weighted(value, family, by), family), dim),
         )
     x, found = x.movedim(dim, 0).contiguous(), []
     for part in split_by_size(family):
         mine = _all_to_all_single(call.over(part), x, None, None)
-        found.append(fold(mine.unflatten(0, (len(part.groups[0]), -1)).unbind(0), op))
+        found.append(fold(mine.unflatten(0, (len(part.groups[0]), -1)).unbind(0), by))
     done: LocalTensor = select_tensors(call, found, _part_numbers(family)).movedim(0, dim).contiguous()  # type: ignore[assignment]
     return done
 
 
-def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]:
+def all_to_all(pieces: Sequence[Tensor], group: Groups = None) -> list[LocalTensor]:
     """Position j gets as its i-th tensor the j-th of position i."""
     call = _checked_call("all_to_all", group, pieces)
 
@@ -161,7 +163,10 @@ def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]
 
 
 def all_to_all_single(
-    x: Tensor, group: Any = None, input_splits: Sequence[Any] | None = None, output_splits: Sequence[Any] | None = None
+    x: Tensor,
+    group: Groups = None,
+    input_splits: Sequence[Any] | None = None,
+    output_splits: Sequence[Any] | None = None,
 ) -> LocalTensor:
     """The pieces along dim 0 that each rank's group has for it, concatenated in group order.
 
@@ -175,7 +180,7 @@ def all_to_all_single(
     return _all_to_all_single(call, x, sent, got)
 
 
-def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalTensor:
+def permute(x: Tensor, destinations: Sequence[int], group: Groups = None) -> LocalTensor:
     """The rank at position destinations[i] holds the tensor of position i."""
     call = _checked_call("permute", group, [x])
     family, order = call.family, [int(place) for place in destinations]
@@ -194,7 +199,7 @@ def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalT
     )
 
 
-def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = None) -> LocalTensor:
+def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Groups = None) -> LocalTensor:
     """Shards of `gather_dim` become shards of `shard_dim`."""
     call = _checked_call("shard_dim_alltoall", group, [x])
     family = call.family
@@ -206,7 +211,7 @@ def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = 
     )
 
 
-def barrier(group: Any = None) -> None:
+def barrier(group: Groups = None) -> None:
     """Check the group and return: in one control flow all ranks have arrived."""
     CollectiveCall(current_mode("barrier"), "barrier", group)
 
@@ -215,7 +220,7 @@ def barrier(group: Any = None) -> None:
 
 
 def _checked_call(
-    name: str, group: Any, tensors: Sequence[Tensor], op: Any = None, root: int | None = None
+    name: str, group: Groups, tensors: Sequence[Tensor], op: checks.AnyOp | None = None, root: int | None = None
 ) -> CollectiveCall:
     found = next((x._mode for x in tensors if isinstance(x, LocalTensor)), None)
     call = CollectiveCall(found if found is not None else current_mode(name), name, group, op, root)
@@ -243,7 +248,7 @@ def _reduce_scatter_dim(value: StackedValue, family: GroupFamily, op: ReductionO
     return collectives.make_contiguous(collectives.move_dim(found, 0, dim))
 
 
-def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Any, got: Any) -> LocalTensor:
+def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Sizes, got: Sizes) -> LocalTensor:
     family = call.family
     return apply_linear(
         call,
@@ -253,7 +258,7 @@ def _all_to_all_single(call: CollectiveCall, x: Tensor, sent: Any, got: Any) -> 
     )
 
 
-def _part_numbers(family: GroupFamily) -> Any:
+def _part_numbers(family: GroupFamily) -> Array:
     """For each rank, the number of its part in `split_by_size(family)`: int64 of shape [world], -1 in no group."""
     number = np.full(family.world, -1)
     for index, part in enumerate(split_by_size(family)):

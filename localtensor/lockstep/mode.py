@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor import errors
 from localtensor._util import ambient
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.comms.work import share_memory
@@ -129,7 +130,9 @@ class LocalTensorMode(TorchDispatchMode):
         if left and kind is None:
             raise errors.WorkNotWaited([call for work in left for call in work.calls()])
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type[Tensor]], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
         for each in types:
@@ -140,7 +143,7 @@ class LocalTensorMode(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op on every rank."""
         route = _routes.get(func)
         if route is None:
@@ -230,7 +233,7 @@ class LocalTensorMode(TorchDispatchMode):
                 raise errors.ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
 
 
-def _validated_ranks(ranks: Any) -> tuple[int, ...]:
+def _validated_ranks(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0:
         return tuple(range(ranks))
     found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
@@ -242,7 +245,7 @@ def _validated_ranks(ranks: Any) -> tuple[int, ...]:
 _routes: dict[Any, Any] = {}
 
 
-def _route(func: Any) -> Any:
+def _route(func: OpOverload) -> Fn:
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.name() in _SIZES:

@@ -128,7 +128,7 @@ def _pickle_exception(error: BaseException) -> bytes | None:
 class _ExceptionPickler(pickle.Pickler):
     """Pickles exceptions of classes that cannot be found by name, such as pytest's own, by identity: a fork has them."""
 
-    def persistent_id(self, value: Any) -> tuple[str, int] | None:
+    def persistent_id(self, value: object) -> tuple[str, int] | None:
         if not (isinstance(value, type) and issubclass(value, BaseException)):
             return None
         found: Any = sys.modules.get(value.__module__)
@@ -138,7 +138,7 @@ class _ExceptionPickler(pickle.Pickler):
 
 
 class _ExceptionUnpickler(pickle.Unpickler):
-    def persistent_load(self, mark: Any) -> type[BaseException]:
+    def persistent_load(self, mark: tuple[str, int]) -> type[BaseException]:
         found = [kind for kind in _subclasses(BaseException) if _class_id(kind) == mark]
         if not found:
             raise pickle.UnpicklingError(f"no class {mark[0]} was there before the fork")
@@ -218,7 +218,7 @@ class _ForkedGroup(WorkerGroup):
             warnings.filterwarnings("ignore", ".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
             super().start()
 
-    def context(self) -> Any:
+    def context(self) -> "multiprocessing.context.ForkContext":
         return multiprocessing.get_context("fork")
 
     def task(

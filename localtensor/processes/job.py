@@ -48,7 +48,7 @@ def caller_state(seed: int, device: str | torch.device | None) -> CallerState:
     return CallerState(seed, None if device is None else str(device), dict(os.environ), flags)
 
 
-def run_job(function: bytes | Callable[..., Any], mine: CallerState, *args: Any) -> Any:
+def run_job(function: bytes | Callable[..., Any], mine: CallerState, *args: object) -> object:
     """Run a rank's function (pickled or not) on `args`, and restore this process; returns its result or `FunctionNotFound`."""
     before = _group_state()
     try:
@@ -88,7 +88,7 @@ def _enter_caller_state(mine: CallerState) -> None:
         torch.set_default_device(mine.device)
 
 
-def to_device(value: Any, device: str | torch.device | None) -> Any:
+def to_device(value: object, device: str | torch.device | None) -> Any:
     """A tensor or module on that device; anything else, or None as the device, unchanged."""
     if device is None:
         return value
@@ -106,7 +106,7 @@ class InitProcessGroupStandIn:
         self.store = c10d._get_default_store()
         self.backend, self.rank, self.ranks = dist.get_backend(), dist.get_rank(), dist.get_world_size()
 
-    def __call__(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def __call__(self, original: Callable[..., None], *args: object, **kwargs: object) -> None:
         check_init_arguments(bound_arguments(original, args, kwargs), self.rank, self.ranks)
         implicit, self.implicit = self.implicit and dist.is_initialized(), False
         if implicit:

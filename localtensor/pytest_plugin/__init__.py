@@ -9,7 +9,7 @@ Options and ini settings of the same names are under `pytest --help`.
 """
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -155,7 +155,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Any:
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> object:
     plan = request._pyfuncitem.stash.get(rank_marks.PLAN, None)  # private to pytest: see the list in `fixtures`
     if plan is None:
         return None
@@ -208,7 +208,7 @@ def _ranks(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def _fail_outside(name: str) -> Any:
+def _fail_outside(name: str) -> NoReturn:
     problem = "asked for outside a rank test"
     pytest.fail(f"fixture {name}: {problem}. Mark the test with @pytest.mark.ranks(4).", pytrace=False)
 

@@ -12,7 +12,7 @@ pytest's private parts (for: tried on 9.0, 9.2):
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -113,7 +113,7 @@ def defer_fixture(definition: pytest.FixtureDef[Any], request: Any, *, has_log: 
     raise refusal
 
 
-def _refusal_of(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> str | None:
+def _refusal_of(definition: pytest.FixtureDef[Any], request: pytest.FixtureRequest, *, has_log: bool) -> str | None:
     name = definition.argname
     if name == "comms" and not has_log:
         return "comms: real processes keep no event log. Run this test with --ranks-on threads."
@@ -130,7 +130,7 @@ class RankFixtures:
     """The fixtures of one rank, made in its thread and in pytest's order; torn down in the other order."""
 
     def __init__(
-        self, base: Mapping[str, Callable[[], Any]], instance: Any, run: Await, copied: Callable[[Any], Any]
+        self, base: Mapping[str, Callable[[], Any]], instance: object, run: Await, copied: Callable[[Any], Any]
     ) -> None:
         """`base` makes the per-rank fixtures by name; `copied` copies a value that pytest set up once for this rank."""
         self.instance = instance
@@ -138,7 +138,7 @@ class RankFixtures:
         self._values: dict[DeferredFixture, Any] = {}
         self._finalizers: list[Callable[[], Any]] = []
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         """The value of this rank where pytest has `value`."""
         __tracebackhide__ = True
         if isinstance(value, DeferredFixture):
@@ -213,23 +213,23 @@ class RankRequest:
         return f"<in a rank: {self._request!r}>"
 
 
-def _first_value(made: Any, name: str) -> Any:
+def _first_value(made: Iterator[object], name: str) -> object:
     try:
         return next(made)
     except StopIteration:
         raise ValueError(f"{name} did not yield a value") from None
 
 
-def _finish_generator(made: Any, name: str) -> None:
+def _finish_generator(made: Iterator[object], name: str) -> None:
     for _ in made:
         pytest.fail(f"fixture {name} has more than one 'yield'", pytrace=False)
 
 
-async def _first_async_value(made: Any) -> Any:
+async def _first_async_value(made: AsyncIterator[object]) -> object:
     return await made.__anext__()
 
 
-async def _finish_async_generator(made: Any) -> None:
+async def _finish_async_generator(made: AsyncIterator[object]) -> None:
     async for _ in made:
         pytest.fail("an async fixture has more than one 'yield'", pytrace=False)
 
@@ -244,7 +244,7 @@ class World:
         self._settings = settings
         self._log: Sequence[Call] | str = "world.run was not called yet"
 
-    def run(self, fn: Callable[..., Any], *args: Any, ranks: int | None = None, **overrides: Any) -> "Run":
+    def run(self, fn: Callable[..., Any], *args: object, ranks: int | None = None, **overrides: object) -> "Run":
         """Runs `fn(*args)` on each rank, as `localtensor.run`: on `ranks` ranks, else on those of `--ranks`, else on 2.
 
         `overrides` are keywords of `localtensor.run`: on, schedule, seed, timeout, device, leftovers, share.  Raises
@@ -324,7 +324,7 @@ class Comms(Sequence["Call"]):
         """The bytes of all tensors that the rank passed to its calls."""
         return sum(call.bytes for call in self.calls)
 
-    def count(self, value: Any) -> int:
+    def count(self, value: "str | Call") -> int:
         """The number of calls of a kind, or of occurrences of a Call."""
         return self.kinds.count(value) if isinstance(value, str) else self.calls.count(value)
 
@@ -332,7 +332,7 @@ class Comms(Sequence["Call"]):
     def __getitem__(self, index: int) -> "Call": ...
     @overload
     def __getitem__(self, index: slice) -> "list[Call]": ...
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         return self.calls[index]
 
     def __len__(self) -> int:

@@ -106,12 +106,12 @@ class RankTest:
 
     def _on_ranks(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def on_ranks(*args: Any, **kwargs: Any) -> Any:
+        def on_ranks(*args: object, **kwargs: object) -> object:
             return self._run(function, args, kwargs)
 
         return on_ranks
 
-    def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
         """Runs the test under each schedule.  Raises the test's exception under the first that it fails under."""
         texts = schedule_texts(self.plan)
         drawn: dict[int, list[tuple[str, Any]]] = {}

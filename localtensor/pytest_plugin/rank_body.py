@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -34,6 +34,8 @@ from localtensor.errors.programs import RankRaised
 from localtensor.pytest_plugin.fixtures import Comms, RankFixtures
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.threads.run_token import Abort
+
+T = TypeVar("T")
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _SETTINGS = "_hypothesis_internal_use_settings"
@@ -66,7 +68,7 @@ class RankData:
     def __init__(self, data: Any, drawn: list[tuple[str, Any]]) -> None:
         self._data, self._drawn, self._count = data, drawn, 0
 
-    def draw(self, strategy: Any, label: Any = None) -> Any:
+    def draw(self, strategy: object, label: object = None) -> Any:
         """As Hypothesis' own `draw`.  Fails if ranks draw from different strategies."""
         if self._count == len(self._drawn):
             self._drawn.append((_strategy_text(strategy), self._data.draw(strategy, label)))
@@ -83,7 +85,7 @@ class RankData:
         return repr(self._data)
 
 
-def shared_draws(value: Any, drawn: dict[int, list[tuple[str, Any]]]) -> Any:
+def shared_draws(value: object, drawn: dict[int, list[tuple[str, Any]]]) -> object:
     """A `RankData` for Hypothesis' `data()`, any other value itself; `drawn`: the values of this example, by data object."""
     kind = getattr(sys.modules.get("hypothesis.strategies"), "DataObject", None)
     return RankData(value, drawn.setdefault(id(value), [])) if kind is not None and isinstance(value, kind) else value
@@ -160,7 +162,7 @@ class RankBody:
     failed: dict[int, BaseException] = field(default_factory=dict)  # failed with fixtures left to tear down
     done: set[int] = field(default_factory=set)
 
-    def live(self, rank: int) -> Any:
+    def live(self, rank: int) -> object:
         """Runs one rank: its fixtures, the body, and the teardown of the fixtures."""
         copies: dict[int, Any] = {}  # one memo for all values, so that an optimizer keeps the weights of its model
         own = _own_instance(self.item.instance, copies)
@@ -188,13 +190,13 @@ class RankBody:
             raise failure
         return value
 
-    def _body(self, own: Any, fixtures: RankFixtures, loop: RankEventLoop) -> Any:
+    def _body(self, own: object, fixtures: RankFixtures, loop: RankEventLoop) -> object:
         item = self.item
         for name in item.fixturenames:  # in pytest's order, also those that are no argument
             fixtures.of(item.funcargs.get(name))
         shared = item.instance
 
-        def own_value(value: Any) -> Any:
+        def own_value(value: object) -> object:
             return own if value is shared and shared is not None else shared_draws(fixtures.of(value), self.drawn)
 
         args, kwargs = map(own_value, self.args), {name: own_value(value) for name, value in self.kwargs.items()}
@@ -233,7 +235,7 @@ class RankBody:
         return cause
 
 
-def copy_for_rank(value: Any, copies: dict[int, Any]) -> Any:
+def copy_for_rank(value: T, copies: dict[int, Any]) -> T:
     """A rank's copy of a tensor, a module, an optimizer, or a tuple with such; any other value itself.
 
     Lists and dicts are shared, whatever they hold, since tests collect results in them.  So are objects that cannot be
@@ -255,7 +257,7 @@ def _to_copy(value: object) -> bool:
     return isinstance(value, _COPIED) or (isinstance(value, tuple) and any(map(_to_copy, value)))
 
 
-def _own_instance(instance: Any, copies: dict[int, Any]) -> Any:
+def _own_instance(instance: T, copies: dict[int, Any]) -> T:
     """The rank's copy of the object whose method the test is."""
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():

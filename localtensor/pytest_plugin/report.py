@@ -47,7 +47,7 @@ def _rendered_text(failure: RankTestFailure) -> str | None:
     return by_rank.get(failure.fault.raised[0].rank)
 
 
-def _with_rendered_text(longrepr: Any, rendered: str) -> Any:
+def _with_rendered_text(longrepr: object, rendered: str) -> ExceptionChainRepr | str:
     """The report with the text of the process, which had the source of its lines."""
     if not isinstance(longrepr, ExceptionChainRepr):
         return rendered

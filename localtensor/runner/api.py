@@ -46,7 +46,7 @@ class Run(Sequence[Any]):
     def __getitem__(self, rank: int) -> Any: ...
     @overload
     def __getitem__(self, rank: slice) -> tuple[Any, ...]: ...
-    def __getitem__(self, rank: Any) -> Any:
+    def __getitem__(self, rank: int | slice) -> Any:
         return self.values[rank]
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Run(Sequence[Any]):
 
 def run(
     fn: Callable[..., Any],
-    *args: Any,
+    *args: object,
     ranks: int,
     on: str = "threads",
     schedule: Schedule | str | None = None,
@@ -102,7 +102,7 @@ def run(
         return Run(run_in_processes(fn, pieces, on, seed, timeout_limit(timeout), device))
     schedule = replay(schedule) if isinstance(schedule, str) else schedule or round_robin()
 
-    def body(rank: int) -> Any:
+    def body(rank: int) -> object:
         if device is not None:
             torch.set_default_device(device)
         return fn(*pieces[rank])
@@ -121,7 +121,7 @@ def timeout_limit(timeout: float | None) -> float | None:
 
 
 def _check(
-    fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object, share: object
+    fn: object, args: Sequence[Any], ranks: object, on: object, timeout: Any, leftovers: object, share: object
 ) -> None:
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
@@ -173,7 +173,7 @@ def arguments_of_ranks(
     ]
 
 
-def _own_argument(name: str, value: Any, rank: int, device: str | torch.device | None) -> Any:
+def _own_argument(name: str, value: object, rank: int, device: str | torch.device | None) -> object:
     if type(value) is list:
         value = value[rank]
     elif hasattr(value, "__localtensor_on__"):

@@ -35,7 +35,7 @@ def assert_same(sim: Sequence[Any], real: Sequence[Any], *, rtol: float = 0, ato
         raise AssertionError(_report(found, len(sim)))
 
 
-def _check(sim: Any, real: Any, rtol: float, atol: float) -> None:
+def _check(sim: Sequence[object], real: Sequence[object], rtol: float, atol: float) -> None:
     for name, run in (("first", sim), ("second", real)):
         by_rank = isinstance(run, Sequence) and not isinstance(run, str)
         if not by_rank:
@@ -46,7 +46,7 @@ def _check(sim: Any, real: Any, rtol: float, atol: float) -> None:
         raise AssertionError(f"the first run has {len(sim)} ranks, and the second {len(real)}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """The value in plain containers, with the local part of a DTensor and the state of a module."""
     if isinstance(value, torch.nn.Module):
         return _plain(value.state_dict())

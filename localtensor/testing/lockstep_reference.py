@@ -6,20 +6,23 @@ memory, and calls the op as that rank's process would.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from localtensor._util.call_sites import Args, Fn, Kwargs
 from localtensor.collectives.compare import difference_text, short_text
 from localtensor.lockstep.dispatch.execute import equal_or_nan
 from localtensor.lockstep.mode import LocalTensorMode, current_mode
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks
+
+T = TypeVar("T")
 
 NOISE_DRAWS = 16
 
@@ -50,7 +53,7 @@ class LockstepDifference:
         return f"rank {self.rank}, {self.place}: {self.what}: {values}{far and ', '}{far}"
 
 
-def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def check_op(op: Callable[..., T], *args: object, **kwargs: object) -> T:
     """The result of the op in lockstep, after a check that each rank alone gets the same.
 
     Compared are values, bit for bit or, of floating point, within the measured `envelope` of the op; shapes, strides
@@ -76,7 +79,7 @@ def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, RankOutcome]:
+def rank_by_rank(op: Fn, *args: object, **kwargs: object) -> dict[int, RankOutcome]:
     """The outcome of the op on each rank that holds all operands, by a plain loop; the operands are not changed.
 
     >>> from localtensor import LocalTensorMode, rank_map
@@ -89,7 +92,7 @@ def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int,
     return {rank: _run_alone(mode, op, args, kwargs, rank) for rank in sorted(held)}
 
 
-def _run_alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any, rank: int) -> RankOutcome:
+def _run_alone(mode: LocalTensorMode, op: Fn, args: Args, kwargs: Kwargs, rank: int) -> RankOutcome:
     with mode.disable():
         blocks: dict[Any, Tensor] = {}
         mine, named = rank_copy(args, rank, blocks), rank_copy(kwargs, rank, blocks)
@@ -104,7 +107,7 @@ def _run_alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs:
             stream.generator.set_state(before)
 
 
-def rank_copy(value: Any, rank: int, blocks: dict[Any, Tensor]) -> Any:
+def rank_copy(value: object, rank: int, blocks: dict[Any, Tensor]) -> Any:
     """A rank's value in private copies, which share memory where its tensors do."""
     if isinstance(value, Tensor):
         if id(value) not in blocks:  # a tensor passed twice stays one tensor
@@ -150,7 +153,7 @@ def _strided_copy(x: Tensor) -> Tensor:
 
 
 def differences_from_reference(
-    twin: Mapping[int, RankOutcome], result: Any, args: Any = None, kwargs: Any = None
+    twin: Mapping[int, RankOutcome], result: object, args: Args | None = None, kwargs: Kwargs | None = None
 ) -> list[LockstepDifference]:
     """The differences of lockstep from the reference: in the result, and in the arguments after the call.
 
@@ -161,7 +164,9 @@ def differences_from_reference(
         return list(_differences(twin, result, args, kwargs or {}))
 
 
-def _differences(twin: Mapping[int, RankOutcome], result: Any, args: Any, kwargs: Any) -> Iterator[LockstepDifference]:
+def _differences(
+    twin: Mapping[int, RankOutcome], result: object, args: Args | None, kwargs: Kwargs
+) -> Iterator[LockstepDifference]:
     for rank, alone in twin.items():
         if alone.error is not None:
             raise alone.error
@@ -176,13 +181,13 @@ def _differences(twin: Mapping[int, RankOutcome], result: Any, args: Any, kwargs
             yield LockstepDifference(rank, "result", "identity", mine, theirs)
 
 
-def _returned_arguments(result: Any, args: Any, kwargs: Any) -> list[int]:
+def _returned_arguments(result: object, args: Args, kwargs: Kwargs) -> list[int]:
     """For each tensor of the result, the index of the argument that it is, or -1."""
     given = [id(x) for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
     return [given.index(id(x)) if id(x) in given else -1 for x in leaves(result) if isinstance(x, Tensor)]
 
 
-def value_differences(rank: int, place: str, mine: Any, alone: Any) -> Iterator[LockstepDifference]:
+def value_differences(rank: int, place: str, mine: object, alone: object) -> Iterator[LockstepDifference]:
     """The differences of a value in lockstep from the value of one rank."""
     if isinstance(mine, LocalTensor):
         mine = mine.__localtensor_on__(rank)
@@ -242,7 +247,7 @@ def _comparable(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() and x.element_size() < 4 else x
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
     """The leaves of nested lists, tuples and dicts."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -263,7 +268,7 @@ def within_envelope(difference: LockstepDifference, envelope_size: float) -> boo
     return bool(_apart(mine, alone) <= envelope_size)
 
 
-def envelope(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+def envelope(op: Fn, args: Args, kwargs: Kwargs) -> float:
     """The measured rounding error of the op for plain arguments, which are not changed.
 
     It is the larger of two numbers: the change of the results when arguments move by one unit in the last place with
@@ -277,7 +282,7 @@ def envelope(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         return envelope_size
 
 
-def _envelope(op: Callable[..., Any], args: Any, kwargs: Any) -> float:
+def _envelope(op: Fn, args: Args, kwargs: Kwargs) -> float:
     results, given, left = _outcome(op, args, kwargs, lambda x: x)
     written = [not same_to_the_bit(one, other) for one, other in zip(given, left, strict=True)]
     before = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
@@ -294,12 +299,10 @@ def _envelope(op: Callable[..., Any], args: Any, kwargs: Any) -> float:
         return envelope_size
 
 
-def _outcome(
-    op: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]
-) -> tuple[list[Tensor], ...]:
+def _outcome(op: Fn, args: Args, kwargs: Kwargs, change: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], ...]:
     """The op's results for changed arguments, these arguments before the call, and after it."""
 
-    def changed(value: Any) -> Any:
+    def changed(value: object) -> Any:
         if isinstance(value, Tensor):
             copy = _strided_copy(value) if value.layout is torch.strided else value.clone()
             return change(copy) if value.is_floating_point() or value.is_complex() else copy
@@ -315,7 +318,7 @@ def _outcome(
     return _floating_tensors(result), given, _floating_tensors(mine)
 
 
-def _in_single_precision(value: Any) -> Any:
+def _in_single_precision(value: object) -> Any:
     if isinstance(value, Tensor):
         return value if value.is_floating_point() or value.is_complex() else value.float()
     if isinstance(value, dict):
@@ -323,7 +326,7 @@ def _in_single_precision(value: Any) -> Any:
     return type(value)([_in_single_precision(one) for one in value]) if isinstance(value, list | tuple) else value
 
 
-def _floating_tensors(value: Any) -> list[Tensor]:
+def _floating_tensors(value: object) -> list[Tensor]:
     """The floating-point and complex tensors of a value."""
     found = [x for x in leaves(value) if isinstance(x, Tensor)]
     return [x for x in found if x.is_floating_point() or x.is_complex()]

@@ -31,7 +31,7 @@ class RankThreads:
     """
 
     def __init_subclass__(
-        cls, rank_schedule: str = "round_robin", rank_seed: int = 0, rank_timeout: float = TIMEOUT, **kwargs: Any
+        cls, rank_schedule: str = "round_robin", rank_seed: int = 0, rank_timeout: float = TIMEOUT, **kwargs: object
     ) -> None:
         super().__init_subclass__(**kwargs)
         if is_suite(cls):
@@ -42,14 +42,16 @@ class RankThreads:
 def on_rank_threads(cls: _Class) -> _Class: ...
 @overload
 def on_rank_threads(*, schedule: str = ..., seed: int = ..., timeout: float = ...) -> Callable[[_Class], _Class]: ...
-def on_rank_threads(cls: Any = None, *, schedule: str = "round_robin", seed: int = 0, timeout: float = TIMEOUT) -> Any:
+def on_rank_threads(
+    cls: object = None, *, schedule: str = "round_robin", seed: int = 0, timeout: float = TIMEOUT
+) -> Any:
     """A class decorator: the tests of the class run on rank threads.
 
     `schedule` is a text as after `Replay:` in a failure; `timeout` is in seconds for a test, 0 for no limit.  Raises
     `NotASuite` for a class over none of torch's bases, `NoTime` for an invalid limit.
     """
 
-    def decorate(cls: Any) -> Any:
+    def decorate(cls: object) -> Any:
         replace_methods(cls, SuiteOptions(schedule, seed, limit_from_environment(timeout)))
         return cls
 

@@ -5,7 +5,7 @@ writing either buffer, is a race, even if the result is right this time.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util.call_sites import place_of_frame
+from localtensor._util.call_sites import Args, Fn, Kwargs, place_of_frame
 from localtensor.collectives.rendezvous import Ticket
 from localtensor.errors import BufferReused, ReadBeforeWait
 from localtensor.threads.simulation import Simulation
@@ -88,7 +88,9 @@ class BufferWatch(TorchDispatchMode):
         for ticket in list(self._inputs):
             self.end(ticket)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE_KEY) is not None:  # shape propagation: no data is read
             return func(*args, **kwargs)
@@ -185,7 +187,9 @@ class _ReaderWatch(TorchFunctionMode):
         super().__init__()
         self._watch = watch
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Fn, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if func in _UNDISPATCHED_READERS:
             self._watch.check_read(f"Tensor.{func.__name__}", args[0])
         return func(*args, **(kwargs or {}))

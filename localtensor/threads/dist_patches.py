@@ -24,7 +24,7 @@ from localtensor.threads import rank_world
 FAKE = "fake"  # torch's backend that does nothing; used as it is
 
 
-def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def _init_process_group(original: Callable[..., None], *args: object, **kwargs: object) -> None:
     world = rank_world.world_now()
     if world is None:
         return original(*args, **kwargs)
@@ -49,7 +49,7 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     return None
 
 
-def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _split_group(original: Callable[..., Any], *args: object, **kwargs: object) -> object:
     """Each rank gets the group of its split.  torch itself splits only NCCL's communicators."""
     world = rank_world.world_now()
     if world is None:
@@ -69,7 +69,7 @@ def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return None
 
 
-def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: object) -> object:
     """Every group is made here, and becomes a simulated one; ranks that disagree about it raise `GroupMismatch`."""
     world = rank_world.world_now()
     if world is None:
@@ -94,8 +94,8 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def _without_wrapper_group(
-    original: Callable[..., Any], wrapped_pg: torch.distributed.ProcessGroup, *args: Any, **kwargs: Any
-) -> Any:
+    original: Callable[..., Any], wrapped_pg: torch.distributed.ProcessGroup, *args: object, **kwargs: object
+) -> object:
     """No wrapper group: with TORCH_DISTRIBUTED_DEBUG=DETAIL torch would compare the ranks' calls, which we do anyway."""
     return original(wrapped_pg, *args, **kwargs) if rank_world.world_now() is None else wrapped_pg
 
@@ -124,7 +124,7 @@ def _declare_group(world: rank_world.RankWorld, name: str, ranks: tuple[int, ...
     return simulation.groups.setdefault(key, Group(name, ranks))
 
 
-def _create_backend(options: Any, backend_options: Any = None) -> Any:
+def _create_backend(options: c10d._DistributedBackendOptions, backend_options: object = None) -> object:
     """The constructor of the registered backend: an idle backend under the simulated process group."""
     if rank_world.world_now() is None:
         problem = "this backend lives inside a simulation only"

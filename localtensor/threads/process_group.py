@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from localtensor._util.call_sites import handled_exception, origin
-from localtensor.collectives.argument_checks import check_message, check_rank_arguments, flat_tensors
+from localtensor.collectives.argument_checks import Reads, check_message, check_rank_arguments, flat_tensors
 from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp, completed_work
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
@@ -115,7 +115,7 @@ class _WaitingFuture(torch.futures.Future):
             self.settle()
         return super().done()
 
-    def then(self, callback: Callable[..., Any]) -> Any:
+    def then(self, callback: Callable[..., Any]) -> torch.futures.Future[Any]:
         self.settle()
         return super().then(callback)
 
@@ -165,7 +165,7 @@ class Kernels:
         _synchronize(device)
         return part, returns_work
 
-    def collective(self, op: CollectiveOp, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> Any:
+    def collective(self, op: CollectiveOp, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> object:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.rank()
@@ -240,12 +240,12 @@ class Kernels:
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
             _synchronize(buffers[0].device if buffers else None)
 
-    def _returned(self, op: CollectiveOp, arguments: Sequence[Any], work: object) -> Any:
+    def _returned(self, op: CollectiveOp, arguments: Sequence[Any], work: object) -> object:
         if op.kind == "monitored_barrier":
             return None
         return work if op.returns is None else (arguments[op.returns], work)
 
-    def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> Any:
+    def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> object:
         """Post a send or receive; returns its Work."""
         simulation = self.simulation
         rank = simulation.rank()
@@ -299,9 +299,9 @@ def _to_one_device(parts: Sequence[Contribution]) -> Sequence[Contribution]:
     return parts
 
 
-def _to_device(reads: Any, device: torch.device | None) -> Any:
+def _to_device(reads: Reads, device: torch.device | None) -> Reads:
     return reads.to(device) if isinstance(reads, Tensor) else [_to_device(each, device) for each in reads]
 
 
-def _copied(reads: Any) -> Any:
+def _copied(reads: Reads) -> Reads:
     return reads.detach().clone() if isinstance(reads, Tensor) else [_copied(each) for each in reads]

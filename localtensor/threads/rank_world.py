@@ -152,15 +152,15 @@ def clear_sharding_cache() -> None:
         clear()
 
 
-def _wait_all_settled(original: Callable[..., Any], futures: Sequence[Any]) -> Any:
+def _wait_all_settled(original: Callable[..., Any], futures: Sequence[Any]) -> object:
     for future in futures:
         _settle(future)
     return original(futures)
 
 
-def _register_hook(original: Callable[..., Any], reducer: object, state: object, hook: Callable[..., Any]) -> Any:
+def _register_hook(original: Callable[..., Any], reducer: object, state: object, hook: Callable[..., Any]) -> object:
     @functools.wraps(hook)
-    def settled(*args: Any) -> Any:
+    def settled(*args: object) -> object:
         future = hook(*args)
         _settle(future)
         return future
@@ -187,7 +187,7 @@ def _without_compiling() -> Iterator[None]:
                 forced = True
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
 
-        def compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def compiling(original: Callable[..., Any], *args: object, **kwargs: object) -> object:
             compiled = original(*args, **kwargs)
             force()
             return compiled
@@ -202,7 +202,7 @@ def _without_compiling() -> Iterator[None]:
 def _one_profiler() -> Iterator[None]:
     owners: dict[Any, int] = {}
 
-    def start(original: Callable[..., Any], self: Any) -> Any:
+    def start(original: Callable[..., Any], self: object) -> object:
         rank = running().rank()  # type: ignore[union-attr]
         others = set(owners.values()) - {rank}
         if others:
@@ -211,7 +211,7 @@ def _one_profiler() -> Iterator[None]:
         owners[self] = rank
         return original(self)
 
-    def leave(original: Callable[..., Any], self: Any, *exc: Any) -> Any:
+    def leave(original: Callable[..., Any], self: object, *exc: object) -> object:
         owners.pop(self, None)
         return original(self, *exc)
 

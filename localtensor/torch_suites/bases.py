@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from torch.testing._internal import common_distributed
 
@@ -37,7 +36,7 @@ class NotASuite(Refusal):
         super().__init__("on_rank_threads", "cls", shown, problem, f"Use one of {names}.")
 
 
-def replace_methods(cls: Any, how: SuiteOptions) -> None:
+def replace_methods(cls: object, how: SuiteOptions) -> None:
     """Makes the class run on rank threads; methods that it or a class below torch's base overrides stay.
 
     Raises `NotASuite` if it is no subclass of torch's bases.

@@ -45,7 +45,7 @@ class _ResultQueue:
     def __init__(self) -> None:
         self.skip: unittest.SkipTest | None = None
 
-    def put(self, result: Any) -> None:
+    def put(self, result: object) -> None:
         if isinstance(result, unittest.SkipTest):
             self.skip = result
         elif isinstance(result, BaseException):
@@ -78,9 +78,9 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
         with tempfile.NamedTemporaryFile(delete=False) as file:
             cls.rdvz_file = file.name
 
-    def _worker_run_main_wait(self: Any, fn: Callable[..., Any]) -> Any:
+    def _worker_run_main_wait(self: common_distributed.MultiProcContinuousTest, fn: Callable[..., Any]) -> object:
         @wraps(fn)
-        def wrapper(self: Any) -> None:
+        def wrapper(self: common_distributed.MultiProcContinuousTest) -> None:
             __tracebackhide__ = True
             if self.rank == self.MAIN_PROCESS_RANK:
                 raise_outcome(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how))

@@ -64,7 +64,7 @@ class RankProcess:
     def is_alive(self) -> bool:
         return False
 
-    def send(self, text: Any) -> None:
+    def send(self, text: object) -> None:
         """Stores the text of an exception: the object is also the pipe to the process, which torch writes and reads."""
         self.text = str(text)
 
@@ -103,7 +103,7 @@ def _own_pid(original: Callable[..., int]) -> int:
 def _ending(code_of: Callable[..., int]) -> Callable[..., Any]:
     """A wrapper of a call that ends the process: a rank ends with the exit code of its arguments instead."""
 
-    def end(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def end(original: Callable[..., Any], *args: object, **kwargs: object) -> object:
         if is_rank():
             raise RankKilled(code_of(*args, **kwargs))
         return original(*args, **kwargs)
@@ -111,13 +111,13 @@ def _ending(code_of: Callable[..., int]) -> Callable[..., Any]:
     return end
 
 
-def _kill_rank(original: Callable[..., Any], pid: int, number: int) -> Any:
+def _kill_rank(original: Callable[..., Any], pid: int, number: int) -> object:
     if pid == os.getpid() and number and is_rank():
         raise RankKilled(-int(number))
     return original(pid, number)
 
 
-def _sleep_rank(original: Callable[..., Any], seconds: float) -> Any:
+def _sleep_rank(original: Callable[..., Any], seconds: float) -> None:
     original(seconds)
     step_aside()
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from localtensor._util.ambient import running, simulation_of_this_rank
+from localtensor._util.call_sites import Fn
 from localtensor._util.patching import replaced, wrapped
 from localtensor.threads.state.shared_propagation import is_importing_module
 
@@ -53,8 +54,8 @@ def step_aside() -> bool:
     return True
 
 
-def _polling(name: str) -> Callable[..., Any]:
-    def wait_in_turns(original: Callable[..., Any], self: Any, keys: Any, *rest: Any, **options: Any) -> Any:
+def _polling(name: str) -> Fn:
+    def wait_in_turns(original: Fn, self: Any, keys: str | list[str], *rest: object, **options: object) -> object:
         limits = [value for value in (*rest, *options.values()) if isinstance(value, timedelta)]
         limit = limits[0] if limits and name == "wait" else self.timeout
         end = time.monotonic() + limit.total_seconds()
@@ -74,7 +75,7 @@ def _has_keys(store: dist.Store, name: str, keys: Any) -> bool:
     return bool(store.check([keys] if isinstance(keys, str) else list(keys)))
 
 
-def _time_out(original: Callable[..., Any], store: Any, name: str, keys: Any) -> Any:
+def _time_out(original: Fn, store: Any, name: str, keys: str | list[str]) -> object:
     """Raises torch's own timeout error for a missing key, without waiting again."""
     if name == "wait":
         return original(store, keys, SHORT_TIMEOUT)
@@ -86,8 +87,8 @@ def _time_out(original: Callable[..., Any], store: Any, name: str, keys: Any) ->
         store.set_timeout(before)
 
 
-def _server_init(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+def _server_init(original: Fn) -> Fn:
+    def make(self: dist.TCPStore, *args: object, **kwargs: object) -> None:
         """Makes the store; a server does not wait for its clients, which may be ranks that have yet to run."""
         if is_rank():
             if len(args) > 5:
@@ -116,20 +117,18 @@ class _Registrations:
     def __init__(self) -> None:
         self.namespaces: set[str] = set()
         self.defined: dict[tuple[str, str], set[int]] = {}  # ranks that hold it now
-        self.kernels: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
+        self.kernels: dict[tuple[str, ...], dict[int, Fn]] = {}
         self.libraries: dict[int, torch.library.Library] = {}
 
     def begin(
-        self, original: Callable[..., None], lib: torch.library.Library, ns: str, kind: str, *args: Any, **kwargs: Any
+        self, original: Fn, lib: torch.library.Library, ns: str, kind: str, *args: object, **kwargs: object
     ) -> None:
         if kind == "DEF" and _is_tests_own(ns):
             kind = "FRAGMENT" if ns in self.namespaces else kind
             self.namespaces.add(ns)
         original(lib, ns, kind, *args, **kwargs)
 
-    def define(
-        self, original: Callable[..., Any], lib: torch.library.Library, schema: str, *args: Any, **kwargs: Any
-    ) -> Any:
+    def define(self, original: Fn, lib: torch.library.Library, schema: str, *args: object, **kwargs: object) -> object:
         if not _is_tests_own(lib.ns):
             return original(lib, schema, *args, **kwargs)
         known = self.defined.get((lib.ns, schema))
@@ -142,26 +141,26 @@ class _Registrations:
         return answer
 
     def impl(
-        self, original: Callable[..., Any], lib: torch.library.Library, op: Any, fn: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Fn, lib: torch.library.Library, op: object, fn: Fn, *args: object, **kwargs: object
+    ) -> object:
         place = (lib.ns, "impl", str(op), *map(str, args), *map(str, kwargs.items()))
         return self._kernel(original, lib, place, op, fn, *args, **kwargs)
 
     def fake(
-        self, original: Callable[..., Any], lib: torch.library.Library, op: Any, fn: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Fn, lib: torch.library.Library, op: object, fn: Fn, *args: object, **kwargs: object
+    ) -> object:
         return self._kernel(original, lib, (lib.ns, "fake", str(op)), op, fn, *args, **kwargs)
 
     def _kernel(
         self,
-        original: Any,
+        original: Fn,
         lib: torch.library.Library,
         place: tuple[str, ...],
-        op: Any,
-        fn: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        op: object,
+        fn: Fn,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         if not _is_tests_own(lib.ns) or not isinstance(fn, types.FunctionType | types.MethodType):
             return original(lib, op, fn, *args, **kwargs)
         self.libraries[id(lib)] = lib
@@ -212,9 +211,9 @@ def _rank() -> int:
     return int(simulation.rank())
 
 
-def _of_rank(fn: Callable[..., Any], by_rank: dict[int, Callable[..., Any]]) -> Callable[..., Any]:
+def _of_rank(fn: Fn, by_rank: dict[int, Fn]) -> Fn:
     @functools.wraps(fn)
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         return by_rank.get(_rank() if is_rank() else -1, fn)(*args, **kwargs)
 
     return kernel

@@ -41,14 +41,14 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: getattr(owner, name) for name in _NAMES}
 
-    def _start_processes(self: Any, proc: Any) -> None:
+    def _start_processes(self: common_distributed.MultiProcessTestCase, proc: object) -> None:
         if type(self)._join_processes is not _join_processes:
             rank_run.warn_fallback(f"{type(self).__name__} joins its processes itself")
             stock["_start_processes"](self, proc)
             return
         self.processes = [RankProcess(rank) for rank in range(int(self.world_size))]
 
-    def _join_processes(self: Any, fn: Callable[..., Any]) -> None:
+    def _join_processes(self: common_distributed.MultiProcessTestCase, fn: Callable[..., Any]) -> None:
         __tracebackhide__ = True
         if not self.processes or not all(isinstance(process, RankProcess) for process in self.processes):
             stock["_join_processes"](self, fn)
@@ -78,7 +78,7 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
     }
 
 
-def _body(case: Any) -> Callable[[RankProcess], None]:
+def _body(case: common_distributed.MultiProcessTestCase) -> Callable[[RankProcess], None]:
     kind, name, set_precisions = type(case), case._current_test_name(), rank_run.precision_setter(type(case))
     options = {"fake_pg": getattr(case, "fake_pg", False)}
 
@@ -105,7 +105,7 @@ def _raise_outcome(result: rank_run.SuiteResult) -> None:
 
 
 def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
-    def run_test(self: Any, test_name: str, parent_pipe: Any) -> None:
+    def run_test(self: common_distributed.MultiProcessTestCase, test_name: str, parent_pipe: object) -> None:
         """Runs the test on one rank.  Its exception ends the run; a skip is an exit code, as in torch."""
         if not is_rank():  # a process that was forked
             stock(self, test_name, parent_pipe)

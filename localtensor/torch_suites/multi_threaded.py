@@ -38,7 +38,7 @@ BASE = common_distributed.MultiThreadedTestCase
 class _UnjoinedRanks:
     """Placeholder in `self.threads` for all ranks of a test, until they are joined."""
 
-    def __init__(self, case: Any) -> None:
+    def __init__(self, case: common_distributed.MultiThreadedTestCase) -> None:
         self.case = case
 
 
@@ -54,7 +54,7 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
         type(self).global_store = dist.HashStore()
         self.threads = [_UnjoinedRanks(self)]
 
-    def _join_threads(cls: Any, threads: Any, fn: Callable[..., Any]) -> None:
+    def _join_threads(cls: object, threads: Any, fn: Callable[..., Any]) -> None:
         __tracebackhide__ = True
         if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):
             case = threads[0].case
@@ -91,7 +91,7 @@ def _only_own_groups(result: rank_run.SuiteResult) -> bool:
     return True
 
 
-def _body(case: Any) -> Callable[[RankProcess], None]:
+def _body(case: common_distributed.MultiThreadedTestCase) -> Callable[[RankProcess], None]:
     kind, name, ranks = type(case), case._current_test_name, case.world_size
     set_precisions = rank_run.precision_setter(kind)
 
@@ -104,7 +104,9 @@ def _body(case: Any) -> Callable[[RankProcess], None]:
 
 
 def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
-    def run_test_with_threaded_pg(self: Any, test_name: str, rank: int, world_size: int) -> None:
+    def run_test_with_threaded_pg(
+        self: common_distributed.MultiThreadedTestCase, test_name: str, rank: int, world_size: int
+    ) -> None:
         """Runs the test on one rank; its exception ends the run."""
         if not is_rank():  # a thread of torch's own
             stock(self, test_name, rank, world_size)
@@ -151,12 +153,12 @@ def comms_decorator(how: rank_run.SuiteOptions) -> Callable[..., Any]:
     """A replacement for torch's `spawn_threads_and_init_comms`, which runs a test method on ranks with one `self`."""
     default = common_distributed.DEFAULT_WORLD_SIZE
 
-    def spawn_threads_and_init_comms(func: Any = None, timeout: Any = None, world_size: int = default) -> Any:
+    def spawn_threads_and_init_comms(func: Any = None, timeout: object = None, world_size: int = default) -> object:
         if func is None:
             return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
 
         @functools.wraps(func)
-        def wrapper(self: unittest.TestCase, *args: Any, **kwargs: Any) -> None:
+        def wrapper(self: unittest.TestCase, *args: Any, **kwargs: object) -> None:
             __tracebackhide__ = True
 
             def body(process: RankProcess) -> None:

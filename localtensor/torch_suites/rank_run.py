@@ -45,7 +45,7 @@ def rank_barrier() -> Iterator[None]:
         return
     counts: dict[int, Any] = {}
 
-    def sync(cls: Any, wait_for: int | None = None, timeout: float = 10) -> None:
+    def sync(cls: type, wait_for: int | None = None, timeout: float = 10) -> None:
         simulation: Any = running()
         number = next(counts.setdefault(simulation.rank(), itertools.count()))
         key, wanted, end = f"barrier {number}", wait_for or simulation.ranks, time.monotonic() + timeout
@@ -146,7 +146,7 @@ def warn_fallback(why: str) -> None:
     warnings.warn(f"this test runs on ranks of torch's own: {why}", TorchsOwnWay, stacklevel=3)
 
 
-def precision_setter(kind: Any) -> Callable[[], None]:
+def precision_setter(kind: type) -> Callable[[], None]:
     """A function that copies the precisions of a test class, which torch keeps by thread, into a rank's thread."""
     local = getattr(kind, "_tls", None)
     held = dict(vars(local)) if isinstance(local, threading.local) else {}

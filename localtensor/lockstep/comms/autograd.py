@@ -12,23 +12,25 @@ from torch import Tensor
 from torch.autograd import Function
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.argument_checks import reduction_name
+from localtensor.collectives.argument_checks import AnyOp, reduction_name
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments
 from localtensor.errors import AnotherMode
 from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import StackedValue
-from localtensor.lockstep.comms.process_groups import resolve_group
+from localtensor.lockstep.comms.process_groups import Groups, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
+from localtensor.lockstep.values.partition import Array
 
 ValueFunction = Callable[[StackedValue], StackedValue]
+ListsFunction = Callable[[list[StackedValue]], list[StackedValue]]
 
 
 class CollectiveCall:
     """One call of a collective: its groups, reduction and root."""
 
-    def __init__(self, mode: Any, name: str, group: Any, op: Any = None, root: int | None = None) -> None:
+    def __init__(self, mode: Mode, name: str, group: Groups, op: AnyOp | None = None, root: int | None = None) -> None:
         self.mode, self.name, self.root = mode, name, root
         self.family: GroupFamily = group if isinstance(group, GroupFamily) else resolve_group(mode, group).family
         self.op: Any = reduction_name(op)
@@ -92,14 +94,16 @@ class _Linear(Function):
             return call.wrapped(done(call.value(x)))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> object:
         call, done, undone = ctx.described
         like = ctx.like
         back = apply_linear(call, grad, lambda value: _fill_missing_gradients(undone(value), like), done)
         return None, None, None, back
 
 
-def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any = None) -> LocalTensor:
+def select_tensors(
+    call: CollectiveCall, tensors: Sequence[Tensor], number: Array, source: Array | None = None
+) -> LocalTensor:
     """Rank r gets the `tensors[number[r]]` of rank `source[r]` (r itself if None); nothing for a negative number."""
     if not any(call.wants_gradient(x) for x in tensors):
         return _select_without_gradient(call, tensors, number, source)
@@ -107,21 +111,23 @@ def select_tensors(call: CollectiveCall, tensors: Sequence[Tensor], number: Any,
     return found
 
 
-def _select_without_gradient(call: CollectiveCall, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
+def _select_without_gradient(
+    call: CollectiveCall, tensors: Sequence[Tensor], number: Array, source: Array | None
+) -> LocalTensor:
     with plain_dispatch():
         return call.wrapped(collectives.select([call.value(x) for x in tensors], number, source))
 
 
 class _SelectTensors(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, number: Any, source: Any, *tensors: Tensor) -> LocalTensor:
+    def forward(ctx: Any, call: CollectiveCall, number: Array, source: Array | None, *tensors: Tensor) -> LocalTensor:
         ctx.described = call, number, source
         with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
         return _select_without_gradient(call, tensors, number, source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> object:
         """Each tensor gets the gradients of the ranks that selected it, at their source ranks."""
         call, number, source = ctx.described
         ranks = np.arange(len(number))
@@ -136,7 +142,7 @@ class _SelectTensors(Function):
         return None, None, None, *back
 
 
-def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: Any) -> list[LocalTensor]:
+def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done: ListsFunction) -> list[LocalTensor]:
     """The function `done` of lists of tensors, which is its own adjoint."""
     if not any(call.wants_gradient(x) for x in tensors):
         with plain_dispatch():
@@ -146,14 +152,14 @@ def apply_linear_to_lists(call: CollectiveCall, tensors: Sequence[Tensor], done:
 
 class _LinearLists(Function):
     @staticmethod
-    def forward(ctx: Any, call: CollectiveCall, done: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, call: CollectiveCall, done: ListsFunction, *tensors: Tensor) -> tuple[LocalTensor, ...]:
         ctx.described = call, done
         with plain_dispatch():
             ctx.likes = [collectives.zeros_like(call.value(x)) for x in tensors]
             return tuple(call.wrapped(value) for value in done([call.value(x) for x in tensors]))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> object:
         call, done = ctx.described
         likes = ctx.likes
 

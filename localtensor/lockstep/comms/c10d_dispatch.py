@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch._ops import OpOverload
 
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor.collectives import c10d_table
 from localtensor.collectives.argument_checks import flat_tensors
 from localtensor.collectives.c10d_table import COLLECTIVE_OPS, CallArguments, argument_positions, plain_argument
@@ -25,13 +26,13 @@ from localtensor.lockstep.comms.process_groups import resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.comms.work import LockstepWork, calls_of_ranks
 from localtensor.lockstep.dispatch.dispatcher import check_write, dtype_and_shape, plain_dispatch
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.storage import overwrite
 
 POINT_TO_POINT = "who sends to whom differs from rank to rank"
 
 
-def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_c10d_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run a c10d op for all groups of its process group's family."""
     name = func._schema.name.removeprefix("c10d::")
     if name == "check_for_nan":
@@ -50,11 +51,11 @@ def run_c10d_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @lru_cache(256)
-def _positions(func: Any) -> tuple[int, int | None, int]:
+def _positions(func: OpOverload) -> tuple[int, int | None, int]:
     return argument_positions(func._schema.name.removeprefix("c10d::"), func._schema)
 
 
-def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
+def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
     """Run the c10d op of this name; returns a Work if the caller has to wait for it."""
     group = resolve_group(mode, group)
     family, served = group.family, COLLECTIVE_OPS[name]
@@ -76,7 +77,7 @@ def run_collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *
 
 
 def write_result(
-    mode: Any, buffer: Tensor, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily
+    mode: Mode, buffer: Tensor, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily
 ) -> None:
     """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
     old = stacked_value(mode, buffer)
@@ -138,7 +139,7 @@ _FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
 }
 
 
-def run_functional_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_functional_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run one of torch's functional collectives."""
     name = func._schema.name.split("::")[1]
     if name in ("wait_tensor", "_wrap_tensor_autograd"):
@@ -157,7 +158,7 @@ def run_functional_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _functional_values(
-    mode: Any, base: str, sources: list[Tensor], targets: list[Tensor], args: tuple[Any, ...]
+    mode: Mode, base: str, sources: list[Tensor], targets: list[Tensor], args: Args
 ) -> list[StackedValue]:
     group = resolve_group(mode, args[-1])
     rest, op, root = list(args[1:-1]), None, None
@@ -179,7 +180,7 @@ def _functional_values(
 
 
 @lru_cache(256)
-def op_handler(namespace: str) -> Any:
+def op_handler(namespace: str) -> Fn | None:
     """The function that runs the ops of a namespace; None for namespaces without collectives."""
     if namespace == "c10d":
         return run_c10d_op

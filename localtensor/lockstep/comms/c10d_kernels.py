@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from localtensor.collectives.argument_checks import Reads
 from localtensor.collectives.c10d_table import CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotHeld
 from localtensor.lockstep.comms import collectives
 from localtensor.lockstep.comms.collectives import StackedValue, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
+from localtensor.lockstep.values.local_tensor import Mode
 
 
-def run_kernel(mode: Any, served: CollectiveOp, brought: CallArguments, family: GroupFamily) -> Sequence[StackedValue]:
+def run_kernel(mode: Mode, served: CollectiveOp, brought: CallArguments, family: GroupFamily) -> Sequence[StackedValue]:
     """The new value of each written buffer."""
     quick = _KERNELS.get(served.kind)
     found = None if quick is None else quick(mode, brought, family)
@@ -30,18 +32,18 @@ def run_kernel(mode: Any, served: CollectiveOp, brought: CallArguments, family: 
 # -- kernels on stacks, by kind
 
 
-def _all_reduce_coalesced(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
+def _all_reduce_coalesced(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     one_dtype = len({x.dtype for x in brought.reads}) == 1
     return _KERNELS["all_reduce"](mode, brought, family) if one_dtype else None
 
 
-def _all_gather(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
+def _all_gather(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
     return collectives.unbind_value(
         collectives.all_gather(stacked_value(mode, brought.reads), family), len(brought.writes)
     )
 
 
-def _all_gather_coalesced(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
+def _all_gather_coalesced(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
     many = len(brought.writes) // len(brought.reads)
     columns = [
         collectives.unbind_value(collectives.all_gather(stacked_value(mode, x), family), many) for x in brought.reads
@@ -49,7 +51,7 @@ def _all_gather_coalesced(mode: Any, brought: CallArguments, family: GroupFamily
     return [column[source] for source in range(many) for column in columns]
 
 
-def _gather(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
+def _gather(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     if brought.reads.is_complex():
         return None
     return collectives.unbind_value(
@@ -57,7 +59,7 @@ def _gather(mode: Any, brought: CallArguments, family: GroupFamily) -> list[Stac
     )
 
 
-def _scatter(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
+def _scatter(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     found = scatter_lists(_values(mode, brought.reads), family, brought.root or 0)
     return None if found is None else [found]
 
@@ -76,7 +78,7 @@ def scatter_lists(values: Sequence[StackedValue], family: GroupFamily, root: int
     return collectives.scatter_from_roots(values, family, root)
 
 
-def _shape(value: StackedValue) -> Any:
+def _shape(value: StackedValue) -> tuple[int, ...] | int:
     """The shape that all ranks have; an id that equals no shape where they differ."""
     pairs = zip(value.cells, value.held.sizes, strict=True)
     shapes = {tuple(cell.shape[rows > 1 :]) for cell, rows in pairs}
@@ -87,11 +89,11 @@ def _one_each(values: Sequence[StackedValue], family: GroupFamily) -> bool:
     return family.matrix is not None and family.matrix.shape[1] == len(values)
 
 
-def _values(mode: Any, tensors: Sequence[Tensor]) -> list[StackedValue]:
+def _values(mode: Mode, tensors: Sequence[Tensor]) -> list[StackedValue]:
     return [stacked_value(mode, x) for x in tensors]
 
 
-def _reduce_scatter(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
+def _reduce_scatter(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue] | None:
     values = _values(mode, brought.reads)
     if not can_reduce_scatter(values, family):
         return None
@@ -121,7 +123,7 @@ _Kernel = Callable[[Any, CallArguments, GroupFamily], "list[StackedValue] | None
 def _each(one: Callable[[StackedValue, CallArguments, GroupFamily], StackedValue]) -> _Kernel:
     """The kernel that computes `one` for a tensor, or for each tensor of a coalesced collective."""
 
-    def kernel(mode: Any, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
+    def kernel(mode: Mode, brought: CallArguments, family: GroupFamily) -> list[StackedValue]:
         reads = [brought.reads] if isinstance(brought.reads, Tensor) else brought.reads
         return [one(stacked_value(mode, x), brought, family) for x in reads]
 
@@ -155,7 +157,7 @@ _KERNELS: dict[str, _Kernel] = {
 
 
 def run_rank_by_rank(
-    mode: Any, served: CollectiveOp, brought: CallArguments, family: GroupFamily
+    mode: Mode, served: CollectiveOp, brought: CallArguments, family: GroupFamily
 ) -> list[StackedValue]:
     """The function that serves rank threads, on each rank's own tensors, group by group."""
     outputs: list[dict[int, Tensor]] = [{} for _ in brought.writes]
@@ -168,7 +170,7 @@ def run_rank_by_rank(
     return [collectives.value_of_ranks(output, mode.world) for output in outputs]
 
 
-def _contribution(mode: Any, served: CollectiveOp, brought: CallArguments, rank: int, group: Group) -> Contribution:
+def _contribution(mode: Mode, served: CollectiveOp, brought: CallArguments, rank: int, group: Group) -> Contribution:
     reads = _held_on(mode, served.kind, brought.reads, rank)
     if served.kind == "scatter" and rank != group.ranks[brought.root or 0]:
         reads = []
@@ -177,7 +179,7 @@ def _contribution(mode: Any, served: CollectiveOp, brought: CallArguments, rank:
     return part
 
 
-def _held_on(mode: Any, call: str, reads: Any, rank: int) -> Any:
+def _held_on(mode: Mode, call: str, reads: Reads, rank: int) -> object:
     if not isinstance(reads, Tensor):
         return [_held_on(mode, call, each, rank) for each in reads]
     value = stacked_value(mode, reads)

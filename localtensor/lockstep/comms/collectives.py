@@ -24,12 +24,13 @@ from localtensor.layout.reductions import ReductionOp
 from localtensor.lockstep.comms import stacked_collectives
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, IndexPlan, Readers, split_by_size, take_rows
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.partition import NOWHERE, Partition, one_cell_per_row, partition
-from localtensor.lockstep.values.rank_int import on_rank
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
+from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, one_cell_per_row, partition
+from localtensor.lockstep.values.rank_int import Int, on_rank
 from localtensor.lockstep.values.stacks import Cells, cells_of_rows, merge_alike
 
 Reference = Callable[[list[Any]], Sequence[Any]]  # a function of collectives/reference.py on the tensors of one group
+Sizes = Sequence[Int] | None  # rows by member
 _MOST_KEPT = 4096
 
 
@@ -123,7 +124,7 @@ def value_of_ranks(values: dict[int, Tensor], world: int) -> StackedValue:
     return StackedValue(*cells_of_rows(list(values.values()), one_cell_per_row(partition(row_of, [len(values)]))))
 
 
-def select(values: Sequence[StackedValue], number: Any, source: Any = None) -> StackedValue:
+def select(values: Sequence[StackedValue], number: Array, source: Array | None = None) -> StackedValue:
     """A selection among values: rank r gets the tensor that rank `source[r]` (r itself if None) has in
     `values[number[r]]`, or nothing if `number[r]` is negative."""
     row_of, stacks, sizes, start = np.full(len(number), NOWHERE), [], [], 0
@@ -228,7 +229,7 @@ def _check_divides(x: Tensor, plan: IndexPlan) -> None:
         raise _ShapesDiffer
 
 
-def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Any = None, got: Any = None) -> StackedValue:
+def all_to_all_single(value: StackedValue, family: GroupFamily, sent: Sizes = None, got: Sizes = None) -> StackedValue:
     """All-to-all along dim 0.
 
     `sent` and `got` are the rows to and from each member, ints that may differ by rank; None means equal pieces.
@@ -256,7 +257,7 @@ def _exchange_dim_0(x: Tensor, plan: IndexPlan) -> Tensor:
     return rows.reshape(rows.shape[0], *x.shape[1:])
 
 
-def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Any) -> bool:
+def _rows_are_even(value: StackedValue, family: GroupFamily, splits: Sizes) -> bool:
     if splits is None or len(splits) == 0:
         return is_contiguous(value)
     if not all(type(size) is int and size == splits[0] for size in splits):
@@ -303,7 +304,7 @@ def scatter_from_roots(values: Sequence[StackedValue], family: GroupFamily, root
 # -- reshaping
 
 
-def stacked_value(mode: Any, x: Tensor) -> StackedValue:
+def stacked_value(mode: Mode, x: Tensor) -> StackedValue:
     """The tensors of all ranks; a plain tensor is the same on each."""
     return StackedValue(*((x._cells, x._partition) if isinstance(x, LocalTensor) else ((x.detach(),), mode.everyone)))
 

@@ -10,16 +10,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from localtensor._util import ambient
 from localtensor._util.patching import IndependentWorld
 from localtensor.errors import BadGroup
 from localtensor.errors.base import rank_names
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily, family_of_lists, restrict_family
-from localtensor.lockstep.values.partition import Partition
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, rank_values
+from localtensor.lockstep.values.local_tensor import Mode
+from localtensor.lockstep.values.partition import Array, Partition
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, on_rank, rank_int, rank_values
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
+# A mesh has one axis, or is named as (mesh, axis); lists hold ranks, or disjoint lists of them.
+Groups = dist.ProcessGroup | str | DeviceMesh | Sequence[Any] | GroupFamily | None
 
 
 class LockstepGroup(dist.ProcessGroup):
@@ -29,7 +33,7 @@ class LockstepGroup(dist.ProcessGroup):
     rank's position is its number, also where a mode has not all numbers from 0.
     """
 
-    def __init__(self, mode: Any, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
+    def __init__(self, mode: Mode, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
         super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs lack this signature
         self.mode, self.name_in_mode, self.by_number = mode, name, by_number
         self._groups = list(groups)
@@ -53,7 +57,7 @@ class LockstepGroup(dist.ProcessGroup):
         self._groups.append(members)
         self._family = None
 
-    def places(self) -> Any:
+    def places(self) -> Array:
         """Each rank's position in its group, -1 outside of all: int64 of shape [world]."""
         return np.arange(self.mode.world) if self.by_number else self.family.position
 
@@ -86,7 +90,7 @@ class GroupRankMap(Mapping[Any, Any]):
     def __init__(self, group: LockstepGroup) -> None:
         self.group = group
 
-    def __getitem__(self, rank: Any) -> Any:
+    def __getitem__(self, rank: Any) -> Int:
         if rank not in self:
             raise KeyError(rank)
         places, queried = self.group.places(), rank_values(rank, self.group.mode.world)
@@ -128,13 +132,13 @@ class GroupRankMap(Mapping[Any, Any]):
 class _GroupTable(dict[Any, Any]):
     """torch's table of groups, which refuses a group of another mode or of a real backend."""
 
-    def get(self, group: Any, otherwise: Any = None) -> Any:
+    def get(self, group: object, otherwise: object = None) -> object:
         if group not in self:
             raise _foreign_group_error(group)
         return self[group]
 
 
-def _foreign_group_error(group: Any) -> BadGroup:
+def _foreign_group_error(group: object) -> BadGroup:
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     return BadGroup(
         "collective",
@@ -148,7 +152,7 @@ def _foreign_group_error(group: Any) -> BadGroup:
 class LockstepWorld(IndependentWorld):
     """The process groups of one mode."""
 
-    def __init__(self, mode: Any, serial: int) -> None:
+    def __init__(self, mode: Mode, serial: int) -> None:
         super().__init__()
         self.mode, self.serial = mode, serial
         self.numbers = itertools.count()
@@ -237,7 +241,7 @@ class LockstepWorld(IndependentWorld):
 class RoutedWorld(c10d._World):
     """torch's world: the groups of the calling thread's mode, or torch's own where the thread has none."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: c10d._World) -> None:
         object.__setattr__(self, "_original", original)
 
     def __getattribute__(self, name: str) -> Any:
@@ -246,7 +250,7 @@ class RoutedWorld(c10d._World):
         mode = ambient.lockstep()
         return getattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         mode = ambient.lockstep()
         setattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name, value)
 
@@ -286,7 +290,7 @@ def resolve_group(mode: Any, group: Any) -> LockstepGroup | RankLists:
     return found
 
 
-def _group_of_mesh_axis(mesh: Any, axis: Any) -> Any:
+def _group_of_mesh_axis(mesh: DeviceMesh, axis: int | str | None) -> dist.ProcessGroup:
     """The group of a mesh axis; None is the only axis."""
     names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
     if axis is None and mesh.ndim > 1:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,11 +44,11 @@ class GroupFamily:
         return self.groups[int(self.index[rank])] if self.index[rank] >= 0 else ()
 
     @property
-    def member_mask(self) -> Any:
+    def member_mask(self) -> Array | None:
         """The ranks in some group: bools of shape [world]; None if all are."""
         return None if self.everybody else self.members
 
-    def sizes(self) -> Any:
+    def sizes(self) -> Array:
         """The size of each rank's group: int64 of shape [world], -1 for ranks in no group."""
         sizes = np.array([len(group) for group in self.groups])
         return np.where(self.members, sizes[self.index], -1)
@@ -127,7 +127,7 @@ class IndexPlan:
     members: int
 
 
-def row_index(ids: Any) -> RowIndex:
+def row_index(ids: Array) -> RowIndex:
     """The index of these rows: a slice if they are evenly spaced and ascend, else a tensor.
 
     >>> row_index([1, 3, 5]), row_index([1, 3, 4])

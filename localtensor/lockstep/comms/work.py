@@ -17,7 +17,7 @@ from localtensor.collectives.c10d_table import CallArguments
 from localtensor.layout.reductions import reduction_name
 from localtensor.layout.spec import shape_text
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
-from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 
 
 class LockstepWork(Work):
@@ -26,7 +26,7 @@ class LockstepWork(Work):
     Until it is waited for, the tensors that it reads must not be written, and its outputs neither read nor written.
     """
 
-    def __init__(self, mode: Any, kind: str, brought: CallArguments, family: GroupFamily) -> None:
+    def __init__(self, mode: Mode, kind: str, brought: CallArguments, family: GroupFamily) -> None:
         super().__init__()
         self._mode = mode
         self.reads = list(flat_tensors(brought.reads))

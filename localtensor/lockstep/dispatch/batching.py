@@ -39,7 +39,7 @@ def add_dims(x: Tensor, dims: int) -> Tensor:
 
 
 @batching_rule("view", "_unsafe_view")
-def _view(op: Op, stacked: Stacked, x: Tensor, size: Sequence[int]) -> Any:
+def _view(op: Op, stacked: Stacked, x: Tensor, size: Sequence[int]) -> object:
     return op(x, [x.shape[0], *_without_inferred_dim(size, x)])
 
 
@@ -53,12 +53,12 @@ def _without_inferred_dim(size: Sequence[int], x: Tensor) -> Sequence[int]:
 
 
 @batching_rule("t")
-def _t(op: Op, stacked: Stacked, x: Tensor) -> Any:
+def _t(op: Op, stacked: Stacked, x: Tensor) -> Tensor:
     return x.transpose(1, 2) if x.dim() == 3 else aten.alias.default(x) if x.dim() < 3 else NotImplemented
 
 
 @batching_rule("transpose.int")
-def _transpose(op: Op, stacked: Stacked, x: Tensor, one: int, other: int) -> Any:
+def _transpose(op: Op, stacked: Stacked, x: Tensor, one: int, other: int) -> Tensor:
     n = x.dim() - 1
     return x.transpose(one % n + 1, other % n + 1) if are_row_dims(n, one, other) else NotImplemented
 
@@ -69,13 +69,13 @@ def are_row_dims(n: int, *dims: int) -> bool:
 
 
 @batching_rule("permute")
-def _permute(op: Op, stacked: Stacked, x: Tensor, dims: Sequence[int]) -> Any:
+def _permute(op: Op, stacked: Stacked, x: Tensor, dims: Sequence[int]) -> Tensor:
     n = x.dim() - 1
     return x.permute(0, *(dim % n + 1 for dim in dims)) if are_row_dims(n, *dims) else NotImplemented
 
 
 @batching_rule("detach", "alias", "clone", "_to_copy", "lift_fresh")
-def _unchanged(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **options: Any) -> Any:
+def _unchanged(op: Op, stacked: Stacked, x: Tensor, *rest: object, **options: object) -> object:
     given = options.get("memory_format")
     if given not in (None, torch.preserve_format, torch.contiguous_format):
         return NotImplemented  # channels_last of a row is no format of a stack
@@ -83,20 +83,20 @@ def _unchanged(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **options: Any) 
 
 
 @batching_rule("unsqueeze")
-def _unsqueeze(op: Op, stacked: Stacked, x: Tensor, dim: int) -> Any:
+def _unsqueeze(op: Op, stacked: Stacked, x: Tensor, dim: int) -> Tensor:
     n = x.dim()
     return x.unsqueeze(dim % n + 1) if -n <= dim < n else NotImplemented
 
 
 @batching_rule("squeeze.dim", "squeeze.dims")
-def _squeeze(op: Op, stacked: Stacked, x: Tensor, dims: Any) -> Any:
+def _squeeze(op: Op, stacked: Stacked, x: Tensor, dims: int | Sequence[int]) -> Tensor:
     n = x.dim() - 1
     wanted = (dims,) if isinstance(dims, int) else tuple(dims)
     return x.squeeze([dim % n + 1 for dim in wanted]) if wanted and are_row_dims(n, *wanted) else NotImplemented
 
 
 @batching_rule("expand")
-def _expand(op: Op, stacked: Stacked, x: Tensor, size: Sequence[int], *, implicit: bool = False) -> Any:
+def _expand(op: Op, stacked: Stacked, x: Tensor, size: Sequence[int], *, implicit: bool = False) -> object:
     n, new = x.dim() - 1, len(size)
     if new < n:
         return NotImplemented
@@ -104,39 +104,39 @@ def _expand(op: Op, stacked: Stacked, x: Tensor, size: Sequence[int], *, implici
 
 
 @batching_rule("slice.Tensor", "unbind.int")
-def _dim_second(op: Op, stacked: Stacked, x: Tensor, dim: int = 0, *rest: Any, **named: Any) -> Any:
+def _dim_second(op: Op, stacked: Stacked, x: Tensor, dim: int = 0, *rest: object, **named: object) -> Tensor:
     """Ops whose second argument is the dim, 0 by default."""
     n = x.dim() - 1
     return op(x, dim % n + 1, *rest, **named) if are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("select.int")
-def _select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: int) -> Any:
+def _select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: int) -> Tensor:
     n = x.dim() - 1
     return x.select(dim % n + 1, index) if are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("split.Tensor", "split_with_sizes")
-def _split(op: Op, stacked: Stacked, x: Tensor, sizes: Any, dim: int = 0) -> Any:
+def _split(op: Op, stacked: Stacked, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Tensor:
     n = x.dim() - 1
     return op(x, sizes, dim % n + 1) if are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("squeeze")
-def _squeeze_all(op: Op, stacked: Stacked, x: Tensor) -> Any:
+def _squeeze_all(op: Op, stacked: Stacked, x: Tensor) -> Tensor:
     return x.squeeze()  # the dim of rows stays: a stack has several
 
 
 @batching_rule("as_strided")
 def _as_strided(
     op: Op, stacked: Stacked, x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> Any:
+) -> Tensor:
     start = x.storage_offset() if offset is None else offset
     return x.as_strided((x.shape[0], *size), (x.stride(0), *stride), start)
 
 
 @batching_rule("mm")
-def _mm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+def _mm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Tensor:
     """A product of matrices for each row.  With a shared second factor it is one product of larger matrices."""
     if stacked[0] and stacked[1]:
         return torch.bmm(a, b)
@@ -159,7 +159,7 @@ def expand_rows(rows: int, x: Tensor, is_stacked: bool) -> Tensor:
 
 
 @batching_rule("addmm")
-def _addmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
+def _addmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Tensor:
     rows = next(x.shape[0] for x, is_stacked in zip((bias, a, b), stacked, strict=True) if is_stacked)
     lifted = bias[:, None] if stacked[0] and bias.dim() == 2 else bias
     return torch.baddbmm(lifted, expand_rows(rows, a, stacked[1]), expand_rows(rows, b, stacked[2]), **scales)
@@ -169,7 +169,9 @@ def _addmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scale
     "sum.dim_IntList", "mean.dim", "amax", "amin",
     "var.correction", "std.correction", "var_mean.correction", "std_mean.correction",
 )  # fmt: skip
-def _reduce(op: Op, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = None, *rest: Any, **named: Any) -> Any:
+def _reduce(
+    op: Op, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = None, *rest: object, **named: object
+) -> Tensor:
     over = reduced_dims(x, dims)
     return op(x, over, *rest, **named) if over else NotImplemented
 
@@ -183,7 +185,7 @@ def reduced_dims(x: Tensor, dims: Sequence[int] | None) -> list[int]:
 
 
 @batching_rule("sum", "mean")
-def _sum_or_mean(op: Op, stacked: Stacked, x: Tensor, **named: Any) -> Any:
+def _sum_or_mean(op: Op, stacked: Stacked, x: Tensor, **named: object) -> Tensor:
     over = aten.sum.dim_IntList if op is aten.sum.default else aten.mean.dim
     return over(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented
 
@@ -193,7 +195,7 @@ def _sum_or_mean(op: Op, stacked: Stacked, x: Tensor, **named: Any) -> Any:
 _REDUCING = ("_foreach_norm", "_foreach_powsum", "_foreach_max.", "_foreach_mm")
 
 
-def _pointwise(op: Op, stacked: Stacked, *args: Any, **named: Any) -> Any:
+def _pointwise(op: Op, stacked: Stacked, *args: Any, **named: object) -> object:
     """The tensors at one place of the lists broadcast, with the dim of rows before all others."""
     length = len(args[0])
     lists = [isinstance(value, list) and len(value) == length and isinstance(value[0], Tensor) for value in args]
@@ -215,7 +217,7 @@ def _pointwise(op: Op, stacked: Stacked, *args: Any, **named: Any) -> Any:
     return op(*given, **named)
 
 
-def _norm(op: Op, stacked: Stacked, xs: Sequence[Tensor], order: Any = 2, dtype: Any = None) -> Any:
+def _norm(op: Op, stacked: Stacked, xs: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> object:
     norm = aten.linalg_vector_norm.default
     return [
         norm(_flatten_rows(x), order, [1], dtype=dtype) if has_rows else norm(x, order, None, dtype=dtype)
@@ -231,13 +233,13 @@ def _with_flags(stacked: Stacked, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor
     return zip(xs, stacked[0] or (False,) * len(xs), strict=True)
 
 
-def _max(op: Op, stacked: Stacked, xs: Sequence[Tensor]) -> Any:
+def _max(op: Op, stacked: Stacked, xs: Sequence[Tensor]) -> object:
     if any(not x.numel() for x in xs):
         return NotImplemented
     return [_flatten_rows(x).amax(1) if has_rows else x.max() for x, has_rows in _with_flags(stacked, xs)]
 
 
-def _fused(op: Op, stacked: Stacked, *lists: Any, **named: Any) -> Any:
+def _fused(op: Op, stacked: Stacked, *lists: Any, **named: object) -> object:
     """An optimizer step, element by element, on contiguous tensors; `state_steps` must be shared by all ranks."""
     for argument, values, flags in zip(op._schema.arguments, lists, stacked, strict=False):
         is_step = argument.name == "state_steps"

@@ -25,7 +25,7 @@ aten = torch.ops.aten
     "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu", "sort", "topk",
     "argsort", "index_select",
 )  # fmt: skip
-def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
+def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: object) -> object:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
     if not stacked[0] or any(stacked[1:]):
@@ -44,13 +44,13 @@ def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: Any
 @batching_rule("sort.stable")
 def _sorted(
     op: Op, stacked: Stacked, x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> Any:
+) -> Tensor:
     n = x.dim() - 1
     return op(x, stable=stable, dim=dim % n + 1, descending=descending) if are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("argmax", "argmin")
-def _argmax(op: Op, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+def _argmax(op: Op, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     n = x.dim() - 1
     if dim is None:
         return NotImplemented if keepdim or not n or not x.numel() else op(x.flatten(1), 1)
@@ -58,32 +58,33 @@ def _argmax(op: Op, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim
 
 
 @batching_rule("max", "min")
-def _max(op: Op, stacked: Stacked, x: Tensor) -> Any:
+def _max(op: Op, stacked: Stacked, x: Tensor) -> Tensor:
     whole = aten.amax if op is aten.max.default else aten.amin
     return whole(x.flatten(1), [1]) if x.dim() > 1 and x.numel() else NotImplemented
 
 
 @batching_rule("any", "all")
-def _any(op: Op, stacked: Stacked, x: Tensor) -> Any:
+def _any(op: Op, stacked: Stacked, x: Tensor) -> Tensor:
     return (aten.any if op is aten.any.default else aten.all).dim(x.flatten(1), 1) if x.dim() > 1 else NotImplemented
 
 
 @batching_rule("linalg_vector_norm")
 def _norm(
-    op: Any, stacked: Stacked, x: Tensor, order: Any = 2, dims: Sequence[int] | None = None, *rest: Any, **named: Any
-) -> Any:
+    op: Op, stacked: Stacked, x: Tensor, order: float = 2, dims: Sequence[int] | None = None,
+    *rest: object, **named: object,
+) -> Tensor:  # fmt: skip
     over = reduced_dims(x, dims)
     return op(x, order, over, *rest, **named) if over else NotImplemented
 
 
 @batching_rule("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_back(op: Op, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Any:
+def _softmax_back(op: Op, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     n = out.dim() - 1
     return op(grad, out, dim % n + 1, dtype) if all(stacked[:2]) and are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("cat", "stack")
-def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
+def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> object:
     dims = {x.dim() - has_rows for x, has_rows in zip(xs, stacked[0], strict=True)}
     n = dims.pop() + (op is aten.stack.default)
     if dims or not are_row_dims(n, dim) or not all(x.is_contiguous() for x in xs):
@@ -95,7 +96,9 @@ def _cat(op: Op, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
 @batching_rule(
     "gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value", "scatter_add_"
 )
-def _gather_or_scatter(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
+def _gather_or_scatter(
+    op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: object, **named: object
+) -> object:
     rows = x.shape[0] if stacked[0] else index.shape[0] if stacked[2] else 0
     if not rows:
         return NotImplemented
@@ -111,7 +114,7 @@ def _gather_or_scatter(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Ten
 
 
 @batching_rule("index.Tensor")
-def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> object:
     """Indexing with adjacent index tensors, whose result dims take their place."""
     places = [place for place, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in indices if index is not None):
@@ -133,18 +136,18 @@ def _index(op: Op, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]
 
 
 @batching_rule("constant_pad_nd")
-def _pad(op: Op, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: Any) -> Any:
+def _pad(op: Op, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: object) -> Tensor:
     return op(x, pad, *value) if len(pad) // 2 < x.dim() else NotImplemented
 
 
 @batching_rule("repeat")
-def _repeat(op: Op, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Any:
+def _repeat(op: Op, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Tensor:
     new = len(times) - (x.dim() - 1)
     return op(add_dims(x, new), [1, *times]) if new >= 0 else NotImplemented
 
 
 @batching_rule("tril", "triu")
-def _triangle(op: Op, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
+def _triangle(op: Op, stacked: Stacked, x: Tensor, *diagonal: int) -> Tensor:
     return op(x, *diagonal) if x.dim() > 2 else NotImplemented
 
 
@@ -152,7 +155,7 @@ def _triangle(op: Op, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
 def _as_strided_scatter(
     op: Op, stacked: Stacked, x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
     offset: int | None = None,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     if not stacked[0]:
         return NotImplemented
     x = as_blocks(x, x.shape[0])
@@ -166,7 +169,7 @@ def _as_strided_scatter(
 
 
 @batching_rule("bmm")
-def _bmm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+def _bmm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> object:
     rows = a.shape[0] if stacked[0] else b.shape[0]
     a, b = expand_rows(rows, a, stacked[0]), expand_rows(rows, b, stacked[1])
     if a.dim() != 4 or b.dim() != 4:
@@ -175,7 +178,7 @@ def _bmm(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
 
 
 @batching_rule("baddbmm")
-def _baddbmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
+def _baddbmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: object) -> object:
     if not (stacked[1] and stacked[2]) or a.dim() != 4 or b.dim() != 4 or bias.dim() != 3 + stacked[0]:
         return NotImplemented
     shape = (*a.shape[:3], b.shape[3])
@@ -184,13 +187,13 @@ def _baddbmm(op: Op, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **sca
 
 
 @batching_rule("mv")
-def _mv(op: Op, stacked: Stacked, a: Tensor, x: Tensor) -> Any:
+def _mv(op: Op, stacked: Stacked, a: Tensor, x: Tensor) -> Tensor:
     rows = a.shape[0] if stacked[0] else x.shape[0]
     return torch.bmm(expand_rows(rows, a, stacked[0]), expand_rows(rows, x, stacked[1]).unsqueeze(2)).squeeze(2)
 
 
 @batching_rule("dot")
-def _dot(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+def _dot(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Tensor:
     rows = a.shape[0] if stacked[0] else b.shape[0]
     a, b = expand_rows(rows, a, stacked[0]), expand_rows(rows, b, stacked[1])
     return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(rows) if a.shape == b.shape else NotImplemented
@@ -200,7 +203,9 @@ def _dot(op: Op, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
 
 
 @batching_rule("native_layer_norm")
-def _layer_norm(op: Op, stacked: Stacked, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm(
+    op: Op, stacked: Stacked, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> object:
     if not stacked[0]:
         return NotImplemented
     if not stacked[2] and not stacked[3]:
@@ -222,8 +227,8 @@ def _mixed(x: Tensor, *others: Tensor | None) -> bool:
 @batching_rule("native_layer_norm_backward")
 def _layer_norm_back(
     op: Op, stacked: Stacked, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
-    weight: Any, bias: Any, wanted: Sequence[bool],
-) -> Any:  # fmt: skip
+    weight: Any, bias: Tensor | None, wanted: Sequence[bool],
+) -> object:  # fmt: skip
     if not (stacked[0] and stacked[1] and stacked[3] and stacked[4]) or _mixed(x, grad, mean, rstd, weight):
         return NotImplemented
     scaled, mean, rstd = grad, mean.contiguous(), rstd.contiguous()  # the kernel reads them as dense
@@ -245,7 +250,7 @@ def _dense_copy(x: Tensor | None) -> Tensor | None:
 
 
 @batching_rule("embedding")
-def _embedding(op: Op, stacked: Stacked, weight: Tensor, index: Tensor, *rest: Any) -> Any:
+def _embedding(op: Op, stacked: Stacked, weight: Tensor, index: Tensor, *rest: object) -> object:
     if not stacked[0]:
         return op(weight, index, *rest)
     if not stacked[1]:
@@ -265,7 +270,7 @@ def _offset(index: Tensor, size: int) -> Tensor:
 @batching_rule("embedding_dense_backward")
 def _embedding_back(
     op: Op, stacked: Stacked, grad: Tensor, index: Tensor, size: int, padding: int, by_count: bool
-) -> Any:
+) -> object:
     if by_count:
         return NotImplemented
     rows = grad.shape[0] if stacked[0] else index.shape[0]

@@ -1,12 +1,14 @@
 """Calls rewritten as other calls: out= as the op and a copy; lists of tensors in groups of one partition."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from localtensor._util.call_sites import Args, Kwargs
+from localtensor.lockstep.values.local_tensor import Mode
 from localtensor.lockstep.values.partition import Partition, refinement
 
 aten = torch.ops.aten
@@ -14,7 +16,7 @@ aten = torch.ops.aten
 LIST_OP_PREFIXES = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
 
 
-def rewrite_function(op: OpOverload) -> Any:
+def rewrite_function(op: OpOverload) -> Callable[..., Any] | None:
     """The function that rewrites calls of this overload; None if there is none.
 
     It returns `NotImplemented` for a call that has to run as it is.
@@ -48,7 +50,7 @@ def _input_types(op: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
 
-def _run_functional(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _run_functional(mode: Mode, func: OpOverload, functional: OpOverload, args: Args, kwargs: Kwargs) -> object:
     given = [argument.name for argument in func._schema.arguments if argument.is_out]
     outs = list(_tensors([kwargs[name] for name in given]))
     try:
@@ -71,7 +73,7 @@ def _run_functional(mode: Any, func: Any, functional: Any, args: Any, kwargs: di
     return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
 
 
-def _shapes_differ(one: Any, other: Any) -> bool:
+def _shapes_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two shapes differ on some rank."""
     return len(one) != len(other) or any(
         type(a) is not type(b) or (a != b if type(a) is int else (a.node.values != b.node.values).any())
@@ -79,7 +81,7 @@ def _shapes_differ(one: Any, other: Any) -> bool:
     )
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, list | tuple):
         for one in value:
             yield from _tensors(one)
@@ -87,7 +89,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-def _run_by_partition(mode: Any, func: Any, traits: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _run_by_partition(mode: Mode, func: OpOverload, traits: Any, args: Args, kwargs: Kwargs) -> object:
     """Places whose tensors refine to one partition run together, so that a tensor that ranks share stays shared."""
     length = len(args[0])
     parallel = [isinstance(value, list | tuple) and len(value) == length for value in args]

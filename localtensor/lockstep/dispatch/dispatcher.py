@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._ops import OpOverload as Op
 
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
 from localtensor.lockstep.dispatch import op_table
 from localtensor.lockstep.dispatch.execute import CellReader, PerRow, ResultBuilder, result_at, row_args, run_on_cell
 from localtensor.lockstep.dispatch.op_table import Execution, OpTraits, op_traits, reshape_in_place, resize_out
-from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
 from localtensor.lockstep.values.partition import (
     Partition,
     by_value,
@@ -26,6 +28,7 @@ from localtensor.lockstep.values.partition import (
     selections,
 )
 from localtensor.lockstep.values.rank_int import is_rank_int
+from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.storage import Memory, SeparateRows, any_overlap, memory_of, refine
 
 # Within an op, its parts are dispatched as for plain tensors outside of any mode: below autograd and autocast, which
@@ -38,7 +41,7 @@ _EXCLUDED_NAMES = [
 ]
 
 
-def _key_set(names: Sequence[str]) -> Any:
+def _key_set(names: Sequence[str]) -> torch._C.DispatchKeySet:
     found = _KEYS.from_raw_repr(0)
     for name in names:
         found = found.add(getattr(torch._C.DispatchKey, name))
@@ -49,7 +52,7 @@ EXCLUDED = _key_set(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_EXCLUDE
 _INCLUDED = _key_set(["BackendSelect"])
 
 
-def plain_dispatch() -> Any:
+def plain_dispatch() -> AbstractContextManager[object]:
     """While inside, ops see plain tensors: no mode, subclass or autograd takes part."""
     return torch._C._ForceDispatchKeyGuard(_INCLUDED, EXCLUDED)
 
@@ -62,7 +65,7 @@ class Operands:
 
     __slots__ = ("final", "found", "mode")
 
-    def __init__(self, mode: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def __init__(self, mode: Mode, func: Op, args: Args, kwargs: Kwargs) -> None:
         self.mode = mode
         self.final: Partition | None = None
         self.found: list[LocalTensor] = []
@@ -70,7 +73,7 @@ class Operands:
         if kwargs:
             self._look(func, kwargs.values())
 
-    def _look(self, func: Any, values: Any) -> None:
+    def _look(self, func: Op, values: Iterable[Any]) -> None:
         for value in values:
             kind = type(value)
             if kind is LocalTensor:
@@ -92,7 +95,7 @@ class Operands:
             self.final = refinement(final, other)
 
 
-def run_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_op(mode: Mode, func: Op, args: Args, kwargs: Kwargs) -> object:
     """Run the op on every rank; results are LocalTensors."""
     traits = op_traits(func)
     if traits.way is Execution.PARTS:
@@ -124,8 +127,8 @@ def run_op(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _run_on_cells(
-    mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, found: list[LocalTensor], final: Partition
-) -> Any:
+    mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor], final: Partition
+) -> object:  # fmt: skip
     if traits.writes:
         prepare_writes(mode, func, traits, args, kwargs, final)
     if traits.writes and len(found) > 1 and any_overlap(_written_tensors(traits, args, kwargs), found):
@@ -138,7 +141,7 @@ def _run_on_cells(
     return ResultBuilder(mode, func, traits, args, kwargs, final, memory).of(results)
 
 
-def _memory_of_views(func: Any, found: list[LocalTensor], final: Partition) -> Memory | None:
+def _memory_of_views(func: Op, found: list[LocalTensor], final: Partition) -> Memory | None:
     """The memory of the views that an op takes of its first tensor."""
     if not found:
         return None if func is _LIFT_FRESH else Memory(outside=True)  # a view of it that differs between ranks
@@ -154,7 +157,7 @@ def _memory_of_views(func: Any, found: list[LocalTensor], final: Partition) -> M
     return memory
 
 
-def _written_tensors(traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+def _written_tensors(traits: OpTraits, args: Args, kwargs: Kwargs) -> list[Any]:
     found: list[Any] = []
     if traits.if_training is not None and not argument_at(traits.if_training, args, kwargs):
         return found
@@ -164,13 +167,13 @@ def _written_tensors(traits: OpTraits, args: Any, kwargs: dict[str, Any]) -> lis
     return [x for x in found if isinstance(x, Tensor)]
 
 
-def argument_at(place: tuple[int, str], args: Any, kwargs: dict[str, Any]) -> Any:
+def argument_at(place: tuple[int, str], args: Args, kwargs: Kwargs) -> object:
     """The argument at this position or of this name; None if it is not given."""
     index, name = place
     return args[index] if index < len(args) else kwargs.get(name)
 
 
-def prepare_writes(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: dict[str, Any], final: Partition) -> None:
+def prepare_writes(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition) -> None:
     """Refine what the op writes, so that it can hold the results.  Raises `OutsideWrite`, `BufferReused`."""
     for x in _written_tensors(traits, args, kwargs):
         check_write(mode, x, str(func))
@@ -181,7 +184,7 @@ def prepare_writes(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: di
             raise OutsideWrite(str(func), origin(sys._getframe(3)).place, dtype_and_shape(x))
 
 
-def _refit_outs(func: Any, traits: OpTraits, args: Any, kwargs: dict[str, Any], results: Sequence[Any]) -> None:
+def _refit_outs(func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, results: Sequence[Any]) -> None:
     """Update the sizes of tensors given as out= to those of their cells."""
     for index, written in enumerate(traits.returns):
         if written is not None and written >= len(args):
@@ -190,13 +193,13 @@ def _refit_outs(func: Any, traits: OpTraits, args: Any, kwargs: dict[str, Any], 
                 resize_out(func, x, results if len(traits.returns) == 1 else result_at(results, index))
 
 
-def check_write(mode: Any, x: Tensor, op: str) -> None:
+def check_write(mode: Mode, x: Tensor, op: str) -> None:
     """Raises `BufferReused` if an unfinished collective reads or writes the tensor."""
     if mode.in_flight:
         mode.check_not_in_flight(x, op)
 
 
-def check_reads(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, found: list[LocalTensor]) -> None:
+def check_reads(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, found: list[LocalTensor]) -> None:
     """Raises `ReadBeforeWait` if an unfinished collective writes what the op reads."""
     written = {id(x) for x in _written_tensors(traits, args, kwargs)}
     for x in (*found, *(x for x in (*args, *kwargs.values()) if type(x) is Tensor)):
@@ -212,7 +215,7 @@ def dtype_and_shape(x: Tensor) -> str:
 # -- random ops
 
 
-def run_random_op(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition) -> Any:
+def run_random_op(mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition) -> object:
     """A random op, once for each different stream and value; ranks with equal streams draw the same."""
     stream = mode.streams.of_call(args, kwargs)
     if traits.writes and func.name() in op_table.RANDOM_FILLS and type(args[0]) is LocalTensor:
@@ -233,7 +236,7 @@ def run_random_op(mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any
     return ResultBuilder(mode, func, traits, args, kwargs, wanted, None).of(results)
 
 
-def _fill_randomly(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: Any) -> LocalTensor:
+def _fill_randomly(stream: Stream, func: Op, x: LocalTensor, rest: Args, kwargs: Kwargs) -> LocalTensor:
     """A tensor overwritten with random numbers: drawn once for each stream and shape, then copied to all ranks."""
     others = Operands(x._mode, func, rest, kwargs).final
     wanted = refinement(one_row_per_cell(x._partition), stream.partition)

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch._ops import OpOverload as Op
 
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.dispatch.batching import add_dims
 from localtensor.lockstep.dispatch.op_table import Execution, OpTraits
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import Partition, selections
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
 from localtensor.lockstep.values.stacks import cells_of_rows, copy_as_blocks, dense_strides, is_in_blocks, merge_alike
@@ -32,8 +33,9 @@ class ResultBuilder:
     """Builds the return value of a call from the results of its cells."""
 
     def __init__(
-        self, mode: Any, func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition, memory: Memory | None
-    ) -> None:
+        self, mode: Mode, func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition,
+        memory: Memory | None
+    ) -> None:  # fmt: skip
         self.mode, self.func, self.traits, self.args, self.kwargs = mode, func, traits, args, kwargs
         self.final, self.memory = final, memory
 
@@ -47,7 +49,7 @@ class ResultBuilder:
         columns = [result_at(results, index) for index in range(len(returns))]
         return tuple(self.one(index, each) for index, each in enumerate(columns))
 
-    def one(self, index: int, results: list[Any]) -> Any:
+    def one(self, index: int, results: list[Any]) -> object:
         """The result at this position: the argument that was written, or the value of the cells' results."""
         written = self.traits.returns[index]
         if written is None:
@@ -87,7 +89,7 @@ class ResultBuilder:
             return wrap((results[0],), final, self.mode)
         return wrap(*merge_alike(tuple(results), final), self.mode)
 
-    def plain(self, results: list[Any]) -> Any:
+    def plain(self, results: list[Any]) -> object:
         """A plain value: the same on all ranks, or an int of each rank."""
         final = self.final
         rows: list[Any] = []
@@ -131,7 +133,7 @@ def dense_rows(cell: Tensor) -> Tensor:
     return copy_as_blocks(cell)
 
 
-def run_on_cell(func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Partition, cell: int) -> Any:
+def run_on_cell(func: Op, traits: OpTraits, args: Args, kwargs: Kwargs, final: Partition, cell: int) -> Any:
     """The result of the op on one cell: a stack of results if the cell has several rows."""
     rows = final.sizes[cell]
     reader = CellReader(final, cell)
@@ -155,7 +157,7 @@ def run_on_cell(func: Any, traits: OpTraits, args: Any, kwargs: Any, final: Part
     return row_after_row(func, reader, args, kwargs)
 
 
-def _is_mixed_precision(args: Any) -> bool:
+def _is_mixed_precision(args: Args) -> bool:
     """Whether float dtypes differ: batching rules promote where ops do not, as layer_norm's under autocast."""
     return len({x.dtype for x in args if isinstance(x, Tensor) and x.dtype.is_floating_point}) > 1
 
@@ -188,7 +190,7 @@ class CellReader:
             return on_rank(value, self.rank)
         return value
 
-    def map(self, values: Any) -> Any:
+    def map(self, values: Sequence[Any]) -> Any:
         """The part of each of several arguments; `stacked` is set if any has a row for each value."""
         any_stacked, found = False, []
         for value in values:
@@ -201,7 +203,7 @@ class CellReader:
 # -- on the stacks
 
 
-def _on_stack(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs: Any) -> Any:
+def _on_stack(func: Op, traits: OpTraits, reader: CellReader, args: Args, kwargs: Kwargs) -> object:
     flat: list[Any] = []
     stacked: list[Any] = []
     for value in args:
@@ -226,7 +228,7 @@ def _on_stack(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs
     return _pointwise(func, flat, named, stacked)
 
 
-def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> Any:
+def _pointwise(func: Op, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> object:
     """A pointwise op, with dims added behind the dim of rows so that rows broadcast."""
     dims, most, alike = [], 0, True
     for value, is_stacked in zip(args, stacked, strict=True):
@@ -253,7 +255,7 @@ def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[
 # -- under vmap
 
 
-def _under_vmap(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwargs: Any) -> Any:
+def _under_vmap(func: Op, traits: OpTraits, reader: CellReader, args: Args, kwargs: Kwargs) -> Any:
     """The op under vmap.  It writes to copies, which are copied back at the end: a batching rule may write to a copy of
     its own, or fail half-way."""
     level = _functorch._vmap_increment_nesting(reader.rows, "error")
@@ -262,7 +264,7 @@ def _under_vmap(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwar
     fresh: list[tuple[Tensor, Tensor]] = []
     plain_order = True
 
-    def lift(value: Any, *, writes: bool) -> Any:
+    def lift(value: object, *, writes: bool) -> Any:
         nonlocal plain_order
         if isinstance(value, list | tuple):
             return type(value)([lift(one, writes=writes) for one in value])
@@ -288,25 +290,25 @@ def _under_vmap(func: Any, traits: OpTraits, reader: CellReader, args: Any, kwar
     return _with_layout_of_op(func, reader, args, kwargs, done)
 
 
-def _is_contiguous(done: Any) -> bool:
+def _is_contiguous(done: object) -> bool:
     if isinstance(done, list | tuple):
         return all(_is_contiguous(one) for one in done)
     return not isinstance(done, Tensor) or done.is_contiguous()
 
 
-def _remove_batch_dims(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:
+def _remove_batch_dims(value: object, lower: Callable[[Tensor], Tensor]) -> object:
     if isinstance(value, Tensor):
         return lower(value)
     return type(value)([_remove_batch_dims(one, lower) for one in value]) if isinstance(value, list | tuple) else value
 
 
-def _with_layout_of_op(func: Any, reader: CellReader, args: Any, kwargs: Any, done: Any) -> Any:
+def _with_layout_of_op(func: Op, reader: CellReader, args: Args, kwargs: Kwargs, done: object) -> object:
     """The results, with rows laid out in memory as the op lays out the first."""
     first, named = next(row_args(reader, args, kwargs))
     return _with_layout(done, func(*first, **named))
 
 
-def _with_layout(done: Any, alone: Any) -> Any:
+def _with_layout(done: object, alone: Any) -> object:
     if isinstance(done, list | tuple):
         return type(done)([_with_layout(*each) for each in zip(done, alone, strict=True)])
     if not isinstance(done, Tensor):
@@ -320,15 +322,15 @@ def _with_layout(done: Any, alone: Any) -> Any:
 # -- row after row
 
 
-def row_after_row(func: Any, reader: CellReader, args: Any, kwargs: Any) -> PerRow:
+def row_after_row(func: Op, reader: CellReader, args: Args, kwargs: Kwargs) -> PerRow:
     """The op on each row, in order."""
     return PerRow([func(*each, **named) for each, named in row_args(reader, args, kwargs)])
 
 
-def row_args(reader: CellReader, args: Any, kwargs: Any) -> Iterator[Any]:
+def row_args(reader: CellReader, args: Args, kwargs: Kwargs) -> Iterator[Any]:
     """The arguments of each row."""
 
-    def of_row(value: Any, row: int) -> Any:
+    def of_row(value: object, row: int) -> Any:
         if isinstance(value, list | tuple):
             return type(value)([of_row(one, row) for one in value])
         found = reader(value)

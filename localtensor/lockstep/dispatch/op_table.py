@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from localtensor._util.call_sites import Args, Kwargs
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.dispatch import batching_dims as batching_dims  # noqa: PLC0414  # registers its rules
 from localtensor.lockstep.dispatch.batching import BATCHING_RULES, BatchingRule
 from localtensor.lockstep.dispatch.decompositions import LIST_OP_PREFIXES, rewrite_function
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import by_value, one_cell_per_row, refinement
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, on_rank
 from localtensor.lockstep.values.storage import Memory, memory_of, refine
 
 
@@ -229,7 +230,7 @@ VIEW_OPS = {
 }
 
 
-def reshape_in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def reshape_in_place(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run an op that reshapes its first argument, a LocalTensor, in place, or moves it to other memory; returns it."""
     x, name = args[0], func.name()
     if name in VIEW_OPS:
@@ -266,7 +267,7 @@ def share_memory_with(x: LocalTensor, other: Tensor) -> None:
 _memory_by_storage: dict[int, weakref.ref[Memory]] = {}  # by the address of a storage
 
 
-def _move_to_storage(x: LocalTensor, func: Any, args: Any, kwargs: Any) -> None:
+def _move_to_storage(x: LocalTensor, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """Move a tensor to a storage that the program holds, as it does while it loads a file."""
     storage = args[0] if args else torch.UntypedStorage(device=x.device)
     try:
@@ -286,7 +287,7 @@ def _move_to_storage(x: LocalTensor, func: Any, args: Any, kwargs: Any) -> None:
     memory.join(x)
 
 
-def resize_out(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
+def resize_out(func: OpOverload, x: LocalTensor, results: Sequence[Any]) -> None:
     """Update the sizes of a tensor given as out= to those of its cells; `results` are the op's, by cell.
 
     Raises `NotInLockstep` if the rows of a stack need another shape: a stack has no space for it.
@@ -304,7 +305,7 @@ def resize_out(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
             adopt(x, wrap(x._cells, x._partition, x._mode))
 
 
-def _resize(x: LocalTensor, size: Any, **options: Any) -> None:
+def _resize(x: LocalTensor, size: Sequence[Int], **options: Any) -> None:
     final = one_cell_per_row(x._partition)
     for one in size:
         if is_rank_int(one):

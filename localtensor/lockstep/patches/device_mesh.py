@@ -23,19 +23,20 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _python_dispatch
 
+from localtensor._util.call_sites import Fn
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.comms.collectives import StackedValue, select, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import rows_by_cell, take_rows
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.values.formatting import user_place
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import NOWHERE, Partition, by_value, partition, refinement
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
+from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value, partition, refinement
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
 
 @contextmanager
-def _building(mode: Any, rank: int) -> Iterator[None]:
+def _building(mode: Mode, rank: int) -> Iterator[None]:
     """While inside, torch's own code runs as that rank with plain tensors, and groups become families."""
     before = mode.groups.building
     if before is None:
@@ -47,7 +48,7 @@ def _building(mode: Any, rank: int) -> Iterator[None]:
         mode.groups.building = before
 
 
-def _init(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+def _init(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: object) -> None:
     given = kwargs.get("mesh", args[1] if len(args) > 1 else None)
     if given is None:
         given = kwargs.get("_rank_map")
@@ -58,22 +59,22 @@ def _init(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any)
     mesh._hash = None
 
 
-def mesh_ranks(mesh: DeviceMesh) -> Any:
+def mesh_ranks(mesh: DeviceMesh) -> Array:
     """The ranks of a mesh and of its parallel meshes: int64 of shape [meshes, *mesh.shape]."""
     return mesh._layout.remap_to_tensor(mesh._rank_map).numpy()
 
 
-def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
+def coordinates(mode: Mode, mesh: DeviceMesh) -> list[Any]:
     """The coordinate of each rank, for each axis."""
     return _places(mode, mesh)[0]
 
 
-def mesh_members(mode: Any, mesh: DeviceMesh) -> Partition | None:
+def mesh_members(mode: Mode, mesh: DeviceMesh) -> Partition | None:
     """The ranks of a mesh as a partition of one row; None if they are all ranks of the mode."""
     return _places(mode, mesh)[1]
 
 
-def _places(mode: Any, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
+def _places(mode: Mode, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
     kept = mesh.__dict__.get("_lockstep_places")
     if kept is None or kept[0] is not mode.everyone or kept[1] != mode.serial:
         with mode.disable():
@@ -90,21 +91,21 @@ def _places(mode: Any, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
     return kept[2]
 
 
-def _coordinate(mode: Any, original: Any, mesh: DeviceMesh) -> Any:
+def _coordinate(mode: Mode, original: Fn, mesh: DeviceMesh) -> object:
     return original(mesh) if mode.standing is not None else tuple(coordinates(mode, mesh))
 
 
-def _one_coordinate(mode: Any, original: Any, mesh: DeviceMesh, index: int) -> Any:
+def _one_coordinate(mode: Mode, original: Fn, mesh: DeviceMesh, index: int) -> object:
     return original(mesh, index) if mode.standing is not None else coordinates(mode, mesh)[index]
 
 
-def _as_lowest(mode: Any, original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
+def _as_lowest(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: object) -> object:
     """A mesh derived from this one, built for the lowest rank like this one."""
     with _building(mode, int(mesh._rank_map.min())):
         return original(mesh, *args, **kwargs)
 
 
-def _tensor_of(mode: Any, original: Any, full_mesh: torch.Tensor, current_rank: int | None = None) -> Any:
+def _tensor_of(mode: Mode, original: Fn, full_mesh: torch.Tensor, current_rank: int | None = None) -> object:
     if mode.standing is not None or current_rank is not None or full_mesh.shape[0] == 1:
         return original(full_mesh, current_rank)
     with mode.disable():
@@ -147,7 +148,7 @@ def wait_for(value: Any) -> Any:
     return value
 
 
-def for_each_rank_group(mode: Any, ints: Iterable[Any], do: Callable[[Narrowing], Any]) -> Any:
+def for_each_rank_group(mode: Mode, ints: Iterable[Any], do: Callable[[Narrowing], Any]) -> Any:
     """The result of `do` for each rank; it runs once for each group of ranks with equal `ints`.
 
     Its argument is a function that narrows values of all ranks, tensors and ints, to the rank group.
@@ -187,7 +188,7 @@ def _ranks_of_row(held: Partition, row: int) -> Partition:
 
 
 @contextmanager
-def narrow_mode(mode: Any, kind: Partition) -> Iterator[None]:
+def narrow_mode(mode: Mode, kind: Partition) -> Iterator[None]:
     """While inside, the mode has only the ranks of this partition."""
     before = mode.everyone, mode.groups.only
     mode.everyone = mode.groups.only = kind
@@ -197,7 +198,7 @@ def narrow_mode(mode: Any, kind: Partition) -> Iterator[None]:
         mode.everyone, mode.groups.only = before
 
 
-def _narrow_value(mode: Any, value: Any, kind: Partition) -> Any:
+def _narrow_value(mode: Mode, value: Any, kind: Partition) -> object:
     if isinstance(value, LocalTensor):
         with torch._C._DisableTorchDispatch():
             return wrap(*_value_on_ranks(StackedValue(value._cells, value._partition), kind), mode)
@@ -220,7 +221,7 @@ def _value_on_ranks(value: StackedValue, kind: Partition) -> StackedValue:
     return StackedValue(cells, partition(row_of, [len(stack) for stack in stacks]))
 
 
-def keep_ranks(mode: Any, x: Any, kind: Partition | None) -> Any:
+def keep_ranks(mode: Mode, x: object, kind: Partition | None) -> Any:
     """A copy of a tensor on these ranks only; x itself if `kind` is None or x is no tensor."""
     if kind is None or not isinstance(x, Tensor):
         return x
@@ -228,7 +229,7 @@ def keep_ranks(mode: Any, x: Any, kind: Partition | None) -> Any:
         return wrap(*select([stacked_value(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
 
 
-def join_rank_groups(mode: Any, found: Sequence[Any], held: Partition) -> Any:
+def join_rank_groups(mode: Mode, found: Sequence[Any], held: Partition) -> object:
     """One value from a result for each row of a partition.  Raises `NotInLockstep` or `RanksDiverge`."""
     found = [wait_for(one) for one in found]
     first = found[0]

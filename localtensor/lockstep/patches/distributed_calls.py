@@ -23,24 +23,25 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
-from localtensor._util.call_sites import bound_arguments
+from localtensor._util.call_sites import Fn, bound_arguments
 from localtensor.errors import NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import stacked_value
-from localtensor.lockstep.comms.process_groups import LockstepGroup, resolve_group
+from localtensor.lockstep.comms.process_groups import Groups, LockstepGroup, resolve_group
 from localtensor.lockstep.comms.stacked_collectives import GroupFamily
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, patch_distributed, refuse
-from localtensor.lockstep.values.local_tensor import wrap
+from localtensor.lockstep.values.local_tensor import Mode, wrap
+from localtensor.lockstep.values.partition import Array
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
 
 
-def object_from_source(mode: Any, thing: Any, source: Any) -> Any:
+def object_from_source(mode: Mode, thing: object, source: Array) -> object:
     """The object that each rank gets from rank `source[rank]`; nothing where that is negative."""
     return select_objects(mode, [thing], np.where(source >= 0, 0, -1), source)
 
 
-def select_objects(mode: Any, things: Sequence[Any], number: Any, source: Any) -> Any:
+def select_objects(mode: Mode, things: Sequence[Any], number: Array, source: Array) -> object:
     """The object `things[number[rank]]` for each rank, as rank `source[rank]` has it.
 
     Raises `NotInLockstep` if it differs between ranks, apart from tensors and ints.
@@ -55,7 +56,7 @@ def select_objects(mode: Any, things: Sequence[Any], number: Any, source: Any) -
     return _pytree.tree_unflatten(selected, structure)
 
 
-def _select_leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int]) -> Any:
+def _select_leaf(mode: Mode, leaves: list[Any], number: Array, source: Array, used: list[int]) -> object:
     first = leaves[used[0]]
     if all(isinstance(leaves[index], Tensor) for index in used):
         with plain_dispatch():
@@ -81,7 +82,7 @@ def install() -> None:
             patch_attribute(owner, name, replacement)
 
 
-def _group_or_default(group: Any) -> LockstepGroup:
+def _group_or_default(group: Groups) -> LockstepGroup:
     found: Any = group or c10d._get_default_group()
     return found  # type: ignore[no-any-return]
 
@@ -95,15 +96,15 @@ def _root(options: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
     return group.place(c10d._canonicalize_group_rank(group, given, by_group))
 
 
-def _as_root(mode: Any, family: GroupFamily, root: int) -> AbstractContextManager[None]:
+def _as_root(mode: Mode, family: GroupFamily, root: int) -> AbstractContextManager[None]:
     members = family.groups[0]
-    return mode.standing_at(members[root] if 0 <= root < len(members) else members[0])  # type: ignore[no-any-return]
+    return mode.standing_at(members[root] if 0 <= root < len(members) else members[0])
 
 
 def _run_as_root(name: str) -> Patch:
     """A patch that runs torch's own code as the root, whose list the call's argument is."""
 
-    def replacement(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def replacement(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
         options = bound_arguments(original, args, kwargs)
         family = resolve_group(mode, _group_or_default(options.get("group"))).family
         with _as_root(mode, family, _root(options, name)):
@@ -112,12 +113,12 @@ def _run_as_root(name: str) -> Patch:
     return replacement
 
 
-def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _barrier(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     with mode.standing_at(mode.ranks[0]):
         return original(*args, **kwargs)
 
 
-def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _all_to_all_single(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """Splits that differ by rank bypass c10d's op, which takes plain ints only."""
     options = bound_arguments(original, args, kwargs)
     splits = [list(options.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
@@ -132,12 +133,12 @@ def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> A
 # -- object collectives
 
 
-def _sources(family: GroupFamily, place: int) -> Any:
+def _sources(family: GroupFamily, place: int) -> Array:
     """The member of each rank's group at this position; -1 for ranks in no group."""
     return np.where(family.members, family.matrix[family.index, place], -1)  # type: ignore[index]
 
 
-def _family_of_one_size(mode: Any, call: str, options: dict[str, Any]) -> GroupFamily:
+def _family_of_one_size(mode: Mode, call: str, options: dict[str, Any]) -> GroupFamily:
     family = resolve_group(mode, _group_or_default(options.get("group"))).family
     if family.matrix is None:
         problem = "its groups are of different sizes, and so would be their lists"
@@ -145,14 +146,14 @@ def _family_of_one_size(mode: Any, call: str, options: dict[str, Any]) -> GroupF
     return family
 
 
-def _all_gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _all_gather_object(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family = _family_of_one_size(mode, "all_gather_object", options)
     for place in range(len(family.groups[0])):
         options["object_list"][place] = object_from_source(mode, options["obj"], _sources(family, place))
 
 
-def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _gather_object(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family = _family_of_one_size(mode, "gather_object", options)
     root, found = _root(options, "dst"), options.get("object_gather_list")
@@ -164,14 +165,14 @@ def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
         found[place] = object_from_source(mode, options["obj"], source)  # type: ignore[index]
 
 
-def _broadcast_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _broadcast_object_list(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family, things = _family_of_one_size(mode, "broadcast_object_list", options), options["object_list"]
     own = np.where(family.members, _sources(family, _root(options, "src")), np.arange(family.world))
     things[:] = [object_from_source(mode, thing, own) for thing in things]
 
 
-def _scatter_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _scatter_object_list(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     family, root = _family_of_one_size(mode, "scatter_object_list", options), _root(options, "src")
     things = options.get("scatter_object_input_list") or ()
@@ -199,7 +200,7 @@ DISTRIBUTED_PATCHES: dict[str, Patch] = {
 # -- functional collectives, and those with gradients
 
 
-def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _permute_tensor(mode: Mode, original: Fn, *args: object, **kwargs: object) -> Tensor:
     """Each rank sends all its elements to one other, as an all-to-all with splits that differ by rank."""
     options = bound_arguments(original, args, kwargs)
     x, order, group = options["self"], list(options["src_dst"]), options["group"]
@@ -212,20 +213,20 @@ def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     return functional.all_to_all_single(x, got, sent, group, options.get("tag", ""))
 
 
-def _find_group(mode: Any, original: Any, tag: str, ranks: list[int]) -> Any:
+def _find_group(mode: Mode, original: Fn, tag: str, ranks: list[int]) -> LockstepGroup:
     for group in mode.groups.by_name.values():
         if len(group.family.groups) == 1 and list(group.family.groups[0]) == list(ranks):
             return group
     return mode.groups.new_group(ranks)
 
 
-def _forward_as_root(mode: Any, original: Any, ctx: Any, root: int, group: Any, *tensors: Any) -> Any:
+def _forward_as_root(mode: Mode, original: Fn, ctx: Any, root: int, group: Groups, *tensors: Tensor) -> object:
     found = _group_or_default(group)
     with _as_root(mode, resolve_group(mode, found).family, found.place(c10d._canonicalize_group_rank(found, root))):
         return original(ctx, root, group, *tensors)
 
 
-def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
+def _broadcast_backward(mode: Mode, original: Fn, ctx: Any, grad: Tensor) -> object:
     """The gradient reduced to the root, and zeros on the others."""
     group = _group_or_default(ctx.group)
     total = with_gradients._Reduce.apply(ctx.src, c10d.ReduceOp.SUM, ctx.group, grad)
@@ -239,14 +240,16 @@ def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
     return None, None, wrap(*kept, mode)
 
 
-def _all_to_all_forward(mode: Any, original: Any, ctx: Any, group: Any, out: Any, *tensors: Any) -> Any:
+def _all_to_all_forward(
+    mode: Mode, original: Fn, ctx: Any, group: Groups, out: list[Tensor], *tensors: Tensor
+) -> tuple[Tensor, ...]:
     ctx.group = group
     ctx.input_tensor_size_list = [x.size() for x in tensors]
     c10d.all_to_all(out, [x.contiguous() for x in tensors], group=group)
     return tuple(out)
 
 
-def _canonical(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _canonical(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     """torch's group rank as an int.  Raises `RanksDiverge` if it differs between ranks."""
     found = original(*args, **kwargs)
     return found if kwargs.get("return_global") else int(found)

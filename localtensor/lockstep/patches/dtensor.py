@@ -15,28 +15,32 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
-from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _MaskPartial, _StridedShard
 
+from localtensor._util.call_sites import Fn
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import for_each_rank_group, keep_ranks, wait_for
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute
 from localtensor.lockstep.patches.shard_offsets import shard_sizes_and_starts, take_chunk
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.partition import NOWHERE, by_value, partition
-from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, rank_values
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
+from localtensor.lockstep.values.partition import NOWHERE, Array, by_value, partition
+from localtensor.lockstep.values.rank_int import Int, is_rank_int, rank_int, rank_values
+
+AnyShard = Shard | _StridedShard
 
 
-def _any_differs(*values: Any) -> bool:
+def _any_differs(*values: object) -> bool:
     return any(is_rank_int(value) for value in values)
 
 
 def by_rank_group(place: int, name: str) -> Patch:
     """A patch that runs torch's own function for each rank group by one argument: ints, or a tensor's sizes."""
 
-    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def patch(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
         given = args[place] if place < len(args) else kwargs[name]
         given = _sizes(given) if isinstance(given, Tensor) else given
         ints = given if isinstance(given, Sequence) else (given,)
@@ -51,7 +55,7 @@ def by_rank_group(place: int, name: str) -> Patch:
 
 
 def _select_split(
-    mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any
+    mode: Mode, original: Fn, shard: AnyShard, tensor: Tensor, num_chunks: int, index: Int, **options: Any
 ) -> Any:
     """Each rank's own chunk; torch cuts all chunks on each rank."""
     if not is_rank_int(index):
@@ -69,24 +73,24 @@ def _select_split(
     return for_each_rank_group(mode, _sizes(tensor), cut)
 
 
-def _sizes(x: Any) -> Any:
+def _sizes(x: object) -> Any:
     """The sizes of a tensor if they may differ between ranks, else ()."""
     return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
 
 
-def _indices_of_ranks(index: Any) -> Any:
+def _indices_of_ranks(index: Any) -> Array:
     held = index.node.held
     return np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
 
 
-def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any, *, keep_order: bool) -> LocalTensor:
+def _chunk(mode: Mode, tensor: Tensor, dim: int, chunks: int, index: Int, *, keep_order: bool) -> LocalTensor:
     with plain_dispatch():
         return wrap(
             *take_chunk(stacked_value(mode, tensor), dim, chunks, _indices_of_ranks(index), keep_order=keep_order), mode
         )
 
 
-def _select_by_index(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
+def _select_by_index(mode: Mode, listed: Sequence[Tensor], index: Any) -> object:
     """A copy of the tensor at each rank's index."""
     if not is_rank_int(index):
         return listed[index].clone()
@@ -94,13 +98,13 @@ def _select_by_index(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
         return wrap(*select([stacked_value(mode, x) for x in listed], _indices_of_ranks(index)), mode)
 
 
-def _select_shard(mode: Any, original: Any, shards: Sequence[Tensor], shard_index: Any) -> Any:
+def _select_shard(mode: Mode, original: Fn, shards: Sequence[Tensor], shard_index: Int) -> object:
     return _select_by_index(mode, shards, shard_index)
 
 
 def _unpad_with_sizes(
-    mode: Any, original: Any, dim: int, local_tensor: Tensor, pad_sizes: Sequence[int], rank: Any, contiguous: bool
-) -> Any:
+    mode: Mode, original: Fn, dim: int, local_tensor: Tensor, pad_sizes: Sequence[int], rank: Any, contiguous: bool
+) -> object:
     """Remove each rank's own padding, `pad_sizes[rank]`."""
     places = rank_values(rank, mode.world)
     if places is None:
@@ -113,7 +117,7 @@ def _unpad_with_sizes(
     return kept.contiguous() if contiguous else kept
 
 
-def _pad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
+def _pad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Int) -> object:
     if not _any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     pad: list[Any] = [0, 0] * (tensor.dim() - pad_dim)
@@ -121,14 +125,14 @@ def _pad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) 
     return torch.nn.functional.pad(tensor, pad)
 
 
-def _unpad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
+def _unpad(mode: Mode, original: Fn, tensor: Tensor, pad_dim: int, pad_size: Any) -> object:
     if not _any_differs(pad_size):
         return original(tensor, pad_dim, pad_size)
     tensor = _on_holders(mode, tensor, pad_size)
     return tensor.narrow(pad_dim, 0, tensor.size(pad_dim) - pad_size)
 
 
-def _on_holders(mode: Any, x: Tensor, number: Any) -> Any:
+def _on_holders(mode: Mode, x: Tensor, number: torch.SymInt) -> Tensor:
     """The tensor on the ranks that hold this int: on a mesh of some ranks, the others hold none."""
     held = number.node.held
     return x if held is None else keep_ranks(mode, x, partition(np.where(held, 0, NOWHERE), [1]))
@@ -138,9 +142,9 @@ def _on_holders(mode: Any, x: Tensor, number: Any) -> Any:
 
 
 def _scatter(
-    mode: Any, original: Any, output: Any, scatter_list: Any, mesh: Any, mesh_dim: int = 0, async_op: bool = False,
+    mode: Mode, original: Fn, output: Tensor, scatter_list: list[Tensor] | None, mesh: Any, mesh_dim: int = 0, async_op: bool = False,
     *, group_src: int = 0,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """Scatter from the roots of all groups at once; in lockstep every rank has the list."""
     if output.is_meta:
         return None
@@ -153,7 +157,9 @@ def _scatter(
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 
-def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
+def _all_to_all(
+    mode: Mode, original: Fn, local: Tensor, gather_dim: int, shard_dim: int, mesh: DeviceMesh, mesh_dim: int
+) -> object:
     """DTensor's algorithm for this device: on the CPU, gather all, then keep a chunk."""
     index = mesh.get_local_rank(mesh_dim)
     if mesh.device_type != "cpu" or not is_rank_int(index):
@@ -163,8 +169,8 @@ def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim
 
 
 def _to_replicate(
-    mode: Any, original: Any, shard: Any, local: Any, mesh: Any, mesh_dim: int, current_logical_shape: Any
-) -> Any:
+    mode: Mode, original: Fn, shard: AnyShard, local: Any, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: Any
+) -> object:
     """Gather uneven shards in three steps; shards that are even, or uneven on several axes, as torch does."""
     size = current_logical_shape[shard.dim]
     quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
@@ -176,7 +182,7 @@ def _to_replicate(
 _to_replicate_by_kind = by_rank_group(4, "current_logical_shape")
 
 
-def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
+def _chunk_cat(mode: Mode, original: Fn, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
     """Chunks along one dim concatenated along another, as for gathers and scatters on dims other than 0."""
 
     def of_kind(of: Any) -> Any:
@@ -192,7 +198,7 @@ def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow
 # -- the rows of an embedding
 
 
-def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
+def _mask(mode: Mode, original: Fn, tensor: Tensor, offset: Int, size: Int) -> Any:
     """The mask of rows that a rank does not have, and the indices of the others in its shard."""
     if not _any_differs(offset, size):
         return original(tensor, offset, size)
@@ -201,7 +207,7 @@ def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
     return mask, torch.where(mask, 0, tensor - start).to(tensor.dtype)
 
 
-def _as_tensor(mode: Any, number: Any) -> Any:
+def _as_tensor(mode: Mode, number: Any) -> Any:
     """The int of each rank as a tensor without dims; a plain int as it is."""
     values = rank_values(number, mode.world)
     if values is None:
@@ -215,7 +221,7 @@ def _as_tensor(mode: Any, number: Any) -> Any:
 # -- shapes
 
 
-def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: Any) -> Any:
+def _global_shape(mode: Mode, original: Fn, shape: Any, mesh: DeviceMesh, placements: Any) -> object:
     """The global shape: the sum of all ranks' sizes on the sharded dim, which torch gathers."""
     if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
@@ -232,9 +238,9 @@ def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: A
 
 
 def _shapes_and_offsets(
-    mode: Any, original: Any, global_shape: Any, mesh_shape: Any, my_coordinate: Any, placements: Any,
+    mode: Mode, original: Fn, global_shape: Sequence[Int], mesh_shape: Sequence[int], my_coordinate: Any, placements: Any,
     skip_offset: bool = False,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """The shape of each rank's shard, and its offset in the whole tensor."""
     if my_coordinate is None or _any_differs(*global_shape):
         return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
@@ -251,15 +257,15 @@ def _shapes_and_offsets(
     return tuple(shape), () if skip_offset else tuple(offset)
 
 
-def _is_shard(placement: Any) -> bool:
+def _is_shard(placement: Placement) -> bool:
     return isinstance(placement, Shard | _StridedShard)
 
 
-def _cut(placement: Any, chunks: int) -> tuple[int, int]:
+def _cut(placement: Placement, chunks: int) -> tuple[int, int]:
     return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
 
 
-def _entries_at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+def _entries_at(mode: Mode, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """The entry of each rank in each table, by its coordinates."""
     index: list[Any] = []
     held = np.ones(mode.world, bool)
@@ -272,15 +278,16 @@ def _entries_at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list
     return [rank_int(table[where], None if held.all() else held) for table in tables]
 
 
-def _size(mode: Any, original: Any, curr_local_size: Any, num_chunks: Any, rank: Any) -> Any:
+def _size(mode: Mode, original: Fn, curr_local_size: Int, num_chunks: int, rank: Int) -> object:
     """The size of each rank's shard, and its first index; torch 2.11 also branches on the rank."""
     by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
     return for_each_rank_group(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
 
 
 def _strided_size(
-    mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, *offsets: Any, **named: Any
-) -> Any:
+    mode: Mode, original: Fn, shard: AnyShard, curr_local_size: Int, num_chunks: int, rank: Int,
+    *offsets: object, **named: object,
+) -> object:  # fmt: skip
     """The size of each rank's strided shard, and its offsets by `offset_mode` (before 2.13 `return_first_offset`)."""
     offset_mode = next(iter((*offsets, *named.values())), None)
     wants_all = offset_mode is False or getattr(offset_mode, "name", "") == "ALL"
@@ -298,7 +305,7 @@ def _strided_size(
     return for_each_rank_group(mode, [curr_local_size], of_kind)
 
 
-def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: Any) -> Any:
+def _length(mode: Mode, original: Fn, sharded_indices: Sequence[Tensor], rank: Int) -> object:
     if not is_rank_int(rank):
         return original(sharded_indices, rank)
     return _entries_at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
@@ -307,7 +314,9 @@ def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: A
 # -- meshes that leave ranks out
 
 
-def _shard(mode: Any, original: Any, shard: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+def _shard(
+    mode: Mode, original: Fn, shard: AnyShard, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+) -> object:
     found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
     return keep_ranks(mode, found, device_mesh.mesh_members(mode, mesh))
 
@@ -315,11 +324,15 @@ def _shard(mode: Any, original: Any, shard: Any, tensor: Tensor, mesh: Any, *arg
 _shard_by_kind = by_rank_group(1, "tensor")
 
 
-def _replicate(mode: Any, original: Any, cls: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+def _replicate(
+    mode: Mode, original: Fn, cls: type, tensor: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+) -> object:
     return keep_ranks(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.mesh_members(mode, mesh))
 
 
-def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+def _from_local(
+    mode: Mode, original: Fn, ctx: Any, local: Tensor, mesh: DeviceMesh, *args: object, **kwargs: object
+) -> object:
     return original(ctx, keep_ranks(mode, local, device_mesh.mesh_members(mode, mesh)), mesh, *args, **kwargs)
 
 
@@ -370,7 +383,7 @@ def install() -> None:
 def _waiting_first(replacement: Patch) -> Patch:
     """The patch with all arguments waited for: a functional collective returns a wrapper."""
 
-    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def patch(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
         return replacement(
             mode, original, *map(wait_for, args), **{name: wait_for(value) for name, value in kwargs.items()}
         )

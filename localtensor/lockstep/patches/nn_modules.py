@@ -8,23 +8,25 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
+from localtensor._util.call_sites import Args, Fn, Kwargs
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
 from localtensor.lockstep.values.formatting import as_if_padded
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
-from localtensor.lockstep.values.rank_int import is_rank_int
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
+from localtensor.lockstep.values.rank_int import Int, is_rank_int
 
 # -- torch.nn
 
 
-def _swap(original: Any, one: Tensor, other: Tensor) -> None:
+def _swap(original: Fn, one: Tensor, other: Tensor) -> None:
     """Swap two tensors, as `Module.to` does.
 
     torch refuses tensors with weak references, which a memory has to its views: they leave it meanwhile.
@@ -43,8 +45,8 @@ def _swap(original: Any, one: Tensor, other: Tensor) -> None:
                 memory.join(each)
 
 
-def _hash_of(original: Any) -> Any:
-    def __hash__(self: Any) -> int:  # noqa: N807
+def _hash_of(original: Fn) -> Any:
+    def __hash__(self: torch.SymInt) -> int:  # noqa: N807
         if is_rank_int(self):
             why = "it would be another key on each rank; the sizes of a whole DTensor, for one, are the same on all"
             raise NotInLockstep(f"hash({self.node.words})", why)
@@ -53,7 +55,7 @@ def _hash_of(original: Any) -> Any:
     return __hash__
 
 
-def _validate_loaded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _validate_loaded(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     """Validate the sparse tensors of each rank, below any mode, since torch reads their memory."""
     of_thread = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)  # since 2.15
     waiting = of_thread() if of_thread else getattr(torch._utils, "_sparse_tensors_to_validate", [])
@@ -68,39 +70,39 @@ def _validate_loaded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Non
 class RankChunks(list[Any]):
     """The chunks of a tensor, indexed by an int of each rank."""
 
-    def __init__(self, mode: Any, chunks: Sequence[Tensor]) -> None:
+    def __init__(self, mode: Mode, chunks: Sequence[Tensor]) -> None:
         super().__init__(chunks)
         self.mode = mode
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: SupportsIndex | slice) -> Any:
         if not is_rank_int(place):
             return super().__getitem__(place)
         with plain_dispatch():
             return wrap(*select([stacked_value(self.mode, x) for x in self], place.node.values), self.mode)
 
 
-def _chunk_with_empty(mode: Any, original: Any, tensor: Tensor, num_chunks: int, dim: int) -> Any:
+def _chunk_with_empty(mode: Mode, original: Fn, tensor: Tensor, num_chunks: int, dim: int) -> RankChunks:
     """Chunks where ranks beyond the last get zero rows, while torch gives them an empty tensor of one dim."""
     found = list(torch.chunk(tensor, num_chunks, dim=dim))
     return RankChunks(mode, found + [tensor.narrow(dim, 0, 0)] * (num_chunks - len(found)))
 
 
-def _size_of_chunk(mode: Any, original: Any, chunk: Tensor, unchunked_size: Any, dim: int) -> Any:
+def _size_of_chunk(mode: Mode, original: Fn, chunk: Tensor, unchunked_size: Int, dim: int) -> torch.Size:
     return chunk.size() if is_rank_int(chunk.numel()) else original(chunk, unchunked_size, dim)
 
 
-def _run_padded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_padded(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     with as_if_padded():
         return original(*args, **kwargs)
 
 
-def _keep_storage(mode: Any, original: Any, tensor: Tensor) -> None:
+def _keep_storage(mode: Mode, original: Fn, tensor: Tensor) -> None:
     """Keep the memory of a LocalTensor: FSDP2 refills it before it reads it."""
     if not isinstance(tensor, LocalTensor):
         original(tensor)
 
 
-def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def copy_in(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
     """The input of FSDP2's gather; it need not be written to the output, since the gather does so."""
     inputs, output, *_ = args
     return torch.cat([x.reshape(-1) for x in inputs]).to(output.dtype), output

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils._device
+from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import bound_arguments, undecorated
+from localtensor._util.call_sites import Fn, bound_arguments, undecorated
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
-from localtensor.lockstep.values.local_tensor import LocalTensor
-from localtensor.lockstep.values.rank_int import rank_values
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
+from localtensor.lockstep.values.rank_int import Int, rank_values
 from localtensor.lockstep.values.stacks import stack_nested
 
 Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
@@ -54,7 +55,7 @@ def patch_distributed(name: str, replacement: Patch) -> None:
             setattr(owner, name, made)
 
 
-def patch_attribute(owner: Any, name: str, replacement: Patch) -> None:
+def patch_attribute(owner: object, name: str, replacement: Patch) -> None:
     """Patch `owner.name`, a function, method, staticmethod or classmethod."""
     raw = vars(owner).get(name, getattr(owner, name)) if isinstance(owner, type) else getattr(owner, name)
     kind = type(raw) if isinstance(raw, staticmethod | classmethod) else None
@@ -62,10 +63,10 @@ def patch_attribute(owner: Any, name: str, replacement: Patch) -> None:
     setattr(owner, name, made if kind is None else kind(made))
 
 
-def dispatch_by_mode(original: Any, replacement: Patch) -> Any:
+def dispatch_by_mode(original: Fn, replacement: Patch) -> Fn:
     """A function that calls `replacement` in a thread with a mode, else the original."""
 
-    def routed(*args: Any, **kwargs: Any) -> Any:
+    def routed(*args: object, **kwargs: object) -> object:
         mode = ambient.lockstep()
         return original(*args, **kwargs) if mode is None else replacement(mode, original, *args, **kwargs)
 
@@ -80,7 +81,7 @@ def dispatch_by_mode(original: Any, replacement: Patch) -> Any:
 def refuse(call: str, why: str) -> Patch:
     """A patch that raises `NotInLockstep`."""
 
-    def patch(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def patch(mode: Mode, original: Fn, *args: object, **kwargs: object) -> Tensor:
         raise NotInLockstep(call, why)
 
     return patch
@@ -101,7 +102,7 @@ def _patch_within_decorators(decorated: Any, replacement: Patch) -> None:
     )
 
 
-def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+def _init_process_group(mode: Mode, original: Fn, *args: object, **kwargs: object) -> None:
     options = bound_arguments(original, args, kwargs)
     rank = options.pop("rank", -1)
     by_rank = rank_values(rank, mode.world)
@@ -120,12 +121,11 @@ def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> 
     world.implicit = False
 
 
-def _new_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
-    made: LockstepGroup = mode.groups.new_group(bound_arguments(original, args, kwargs).get("ranks"))
-    return made
+def _new_group(mode: Mode, original: Fn, *args: object, **kwargs: object) -> LockstepGroup:
+    return mode.groups.new_group(bound_arguments(original, args, kwargs).get("ranks"))
 
 
-def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _subgroups(mode: Mode, original: Fn, *args: object, **kwargs: object) -> object:
     lists = [sorted(ranks) for ranks in bound_arguments(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
     if not lists:
         return original(*args, **kwargs)  # raises
@@ -133,7 +133,7 @@ def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     return mine, [mine if len(lists) == 1 else mode.groups.make([ranks]) for ranks in lists]
 
 
-def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
+def _split_group(mode: Any, original: Fn, *args: object, **kwargs: object) -> LockstepGroup:
     """The group of each rank's part; each group of the parent is split alike."""
     options = bound_arguments(original, args, kwargs)
     parent, splits = options.get("parent_pg") or mode.groups.default_pg, options.get("split_ranks")
@@ -147,7 +147,7 @@ def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Lockste
     return made
 
 
-def _destroy(mode: Any, original: Any, group: Any = None) -> None:
+def _destroy(mode: Mode, original: Fn, group: LockstepGroup | None = None) -> None:
     if group is None or group is mode.groups.default_pg:
         if mode.groups.default_pg is None:
             original(group)  # raises
@@ -166,7 +166,7 @@ _GROUP_PATCHES: dict[str, Patch] = {
 }
 
 
-def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
+def _manual_seed(mode: Mode, original: Fn, seed: Int) -> object:
     by_rank = rank_values(seed, mode.world)
     if by_rank is None:
         made = original(seed)
@@ -176,12 +176,12 @@ def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
     return torch.default_generator
 
 
-def _get_rng_state(mode: Any, original: Any) -> Any:
+def _get_rng_state(mode: Mode, original: Fn) -> Tensor:
     stream = mode.streams.of()
     return mode.gather({r: stream.state_on(r) for r in mode.ranks}) if stream.states else original()
 
 
-def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
+def _set_rng_state(mode: Mode, original: Fn, new_state: Tensor) -> None:
     stream = mode.streams.of()
     if not isinstance(new_state, LocalTensor):
         original(new_state)
@@ -193,7 +193,7 @@ def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
     stream.set_on(held.row_of, states)
 
 
-def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+def _tensor(mode: Mode, original: Fn, data: object, **options: Any) -> object:
     """A tensor of nested lists that hold LocalTensors, made without reading their numbers, which may differ."""
     found = stack_nested(data, LocalTensor, original)
     if found is None:
@@ -202,7 +202,7 @@ def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
     return found.requires_grad_(options.get("requires_grad", False))
 
 
-def _as_tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+def _as_tensor(mode: Mode, original: Fn, data: object, **options: object) -> object:
     return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
 
 

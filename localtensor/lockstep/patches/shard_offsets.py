@@ -4,7 +4,7 @@ A dim can be cut by several axes of a mesh, from left to right.  A cut is (chunk
 torch.chunk and have stride 0; a strided one cuts the dim into `stride` pieces first, and a shard is a chunk of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from localtensor.layout.shards import chunk_bounds
 from localtensor.lockstep.comms.collectives import StackedValue
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, partition
 from localtensor.lockstep.values.stacks import merge_alike
 
@@ -67,7 +68,7 @@ def _chunks(whole: Array, chunks: int) -> list[Array]:
     return [whole[step * place : step * (place + 1)] for place in range(chunks)]
 
 
-def take_chunk(value: StackedValue, dim: int, chunks: int, index: Any, *, keep_order: bool = False) -> StackedValue:
+def take_chunk(value: StackedValue, dim: int, chunks: int, index: Array, *, keep_order: bool = False) -> StackedValue:
     """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; a contiguous copy.
 
     `index` is int64 of shape [world]; a rank whose index is negative takes nothing.  With `keep_order`, the dims of a
@@ -100,7 +101,9 @@ def _order(stack: Tensor) -> list[int]:
     return [0, *sorted(range(1, stack.dim()), key=lambda dim: -int(stack.stride()[dim]))]
 
 
-def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:
+def _pieces(
+    stack: Tensor, dim: int, chunks: int, row: Array, index: Array, here: Array
+) -> Iterator[tuple[Tensor, Array, Array]]:
     """For each chunk size: a stack of chunks, the rows that ranks take, and those ranks."""
     size = stack.shape[dim]
     lengths = [length for _, length in chunk_bounds(size, chunks)]
@@ -122,13 +125,13 @@ def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: An
             break
 
 
-def all_gather(x: Tensor, dim: int, group: Any) -> Any:
+def all_gather(x: Tensor, dim: int, group: tuple[DeviceMesh, int]) -> Any:
     """torch's functional all_gather, under its name in this version."""
     one: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
     return one(x, dim, group)
 
 
-def gather_uneven(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int) -> LocalTensor:
+def gather_uneven(mode: Mode, local: LocalTensor, dim: int, size: int, mesh: DeviceMesh, mesh_dim: int) -> LocalTensor:
     """The whole tensor, `size` long along `dim`, of each rank's shard, which may be short or empty.
 
     Shards are padded, gathered and cut back in three steps, where torch takes a dozen ops.

@@ -5,35 +5,53 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from localtensor._util import ambient
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.collectives.compare import difference_text, same_bits, short_text
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
-from localtensor.lockstep.values.partition import Partition, by_value, one_row_per_rank, partition
+from localtensor.lockstep.values.partition import Array, Partition, by_value, one_row_per_rank, partition
 from localtensor.lockstep.values.rank_int import rank_int
+from localtensor.lockstep.values.rng_streams import Streams
 from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank
 from localtensor.lockstep.values.storage import Memory
 
+if TYPE_CHECKING:
+    from localtensor.lockstep.comms.process_groups import LockstepWorld
+
+Shapes = tuple[tuple[int, ...], ...]
 _make = torch.Tensor._make_wrapper_subclass
 
 
 class Mode(Protocol):
-    """The parts of LocalTensorMode that a LocalTensor uses."""
+    """LocalTensorMode, to the modules that it imports."""
 
     world: int
+    ranks: tuple[int, ...]
     everyone: Partition
+    serial: int
+    streams: Streams
+    groups: LockstepWorld
+    in_flight: list[Any]
+    standing: int | None
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def gather(self, values: Mapping[int, Tensor]) -> Any: ...
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any: ...
+    def gather(self, values: Mapping[int, Tensor]) -> LocalTensor: ...
+    def rank_map(self, make: Callable[[int], Tensor]) -> LocalTensor: ...
+    def disable(self) -> AbstractContextManager[None]: ...
+    def standing_at(self, rank: int | None) -> AbstractContextManager[None]: ...
+    def check_not_in_flight(self, x: Tensor, op: str) -> None: ...
+    def check_read(self, x: Tensor, op: str) -> None: ...
 
 
 class LocalTensor(Tensor):
@@ -69,14 +87,14 @@ class LocalTensor(Tensor):
             made.requires_grad_()
         return made
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__()
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: OpOverload, types: Sequence[type[Tensor]], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         """Run an op outside of the mode, by the mode in which the tensor was made."""
         for kind in types:
@@ -145,17 +163,17 @@ class LocalTensor(Tensor):
 
     # -- methods of any tensor
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         with torch._C._DisableTorchDispatch():
             return format_tensor(self.values(), self._partition, self.requires_grad)
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> Array:
         """The one value of all ranks.  Raises `RanksDisagree`."""
         value = self.reconcile()
         with torch._C._DisableTorchDispatch():
             return value.numpy(force=force)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype)  # a copy already
 
     def tolist(self) -> Any:
@@ -196,7 +214,7 @@ class LocalTensor(Tensor):
         found: LocalTensor = memo[id(self)]
         return found
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         with torch._C._DisableTorchDispatch():
             cells = tuple(cell.detach().clone() for cell in self._cells)
         return unpickled, (cells, self._partition, self.requires_grad, self._extra())
@@ -210,7 +228,7 @@ class LocalTensor(Tensor):
         return [f"_cell_{number}" for number in range(len(self._cells))], (self._partition, self._mode)
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> LocalTensor:
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: object, stride: object) -> LocalTensor:
         partition, mode = context
         return wrap(tuple(inner[f"_cell_{number}"] for number in range(len(inner))), partition, mode)
 
@@ -220,11 +238,11 @@ class LocalTensor(Tensor):
         raise AttributeError(f"'LocalTensor' object has no attribute {name!r}")
 
     @property
-    def nbytes(self) -> Any:  # type: ignore[override]
+    def nbytes(self) -> int:  # type: ignore[override]
         return self.numel() * self.element_size()
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Tensor:
         return self.detach()
 
     @data.setter
@@ -264,7 +282,7 @@ def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Me
     return x
 
 
-def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[Shapes, Shapes]:
     """The shape of each cell's rows, and their strides (empty if not strided)."""
     shapes = tuple(tuple(c.shape[1:] if k > 1 else c.shape) for c, k in zip(cells, partition.sizes, strict=True))
     if cells[0].layout is not torch.strided:
@@ -274,10 +292,10 @@ def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[
 
 
 @lru_cache(4096)
-def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], list[Any] | None]:
+def _sizes(partition: Partition, shapes: Shapes, strides: Shapes) -> tuple[list[Any], list[Any] | None]:
     """The size and the stride of each dim: an int, or an int of each rank."""
 
-    def by_rank(numbers: Any) -> list[Any]:
+    def by_rank(numbers: Shapes) -> list[Any]:
         rows = np.repeat(np.array(numbers, np.int64).reshape(len(partition.sizes), -1), partition.sizes, axis=0)
         held = partition.held
         return [rank_int(rows[:, dim][partition.row_of], held) for dim in range(rows.shape[1])]
@@ -290,7 +308,7 @@ def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], 
     return by_rank(shapes), by_rank(strides) if strides else None
 
 
-def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
+def size_query(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> object:
     """The size, stride or contiguity (by the op's name) of a tensor whose shape differs between ranks."""
     shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
     if name == "dim":
@@ -338,7 +356,7 @@ def from_ranks(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
     return wrap(own, held, mode)
 
 
-def _first_mode(values: Any) -> Any:
+def _first_mode(values: Iterable[Any]) -> Any:
     for value in values:
         if isinstance(value, LocalTensor):
             return value._mode

@@ -65,7 +65,7 @@ class Partition:
 _known: WeakValueDictionary[Hashable, Partition] = WeakValueDictionary()
 
 
-def partition(row_of: Any, sizes: Any) -> Partition:
+def partition(row_of: Array | Sequence[int], sizes: Array | Sequence[int]) -> Partition:
     """The partition in which rank r reads row `row_of[r]`, and cells have these numbers of rows.
 
     >>> partition([0, 0, 1, 1], [2]) is partition([0, 0, 1, 1], [2])
@@ -119,7 +119,7 @@ def one_row_per_rank(held: Sequence[int], world: int) -> Partition:
     return partition(rows, [len(held)])
 
 
-def by_value(values: Any, held: Any = None) -> Partition:
+def by_value(values: Array, held: Array | None = None) -> Partition:
     """The partition in which ranks with equal values share a row; each row is a cell, in the order of the values.
 
     >>> by_value([7, 7, 3]).row_of.tolist()
@@ -206,7 +206,7 @@ def selections(fine: Partition, coarse: Partition) -> tuple[RowSelection, ...]:
     return tuple(found)
 
 
-def _row_selection(cell: int, rows: Any, size: int) -> RowSelection:
+def _row_selection(cell: int, rows: Array, size: int) -> RowSelection:
     if size == 1:
         return RowSelection(cell, None, stacked=False)
     if (rows == rows[0]).all():

@@ -3,8 +3,9 @@
 They are SymInts: arithmetic and comparison work on all ranks at once, see lockstep/values/sym_nodes.py.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.partition import Array
 from localtensor.lockstep.values.sym_nodes import Constant, RankInts, int_node
 
+Int = int | torch.SymInt  # one for all ranks, or one of each rank
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 
 
-def rank_int(values: Any, held: Any = None) -> int | torch.SymInt:
+def rank_int(values: Array | Sequence[int], held: Array | None = None) -> Int:
     """The int of each rank: a plain int if all ranks share it, else a SymInt, one object for equal values.
 
     `values` are ints of shape [world] that fit int64; `held` are bools of that shape that mark the ranks that have one
@@ -36,7 +38,7 @@ def rank_int(values: Any, held: Any = None) -> int | torch.SymInt:
 
 
 @lru_cache(_MOST_KEPT)
-def _known(values: bytes, held: bytes | None) -> int | torch.SymInt:
+def _known(values: bytes, held: bytes | None) -> Int:
     array = np.frombuffer(values, np.int64)
     mask = None if held is None else np.frombuffer(held, bool)
     if mask is not None and not mask.any():
@@ -45,7 +47,7 @@ def _known(values: bytes, held: bytes | None) -> int | torch.SymInt:
     return node.constant if type(node) is Constant else torch.SymInt(node)
 
 
-def is_rank_int(x: object) -> bool:
+def is_rank_int(x: object) -> TypeGuard[torch.SymInt]:
     """Whether x is a SymInt that differs between ranks.
 
     >>> is_rank_int(rank_int([0, 1])), is_rank_int(3)
@@ -71,7 +73,7 @@ def rank_values(x: object, world: int) -> Array | None:
     return found
 
 
-def on_rank(x: Any, rank: int) -> int:
+def on_rank(x: Int, rank: int) -> int:
     """The int of one rank.  Raises `NotHeld` if the rank holds none or does not exist.
 
     >>> on_rank(rank_int([5, 7]), 1), on_rank(3, 1)

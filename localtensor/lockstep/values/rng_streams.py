@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from localtensor.lockstep.values.partition import Partition, by_value, every_rank_alone, everyone
+from localtensor.lockstep.values.partition import Array, Partition, by_value, every_rank_alone, everyone
 
 
 class Stream:
     """One generator on all ranks.  `partition` has a row for each different state; `whole` is the mode's `everyone`."""
 
-    def __init__(self, generator: Any, whole: Partition) -> None:
+    def __init__(self, generator: torch.Generator, whole: Partition) -> None:
         self.generator, self.whole = generator, whole
         self.partition = everyone(whole.world)
         self.states: list[torch.Tensor] = []  # by row; empty while all ranks agree, and the generator holds the state
@@ -55,7 +55,7 @@ class Stream:
         if after:
             self.set_on(np.where(np.isin(wanted.row_of, list(after)), wanted.row_of, -1), after, before)
 
-    def set_on(self, numbers: Any, states: Mapping[int, torch.Tensor], before: Sequence[torch.Tensor] = ()) -> None:
+    def set_on(self, numbers: Array, states: Mapping[int, torch.Tensor], before: Sequence[torch.Tensor] = ()) -> None:
         """Give rank r the state `states[numbers[r]]`, or its old one if the number is -1; equal states are shared."""
         before = before or self.states or [self.generator.get_state()]
         numbers = np.where(numbers >= 0, numbers, -1 - self.partition.row_of)
@@ -64,7 +64,7 @@ class Stream:
         same = {number: first.setdefault(_state_bytes(state), number) for number, state in states.items()}
         self._set(np.array([same[int(number)] for number in numbers]), states)
 
-    def _set(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
+    def _set(self, numbers: Array, states: Mapping[int, torch.Tensor]) -> None:
         held = by_value(numbers)
         found = [states[int(numbers[held.ranks(row)[0]])] for row in range(held.rows)]
         self.generator.set_state(found[0])
@@ -85,8 +85,7 @@ class Stream:
 
     def state_on(self, rank: int) -> torch.Tensor:
         """The state of a rank."""
-        found: torch.Tensor = self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
-        return found
+        return self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
 
 
 def _state_bytes(state: torch.Tensor) -> bytes:
@@ -102,7 +101,7 @@ class Streams:
         self._known: dict[int, Stream] = {}
         self._before: list[tuple[Any, torch.Tensor]] = []  # the default generators, as they were
 
-    def of(self, generator: Any = None) -> Stream:
+    def of(self, generator: torch.Generator | None = None) -> Stream:
         """The stream of a generator, by default of the CPU's default generator."""
         generator = torch.default_generator if generator is None else generator
         found = self._known.get(id(generator))
@@ -114,7 +113,7 @@ class Streams:
             found.look()
         return found
 
-    def of_call(self, args: Any, kwargs: Mapping[str, Any]) -> Stream:
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Stream:
         """The stream of an op: of its generator argument, or of the device on which it draws."""
         device = kwargs.get("device")
         for value in (*args, *kwargs.values()):
@@ -132,7 +131,7 @@ class Streams:
         for generator in (torch.default_generator, *torch.cuda.default_generators):
             self.of(generator).agree()
 
-    def seed(self, by_rank: Any) -> None:
+    def seed(self, by_rank: Array) -> None:
         """Seed the default generators of rank r with `by_rank[r]`."""
         seeds, places = np.unique(by_rank, return_inverse=True)
         for generator in (torch.default_generator, *torch.cuda.default_generators):

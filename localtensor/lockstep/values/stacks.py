@@ -68,7 +68,7 @@ def stack(rows: Sequence[Tensor]) -> Tensor:
     return fresh
 
 
-def row_layout(cell: Tensor, rows: int = 1) -> Any:
+def row_layout(cell: Tensor, rows: int = 1) -> tuple[Any, ...]:
     """A key of the rows of a cell: cells, or tensors, with equal keys can be stacked."""
     if cell.layout is not torch.strided:
         return (id(cell),)
@@ -93,14 +93,14 @@ def deduplicate(values: Sequence[Tensor]) -> list[Tensor]:
     return [seen[_memory_key(value)] for value in values]
 
 
-def _memory_key(x: Tensor) -> Any:
+def _memory_key(x: Tensor) -> int | tuple[Any, ...]:
     """A key that is equal for tensors that read the same memory alike."""
     if x.layout is not torch.strided or x.device.type != "cpu":
         return id(x)
     return (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.is_conj(), x.is_neg())
 
 
-def _content_key(x: Tensor) -> Any:
+def _content_key(x: Tensor) -> int | tuple[Any, ...]:
     """A key that is equal for equal tensors only, with a digest of 16 bytes for the bits."""
     if x.layout is not torch.strided or x.device.type != "cpu":
         return id(x)
@@ -166,7 +166,7 @@ def has_sym_ints(index: object) -> bool:
     return type(index) is torch.SymInt
 
 
-def index_by_rank(x: Tensor, index: Any) -> Tensor:
+def index_by_rank(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     """`x[index]` as a view, where ints may differ between ranks.  Raises `NotInLockstep` for tensors in the index.
 
     >>> index_by_rank(torch.arange(6).view(2, 3), (..., None, 1))
@@ -191,7 +191,7 @@ def index_by_rank(x: Tensor, index: Any) -> Tensor:
     return x
 
 
-def stack_nested(data: Any, kind: type[Tensor], plain: Callable[[Any], Tensor]) -> Tensor | None:
+def stack_nested(data: object, kind: type[Tensor], plain: Callable[[Any], Tensor]) -> Tensor | None:
     """The tensor of nested lists that contain tensors of that class; None if they contain none.
 
     >>> stack_nested([torch.tensor(1), 2.5], Tensor, torch.tensor)

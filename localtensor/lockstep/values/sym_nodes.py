@@ -93,11 +93,11 @@ def _arithmetic(
     return method
 
 
-def _division(sign: str, fn: Callable[[int, int], int], quick: Any) -> Method:
+def _division(sign: str, fn: Callable[[int, int], int], quick: Callable[..., Any]) -> Method:
     """The method for an operator that raises for zero divisors."""
     plainly = _arithmetic(sign, fn, quick, max)
 
-    def method(self: _Node, other: Any) -> _Node:
+    def method(self: _Node, other: object) -> _Node:
         return plainly(self, _divisor(sign, fn, self, other))
 
     return method
@@ -209,26 +209,26 @@ class Constant(_Ints):
     def maybe_as_int(self) -> Any:
         return self.constant if self.pytype is int else None
 
-    def int_(self) -> Any:
+    def int_(self) -> object:
         return self.constant
 
-    def guard_int(self, file: str, line: int) -> Any:
+    def guard_int(self, file: str, line: int) -> object:
         return self.constant
 
     bool_ = int_
     guard_bool = guard_float = guard_size_oblivious = expect_true = guard_int
     guard_or_false = guard_or_true = statically_known_true = guard_int
 
-    def sym_and(self, other: Any) -> Any:
+    def sym_and(self, other: object) -> object:
         return other if self.constant else self
 
-    def sym_or(self, other: Any) -> Any:
+    def sym_or(self, other: object) -> object:
         return self if self.constant else other
 
     def sym_not(self) -> _Node:
         return Constant(not self.constant)
 
-    def sym_ite(self, then: Any, otherwise: Any) -> Any:
+    def sym_ite(self, then: object, otherwise: object) -> object:
         return then if self.constant else otherwise
 
 

@@ -169,7 +169,7 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def _numel(value: Any) -> int:
+def _numel(value: object) -> int:
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, dict):

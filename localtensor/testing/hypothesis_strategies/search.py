@@ -123,7 +123,7 @@ class SpecOptions:
 
 def _place(
     ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], most: int, draw: Draw, before: Sequence[Any]
-) -> Any:
+) -> object:
     """A placement for the next axis; kinds of Partial that do not mix are not mixed."""
     pending = next((p.reduce_op for p in before if isinstance(p, Partial)), "")
     return draw(one_of(options.aligned_options(ndim, dtype, kinds, pending, most)))

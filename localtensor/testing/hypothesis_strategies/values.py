@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from localtensor.errors.base import Refusal
-from localtensor.layout.mesh import Mesh
+from localtensor.layout.mesh import Mesh, Printer
 from localtensor.layout.spec import PARTIAL_KINDS as REDUCTIONS
 
 DTYPES = (
@@ -32,7 +32,7 @@ class BadDraw(Refusal, call="draws.{call}", values="{argument}={value!r}"):
     """An invalid argument of a strategy."""
 
 
-def print_repr(value: object, printer: Any, cycle: bool) -> None:
+def print_repr(value: object, printer: Printer, cycle: bool) -> None:
     """Prints the repr of a failing example, where Hypothesis would print the fields: a class's `_repr_pretty_`."""
     printer.text(repr(value))
 

@@ -321,5 +321,5 @@ def _compiled(source: str) -> CodeType:
     return compile(source, FILE, "exec")
 
 
-def _tensor(x: Any) -> Any:
+def _tensor(x: object) -> object:
     return torch.from_numpy(np.ascontiguousarray(x)) if isinstance(x, np.ndarray) else x

@@ -218,7 +218,7 @@ class ReferenceRun:
         """The number of the group in the order of its making, since two groups may have the same members."""
         return self.ranks[rank].made.index(step.group) + 1 if step.group else 0
 
-    def join(self, rank: int, step: model.Step, x: Any) -> None:
+    def join(self, rank: int, step: model.Step, x: object) -> None:
         group = self.known(rank, step)
         place = group, self.count[group, rank]
         self.count[group, rank] += 1
@@ -228,7 +228,7 @@ class ReferenceRun:
         if len(parts) == len(step.members) and not arguments_agree([parts[member][0] for member in step.members]):
             raise IllegalProgram("parts that do not fit")
 
-    def post(self, rank: int, step: model.Step, x: Any) -> None:
+    def post(self, rank: int, step: model.Step, x: Sequence[Any]) -> None:
         stake: list[Any] = []
         group = self.known(rank, step)
         self.stake[rank, step.id] = stake

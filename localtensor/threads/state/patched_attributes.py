@@ -31,7 +31,7 @@ class Attribute:
         self.owner, self.name = owner, name
         self.before = self.get()
 
-    def get(self) -> Any:
+    def get(self) -> object:
         return getattr(self.owner, "__dict__", {}).get(self.name, _NOTHING)
 
     def put(self, value: Any) -> None:
@@ -58,11 +58,11 @@ class DictContents:
 
     __slots__ = ("before", "name", "owner")
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: dict[Any, Any]) -> None:
         self.owner, self.name = owner, ""
         self.before = self.get()
 
-    def get(self) -> Any:
+    def get(self) -> object:
         return dict(self.owner)
 
     def put(self, value: Any) -> None:
@@ -97,12 +97,12 @@ class _PatchSlot:
         """Forget the patched places after the run, when all are restored."""
         self.places.clear()
 
-    def noting(self, kind: Any, method: str, places_of: Callable[..., list[PatchedPlace]]) -> None:
+    def noting(self, kind: type, method: str, places_of: Callable[..., list[PatchedPlace]]) -> None:
         """Wrap `kind.method`, so that a call during a run notes the places that it patches."""
         original = getattr(kind, method)
 
         @functools.wraps(original)
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: object, **kwargs: object) -> object:
             if running() is None:
                 return original(*args, **kwargs)
             places = places_of(*args, **kwargs)
@@ -148,7 +148,7 @@ class MockPatches(_PatchSlot):
     def _copying(self, kind: Any) -> None:
         enter, leave = kind.__enter__, kind.__exit__
 
-        def entered(block: Any) -> Any:
+        def entered(block: object) -> object:
             if running() is None:
                 return enter(block)
             mine = copy.copy(block)
@@ -156,7 +156,7 @@ class MockPatches(_PatchSlot):
             self.entered.copies.setdefault(id(block), []).append((block, mine))
             return answer
 
-        def left(block: Any, *info: Any) -> Any:
+        def left(block: object, *info: object) -> object:
             copies = self.entered.copies.get(id(block), [])
             _, mine = copies.pop() if copies else (block, block)
             if not copies:
@@ -206,13 +206,15 @@ class MonkeyPatches(_PatchSlot):
         for method in ("setitem", "delitem"):
             self.noting(kind, method, self._contents)
 
-    def _attribute(self, _: Any, target: Any, name: Any = None, *rest: Any, **options: Any) -> list[PatchedPlace]:
+    def _attribute(
+        self, _: object, target: object, name: Any = None, *rest: object, **options: object
+    ) -> list[PatchedPlace]:
         if isinstance(target, str):
             home, _, name = target.rpartition(".")
             target = pkgutil.resolve_name(home)
         return [Attribute(target, name)]
 
-    def _contents(self, _: Any, dic: Any, *rest: Any, **options: Any) -> list[PatchedPlace]:
+    def _contents(self, _: object, dic: object, *rest: object, **options: object) -> list[PatchedPlace]:
         return [DictContents(dic)] if isinstance(dic, dict) else []
 
 

@@ -22,13 +22,20 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localtensor._util.patching import replaced
 from localtensor.concurrency.single_flight import IdentityKey, SingleFlightCache, uncommon_value_key, value_key
 from localtensor.concurrency.single_flight_cells import Circular
 from localtensor.concurrency.sync import Gate, ThreadSync
 from localtensor.threads.state.generators import RankIdentity
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 PRIVATE = {
@@ -48,7 +55,7 @@ class NotShareable(Exception):
 class _OwnRankOnly(Exception):
     """The computed `answer` is for the calling rank only."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: "OutputSharding") -> None:
         self.answer = answer
 
 
@@ -67,7 +74,7 @@ class _ClosedGate:
         raise NotShareable
 
 
-def _propagator_if_imported() -> Any:
+def _propagator_if_imported() -> "ShardingPropagator | None":
     """DTensor's propagator; None while DTensor is not imported, or is being imported."""
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return getattr(getattr(dtensor, "_op_dispatcher", None), "sharding_propagator", None)
@@ -116,9 +123,12 @@ def propagation_shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> 
 
 
 def _sharing_function(
-    propagator: Any, compute: Callable[[Any], Any], known: SingleFlightCache[Any], alone: Callable[[], bool]
+    propagator: "ShardingPropagator",
+    compute: Callable[[Any], Any],
+    known: SingleFlightCache[Any],
+    alone: Callable[[], bool],
 ) -> Callable[[Any], Any]:
-    def shareable(schema: Any) -> Any:
+    def shareable(schema: "OpSchema") -> object:
         answer = compute(schema)
         try:
             _check_shareable(answer)
@@ -126,7 +136,7 @@ def _sharing_function(
             raise _OwnRankOnly(answer) from None
         return answer
 
-    def propagate(schema: Any) -> Any:
+    def propagate(schema: "OpSchema") -> object:
         if alone():
             return compute(schema)
         try:
@@ -140,7 +150,7 @@ def _sharing_function(
     return propagate
 
 
-def _mesh_and_key(propagator: Any, schema: Any) -> tuple[Any, Any]:
+def _mesh_and_key(propagator: "ShardingPropagator", schema: "OpSchema") -> tuple[Any, Any]:
     """The mesh of a schema, and a key of all else that the result depends on.  Raises `NotShareable`."""
     meshes: list[Any] = []
     arguments = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
@@ -150,7 +160,7 @@ def _mesh_and_key(propagator: Any, schema: Any) -> tuple[Any, Any]:
     return mesh, (schema.op, arguments, tuple(mesh.shape), mesh.mesh_dim_names, mesh.device_type, ambient)
 
 
-def _rules_and_settings(propagator: Any, schema: Any) -> tuple[Any, ...]:
+def _rules_and_settings(propagator: "ShardingPropagator", schema: "OpSchema") -> tuple[Any, ...]:
     """What changes a result and is no argument: the rule itself, and torch's settings.  Raises `NotShareable`."""
     from localtensor.threads.state.propagation_settings import ambient_settings
 
@@ -169,10 +179,10 @@ def _is_torchs(rule: object) -> bool:
     return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_TORCH_RULES)
 
 
-def _key(value: Any, meshes: list[Any]) -> Any:
+def _key(value: object, meshes: list[Any]) -> object:
     """A value as part of a key, and the meshes of its specs.  Raises `NotShareable`."""
 
-    def leaf(value: Any) -> Any:
+    def leaf(value: Any) -> object:
         if not (hasattr(value, "placements") and hasattr(value, "tensor_meta")):
             return uncommon_value_key(value, leaf, NotShareable)
         _check_even(value)
@@ -184,7 +194,7 @@ def _key(value: Any, meshes: list[Any]) -> Any:
     return value_key(value, leaf)
 
 
-def _check_even(spec: Any) -> None:
+def _check_even(spec: "DTensorSpec") -> None:
     """Check that all ranks hold pieces of one size, and that placements are plain values.  Raises `NotShareable`."""
     from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
@@ -200,7 +210,7 @@ def _check_even(spec: Any) -> None:
             raise NotShareable
 
 
-def _check_shareable(answer: Any) -> None:
+def _check_shareable(answer: "OutputSharding") -> None:
     """Check that all specs in a result are on one mesh and even.  Raises `NotShareable`."""
     meshes: list[Any] = []
     redistributed = answer.redistribute_schema
@@ -210,7 +220,7 @@ def _check_shareable(answer: Any) -> None:
         raise NotShareable
 
 
-def _on_mesh(mesh: Any, value: Any) -> Any:
+def _on_mesh(mesh: "DeviceMesh", value: Any) -> object:
     """The same result on another rank's mesh; mutable parts are copied."""
     if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
         changes = {"mesh": mesh} | {
@@ -253,26 +263,26 @@ class RuleTable(dict[Any, Any]):
         super().__init__(entries)
         self.changed: dict[Any, Any] = {}
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: "OpOverload", value: object) -> None:
         self._note(key)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: "OpOverload") -> None:
         if key in self:
             self._note(key)
         super().__delitem__(key)
 
-    def pop(self, key: Any, *default: Any) -> Any:
+    def pop(self, key: "OpOverload", *default: object) -> object:
         if key in self:
             self._note(key)
         return super().pop(key, *default)
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
+    def setdefault(self, key: "OpOverload", default: object = None) -> object:
         if key not in self:
             self[key] = default
         return self[key]
 
-    def _note(self, key: Any) -> None:
+    def _note(self, key: "OpOverload") -> None:
         if key not in self.changed and not is_importing_module():
             self.changed[key] = self.get(key, _GONE)
 
@@ -281,7 +291,7 @@ class RuleTable(dict[Any, Any]):
         now = {key: self.get(key, _GONE) for key in self.changed}
         return {key: value for key, value in now.items() if value is not self.changed[key]}
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: "OpOverload", value: object) -> None:
         if value is not _GONE:
             super().__setitem__(key, value)
         elif key in self:

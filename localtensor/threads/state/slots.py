@@ -15,7 +15,7 @@ import torch
 _C: Any = torch._C
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: object) -> object:
     return value
 
 
@@ -126,7 +126,7 @@ _matmul, _cudnn, _onednn = _C._get_float32_matmul_precision, _C._get_cudnn_allow
 MIXED = "mixed"  # torch refuses to read it, because both its old and its new switches were used
 
 
-def _value_or_mixed(get: Callable[[], Any]) -> Any:
+def _value_or_mixed(get: Callable[[], Any]) -> object:
     try:
         return get()
     except RuntimeError:

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from localtensor.threads.state.generators import AlwaysReady, RankIdentity
@@ -36,11 +37,11 @@ class RankEnvironment(dict[Any, Any]):
         super().__init__(base)
         self.changed = changed
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         self.changed.add(key)
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         self.changed.add(key)
         super().__delitem__(key)
 
@@ -48,7 +49,7 @@ class RankEnvironment(dict[Any, Any]):
         self.changed.update(self)
         super().clear()
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: object, **kwargs: object) -> None:
         new = dict(*args, **kwargs)
         self.changed.update(new)
         super().update(new)
@@ -132,13 +133,13 @@ class MainModule(AlwaysReady):
     name = "main_module"
     why = "localtensor run gives each rank the script as a module of its own"
 
-    def save(self) -> Any:
+    def save(self) -> ModuleType:
         return sys.modules["__main__"]
 
-    def load(self, want: Any, held: Any) -> None:
+    def load(self, want: ModuleType, held: ModuleType) -> None:
         sys.modules["__main__"] = want
 
-    def initial(self, who: RankIdentity) -> Any:
+    def initial(self, who: RankIdentity) -> ModuleType:
         return self.save()
 
 

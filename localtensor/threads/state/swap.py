@@ -199,7 +199,7 @@ class OutsideState(_State):
             self.specials.append(getattr(special, "outside", special.save)())
 
 
-def slot_value(name: str) -> Any:
+def slot_value(name: str) -> object:
     """The current value of a slot; None while its module is not imported.
 
     >>> slot_value("default_dtype")
