@@ -45,16 +45,7 @@ def build(kind: str, folder: Path) -> Path:
     for name in names():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tree / name)
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        f"--{kind}",
-        "--no-isolation",
-        "--outdir",
-        str(folder / "dist"),
-        str(tree),
-    ]
+    command = [sys.executable, *f"-m build --{kind} --no-isolation --outdir".split(), str(folder / "dist"), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (built,) = (folder / "dist").iterdir()

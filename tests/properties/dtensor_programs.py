@@ -113,32 +113,9 @@ def layouts(axes: int, dims: int, *, strided: bool = False) -> Any:
 @st.composite
 def one_step(draw: Any, dims: int, axes: int) -> tuple[Step, int]:
     """A step that a tensor of so many dims bears, and how many it has afterwards."""
-    names = [
-        "redistribute",
-        "redistribute",
-        "pointwise",
-        "binary",
-        "total",
-        "clone",
-        "in place",
-        "again",
-        "draw",
-        "where",
-    ]
+    names = ["in place", *"redistribute redistribute pointwise binary total clone again draw where".split()]
     if dims:
-        names += [
-            "reduce",
-            "reduce",
-            "softmax",
-            "cat",
-            "narrow",
-            "pick",
-            "unsqueeze",
-            "norm",
-            "to partial",
-            "scan",
-            "index",
-        ]
+        names += ["to partial", *"reduce reduce softmax cat narrow pick unsqueeze norm scan index".split()]
     if dims >= 2:
         names += ["transpose", "flatten", *(["embedding"] if dims == 2 else [])]
     if dims >= 2 and (axes < 3 or dims == 2):  # else DTensor plans for half a minute

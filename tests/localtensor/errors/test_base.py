@@ -6,8 +6,11 @@ import importlib
 import pickle
 from pathlib import Path
 
+import pytest
+
 from localtensor import errors
 from localtensor._util.events import Call, Place, Wait
+from localtensor.errors import ProgramFault, base
 
 ROOT = Path(errors.__file__).parents[2]
 FUNCTIONS = {"refusal_sentence", "error_in_one_line"}  # what the door has beside classes
@@ -82,3 +85,123 @@ def test_each_error_is_raised_with_as_many_facts_as_its_sentence_names():
 
 def _imported(file, name):
     return getattr(importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts)), name)
+
+
+# How a fault reads: ranks that did the same on one line, the odd one first, and the line that replays it.
+
+
+HERE, THERE = Place("a.py", 3, "f"), Place("b.py", 9, "g")
+
+
+def call(rank, **facts):
+    return Call(rank, **{"kind": "all_reduce", "group_name": "0", "group": (0, 1), "number": 4, "place": HERE, **facts})
+
+
+def test_places_and_ranks_are_distinct_and_keep_their_order():
+    error = ProgramFault("a: b: c: d. E", [], [THERE, None, HERE, THERE], [2, 0, 2])
+    assert error.places == (THERE, HERE) and error.ranks == (2, 0)
+
+
+def test_details_follow_the_sentence_and_the_replay_line_is_last():
+    error = ProgramFault("a: b: c: d. E", ["  rank 0: x"], [], [0])
+    assert str(error) == "a: b: c: d. E\n  rank 0: x"
+    error.replay = "shuffled 7"
+    assert str(error) == "a: b: c: d. E\n  rank 0: x\nReplay: shuffled 7"
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("x" * 192, "Replay: " + "x" * 192),
+    ("x" * 193, "Replay: 193 characters, too many for this line: see .replay of this error"),
+])  # fmt: skip
+def test_a_replay_line_has_at_most_200_characters_and_its_text_is_never_cut(text, line):
+    error = ProgramFault("a", [], [], [0])
+    error.replay = text
+    assert str(error) == f"a\n{line}" and len(line) <= 200
+    assert error.replay == text
+
+
+def test_a_replay_of_several_lines_is_not_printed_as_one():
+    error = ProgramFault("a", [], [], [0])
+    error.replay = "x\ny"
+    assert str(error) == "a\nReplay: 3 characters, too many for this line: see .replay of this error"
+
+
+def test_ranks_that_did_the_same_share_a_line():
+    calls = [call(3), call(0), call(1, tensors=("f32[4]",)), call(2)]
+    assert base.call_lines(calls) == [
+        "  ranks 0, 2, 3: all_reduce #4, in group 0 (ranks 0, 1), at a.py:3 in f",
+        "  rank 1: all_reduce #4 of f32[4], in group 0 (ranks 0, 1), at a.py:3 in f",
+    ]
+
+
+def test_a_rank_that_did_the_same_twice_is_named_once():
+    assert base.merge_equal_lines([(0, "x"), (1, "x"), (0, "x")]) == ["  ranks 0, 1: x"]
+
+
+def test_the_line_of_a_lone_rank_is_its_call():
+    assert base.call_lines([call(0)]) == [f"  {call(0)}"]
+
+
+def test_a_thousand_ranks_are_a_few_words():
+    everyone = tuple(range(1000))
+    calls = [call(rank, group=everyone) for rank in everyone]
+    assert base.call_lines(calls) == ["  ranks 0-999: all_reduce #4, in group 0 (ranks 0-999), at a.py:3 in f"]
+
+
+@pytest.mark.parametrize(("ranks", "last"), [(25, "  rank 24: x24"), (26, "  and 2 lines more")])
+def test_a_thousand_lines_are_two_dozen(ranks, last):
+    lines = base.merge_equal_lines((rank, f"x{rank}") for rank in range(ranks))
+    assert len(lines) == 25 and lines[23:] == ["  rank 23: x23", last]
+
+
+def test_ranks_that_wait_alike_share_a_line_and_are_in_order():
+    waits = [Wait(1, (3,), call(1, kind="recv", peer=3, tag=5)), Wait(2, (1,), call(2)), Wait(0, (1,), call(0))]
+    assert base.wait_lines(waits) == [
+        "  ranks 0, 2 wait for rank 1 in all_reduce #4 in group 0 at a.py:3 in f",
+        "  rank 1 waits for rank 3 in recv #4 from 3 with tag 5 at a.py:3 in f",
+    ]
+
+
+@pytest.mark.parametrize(("made", "text"), [
+    (call(0), "all_reduce #4 in group 0 at a.py:3 in f"),
+    (call(0, place=None), "all_reduce #4 in group 0"),
+    (call(0, kind="isend", peer=0, tag=0), "isend #4 to 0 at a.py:3 in f"),
+    (call(0, kind="irecv", peer=1, tag=2, place=None), "irecv #4 from 1 with tag 2"),
+])  # fmt: skip
+def test_a_call_in_brief(made, text):
+    assert base.call_summary(made) == text
+
+
+def test_the_rarest_fact_comes_first_and_of_two_that_of_the_lower_rank():
+    assert base.minority_first({2: "b", 0: "a", 1: "b"}) == [("a", [0]), ("b", [1, 2])]
+    assert base.minority_first({1: "a", 0: "b"}) == [("b", [0]), ("a", [1])]
+
+
+def test_more_than_four_facts_are_counted():
+    assert base.facts_by_rank(dict(enumerate("abcd"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3"
+    assert (
+        base.facts_by_rank(dict(enumerate("abcdef")))
+        == "a on rank 0, b on rank 1, c on rank 2, d on rank 3 and 2 others"
+    )
+
+
+@pytest.mark.parametrize("facts", ["ab", "abc", "aabb", "aabc", "aaa"])
+def test_nobody_is_suspected_where_no_majority_disagrees(facts):
+    assert base.likely_culprit_lines(dict(enumerate(facts))) == []
+
+
+def test_who_differs_from_more_than_half_is_suspected():
+    assert base.likely_culprit_lines(dict(enumerate("abaca"))) == ["Likely culprit: ranks 1, 3; ranks 0, 2, 4 agree."]
+
+
+def test_the_first_line_that_says_anything_is_cut_at_its_limit():
+    assert base.first_line("\n  boom \nmore") == "boom"
+    assert base.first_line("x" * 200) == "x" * 200
+    assert base.first_line("x" * 201) == "x" * 197 + "..."
+    assert base.first_line("") == ""
+
+
+def test_an_error_is_told_in_its_first_line():
+    assert base.error_in_one_line(ValueError("no\nmore")) == "ValueError: no"
+    assert base.error_in_one_line(ValueError()) == "ValueError: -"
+    assert base.error_in_one_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."

@@ -64,17 +64,7 @@ FULL = TaskResult(
 
 def test_a_hearing_comes_back_from_its_line():
     after = there_and_back(FULL)
-    for name in (
-        "unit",
-        "samples",
-        "tried",
-        "combinations",
-        "sound",
-        "by_metadata",
-        "untestable",
-        "skipped",
-        "crashed",
-    ):
+    for name in "unit samples tried combinations sound by_metadata untestable skipped crashed".split():
         assert getattr(after, name) == getattr(FULL, name), name
     sizes = {name: [s.instance.sample.size for s in found] for name, found in {**after.suspects, **after.whole}.items()}
     assert sizes == {"wrong": [6, 8], "who knows": [10]}

@@ -200,7 +200,7 @@ _CACHES = (
         "tests/localtensor/concurrency/test_sync_controlled_sync.py"),
     bug("localtensor/errors/base::likely_culprit_lines", "if 2 * count <= len(facts) or not others:",
         "if 2 * count < len(facts) or not others:", "with ranks two against two, one half is called the culprit",
-        "tests/localtensor/errors/test_base_formatting.py", "tests/localtensor/errors/test_mismatches.py"),
+        "tests/localtensor/errors/test_base.py", "tests/localtensor/errors/test_mismatches.py"),
     bug("localtensor/errors/programs::_find_cycle", "ring = way[way.index(way[-1]) : -1]", "ring = way[:-1]",
         "a deadlock's circle has ranks in it that only wait for it", "tests/localtensor/errors/test_programs.py"),
 )  # fmt: skip

@@ -55,17 +55,9 @@ SEEN_FROM = {
     ),
     **dict.fromkeys((
             f"strategies/gate/changes/{name}.py"
-            for name in [
-                "index",
-                "module_model",
-                "project",
-                "registrations",
-                "roots",
-                "changed_scopes",
-                "changed_starts",
-                "changed_tree",
-                "version_view",
-            ]
+            for name in (
+                "index module_model project registrations roots changed_scopes changed_starts changed_tree version_view"
+            ).split()
         ),
         "test_select test_version_view test_normal_form test_name_resolution test_dependency_slice"),
 }  # fmt: skip

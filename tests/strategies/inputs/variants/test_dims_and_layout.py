@@ -1,6 +1,12 @@
 import pytest
+import torch
 
-from strategies.inputs.variants.dims_and_layout import other_dims, with_keepdim_negated, with_no_dims
+from strategies.inputs.variants.dims_and_layout import (
+    other_dims,
+    with_keepdim_negated,
+    with_negative_indices,
+    with_no_dims,
+)
 from tests.strategies.cases import numbers, sample
 
 X = numbers(2, 3, 4)
@@ -34,3 +40,20 @@ def test_dims_are_kept_and_dropped():
     (dropped,) = with_keepdim_negated(kept)
     assert dropped.call.args[1:] == ([0],)
     assert list(with_keepdim_negated(sample("cumsum.default", X, 0))) == []
+
+
+PLACES = torch.tensor([2, 1, 0])
+
+
+def test_every_second_index_is_counted_from_the_end_of_each_size_in_turn():
+    made = list(with_negative_indices(sample("index.Tensor", numbers(4, 6), [None, PLACES])))
+    assert [other.tensors[1].tolist() for other in made] == [[-2, 1, -4], [-4, 1, -6], [-22, 1, -24]]
+    assert torch.equal(made[1].call(made[1].tensors), numbers(4, 6)[:, PLACES])
+
+
+def test_masks_and_ops_that_do_not_check_their_indices_stay():
+    assert list(with_negative_indices(sample("index.Tensor", numbers(3), [PLACES > 0]))) == []
+    assert (
+        list(with_negative_indices(sample("embedding_dense_backward.default", numbers(3, 2), PLACES, 4, -1, False)))
+        == []
+    )

@@ -95,23 +95,8 @@ def test_what_is_emitted_is_judged_and_every_rule_is_sound(tmp_path):
     for op in JUDGED:
         (tmp_path / f"found_{op.split('.')[1]}.py").write_text(text_of(op))
     (tmp_path / "found.py").write_text("".join(f"import found_{op.split('.')[1]}\n" for op in JUDGED))
-    command = [
-        "validate",
-        "--rules",
-        "found",
-        "--ranks",
-        "2",
-        "--workers",
-        "1",
-        "--dtype",
-        "float64",
-        "--quiet",
-        "--json",
-        "all.json",
-    ]
-    done = warm.run(
-        [sys.executable, "-c", "from strategies.cli.app import main; main()", *command], cwd=tmp_path,
-    )  # fmt: skip
+    command = "validate --rules found --ranks 2 --workers 1 --dtype float64 --quiet --json all.json".split()
+    done = warm.run([sys.executable, "-c", "from strategies.cli.app import main; main()", *command], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads((tmp_path / "all.json").read_text())["counts"]
     assert (counts["overloads"], counts["unsound"], counts["suspect"], counts["crashed"]) == (2, 0, 0, 0)
