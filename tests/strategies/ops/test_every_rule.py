@@ -1,4 +1,6 @@
-"""Every rule of our own tested against real execution, in CI: a few calls of each overload.  `python -m strategies.ops` tests all."""
+"""Every rule of our own tested against real execution, in CI: a call of one overload of each op.  `python -m strategies.ops`
+tests all overloads.
+"""
 
 from collections import Counter
 
@@ -10,11 +12,19 @@ from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.validation.claims import calls_of_overloads
 from strategies.ops.validation.run import ValidationEffort, validate_rules
 
-MOST = 1
+MOST = 2
 TERMS = ValidationEffort(ranks=(3,), budget=1)
 """Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
 LEAST = 0.9
 """Share of the overloads that have to be tested even with so few calls."""
+
+
+def one_of_each_op():
+    """For each op one overload: what writes in place or to `out`, and lists of tensors, take the rule of that."""
+    plain = {}
+    for entry in sorted(OUR_RULES, key=lambda entry: ("_foreach_" in entry.op, "_." in entry.op, "out" in entry.op)):
+        plain.setdefault(entry.op.split(".")[1].removeprefix("_foreach_").rstrip("_"), entry)
+    return list(plain.values())
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +33,14 @@ def captured():
     torch.set_num_threads(1)
     with WorkerPool(1) as workers:
         yield calls_of_overloads(
-            workers, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",)
+            workers, [entry.op for entry in one_of_each_op()], most=MOST, dtypes=("float64", "int64"), sizes=("even",)
         )
     torch.set_num_threads(before)
 
 
 @pytest.mark.filterwarnings("ignore")  # OpInfo calls what torch deprecates
 def test_no_rule_of_our_own_is_wrong(captured):
-    entries = list(OUR_RULES)
+    entries = one_of_each_op()
     with WorkerPool(1) as workers:
         results = validate_rules(workers, entries, captured.of, captured.without, TERMS)
     assert [sentence for one in results for sentence in one.wrong] == []
