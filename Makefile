@@ -39,7 +39,7 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 test: $(READY) ## the whole suite, on two workers; what CI runs  (under 10 minutes)
 	@$(PYTEST) $(WORKERS)
 
-check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (a minute or two)
+check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under a minute)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy

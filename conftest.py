@@ -1,5 +1,6 @@
 """Two Hypothesis profiles, `--slow`, and torch on one thread.  Fixtures live beside the tests that use them."""
 
+import gc
 import os
 import signal
 
@@ -29,6 +30,12 @@ torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads on
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_finish() -> None:
+    """What collecting made stays to the end: the collector need not look at it, nor a fork copy what it looked at."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
