@@ -1,7 +1,6 @@
 """Drawn rank programs: right by construction, the same on every way of running, printed as code that runs."""
 
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from localtensor.testing.programs.model import COLLECTIVES, KINDS, MESSAGES, Eve
 from localtensor.testing.programs.program import RankProgram
 from localtensor.testing.programs.reference import IllegalProgram
 from localtensor.testing.programs.strategy import LOCAL, NoProgram, rank_programs
+from tests.tools import warm
 
 few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 TOTAL = Step(0, "all_reduce", 0, (0, 1), "async", shape=(2, 1))
@@ -67,9 +67,7 @@ def test_its_print_runs_without_us(tmp_path):
         f"{PROGRAM}\n\ndist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
         "print(rank0()[1])\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "program.py"], check=False, capture_output=True, text=True, cwd=tmp_path
-    )
+    ran = warm.run([sys.executable, "program.py"], cwd=tmp_path)
     assert "{0: [tensor([[-5],\n        [-4]])]}" in ran.stdout, ran.stderr
     assert "localtensor" not in str(PROGRAM)
 

@@ -4,7 +4,6 @@ programs, run in real gloo processes of a pool."""
 import ast
 import math
 import os
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.programs_of import on
 from tests.strategies.script_runner import run_script
 from tests.strategies.wrong_here import CUMPROD, if_cumprod_is_wrong
+from tests.tools import warm
 from tests.torch_here import before_2_14
 
 X = numbers(4, 6)
@@ -47,7 +47,7 @@ def test_under_torchrun_the_script_of_a_finding_prints_what_is_wrong_and_fails(t
     run += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", str(file)]
     ours = {"PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     env = {**os.environ, **ours}
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run(run, cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert "got  [[1.0, 2.0, 3.0, 12.0]]" in done.stdout
     assert "want [[1.0, 2.0, 6.0, 24.0]]" in done.stdout

@@ -1,7 +1,6 @@
 """What a sweep of torch 2.13 found wrong, played before and under our rules: wrong without them, right with them.
 Our rules in DTensor's own tables: what they answer there, in a process of their own, as they stay there for good."""
 
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ from strategies.torch_api.dtensor import PropagatorQuery
 from tests.strategies.cases import numbers, sample
 from tests.strategies.findings_played import FILE, Found, findings, play, wrong
 from tests.strategies.small_book import RIGHT
+from tests.tools import warm
 
 ON_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the findings are those of torch 2.13")
 
@@ -157,6 +157,7 @@ from torch.distributed.tensor import *
 import localtensor as lt
 from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation import claim_sources as sources
 from strategies.model.rule import call_of, Sample, overload
+from tests.tools import warm
 
 found = modules.load_rules("strategies.propagation.overlay.autoload", ".")
 assert set(found.ops) == {str(op) for op in overlaid.OVERLAY.handlers} and not found.ignored, found
@@ -181,9 +182,7 @@ print("all is well")
 
 
 def test_importing_overlaid_puts_the_whole_book_into_the_process():
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS], capture_output=True, text=True, timeout=300, check=False
-    )
+    ran = warm.run([sys.executable, "-c", IN_A_PROCESS])
     assert ran.stdout == "all is well\n", ran.stderr
 
 

@@ -1,7 +1,6 @@
 """assert_rule: right rules pass, wrong ones are found and shown so that they can be run again; what is no rule is told."""
 
 import runpy
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ from strategies.validation.assertions.case import RuleCase
 from strategies.validation.assertions.rule import NotARule, NothingTested, WrongRule
 from tests.localtensor import rules_tried
 from tests.localtensor.rules_tried import RIGHT, SOME_CALLS, WRONG
+from tests.tools import warm
 
 WORDS = {"torch": torch, "Drawn": Drawn, "RuleCase": RuleCase, "assert_rule": assert_rule,
          "inf": float("inf"), "nan": float("nan")}  # fmt: skip
@@ -95,9 +95,7 @@ def test_the_script_shows_the_wrong_number_without_us(op, rule, tmp_path, capsys
 def test_the_script_runs_in_a_process_of_its_own(tmp_path):
     file = tmp_path / "wrong_rule.py"
     file.write_text(wrong_of("ruletests::scale", "P(max) -> P(max)").script)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", str(file)], check=False, capture_output=True, text=True, cwd=tmp_path
-    )
+    ran = warm.run([sys.executable, str(file)], cwd=tmp_path)
     assert ran.returncode == 1, ran.stderr
     assert "result 0, all ranks together, WRONG" in ran.stdout
 

@@ -1,6 +1,5 @@
 """assert_sharding: functions of DTensors, on meshes of one axis and of two."""
 
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from localtensor.errors import ModeBusy, NotServed, RankRaised
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.validation.assertions.api import assert_sharding
 from strategies.validation.assertions.rule import NotARule, NothingTested, WrongRule
+from tests.tools import warm
 
 
 def total(x):
@@ -69,7 +69,7 @@ def test_the_script_is_plain_torch_and_runs_on_real_processes(tmp_path):
     file.write_text(told.value.script)
     assert "localtensor" not in told.value.script
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
-    ran = subprocess.run(launch, check=False, capture_output=True, text=True, cwd=tmp_path)
+    ran = warm.run(launch, cwd=tmp_path)
     assert ran.returncode == 1
     assert "rank 0 WRONG" in ran.stdout, ran.stderr
 
