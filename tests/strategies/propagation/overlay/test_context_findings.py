@@ -157,7 +157,6 @@ from torch.distributed.tensor import *
 import localtensor as lt
 from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation import claim_sources as sources
 from strategies.model.rule import call_of, Sample, overload
-from tests.tools import warm
 
 found = modules.load_rules("strategies.propagation.overlay.autoload", ".")
 assert set(found.ops) == {str(op) for op in overlaid.OVERLAY.handlers} and not found.ignored, found
