@@ -1,5 +1,6 @@
 """Batching rules of ops with a dim, of products, and of layers: the dim of rows comes before the others."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ from localtensor.lockstep.values.stacks import as_blocks
 aten = torch.ops.aten
 
 
+@functools.cache
+def _dim_position(op: Op) -> int:
+    """The position of the argument `dim` or `dims` after the first one."""
+    return next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
+
+
 @batching_rule(
     "cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
     "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu", "sort", "topk",
@@ -27,7 +34,7 @@ aten = torch.ops.aten
 )  # fmt: skip
 def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: object) -> object:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
-    place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
+    place = _dim_position(op)
     if not stacked[0] or any(stacked[1:]):
         return NotImplemented
     n, given = x.dim() - 1, list(rest)
