@@ -30,7 +30,7 @@ def _dim_position(op: Op) -> int:
 @batching_rule(
     "cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
     "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu", "sort", "topk",
-    "argsort", "index_select",
+    "argsort",
 )  # fmt: skip
 def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: object) -> object:
     """Ops with an argument `dim` or `dims`, wherever the schema has it."""
@@ -46,6 +46,12 @@ def _dim_by_schema(op: Op, stacked: Stacked, x: Tensor, *rest: Any, **named: obj
     moved = [dim % n + 1 for dim in dims]
     given[place] = moved if isinstance(given[place], list) else moved[0]
     return op(x, *given, **named)
+
+
+@batching_rule("index_select")
+def _index_select(op: Op, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    n = x.dim() - 1
+    return op(x, dim % n + 1, index) if not stacked[2] and are_row_dims(n, dim) else NotImplemented
 
 
 @batching_rule("sort.stable")
