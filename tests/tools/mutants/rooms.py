@@ -49,6 +49,7 @@ SEEN_FROM = {
         "strategies/ops/linalg/test_matmul strategies/ops/linalg/test_reductions_rowwise"
     ),
     "strategies/ops/pointwise/creation.py": "test_creation",
+    "localtensor/layout/mesh.py": "test_spec",
     "strategies/propagation/model.py": "test_propagator test_mesh_expansion",
     "strategies/ops/lib/dim_maps.py": (
         "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"
