@@ -50,6 +50,8 @@ SEEN_FROM = {
     ),
     "strategies/ops/pointwise/creation.py": "test_creation",
     "localtensor/layout/mesh.py": "test_spec",
+    "localtensor/testing/programs/model.py": "test_program properties/test_rank_program_laws",
+    "strategies/model/code_text.py": "strategies/programs/repro/test_script strategies/programs/test_mesh_programs",
     "strategies/propagation/model.py": "test_propagator test_mesh_expansion",
     "strategies/ops/lib/dim_maps.py": (
         "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"
