@@ -23,8 +23,7 @@ def assert_three_ways(program: Callable[..., Record], mesh: tuple[int, ...], *ar
     """Threads say what gloo says, rank by rank, and each rank says what one device says.  Returns the run on threads.
 
     On two ranks, threads and gloo are the same to the last bit.  On more, a sum has an order, and gloo's is that of
-    the ring it sends the pieces round: a few bits.  There, threads that share nothing that DTensor propagates are held to
-    the last bit; gloo's ranks, which cannot share, do the same on two.
+    the ring it sends the pieces round: a few bits; so that threads that share no propagation are held to the last bit.
     """
     ranks = prod(mesh)
     threads = lt.run(program, mesh, *args, ranks=ranks)

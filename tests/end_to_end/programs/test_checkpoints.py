@@ -45,7 +45,7 @@ def check_training(per_rank, steps, first=1):
         torch.testing.assert_close(result["weights"], alone["weights"], **CLOSE)
 
 
-@pytest.mark.parametrize(("ranks", "rows"), [(2, 5), (8, 2)])
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 5), pytest.param(8, 2, marks=pytest.mark.slow)])
 def test_what_four_ranks_save_other_numbers_of_ranks_load(ranks, rows, tmp_path):
     check_training(on_each_in_its_folder(tmp_path, train, 2, ranks=4), 2)
     resumed = on_each_in_its_folder(tmp_path, resume, 4, ranks=ranks)

@@ -390,7 +390,9 @@ if __name__ == "__main__":  # each rank imports what stands above
 """
 
 
-@pytest.mark.parametrize(("imports", "has_it"), [("import torch._dynamo", True), ("pass", False)])
+@pytest.mark.parametrize(
+    ("imports", "has_it"), [("import torch._dynamo", True), pytest.param("pass", False, marks=pytest.mark.slow)]
+)
 def test_what_dtensor_imports_at_its_first_call_comes_with_the_fork_server_where_the_caller_has_it(
     imports, has_it, tmp_path
 ):

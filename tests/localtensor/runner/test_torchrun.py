@@ -15,6 +15,7 @@ from localtensor.runner.torchrun import TorchrunOptions, run_script
 from tests.tools import warm
 
 WAYS = ("threads", "gloo")
+MOSTLY_THREADS = ("threads", pytest.param("gloo", marks=pytest.mark.slow))  # what both take from the same lines of ours
 COMMAND = [sys.executable, "-c", "from strategies.cli.app import main; main()"]
 HEAD = "import os, pickle, sys\nimport torch, torch.distributed as dist\n"
 INIT = HEAD + "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
@@ -64,7 +65,7 @@ dist.destroy_process_group()
     ]
 
 
-@pytest.mark.parametrize("on", WAYS)
+@pytest.mark.parametrize("on", MOSTLY_THREADS)
 def test_lines_go_out_whole_with_their_rank(on, script, capfd):
     text = (
         INIT
@@ -131,7 +132,7 @@ def test_a_rank_that_left_with_an_error_is_named_though_others_wait_for_it(scrip
     assert "run: fn: rank 1 returned while rank 0 waits for it" in err and "rank 1 with exit code 4" in err
 
 
-@pytest.mark.parametrize("on", WAYS)
+@pytest.mark.parametrize("on", MOSTLY_THREADS)
 def test_a_module_runs_as_python_runs_it(on, script, capfd):
     Path("pack").mkdir()
     Path("pack/__init__.py").write_text("")
@@ -212,7 +213,7 @@ def gone(pid):
     return False
 
 
-@pytest.mark.parametrize("how", ["interrupt", "kill"])
+@pytest.mark.parametrize("how", ["interrupt", pytest.param("kill", marks=pytest.mark.slow)])
 def test_no_process_is_left_when_we_are_stopped(how, script):
     script(SLEEPS)
     process = subprocess.Popen([*COMMAND, "run", "-n", "2", "--on", "gloo", "train.py"], stdout=subprocess.PIPE,
@@ -235,7 +236,7 @@ def test_ctrl_c_stops_rank_threads(script):
     assert (process.returncode, err) == (130, "localtensor: stopped by Ctrl-C.\n")
 
 
-@pytest.mark.parametrize("on", WAYS)
+@pytest.mark.parametrize("on", MOSTLY_THREADS)
 def test_a_limit_ends_it(on, script, capfd):
     loop = SLEEPS.replace("time.sleep(60)", "\nwhile True:\n    time.sleep(0.01)")
     code, _, err = outcome(script(loop, on=on, timeout=4.0 if on == "gloo" else 0.5), capfd)

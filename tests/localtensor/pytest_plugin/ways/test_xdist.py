@@ -29,7 +29,7 @@ RANKS = """
 """
 
 
-@pytest.mark.parametrize("on", ["threads", "gloo"])
+@pytest.mark.parametrize("on", ["threads", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_two_workers_do_not_meet_and_a_failure_comes_home_with_its_ranks(session, on):
     ran = session(RANKS, "-n", "2", "--ranks-on", on, "--basetemp", "base", "--junitxml", "found.xml", "-W", "error")
     assert ran.returncode == 1 and "1 failed, 6 passed" in ran.stdout, ran.stdout + ran.stderr
