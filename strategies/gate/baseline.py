@@ -16,7 +16,8 @@ from typing import Any
 
 from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes, write_whole
-from strategies.model.verdict import DTYPE_CLASSES, Finding, Report
+from strategies.model.rule import DTYPE_CLASSES
+from strategies.model.verdict import Finding, Report
 
 
 @dataclass(frozen=True, slots=True, order=True)

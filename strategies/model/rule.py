@@ -209,6 +209,20 @@ def out_leaves(call: Call) -> tuple[int, ...]:
     return leaf_numbers([given.get(a.name) for a in overload(call.op)._schema.arguments if a.is_out])
 
 
+DTYPE_CLASSES = ("real", "complex", "integer", "bool")
+"""Classes of dtypes: a sample's class is the first of complex, real, integer and bool among its tensors."""
+
+
+def dtype_class(sample: Sample) -> str:
+    """The dtype class of a sample; "real" for a call without tensors."""
+    tensors = sample.tensors
+    if any(t.dtype.is_complex for t in tensors):
+        return "complex"
+    if not tensors or any(t.dtype.is_floating_point for t in tensors):
+        return "real"
+    return "bool" if all("bool" in str(t.dtype) for t in tensors) else "integer"
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """One call of an op through DTensor on a mesh of one or more axes, and a cheap op after it.

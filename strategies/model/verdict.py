@@ -12,9 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from strategies.model.rule import Rule, Sample
+from strategies.model.rule import DTYPE_CLASSES, Rule, Sample
 
 
 class Verdict(enum.Enum):
@@ -151,8 +149,6 @@ def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> 
     return CLEAN if tested else NOTHING
 
 
-DTYPE_CLASSES = ("real", "complex", "integer", "bool")
-"""Classes of dtypes: a sample's class is the first of complex, real, integer and bool among its tensors."""
 ALONE, PAIRS, MESHES = "alone", "pairs", "meshes"
 """Kinds of test: the op alone on one axis; with a follower; on several axes."""
 
@@ -192,16 +188,6 @@ def read_unit(text: str) -> WorkUnit:
     """
     op, kind, dtypes, mesh = text.split(" ")
     return WorkUnit(op, kind, dtypes, tuple(map(int, mesh.split(","))))
-
-
-def dtype_class(sample: Sample) -> str:
-    """The dtype class of a sample; "real" for a call without tensors."""
-    tensors: Sequence[Tensor] = sample.tensors
-    if any(t.dtype.is_complex for t in tensors):
-        return "complex"
-    if not tensors or any(t.dtype.is_floating_point for t in tensors):
-        return "real"
-    return "bool" if all("bool" in str(t.dtype) for t in tensors) else "integer"
 
 
 def plan_units(ops: Iterable[str], kinds: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[WorkUnit, ...]:

@@ -22,9 +22,9 @@ from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLos
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples
 from strategies.inputs.selection import matching_overloads
-from strategies.model.rule import Sample
+from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import Settings
-from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, digest, dtype_class, read_unit
+from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates

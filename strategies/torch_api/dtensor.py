@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -43,6 +43,7 @@ from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Leaf, Sample, overload
 
 Outputs = tuple[Placement | None, ...]
+_FOREACH_FAMILIES = ("_foreach_", "_amp_foreach_", "_fused_")
 LineRow = tuple[tuple[Placement | None, ...], Outputs]
 """The input placements and the output placements of one line of a strategy, each on one mesh axis."""
 _INFO = getattr(single_dim_strategy, "_SingleDimStrategyInfo", None)
@@ -111,6 +112,17 @@ def rewrites_arguments(op: torch._ops.OpOverload) -> bool:
     prop = propagator()
     tables = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
     return any(op in getattr(prop, table, {}) for table in tables)
+
+
+def is_foreach(sample: Sample) -> bool:
+    """Whether DTensor splits this call into one call for each element of its lists."""
+    packet = sample.op.split(".")[1]
+    return packet.startswith(_FOREACH_FAMILIES) and any(map(is_tensor_list, sample.call.args))
+
+
+def is_tensor_list(value: object) -> TypeGuard[Sequence[Leaf]]:
+    """Whether an argument is a list of tensors, and not empty."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(v) is Leaf for v in value)
 
 
 def is_random(op: torch._ops.OpOverload) -> bool:

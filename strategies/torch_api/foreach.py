@@ -3,8 +3,8 @@
 | torch part (under torch.distributed.tensor)                                    | read on    | run on |
 |---------------------------------------------------------------------------------|------------|--------|
 | _ops.single_dim_strategy._resolve_foreach_elementwise_overload                  | by feature | 2.13   |
-| name prefixes of ops that it splits into elements: _foreach_, _amp_foreach_,    |            |        |
-| _fused_, with a list of tensors among the positional arguments                  | 2.12, 2.13 | 2.13   |
+| name prefixes of ops that it splits into elements (`dtensor.is_foreach`):       |            |        |
+| _foreach_, _amp_foreach_, _fused_, with a list of tensors as an argument        | 2.12, 2.13 | 2.13   |
 | a single-dim strategy's `func(op, args_meta, kwargs_meta)` on one element       | 2.12, 2.13 | 2.13   |
 | TupleStrategy.children                                                          | by feature | 2.13   |
 
@@ -14,17 +14,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._op_schema import OpStrategy, TupleStrategy
 from torch.distributed.tensor._ops import single_dim_strategy
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.model.rule import Call, Leaf, Sample
-from strategies.torch_api.dtensor import LineRow, Outputs, PropagatorQuery, is_replicated, row_of_line, row_of_op_spec
+from strategies.model.rule import Call, Leaf
+from strategies.torch_api.dtensor import (
+    LineRow,
+    Outputs,
+    PropagatorQuery,
+    is_replicated,
+    is_tensor_list,
+    row_of_line,
+    row_of_op_spec,
+)
 
-_FAMILIES = ("_foreach_", "_amp_foreach_", "_fused_")
 MAX_ROWS = 40
 """The largest number of rules validated for one sample and mesh size: a list multiplies them."""
 
@@ -35,16 +42,6 @@ class _Element(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: list[int]
-
-
-def is_foreach(sample: Sample) -> bool:
-    """Whether DTensor splits this call into one call for each element of its lists."""
-    packet = sample.op.split(".")[1]
-    return packet.startswith(_FAMILIES) and any(map(_is_tensor_list, sample.call.args))
-
-
-def _is_tensor_list(value: object) -> TypeGuard[Sequence[Leaf]]:
-    return isinstance(value, (list, tuple)) and bool(value) and all(type(v) is Leaf for v in value)
 
 
 def foreach_rows(query: PropagatorQuery, seeds: Sequence[Sequence[Placement]]) -> list[LineRow]:
@@ -62,12 +59,12 @@ def foreach_rows(query: PropagatorQuery, seeds: Sequence[Sequence[Placement]]) -
 
 def _elements(call: Call) -> list[_Element]:
     """The elements of the call's lists.  Raises `ValueError` for lists of unequal length."""
-    lengths = {len(value) for value in call.args if _is_tensor_list(value)}
+    lengths = {len(value) for value in call.args if is_tensor_list(value)}
     if len(lengths) != 1:
         raise ValueError(f"lists of {' and '.join(map(str, sorted(lengths)))} tensors")
     found = []
     for i in range(lengths.pop()):
-        args = tuple(value[i] if _is_tensor_list(value) else value for value in call.args)
+        args = tuple(value[i] if is_tensor_list(value) else value for value in call.args)
         leaves = [v.index for v in (*args, *dict(call.kwargs).values()) if type(v) is Leaf]
         found.append(_Element(args, dict(call.kwargs), leaves))
     return found
@@ -99,7 +96,7 @@ def _metas_of(value: object, query: PropagatorQuery) -> object:
     """The argument with each tensor's metadata in its place."""
     if type(value) is Leaf:
         return query.metas[value.index]
-    return tuple(query.metas[v.index] for v in value) if _is_tensor_list(value) else value
+    return tuple(query.metas[v.index] for v in value) if is_tensor_list(value) else value
 
 
 def _strategy_rows(

@@ -75,7 +75,7 @@ def claims(sample: Sample, ranks: int, truth: object, alone: dtensor.PropagatorQ
 
 def _rows(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: str) -> list[dtensor.LineRow]:
     seeds = [] if source == "single-dim strategy" else _seeds(sample, ranks)
-    if foreach.is_foreach(sample):
+    if dtensor.is_foreach(sample):
         return foreach.foreach_rows(query, seeds)
     if source == "single-dim strategy":
         return query.single_dim_rows()

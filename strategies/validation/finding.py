@@ -13,10 +13,9 @@ from localtensor.layout import is_standard, parse, short
 from strategies.inputs.variants.all_variants import oracle_with_values, values_named
 from strategies.model import codec
 from strategies.model.oracle import run_oracle
-from strategies.model.rule import Program, Rule, Sample
+from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
 from strategies.model.verdict import (
     ALONE,
-    DTYPE_CLASSES,
     Crash,
     Evidence,
     Finding,

@@ -16,8 +16,8 @@ from localtensor.layout import MAX_JUMP_SHARE
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
-from strategies.model.rule import Sample, overload
-from strategies.model.verdict import DTYPE_CLASSES, Crash, Instance, Verdict, WorkUnit, dtype_class
+from strategies.model.rule import DTYPE_CLASSES, Sample, dtype_class, overload
+from strategies.model.verdict import Crash, Instance, Verdict, WorkUnit
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooManyTraces, claims
 from strategies.validation.finding import Candidate, OverloadTask, TaskResult, describe, keep_smallest

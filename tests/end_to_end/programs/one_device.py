@@ -22,8 +22,7 @@ def alone(program: Callable[..., Record], *args: object) -> Record:
 def assert_three_ways(program: Callable[..., Record], mesh: tuple[int, ...], *args: object, **close: float) -> Any:
     """Threads say what gloo says, rank by rank, and each rank says what one device says.  Returns the run on threads.
 
-    On two ranks, threads and gloo are the same to the last bit.  On more, a sum has an order, and gloo's is that of
-    the ring it sends the pieces round: a few bits; so that threads that share no propagation are held to the last bit.
+    On two ranks to the last bit.  On more, gloo adds round a ring: a few bits; there, threads that share nothing agree.
     """
     ranks = prod(mesh)
     threads = lt.run(program, mesh, *args, ranks=ranks)

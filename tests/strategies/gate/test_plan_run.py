@@ -1,6 +1,6 @@
 from strategies.gate.decision import RunCoverage
 from strategies.gate.plan import NO_TIME, PARTLY_TRIED, coverage_of, run_of_lines
-from strategies.model.verdict import DTYPE_CLASSES
+from strategies.model.rule import DTYPE_CLASSES
 
 BEGIN = {
     "torch": "2.13.0", "seed": 0, "ranks": [2], "confirm": "gloo", "ops": ["my.a.default", "my.b.default"],

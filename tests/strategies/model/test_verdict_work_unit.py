@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from strategies.model.verdict import DTYPE_CLASSES, WorkUnit, digest, dtype_class, plan_units, read_unit, share
+from strategies.model.rule import DTYPE_CLASSES, dtype_class
+from strategies.model.verdict import WorkUnit, digest, plan_units, read_unit, share
 from tests.strategies.cases import numbers, sample
 
 ROOT = Path(__file__).parents[3]

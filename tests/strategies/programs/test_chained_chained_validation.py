@@ -5,8 +5,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.model.rule import Program, overload
-from strategies.model.verdict import DTYPE_CLASSES, Verdict
+from strategies.model.rule import DTYPE_CLASSES, Program, overload
+from strategies.model.verdict import Verdict
 from strategies.programs import chained
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs.chained import REDISTRIBUTIONS_PER_MESH, validate_on_meshes, validate_with_follow_ups

@@ -11,7 +11,7 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
 from strategies.torch_api import foreach
-from strategies.torch_api.dtensor import PropagatorQuery
+from strategies.torch_api.dtensor import PropagatorQuery, is_foreach
 from strategies.validation.claim_sources import claims
 from strategies.validation.probe import check_claims
 from tests.strategies.cases import numbers, sample
@@ -60,7 +60,7 @@ def test_an_op_strategy_gives_a_strategy_for_each_element():
     ],
 )
 def test_only_ops_of_those_names_with_a_list_are_taken_apart(one, is_one):
-    assert foreach.is_foreach(one) is is_one
+    assert is_foreach(one) is is_one
 
 
 # The rules.
