@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import sys
 
 from strategies.base import signals
@@ -11,12 +13,13 @@ from strategies.base import signals
 def main() -> None:
     """The console script."""
     signals.install_handlers()
-    # importing torch and OpInfo makes 400,000 objects that stay: at Python's 700 the collector takes a fifth of that time
-    gc.set_threshold(10_000, 10, 10)
+    # Importing torch and OpInfo makes 400,000 objects that stay.  Workers, and a script under `run`, keep Python's threshold.
+    if sys.argv[1:2] != ["run"] and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=functools.partial(gc.set_threshold, *gc.get_threshold()))
+        gc.set_threshold(10_000, 10, 10)
     try:
         from strategies.cli.app import main as run  # why here: this takes a while, and Ctrl-C may come meanwhile
-    # no memory for a library, say; Python's own 1 means a wrong rule
-    except (ImportError, MemoryError, OSError) as error:
+    except (ImportError, MemoryError, OSError) as error:  # no memory for a library, say; Python's 1 means a wrong rule
         sys.stderr.write(
             f"localtensor cannot start: {type(error).__name__}: {error}; this says nothing about any rule.\n"
         )

@@ -215,12 +215,11 @@ DTYPE_CLASSES = ("real", "complex", "integer", "bool")
 
 def dtype_class(sample: Sample) -> str:
     """The dtype class of a sample; "real" for a call without tensors."""
-    tensors = sample.tensors
-    if any(t.dtype.is_complex for t in tensors):
+    if any(t.dtype.is_complex for t in sample.tensors):
         return "complex"
-    if not tensors or any(t.dtype.is_floating_point for t in tensors):
+    if not sample.tensors or any(t.dtype.is_floating_point for t in sample.tensors):
         return "real"
-    return "bool" if all("bool" in str(t.dtype) for t in tensors) else "integer"
+    return "bool" if all("bool" in str(t.dtype) for t in sample.tensors) else "integer"
 
 
 @dataclass(frozen=True, slots=True)

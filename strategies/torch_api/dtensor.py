@@ -43,9 +43,9 @@ from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Leaf, Sample, overload
 
 Outputs = tuple[Placement | None, ...]
-_FOREACH_FAMILIES = ("_foreach_", "_amp_foreach_", "_fused_")
 LineRow = tuple[tuple[Placement | None, ...], Outputs]
 """The input placements and the output placements of one line of a strategy, each on one mesh axis."""
+_FOREACH_FAMILIES = ("_foreach_", "_amp_foreach_", "_fused_")
 _INFO = getattr(single_dim_strategy, "_SingleDimStrategyInfo", None)
 ONE_PLACEMENT_PER_LIST_ITEM = "full_mesh_strategy_filter" in getattr(_INFO, "__dataclass_fields__", {})
 """Whether a line has one placement for each item of a list of results: since torch 2.14, which added this field."""

@@ -138,7 +138,7 @@ def test_torch_still_has(name):
     check_part(name, next(row[name] for row in PARTS.values() if name in row))
 
 
-def test_every_part_in_the_table_of_the_room_is_named_here():
+def test_every_part_in_the_table_of_the_module_is_named_here():
     table = ROOM.read_text().split('"""')[1].replace(",    |                |        |\n| use_val", ", use_val")
     rows = [re.sub(r" +", " ", line.split("|")[1]).strip() for line in table.splitlines() if line.startswith("| ")]
     assert set(rows[1:]) == set(PARTS)
