@@ -2,6 +2,7 @@ from localtensor.layout.mesh import Mesh as Mesh
 from localtensor.layout.reductions import GLOO_DTYPES as GLOO_DTYPES
 from localtensor.layout.reductions import fold as fold
 from localtensor.layout.reductions import fold_partials as fold_partials
+from localtensor.layout.reductions import is_arithmetic as is_arithmetic
 from localtensor.layout.reductions import is_reducible as is_reducible
 from localtensor.layout.reductions import is_unambiguous as is_unambiguous
 from localtensor.layout.reductions import partial_values as partial_values

@@ -193,6 +193,17 @@ def is_unambiguous(kind: str, dtype: torch.dtype) -> bool:
     return is_reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
 
 
+def is_arithmetic(kind: str, dtype: torch.dtype) -> bool:
+    """Whether a partial value is one to compute with: `is_reducible`, no sum or product of booleans, no complex product.
+
+    True + True is True: a sum of booleans is their "or", and twice it is no sum of twice the parts.  No backend multiplies
+    complex numbers.
+    """
+    if dtype == torch.bool or (dtype.is_complex and kind == "product"):
+        return kind in ("min", "max")
+    return is_reducible(kind, dtype)
+
+
 def fold_partials(held: Tensor, kind: str) -> Tensor:
     """The value of all ranks' partial values: `held` has shape [ranks, *shape], the result has `shape`.
 

@@ -38,6 +38,7 @@ class ValidateOptions:
     journal: Annotated[Path | None, Option("--journal", help="Keep a line for each unit done in this file.", show_default=False)] = None
     resume: Annotated[bool, Option("--resume", help="Go on with the journal.")] = False
     shard: Annotated[str, Option("--shard", help="i/N: the i-th of N parts of the work, for a CI matrix.")] = ""
+    case: Annotated[str, Option("--case", help="One finding again, by the text that stands beside it: its call, values, mesh and program.", show_default=False)] = ""
     executor: Annotated[str, Option("--executor", help="MODULE:FUNCTION that gives a concurrent.futures executor; or dask.")] = ""
     seed: Seed = 0
     workers: Workers = None

@@ -9,7 +9,8 @@
 | .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant       | by feature     | 2.13   |
 | ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
 | ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
-| .decomp_strategy.has_decomp, .propagate_strategy                | by feature     | 2.13   |
+| .decomp_strategy.has_decomp, .propagate_strategy,               |                |        |
+| ._get_candidate_placements (set on a copy)                      | by feature     | 2.13   |
 | _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
 | _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
 | _op_schema.OutputSharding: output_spec, redistribute_schema,    |                |        |
@@ -26,6 +27,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -147,6 +150,8 @@ class PropagatorQuery:
     def __init__(self, sample: Sample, ranks: int, outputs: object, alone: PropagatorQuery | None = None) -> None:
         self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
         self.traced: list[LineRow] | None = None
+        self.drawn: tuple[int, int] | None = None
+        """How many of how many placement tuples of a decomposition were traced, if not all."""
         self.partials = True
         self._alone = alone
         self._specs: dict[tuple[int, Placement | None, int], DTensorSpec] = {}
@@ -174,6 +179,25 @@ class PropagatorQuery:
             mesh = one_axis_mesh(self.ranks, rank)
             self._specs[key] = DTensorSpec(mesh, (placement,), tensor_meta=self.metas[leaf])  # type: ignore[arg-type]
         return self._specs[key]
+
+    def trace_at_most(self, most: int) -> None:
+        """Let one trace of a decomposition cover at most so many placement tuples, drawn by the op's name.
+
+        Those that leave all tensors but one replicated come first: one rule differs from the next in them.
+        """
+        strategy = copy.copy(self.prop.decomp_strategy)
+        every = strategy._get_candidate_placements
+
+        def drawn(schema: OpSchema) -> list[Any]:
+            found = sorted(every(schema), key=str)
+            random.Random(zlib.crc32(self.sample.op.encode())).shuffle(found)
+            found.sort(key=lambda row: min(2, sum(p is not None and p != Replicate() for p in row)))
+            if len(found) > most:
+                self.drawn = most, len(found)
+            return found[:most]
+
+        strategy._get_candidate_placements = drawn
+        self.prop.decomp_strategy = strategy
 
     def alone(self) -> PropagatorQuery:
         """The same queries on a mesh of one rank."""
@@ -232,8 +256,7 @@ class PropagatorQuery:
         for strategy in self.strategies(seeds):
             for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():
                 row = row_of_op_spec(line, len(self.metas))
-                if row is not None:
-                    rows.setdefault(str(row), row)
+                rows.setdefault(str(row), row)
         return list(rows.values())
 
     def strategies(self, seeds: Sequence[Sequence[Placement]]) -> list[OpStrategy | TupleStrategy | None]:
@@ -311,17 +334,15 @@ def is_replicated(row: LineRow) -> bool:
     return all(p is None or p == Replicate() for p in (*row[0], *row[1]))
 
 
-def row_of_op_spec(line: OpSpec, inputs: int) -> LineRow | None:
-    """A line of an op strategy as a row; None if it has no output specs.
+def row_of_op_spec(line: OpSpec, inputs: int) -> LineRow:
+    """A line of an op strategy as a row; it has no outputs for an op that only writes to its arguments.
 
     DTensor reads a line without input specs as: every input has the placement of the output.
     """
-    if line.output_specs is None:
-        return None
-    specs = line.output_specs if isinstance(line.output_specs, tuple) else (line.output_specs,)
-    outputs = tuple(_placement(s) for s in specs)
+    specs = line.output_specs if isinstance(line.output_specs, (tuple, list)) else (line.output_specs,)
+    outputs = () if line.output_specs is None else tuple(_placement(s) for s in specs)
     if line.input_specs is None:
-        return (outputs[0],) * inputs, outputs
+        return outputs[:1] * inputs, outputs
     return tuple(s.placements[0] for s in line.input_specs), outputs
 
 

@@ -4,6 +4,7 @@
 |---------------------------------------------------------------------------|-------------|--------|
 | _dispatch_has_computed_kernel_for_dispatch_key(name, key): composite      |             |        |
 | kernels count                                                             | 2.11 - 2.15 | 2.13   |
+| _dispatch_has_kernel_for_dispatch_key(name, key): only that key's own     | 2.11 - 2.15 | 2.13   |
 
 `tests/strategies/torch_api/test_population_cpu_kernels.py` checks it by name.
 """
@@ -28,6 +29,19 @@ def missing_kernel_reason(op: str, device: str = "cpu") -> str:
     others = [name for name, key in _KEYS.items() if name != device and known(overload(op).name(), key)]
     elsewhere = f"; it has one for {others[0].upper()}" if others else ""
     return f"no kernel for {device.upper()} in this build of torch{elsewhere}"
+
+
+def decomposes_first(op: torch._ops.OpOverload, device: str = "cpu") -> bool:
+    """Whether autograd runs the op as the ops that it is made of, so that a tensor subclass never sees it.
+
+    It does where the op has an implicit composite kernel, and no other: in inference mode DTensor sees it all the same.
+    """
+
+    def has(key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+    own = (_KEYS[device], f"Autograd{_KEYS[device]}", "Autograd", "CompositeExplicitAutograd")
+    return has("CompositeImplicitAutograd") and not any(map(has, own))
 
 
 FAMILIES = ("foreach", "fused", "prims", "out=", "backward", "in place", "views", "forward")

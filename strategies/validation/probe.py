@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import (
     assemble_axis,
     fold_partials,
+    is_arithmetic,
     is_inexact,
     is_reducible,
     is_unambiguous,
@@ -364,9 +365,9 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
     partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
-    unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
-    if unclear:
-        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
+    unclear = [f"{short(p)} of {t.dtype}" for p, t in partial if not is_arithmetic(p.reduce_op, t.dtype)]
+    if unclear:  # the op that makes such a value is judged with what follows it
+        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} is no value to compute with"))
     nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
     if nowhere:
         return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))

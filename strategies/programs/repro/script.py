@@ -27,7 +27,6 @@ from strategies.model.rule import Program, placements_text, written_leaves
 from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.torch_api.mesh_and_caches import averages_code
 from strategies.validation.probe import Case
 
 _CALL_PRINTS = "what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ."
@@ -54,24 +53,10 @@ wrong = False
 for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, DTensor):
         print(f"rank {{rank}} placements {{got.placements}}", flush=True)
-        got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
+        got = got.to_local().clone() if got.placements[0].is_replicate() else got.full_tensor()
 """
 
-_HELPERS = (
-    "\n\n"
-    + FLATTEN_FUNCTION
-    + '''
-
-def assemble(x):
-    """full_tensor, but for an average, which gloo cannot make: there the ranks' values are averaged here."""
-    if str(getattr(x.placements[0], "reduce_op", "")) != "avg":
-        return x.full_tensor()
-    held = [torch.empty_like(x.to_local().contiguous()) for _ in range(dist.get_world_size())]
-    dist.all_gather(held, x.to_local().contiguous())
-    return torch.stack(held).double().mean(0).to(x.dtype) if not x.dtype.is_complex else torch.stack(held).mean(0)
-
-'''
-)
+_HELPERS = f"\n\n{FLATTEN_FUNCTION}\n"
 
 
 def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
@@ -137,8 +122,6 @@ _PRINTS = "what DTensor makes of the program and what plain tensors give; exit c
 _PROGRAM_SCRIPT = (
     """{head}
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Sequence  # noqa: F401
 from math import inf, nan  # noqa: F401 (some values below are not finite)
@@ -146,7 +129,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor  # noqa: F401
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
@@ -171,7 +153,6 @@ def program(x):
 {body}
 
 
-{averages}
 {inputs}
 wants = program([{plain}])
 gots = program([{distributed}])
@@ -204,7 +185,6 @@ def program_script(
         mesh=program.mesh,
         names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "",
-        averages=averages_code(),
         helpers="\n\n".join(_helpers(program.then)),
         op=program.sample.op,
         arguments=with_indexed_tensors(arguments_text(program.sample.call)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,15 @@ class Confirmation:
     rank_results: tuple[ProgramRankResult, ...] = ()
     failed: str = ""
     refused: str = ""
-    """The error that every rank raised in the op, if they did."""
+    """The error that every rank raised, if they did: in the op, or when the result was gathered."""
+
+
+def is_claimed(error: str) -> bool:
+    """Whether DTensor raises this error for a call that a rule of it has claimed: it has a rule for each op in it.
+
+    DTensor raises NotImplementedError for an op without a rule, and the name of an op whose result has no known size.
+    """
+    return not error.startswith("NotImplementedError") and not re.fullmatch(r"\w+: \w+\.\w+\.\w+", error)
 
 
 def confirmation_of(
@@ -95,8 +104,7 @@ def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -
         wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
         return Confirmation(wrong, rank_results=results)
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
-    refused = error if failed.failed == "op" else ""
-    return Confirmation("", f"DTensor {where} on every rank: {error}", rank_results=results, refused=refused)
+    return Confirmation("", f"DTensor {where} on every rank: {error}", rank_results=results, refused=error)
 
 
 def _misshapen(truth: OracleResult, mesh: tuple[int, ...], results: Sequence[ProgramRankResult]) -> str:
