@@ -147,6 +147,8 @@ def _user_samples(
     own = [UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder) for op in ops]
     found: dict[str, list[Sample]] = {}
     without: dict[str, str | Crash] = {}
+    if not ops:
+        return found, without
     for unknown, answer in zip(own, workers.run(user_op_samples, own, limit=SECONDS), strict=True):
         if not isinstance(answer, worker_pool.TaskDone):
             without[unknown.op] = _crash(unknown.op, answer)

@@ -15,14 +15,21 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
 from strategies.model import codec
-from strategies.model.oracle import REJECTIONS, mutates, run_call
-from strategies.model.rule import Rule, Sample
+from strategies.model.oracle import REJECTIONS
+from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
 from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import ProgramRealRuns
-from strategies.programs.run.verdict import Confirmation, is_claimed, program_rank_diagram, rank_diagram
+from strategies.programs.run.verdict import (
+    LOCAL_REFUSAL,
+    Confirmation,
+    is_claimed,
+    local_refusal,
+    program_rank_diagram,
+    rank_diagram,
+)
 from strategies.validation import finding
 from strategies.validation.finding import (
     Candidate,
@@ -33,7 +40,6 @@ from strategies.validation.finding import (
     finding_of_candidate,
     refusal_text,
 )
-from strategies.validation.probe import Case
 
 
 def first_line(
@@ -125,8 +131,6 @@ def _placed(found: Iterable[Finding], settled: Iterable[RuleOutcome], results: I
 
 
 _ORDER = {Verdict.UNSOUND: 0, Verdict.REFUSED: 1, Verdict.SUSPECT: 2, Verdict.MISSING: 3}
-LOCAL_REFUSAL = "plain torch refuses the local call"
-"""Part of the reason of a finding whose local call, such as an FFT of an empty piece, raises without DTensor, too."""
 
 
 def _place(f: Finding) -> tuple[int, bool, str]:
@@ -363,7 +367,7 @@ class RealConfirmation:
             return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
         text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
-        reason = outcome.wrong + (_local_refusal(case) if " raises " in outcome.wrong else "")
+        reason = outcome.wrong + (local_refusal(case) if " raises " in outcome.wrong else "")
         return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
 
     def _command(self, candidate: Candidate) -> str:
@@ -388,16 +392,3 @@ def _with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) 
     seen = candidate.instance.evidence.reason
     why = f"; {seen}" if gathered and " raises " not in seen else ""
     return replace(outcome, wrong=refusal_text(outcome.refused) + why)
-
-
-def _local_refusal(case: Case) -> str:
-    """The first local call that plain torch refuses, for the reason of a finding; empty if it takes all of them."""
-    call = case.sample.call
-    for rank in range(case.ranks):
-        pieces = tuple(column[rank] for column in case.held)
-        try:
-            run_call(call, pieces, mutates=mutates(call.op))
-        except REJECTIONS:
-            local = ", ".join(Sample(call, pieces, "").arguments())
-            return f"; {LOCAL_REFUSAL} of rank {rank}, {call.op.split('.')[1]}({local}), by itself"
-    return ""

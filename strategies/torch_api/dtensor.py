@@ -9,8 +9,8 @@
 | .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant       | by feature     | 2.13   |
 | ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
 | ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
-| .decomp_strategy.has_decomp, .propagate_strategy,               |                |        |
-| ._get_candidate_placements (set on a copy)                      | by feature     | 2.13   |
+| .decomp_strategy.has_decomp, .propagate_strategy                | by feature     | 2.13   |
+| .decomp_strategy._get_candidate_placements (set on a copy)      | by feature     | 2.13   |
 | _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
 | _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
 | _op_schema.OutputSharding: output_spec, redistribute_schema,    |                |        |
@@ -93,11 +93,15 @@ def registered_functions() -> dict[tuple[str, torch._ops.OpOverload], Any]:
     return {(name, op): func for name, table in tables.items() for op, func in table.items()}
 
 
+def is_overlaid(op: torch._ops.OpOverload) -> bool:
+    """Whether an overlay's handler serves the op: it applies rules, and returns each rank's results unchanged."""
+    return bool(getattr(DTensor._op_dispatcher._custom_op_handlers.get(op), "applies_rules", False))
+
+
 def special_dispatch_reason(op: torch._ops.OpOverload) -> str:
     """Why DTensor's result is not simply each rank's result with placements from a rule; empty if it is."""
-    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
-    if handler is not None:  # an overlay's handler returns each rank's results unchanged
-        return "" if getattr(handler, "applies_rules", False) else "DTensor has a handler of its own for this op"
+    if op in DTensor._op_dispatcher._custom_op_handlers:
+        return "" if is_overlaid(op) else "DTensor has a handler of its own for this op"
     # `x << 1` is `__lshift__`, and returns x itself (2.13).
     if op._schema.name.endswith("_") and not getattr(op._schema.arguments[0].alias_info, "is_write", False):
         return "DTensor takes this op for one in place, by its name"
@@ -189,12 +193,13 @@ class PropagatorQuery:
         every = strategy._get_candidate_placements
 
         def drawn(schema: OpSchema) -> list[Any]:
-            found = sorted(every(schema), key=str)
+            found: list[Any] = every(schema)
+            if len(found) <= most:
+                return found
+            self.drawn = most, len(found)
+            found = sorted(found, key=str)
             random.Random(zlib.crc32(self.sample.op.encode())).shuffle(found)
-            found.sort(key=lambda row: min(2, sum(p is not None and p != Replicate() for p in row)))
-            if len(found) > most:
-                self.drawn = most, len(found)
-            return found[:most]
+            return sorted(found, key=lambda row: min(2, sum(p is not None and p != Replicate() for p in row)))[:most]
 
         strategy._get_candidate_placements = drawn
         self.prop.decomp_strategy = strategy

@@ -69,7 +69,7 @@ def load_rules(module: str, folder: str) -> RegisteredRules:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
     used = {op for table, op in changed if table == SINGLE_DIM}
-    ignored = {op: DECOMPOSED for _, op in changed if population.decomposes_first(op)}
+    ignored = {op: DECOMPOSED for _, op in changed if population.decomposes_first(op) and not dtensor.is_overlaid(op)}
     ignored |= {op: SINGLE_DIM_FIRST for _, op in changed if dtensor.has_unused_strategy(op) and op not in used}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
     return RegisteredRules(module, names, tuple(sorted((str(op), why) for op, why in ignored.items())))

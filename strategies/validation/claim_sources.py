@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import PARTIAL_KINDS, is_arithmetic, is_standard
+from localtensor.layout import PARTIAL_KINDS, is_reducible, is_standard
 from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, flat_results, out_leaves, overload
 from strategies.torch_api import dtensor, foreach
 
@@ -30,7 +30,7 @@ def placement_options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED_KIN
     shards: list[Placement] = [Shard(d) for d, size in enumerate(x.shape) if size >= ranks]
     if x.dtype == torch.bool and kinds == SEARCHED_KINDS:
         kinds = ()  # "or" and "and" of few values may hold by chance
-    return [Replicate(), *shards, *(Partial(k) for k in kinds if is_arithmetic(k, x.dtype))]
+    return [Replicate(), *shards, *(Partial(k) for k in kinds if is_reducible(k, x.dtype))]
 
 
 def input_tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int]:

@@ -292,6 +292,11 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
+def _is_or(kind: str, dtype: torch.dtype) -> bool:
+    """Whether the partial value is an "or" or an "and" that is called a sum or a product."""
+    return dtype == torch.bool and not is_arithmetic(kind, dtype)
+
+
 def _near(a: Tensor, b: Tensor) -> bool:
     if not is_inexact(a):
         return torch.equal(a, b)
@@ -365,9 +370,9 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     if claim.whole:
         return made(Verdict.SUSPECT, Evidence(claim.whole))
     partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
-    unclear = [f"{short(p)} of {t.dtype}" for p, t in partial if not is_arithmetic(p.reduce_op, t.dtype)]
-    if unclear:  # the op that makes such a value is judged with what follows it
-        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} is no value to compute with"))
+    unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
+    if unclear:
+        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
     nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
     if nowhere:
         return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
@@ -376,5 +381,8 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
             continue
         evidence = probe.judge(claim)
         if evidence:
+            other = [f"{short(p)} of {t.dtype}" for p, t in partial if _is_or(p.reduce_op, t.dtype)]
+            if other:  # the op that makes such a value is to blame: it is tested with what follows it
+                return made(Verdict.UNTESTABLE, Evidence(f"{other[0]} is no value to compute with"))
             return made(Verdict.UNSOUND, evidence)
     return made(Verdict.SOUND, Evidence(first.truth.metadata_only))

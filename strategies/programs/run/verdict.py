@@ -13,8 +13,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import local_shapes_on, short
-from strategies.model.oracle import OracleResult, equal_within
-from strategies.model.rule import Program, placements_text, read_layout
+from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call
+from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.validation.difference import ElementDifference, folding_error, tensor_text
@@ -49,6 +49,23 @@ def _diagram(
     for i, want in enumerate(truth.outputs):
         lines.append(f"the op gives {tensor_text(want, 8)}" if i == 0 else f"  and        {tensor_text(want, 8)}")
     return "\n".join(lines)
+
+
+LOCAL_REFUSAL = "plain torch refuses the local call"
+"""Part of the reason of a finding whose local call, such as an FFT of an empty piece, raises without DTensor, too."""
+
+
+def local_refusal(case: Case) -> str:
+    """The first local call that plain torch refuses, for the reason of a finding; empty if it takes all of them."""
+    call = case.sample.call
+    for rank in range(case.ranks):
+        pieces = tuple(column[rank] for column in case.held)
+        try:
+            run_call(call, pieces, mutates=mutates(call.op))
+        except REJECTIONS:
+            local = ", ".join(Sample(call, pieces, "").arguments())
+            return f"; {LOCAL_REFUSAL} of rank {rank}, {call.op.split('.')[1]}({local}), by itself"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
