@@ -52,10 +52,12 @@ EXAMPLES = """Examples:
       keeps what is done; --resume goes on with it
   localtensor validate --all --journal 1.jsonl --shard 1/4
       a quarter of the work, for a CI matrix
+  localtensor validate --case eNq9kt...
+      one finding again: this command stands beside it
   localtensor validate --plans --mesh 2,2
       DTensor's own redistributions: wrong values, waste
 
-Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;
+Exit codes: 0 nothing wrong; 1 an Unsound or Refused rule, or a registration that torch ignores; 2 usage;
 3 nothing was tested, or the tool itself failed; 130 stopped by Ctrl-C, 143 by SIGTERM, as every command.
 """
 
