@@ -46,5 +46,6 @@ from localtensor.layout.tolerance import NOISE_FACTOR as NOISE_FACTOR
 from localtensor.layout.tolerance import is_inexact as is_inexact
 from localtensor.layout.tolerance import max_abs as max_abs
 from localtensor.layout.tolerance import measured_slack as measured_slack
+from localtensor.layout.tolerance import noise_factor as noise_factor
 from localtensor.layout.tolerance import widen_slack as widen_slack
 from localtensor.layout.tolerance import within_slack as within_slack

@@ -339,7 +339,9 @@ def check(options: command_options.CostOptions) -> int:
 
 app.add_typer(cost)
 
-_DTYPES = ("float64", "float32", "int64", "bool", "complex64")
+_DTYPES = (
+    "float64", "float32", "int64", "bool", "complex64", "bfloat16", "float16", "int32", "int8", "uint8",
+)  # fmt: skip
 
 
 def repeat_options(words: Sequence[str]) -> list[str]:

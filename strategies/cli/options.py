@@ -24,7 +24,7 @@ class ValidateOptions:
     everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False
     search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tests only registered rules.")] = False
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = ()
-    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = ()
+    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, bfloat16, float16, int64, int32, int8, uint8, bool or complex64.  [default: float64, int64, bool and complex64, and a few samples cast to the others]", show_default=False)] = ()
     device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu"
     rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are tested.")] = "dtensor"
     confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspected rule: gloo, nccl or none.")] = "gloo"

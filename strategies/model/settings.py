@@ -18,7 +18,8 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 CALL = "localtensor validate"
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
-    "complex64": torch.complex64,
+    "complex64": torch.complex64, "bfloat16": torch.bfloat16, "float16": torch.float16, "int32": torch.int32,
+    "int8": torch.int8, "uint8": torch.uint8,
 }  # fmt: skip
 """Dtypes of samples, by the names that `--dtype` takes."""
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")

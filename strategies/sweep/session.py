@@ -23,7 +23,7 @@ from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples
 from strategies.inputs.selection import matching_overloads
 from strategies.model.rule import Sample, dtype_class
-from strategies.model.settings import Settings
+from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.run.real_run import ProgramRealRuns
@@ -274,6 +274,7 @@ class _Validation:
             OverloadTask(
                 op, _samples_for(kind, found), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
+                further=settings.dtypes == DEFAULT_DTYPES,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip

@@ -250,6 +250,8 @@ class OverloadTask:
     home: tuple[str, str] = ("", "")
     why: str = ""
     until: float = 0.0
+    further: bool = True
+    """Whether the samples are also cast to dtypes that none of them has."""
 
     def step(self, sample: int, mesh: int) -> int:
         """The number that a worker notes when it begins this sample on this mesh."""

@@ -17,6 +17,7 @@ from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, variations
+from strategies.inputs.variants.undrawn import Undrawn
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Sample, dtype_class, overload
 from strategies.model.verdict import Crash, Instance, Verdict, WorkUnit
@@ -84,6 +85,7 @@ class Recorder:
         self._results = {unit: TaskResult(unit) for unit in task.units()}
         self._sample_counts = Counter(map(dtype_class, task.samples))
         self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
+        self._undrawn: dict[str, Undrawn] = {}
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
 
@@ -103,6 +105,14 @@ class Recorder:
     def turns(self, sample: Sample) -> VariantCounts:
         """The counts of the sample's class of dtypes: a run of some classes alone tries the same variants."""
         return self._turns[dtype_class(sample)]
+
+    def undrawn(self, sample: Sample) -> Undrawn:
+        """What no sample of this one's class of dtypes draws; it runs the op, so a step must have been noted."""
+        dtypes = dtype_class(sample)
+        if dtypes not in self._undrawn:
+            alike = [one for one in self.task.samples if dtype_class(one) == dtypes]
+            self._undrawn[dtypes] = Undrawn.of(alike, dtypes=self.task.further)
+        return self._undrawn[dtypes]
 
     def values(self, sample: Sample) -> int:
         """The number of other values that each sample of this class of dtypes is tried with."""
@@ -144,6 +154,7 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
         return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     yield from variations(sample, truth, number, seed=seed, traced=traced, turns=recorder.turns(sample).forms)
+    yield from recorder.undrawn(sample).calls(sample, seed)
 
 
 def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, MissingRuleSearch]:

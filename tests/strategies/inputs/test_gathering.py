@@ -174,13 +174,14 @@ def test_a_dtype_that_the_op_does_not_take_is_refused_with_what_it_takes():
     with pytest.raises(BadSetting) as refused:
         gathered(pick(settings, None), settings)
     assert str(refused.value) == (
-        "localtensor validate: --dtype: complex64: no op that you named takes it on cpu. They take bool, int64."
+        "localtensor validate: --dtype: complex64: no op that you named takes it on cpu. "
+        "They take bool, int32, int64, int8, uint8."
     )
 
 
 def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
     class Nothing:
-        dtypes = frozenset({torch.uint8})
+        dtypes = frozenset({torch.uint16})
 
         def supported_dtypes(self, device):
             return self.dtypes
