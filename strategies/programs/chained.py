@@ -140,14 +140,17 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
 def _refused_programs(refused: Found) -> Found:
     """The programs that every rank refuses: an op alone, or its gradient.
 
-    A follow-up step that is refused is a call of another op, whose own rule may have no line for it.
+    A follow-up step that is refused is a call of another op, whose own rule may have no line for it; an incoming gradient
+    that is sharded may be cut where the op's gradient has to be whole.
     """
     alone = run_simulated_programs([replace(p, then="") for p, _ in refused])
+    plain = [replace(p, then="grad" if p.then in GRADS else p.then) for p, _ in refused]
+    again = run_simulated_programs(plain)
     made: dict[str, tuple[Program, Confirmation]] = {}
-    for (program, found), one in zip(refused, alone, strict=True):
+    for program, found, one in zip(plain, again, alone, strict=True):
         if one.refused:
             made.setdefault(program.sample.op, (replace(program, then=""), one))
-        elif program.then.startswith("grad"):
+        elif program.then.startswith("grad") and found.refused:
             made.setdefault(program.then, (program, found))
     return [(program, found) for program, found in made.values() if is_claimed(found.refused)]
 

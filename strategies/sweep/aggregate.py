@@ -21,6 +21,7 @@ from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, Wo
 from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.run.verdict import (
     LOCAL_REFUSAL,
@@ -390,5 +391,8 @@ def _with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) 
     if gathered and not suspected:
         return outcome
     seen = candidate.instance.evidence.reason
+    if outcome.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: gloo would end the process
+        text = outcome.refused.partition(": ")[2]
+        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}; {seen}")
     why = f"; {seen}" if gathered and " raises " not in seen else ""
     return replace(outcome, wrong=refusal_text(outcome.refused) + why)

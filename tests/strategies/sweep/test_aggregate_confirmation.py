@@ -107,6 +107,18 @@ def test_a_legal_call_that_every_rank_refuses_is_a_finding_of_its_own(outcome, s
         assert only.finding.reason.startswith("every rank raises ValueError: no; the op takes the whole tensors")
 
 
+def test_a_result_that_does_not_fit_its_own_placement_is_wrong_where_the_probe_found_it_wrong():
+    error = "WrongPieceShape: its piece has shape (2,), S(0) of (3,) is (1,)"
+    outcome = replace(LOST, refused=error)
+    ((only,), _) = settled({"a": [suspect(reason="the shards make 1")]}, outcome)
+    assert only.finding.verdict is Verdict.UNSOUND
+    assert only.finding.reason == (
+        "DTensor's result does not fit its own placement: its piece has shape (2,), S(0) of (3,) is (1,); the shards make 1"
+    )
+    ((other,), _) = settled({"a": [suspect()]}, outcome, doubted=set())
+    assert other.finding is None
+
+
 def test_an_average_that_gloo_cannot_make_is_not_made_in_its_place():
     ((only,), _) = settled({"a": [suspect(reason="as P(avg): the parts make 1")]}, LOST)
     assert only.finding.reason.endswith("the op takes the whole tensors; as P(avg): the parts make 1")
