@@ -11,7 +11,8 @@ has all ranks.
 | .sharding_propagator: propagate_op_sharding, _non_cached,                 |             |        |
 | _propagate_tensor_meta_non_cached                                         | 2.11 - 2.15 | 2.13   |
 | ._sharding_prop.LocalLRUCache                                             | 2.11 - 2.15 | 2.13   |
-| .decomp_strategy.propagate_strategy (by feature)                          | 2.12 - 2.15 | 2.13   |
+| .decomp_strategy._propagate_through_decomp (by feature)                   | 2.12 - 2.15 | 2.13   |
+| ._op_dispatcher._dispatch_fast_path_python_tail                           | by feature  | 2.13   |
 | _redistribute.redistribute_local_tensor, by every module that imports it  | 2.11 - 2.15 | 2.13   |
 | _op_schema.OpSchema, OutputSharding                                       | 2.11 - 2.15 | 2.13   |
 | _dtensor_spec.DTensorSpec, TensorMeta; DTensor(local, spec,               |             |        |
@@ -88,7 +89,7 @@ class Transform:
 
 @dataclass(slots=True)
 class Trace:
-    """What rank 0 did, in order, each op once; and the wrong redistributions of all ranks."""
+    """What rank 0 did, in order, each op once with the same placements; and the wrong redistributions of all ranks."""
 
     steps: list[OpStep] = field(default_factory=list)
     wrong: list[Transform] = field(default_factory=list)
@@ -100,7 +101,7 @@ def traced() -> Iterator[Trace]:
     found, running, methods = Trace(), _Recorder(), _Recorder()
 
     def add(step: OpStep) -> None:
-        if dist.get_rank() == 0 and all((s.op, s.outer) != (step.op, step.outer) for s in found.steps):
+        if dist.get_rank() == 0 and step not in found.steps:
             found.steps.append(step)
 
     def propagate(original: Callable[[OpSchema], Any], schema: OpSchema) -> Any:
@@ -154,7 +155,14 @@ def traced() -> Iterator[Trace]:
 
 def dispatcher_place() -> CodePlace:
     """The part of the dispatcher that makes DTensors of the ranks' results."""
-    return place_of(type(_DISPATCHER)._dispatch_fast_path_python_tail)
+    dispatcher = type(_DISPATCHER)
+    return place_of(getattr(dispatcher, "_dispatch_fast_path_python_tail", dispatcher.wrap))
+
+
+def tracer_place() -> CodePlace:
+    """The part of DTensor that traces a decomposition once for the placements."""
+    decompositions = getattr(propagator(), "decomp_strategy", None)
+    return place_of(type(decompositions)._propagate_through_decomp)
 
 
 class _Recorder:

@@ -30,10 +30,12 @@ from strategies.model.rule import Program, overload
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation
-from strategies.programs.shrink.search import program_of
+from strategies.programs.shrink.search import failure_kind, program_of
+from strategies.sweep.causes.reach import raises
 from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import CodePlace, registered_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
+from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.torch_api.mesh_and_caches import averages_as_sums
 from strategies.torch_api.rank_runs import MeshTask, run_on_threads
 from strategies.torch_api.user_modules import import_rules
@@ -60,6 +62,9 @@ class Attribution:
     fix: str = ""
     reason: str = ""
     program: Program | None = None
+    judged: bool = False
+    averages: bool = False
+    """Whether an average of ranks is made on the way: gloo has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class AttributionTask:
     """A finding by its name, and its candidates, the smallest first; `judged` if the probe found the rule itself wrong."""
 
     name: str
+    reason: str
     candidates: tuple[Candidate, ...]
     judged: bool
     seed: int
@@ -83,9 +89,10 @@ def attribution(task: AttributionTask, note: Callable[[int], None]) -> Attributi
             program, work = work_of(candidate, task.seed)
         except (*REJECTIONS, LocalTensorError):  # the candidate is of another version of torch or of this tool
             continue
-        found = Attributor(work, judged=task.judged).cause()
+        judged = task.judged and candidate.program is None
+        found = Attributor(work, judged=judged).cause(task.reason)
         if found is not None:
-            return replace(found, program=program)
+            return replace(found, program=program, judged=judged)
     return Attribution(UNKNOWN, reason="no simulated run shows it")
 
 
@@ -110,6 +117,17 @@ def outcome(work: MeshTask[Confirmation]) -> Confirmation:
         return run_on_threads([work])[0]
 
 
+VALUES, SHAPE, RAISES = "values", "shape", "raises"
+
+
+def fault_class(reason: str) -> str:
+    """The class of a fault by its reason in words: it raises, or shapes, or dtypes, or values are wrong."""
+    if raises(reason):
+        return RAISES
+    what = failure_kind(reason).what
+    return what if what in (SHAPE, "dtype") else VALUES
+
+
 def fault_of(found: Confirmation) -> str:
     """What is wrong with a run, or "": a wrong result, an error on some rank, or on every rank."""
     if found.wrong:
@@ -123,13 +141,14 @@ class Attributor:
     def __init__(self, work: MeshTask[Confirmation], *, judged: bool) -> None:
         self._work, self._judged = work, judged
 
-    def cause(self) -> Attribution | None:
-        """The cause; None if the run is right."""
+    def cause(self, like: str = "") -> Attribution | None:
+        """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
         trace, reason = self._traced()
-        if not reason:
+        if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
         found = self._redistribution(trace) or self._op(trace.steps) or Attribution(UNKNOWN)
-        return replace(found, reason=reason)
+        placements = [p for step in trace.steps for p in (*step.inputs, *step.outputs)]
+        return replace(found, reason=reason, averages=any("P(avg)" in p for p in placements))
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
         with ExitStack() as stack:
@@ -154,11 +173,14 @@ class Attributor:
         return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, fix)
 
     def _op(self, steps: Sequence[OpStep], *around: Replacement) -> Attribution | None:
-        outer = [step for step in steps if not step.outer]
+        outer: dict[str, list[OpStep]] = {}
+        for step in steps:
+            if not step.outer:
+                outer.setdefault(step.op, []).append(step)
         for keep in (True, False):
-            for step in outer:
-                if self.cures(*around, _op_replaced(step.op, keep=keep)):
-                    return self._part(step, around)
+            for op, calls in outer.items():
+                if self.cures(*around, _op_replaced(op, keep=keep)):
+                    return self._part(max(calls, key=_spread), around)
         return None
 
     def _part(self, step: OpStep, around: Sequence[Replacement]) -> Attribution:
@@ -171,7 +193,7 @@ class Attributor:
             whole = _decomposition_replaced(step.op)
             if self.cures(whole):
                 fix = "the decomposition run op by op on DTensors, in place of one trace for the placements"
-                return Attribution(DECOMPOSITION, step.place, step.op, detail, fix)
+                return Attribution(DECOMPOSITION, counterfactuals.tracer_place(), step.op, detail, fix)
             trace, _ = self._traced(whole)
             inner = self._op(trace.steps, whole)
             if inner is not None:
@@ -180,9 +202,21 @@ class Attributor:
         if step.place is not None and (self.cures(*around, _rule_replaced(step.place, step.op))):
             return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
         fix = "the op run on gathered tensors, with the placements that DTensor gives its results"
-        if self._judged:
+        if self._judged or not _has_own_dispatch(step.op):
             return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
         return Attribution(DISPATCHER, counterfactuals.dispatcher_place(), step.op, detail, fix)
+
+
+def _spread(step: OpStep) -> int:
+    """How many results of a call are not replicas: of several calls of an op, one of shards is the one at fault."""
+    return sum(placements.replace("R", "").strip(", ") != "" for placements in step.outputs)
+
+
+def _has_own_dispatch(op: str) -> bool:
+    """Whether DTensor's dispatcher treats calls of the op in a way of its own, apart from a write to the first argument."""
+    found = overload(op)
+    by_keyword = any(a.kwarg_only and "Tensor" in str(a.type) for a in found._schema.arguments)
+    return bool(special_dispatch_reason(found)) or by_keyword or not found._schema.is_mutable
 
 
 def _listed(placements: Sequence[str]) -> str:
