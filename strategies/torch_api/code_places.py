@@ -38,7 +38,11 @@ class CodePlace:
         return f"{self.name}{f' with {self.detail}' if self.detail else ''} ({self.file}:{self.line})"
 
 
-_TABLES = {"single-dim strategy": "op_single_dim_strategy_funcs", "op strategy": "op_strategy_funcs", "rule": "op_to_rules"}
+_TABLES = {
+    "single-dim strategy": "op_single_dim_strategy_funcs",
+    "op strategy": "op_strategy_funcs",
+    "rule": "op_to_rules",
+}
 
 
 @functools.cache
@@ -87,8 +91,10 @@ def _seen_through(function: Any) -> tuple[Any, str]:
         held = list(_held(function))
         listed = [name for value in held if isinstance(value, list) and (name := _global_name(function, value))]
         detail = listed[0] if listed else detail
+        factory = getattr(function, "__qualname__", "").rpartition("<locals>")[0]
         inner = [v for v in held if inspect.isfunction(v) and v.__module__.startswith("torch.") and v is not function]
-        if "<locals>" not in getattr(function, "__qualname__", "") or len(inner) != 1:
+        inner = [v for v in inner if not v.__qualname__.startswith(factory)] if factory else []  # not its helpers
+        if len(inner) != 1:
             return function, detail
         function = inner[0]
     return function, detail

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.utils import _pytree as pytree
 
 from localtensor._util.patching import replaced, wrapped
-from localtensor.layout import assemble, short, shorts, split
+from localtensor.layout import assemble, shorts, split
 from strategies.model.oracle import REJECTIONS
 from strategies.torch_api.code_places import CodePlace, place_of, registered_place
 from strategies.torch_api.dtensor import propagator, registry_of
@@ -118,7 +118,8 @@ def traced() -> Iterator[Trace]:
         return answer
 
     def handler(original: Callable[..., Any], op: Any, args: Any, kwargs: Any) -> Any:
-        add(OpStep(str(op), HANDLER, place_of(original)))
+        if not isinstance(original, _Replacement):
+            add(OpStep(str(op), HANDLER, place_of(original)))
         return original(op, args, kwargs)
 
     def redistribute(original: Callable[..., Any], local: Tensor, source: Any, target: Any, **kwargs: Any) -> Any:
@@ -145,7 +146,11 @@ def traced() -> Iterator[Trace]:
         for kind, names in STEPS.items():
             owner = getattr(placement_types, kind, None)
             for name in names:
-                if owner is not None and name in vars(owner) and not isinstance(vars(owner)[name], (staticmethod, classmethod)):
+                if (
+                    owner is not None
+                    and name in vars(owner)
+                    and not isinstance(vars(owner)[name], (staticmethod, classmethod))
+                ):
                     stack.enter_context(wrapped(owner, name, step))
         stack.enter_context(_handlers({op: _around(handler, run) for op, run in torch_handlers().items()}))
         stack.enter_context(_propagation(propagate))
@@ -163,6 +168,16 @@ def tracer_place() -> CodePlace:
     """The part of DTensor that traces a decomposition once for the placements."""
     decompositions = getattr(propagator(), "decomp_strategy", None)
     return place_of(type(decompositions)._propagate_through_decomp)
+
+
+class _Replacement:
+    """A handler of ours, which a trace leaves out."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, op: Any, args: Any, kwargs: Any) -> Any:
+        return self._run(op, args, kwargs)
 
 
 class _Recorder:
@@ -312,7 +327,7 @@ def op_replaced(op: torch._ops.OpOverload, *, keep: bool = True) -> Iterator[Non
     def run(op: Any, args: Any, kwargs: Any) -> Any:
         return _on_whole_tensors(op, args, kwargs, keep=keep)
 
-    with _handlers({op: run}):
+    with _handlers({op: _Replacement(run)}):
         clear_dtensor_caches()
         yield
 
@@ -325,7 +340,7 @@ def decomposition_replaced(op: torch._ops.OpOverload) -> Iterator[None]:
         function = decomposition_table.get(op)
         return function(*args, **kwargs) if function else op.decompose(*args, **kwargs)
 
-    with _handlers({op: run}):
+    with _handlers({op: _Replacement(run)}):
         clear_dtensor_caches()
         yield
 

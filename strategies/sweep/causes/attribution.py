@@ -16,8 +16,9 @@ An op whose results are as its placements claim is not the cause, even if replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from strategies.programs.run.verdict import Confirmation
 from strategies.programs.shrink.search import failure_kind, program_of
 from strategies.sweep.causes.reach import raises
 from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace, registered_place
+from strategies.torch_api.code_places import CodePlace
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.torch_api.mesh_and_caches import averages_as_sums
@@ -117,13 +118,13 @@ def outcome(work: MeshTask[Confirmation]) -> Confirmation:
         return run_on_threads([work])[0]
 
 
-VALUES, SHAPE, RAISES = "values", "shape", "raises"
+VALUES, SHAPE, RAISES, REFUSED = "values", "shape", "raises", "refused"
 
 
 def fault_class(reason: str) -> str:
-    """The class of a fault by its reason in words: it raises, or shapes, or dtypes, or values are wrong."""
+    """The class of a fault by its reason in words: some ranks raise, or all do; shapes, or dtypes, or values are wrong."""
     if raises(reason):
-        return RAISES
+        return REFUSED if re.search(r"every rank|refuses this call", reason) else RAISES
     what = failure_kind(reason).what
     return what if what in (SHAPE, "dtype") else VALUES
 
@@ -146,7 +147,7 @@ class Attributor:
         trace, reason = self._traced()
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
-        found = self._redistribution(trace) or self._op(trace.steps) or Attribution(UNKNOWN)
+        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or Attribution(UNKNOWN)
         placements = [p for step in trace.steps for p in (*step.inputs, *step.outputs)]
         return replace(found, reason=reason, averages=any("P(avg)" in p for p in placements))
 
@@ -182,6 +183,15 @@ class Attributor:
                 if self.cures(*around, _op_replaced(op, keep=keep)):
                     return self._part(max(calls, key=_spread), around)
         return None
+
+    def _by_probe(self, trace: Trace) -> Attribution | None:
+        """The rule that the probe found wrong by the ops' own results, where no replacement makes DTensor's run right."""
+        outer = [step for step in trace.steps if not step.outer]
+        if not self._judged or not outer:
+            return None
+        step = outer[0]
+        kind = step.how if step.how in (DECOMPOSITION, HANDLER) else RULE
+        return Attribution(kind, step.place, step.op, f"{_listed(step.inputs)} -> {_listed(step.outputs)}")
 
     def _part(self, step: OpStep, around: Sequence[Replacement]) -> Attribution:
         """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""

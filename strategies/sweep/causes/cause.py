@@ -24,6 +24,7 @@ from strategies.sweep.causes.attribution import (
     DISPATCHER,
     RAISES,
     REDISTRIBUTION,
+    REFUSED,
     RULE,
     SHAPE,
     UNKNOWN,
@@ -37,7 +38,9 @@ from strategies.sweep.causes.attribution import (
 )
 from strategies.sweep.causes.reach import Severity, forward_programs, most_ordinary, raises, severity
 from strategies.sweep.report.html_pictures import family_of
+from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import CodePlace
+from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.validation import finding as finding_lines
 
@@ -121,7 +124,10 @@ def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pro
     with WorkerPool(workers) as pool:
         progress.phase("looking for causes", len(tasks))
         answers = pool.run(attribution, tasks, limit=SECONDS, tick=progress.tick)
-        found = [a.value if isinstance(a, TaskDone) else Attribution(UNKNOWN, reason=t.reason) for t, a in zip(tasks, answers, strict=True)]
+        found = [
+            a.value if isinstance(a, TaskDone) else Attribution(UNKNOWN, reason=t.reason)
+            for t, a in zip(tasks, answers, strict=True)
+        ]
         groups = grouped(zip((task.name for task in tasks), found, strict=True))
         todo = [CaseTask(key, tuple(starts(members)), tasks[0].home) for key, members in groups.items()]
         progress.phase("looking for ordinary cases", len(todo))
@@ -162,9 +168,25 @@ def cause_key(found: Attribution, name: str = "") -> Key:
         return (REDISTRIBUTION, place, _classes(found.detail), wrong, flattened)
     if found.kind == DISPATCHER:
         return (DISPATCHER, place, dispatch_trait(found), wrong)
+    form = _form(found.op)
+    if (found.kind == DECOMPOSITION and form == IN_PLACE) or (wrong == REFUSED and form == OUT):
+        return (found.kind, "", form, wrong if form == OUT else "", "")
+    if found.kind == HANDLER:
+        return (found.kind, place, "", "" if wrong in (VALUES, SHAPE) else wrong, "")
     gives = result_class(found.detail)
     family = family_of(found.op) if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
     return (found.kind, place, gives, wrong, family)
+
+
+IN_PLACE, OUT = "ops in place", "ops with out="
+
+
+def _form(op: str) -> str:
+    """The form of the overload, if it writes to its arguments."""
+    schema = overload(op)._schema
+    if any(a.is_out for a in schema.arguments):
+        return OUT
+    return IN_PLACE if schema.is_mutable else ""
 
 
 def _is_own_choice(found: Attribution, gives: str, wrong: str) -> bool:
@@ -174,7 +196,10 @@ def _is_own_choice(found: Attribution, gives: str, wrong: str) -> bool:
 
 def _classes(detail: str) -> str:
     """The classes of placements of a redistribution, each once: `S -> R`."""
-    sides = [sorted({re.sub(r"\(\d.*?\)", "", p) for p in re.split(r", ?(?![^()]*\))", side)}) for side in detail.split(" -> ")]
+    sides = [
+        sorted({re.sub(r"\(\d.*?\)", "", p) for p in re.split(r", ?(?![^()]*\))", side)})
+        for side in detail.split(" -> ")
+    ]
     return " -> ".join(", ".join(side) for side in sides)
 
 
@@ -210,27 +235,36 @@ def _words(key: Key, members: Members) -> str:
     if kind == UNKNOWN:
         return f"{key[1]}, {key[2]}"
     if kind == REDISTRIBUTION:
-        return f"wrong {key[3] if key[3] != RAISES else 'call'} in {key[2]}" + (f" {key[4]}" if key[4] else "")
+        return f"{_happens(key[3])} in {key[2]}" + (f" {key[4]}" if key[4] else "")
     if kind == DISPATCHER:
         return f"{key[2]} ({_happens(key[3])})"
-    words = _happens(key[3]) if key[3] == RAISES else _WORDS.get((key[2], key[3]), f"wrong {key[3]}")
+    if key[2] in (IN_PLACE, OUT):
+        words = f"{key[2]} {'do not keep their placement' if key[2] == IN_PLACE else 'are refused'}"
+    elif key[3] in (RAISES, REFUSED):
+        words = _happens(key[3])
+    else:
+        words = _WORDS.get((key[2], key[3]), f"wrong {key[3] or 'results'}")
     ops = list(dict.fromkeys(family_of(one.op) for _, one in members))
     some = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
     return f"{words}, for {some}"
 
 
 def _happens(wrong: str) -> str:
-    return "an error on some or all ranks" if wrong == RAISES else f"wrong {wrong}"
+    return {RAISES: "an error on some ranks", REFUSED: "an error on all ranks"}.get(wrong, f"wrong {wrong}")
 
 
 def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
-    first = members[0][1]
-    fix, cured = Counter(one.fix for _, one in members).most_common(1)[0]
+    first = next((one for _, one in members if one.fix), members[0][1])
+    fixes = Counter(one.fix for _, one in members if one.fix)
+    fix, cured = (fixes.most_common(1)[0][0], sum(fixes.values())) if fixes else ("", 0)
+    place = first.place
+    if key[2:3] == (IN_PLACE,):
+        place = counterfactuals.tracer_place()
     ops = sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})
     names = tuple(sorted(name for name, _ in members))
     return Cause(
-        key, first.kind, first.place, _words(key, members), tuple(ops), names, (torch,), fix,
-        cured if fix else 0, case,
+        key, first.kind, place, _words(key, members), tuple(ops), names, (torch,), fix,
+        cured, case,
     )  # fmt: skip
 
 
@@ -252,7 +286,7 @@ def starts(members: Members) -> list[Attribution]:
 
 
 def _soonest(one: Attribution) -> tuple[bool, int, int, bool, int, int, int]:
-    assert one.program is not None  # noqa: S101
+    assert one.program is not None
     found = severity(one.program, raises(one.reason))
     dims = sum(x.ndim for x in one.program.sample.tensors)
     then, size = bool(one.program.then), one.program.sample.size
@@ -274,7 +308,7 @@ def ordinary_case(task: CaseTask, note: Callable[[int], None]) -> Case | None:
 
 def _with_forwards(given: Sequence[Attribution]) -> Iterator[Attribution]:
     for one in given:
-        assert one.program is not None  # noqa: S101
+        assert one.program is not None
         yield from (replace(one, program=program, reason="", judged=False) for program in forward_programs(one.program))
         yield one
 
@@ -290,12 +324,12 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
         if found is None:
             return False
         found = replace(found, program=program)
-        if cause_key(found)[: len(key)] != key and found.kind != UNKNOWN:
+        if (UNKNOWN if found.kind == UNKNOWN else cause_key(found)) != (UNKNOWN if key[0] == UNKNOWN else key):
             return False
         shown[id(program)] = found
-        return key[0] == found.kind
+        return True
 
-    assert start.program is not None  # noqa: S101
+    assert start.program is not None
     if not shows(start.program):
         return None
     program = most_ordinary(start.program, shows)

@@ -134,9 +134,7 @@ def _special_arguments(call: Call) -> Iterator[str]:
     for _, name, value in named_arguments(call):
         argument = schema[name]
         dims = counts_dims(name) and value not in ([], ())
-        if argument.has_default_value() and not dims and not argument.is_out and value != argument.default_value:
-            yield name
-        elif not argument.has_default_value() and counts_dims(name) and value in ([], ()):
+        if (argument.has_default_value() and not dims and not argument.is_out and value != argument.default_value) or (not argument.has_default_value() and counts_dims(name) and value in ([], ())):
             yield name
 
 
@@ -209,7 +207,9 @@ def spelled(sample: Sample) -> str:
     except REJECTIONS:
         return every[-1]
     for text in every[:-1]:
-        scope = {"torch": torch, "F": torch.nn.functional, "inf": math.inf, "nan": math.nan} | {f"x{i}": x.clone() for i, x in enumerate(sample.tensors)}
+        scope = {"torch": torch, "F": torch.nn.functional, "inf": math.inf, "nan": math.nan} | {
+            f"x{i}": x.clone() for i, x in enumerate(sample.tensors)
+        }
         try:
             torch.manual_seed(0)
             got = eval(text, scope)  # noqa: S307  # of our own making
@@ -292,7 +292,10 @@ def _round_values(program: Program) -> Iterator[Program]:
     """Values 1, 2, 3 ..., in all tensors or in one; then whole numbers, then one decimal."""
     tensors = program.sample.tensors
     yield with_tensors(program, {i: _counted(x) for i, x in enumerate(tensors) if x.dtype != torch.bool})
-    yield with_tensors(program, {i: _counted(x).flip(0) if x.ndim else _counted(x) for i, x in enumerate(tensors) if x.dtype.is_floating_point})
+    yield with_tensors(
+        program,
+        {i: _counted(x).flip(0) if x.ndim else _counted(x) for i, x in enumerate(tensors) if x.dtype.is_floating_point},
+    )
     for i, x in enumerate(tensors):
         if x.dtype != torch.bool:
             yield with_tensors(program, {i: _counted(x)})
@@ -350,7 +353,7 @@ def forward_programs(program: Program) -> Iterator[Program]:
         found = getattr(getattr(torch.ops, namespace), name, None)
         for which in found.overloads() if found is not None else ():
             schema = getattr(found, which)._schema.arguments
-            if any(a.name not in given and not a.has_default_value() or a.is_out for a in schema):
+            if any((a.name not in given and not a.has_default_value()) or a.is_out for a in schema):
                 continue
             args = [given[a.name] for a in schema if a.name in given and not a.kwarg_only]
             kwargs = {a.name: given[a.name] for a in schema if a.name in given and a.kwarg_only}

@@ -281,7 +281,9 @@ def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tup
     outcomes = processes.run(check_on_rank, [text] * ranks)
     fault = first_rank_failure(outcomes)
     if fault is not None:
-        said = f"rank {fault.ranks[0]} raises {fault.raised.kind}: {fault.raised.message}" if fault.raised else fault.text
+        said = (
+            f"rank {fault.ranks[0]} raises {fault.raised.kind}: {fault.raised.message}" if fault.raised else fault.text
+        )
         return (SHOWS if raises else FAILED), said.splitlines()[0]
     values = returned_values(outcomes)
     wrong = any(wrong for wrong, _ in values)
