@@ -134,7 +134,9 @@ def _special_arguments(call: Call) -> Iterator[str]:
     for _, name, value in named_arguments(call):
         argument = schema[name]
         dims = counts_dims(name) and value not in ([], ())
-        if (argument.has_default_value() and not dims and not argument.is_out and value != argument.default_value) or (not argument.has_default_value() and counts_dims(name) and value in ([], ())):
+        if (argument.has_default_value() and not dims and not argument.is_out and value != argument.default_value) or (
+            not argument.has_default_value() and counts_dims(name) and value in ([], ())
+        ):
             yield name
 
 
