@@ -174,7 +174,9 @@ def cause_key(found: Attribution, name: str = "") -> Key:
     if found.kind == HANDLER:
         return (found.kind, place, "", "" if wrong in (VALUES, SHAPE) else wrong, "")
     gives = result_class(found.detail)
-    family = family_of(found.op) if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
+    family = (
+        family_of(found.op).removeprefix("prims.") if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
+    )
     return (found.kind, place, gives, wrong, family)
 
 
@@ -204,8 +206,9 @@ def _classes(detail: str) -> str:
 
 
 def result_class(detail: str) -> str:
-    """P, S or R: the first of these among the results of the op at fault; "" for none."""
-    gives = detail.partition(" -> ")[2]
+    """P, S or R: the first of these among the results of the op at fault, or its inputs if it has none; else ""."""
+    takes, _, gives = detail.partition(" -> ")
+    gives = takes if gives == "()" else gives  # an op in place that returns nothing
     return next((letter for letter in ("P", "S", "R") if re.search(rf"\b{letter}+\b", gives)), "")
 
 
