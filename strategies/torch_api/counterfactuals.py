@@ -26,6 +26,7 @@ has all ranks.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -143,19 +144,19 @@ def traced() -> Iterator[Trace]:
         return original(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-        for kind, names in STEPS.items():
-            owner = getattr(placement_types, kind, None)
-            for name in names:
-                if (
-                    owner is not None
-                    and name in vars(owner)
-                    and not isinstance(vars(owner)[name], (staticmethod, classmethod))
-                ):
-                    stack.enter_context(wrapped(owner, name, step))
+        for owner, name in _step_methods():
+            stack.enter_context(wrapped(owner, name, step))
         stack.enter_context(_handlers({op: _around(handler, run) for op, run in torch_handlers().items()}))
         stack.enter_context(_propagation(propagate))
         stack.enter_context(_redistribution(redistribute))
         yield found
+
+
+def _step_methods() -> Iterator[tuple[Any, str]]:
+    """The methods in `STEPS` that this torch has, by their class."""
+    for kind, names in STEPS.items():
+        own = vars(getattr(placement_types, kind, object))
+        yield from ((getattr(placement_types, kind), name) for name in names if inspect.isfunction(own.get(name)))
 
 
 def dispatcher_place() -> CodePlace:
@@ -166,8 +167,8 @@ def dispatcher_place() -> CodePlace:
 
 def tracer_place() -> CodePlace:
     """The part of DTensor that traces a decomposition once for the placements."""
-    decompositions = getattr(propagator(), "decomp_strategy", None)
-    return place_of(type(decompositions)._propagate_through_decomp)
+    decompositions: Any = type(getattr(propagator(), "decomp_strategy", None))
+    return place_of(decompositions._propagate_through_decomp)
 
 
 class _Replacement:
@@ -260,7 +261,7 @@ def gathered(local: Tensor, spec: DTensorSpec) -> Tensor:
 
 
 def piece(whole: Tensor, spec: DTensorSpec) -> Tensor:
-    """This rank's piece of the whole tensor; a partial value is drawn, the same way on all ranks."""
+    """The piece of the whole tensor on this rank; a partial value is drawn, the same way on all ranks."""
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
     here = DTensorSpec(spec.mesh, spec.placements, meta, spec.shard_order)
     rng = torch.Generator().manual_seed(0)
@@ -312,7 +313,7 @@ def _replicated_answer(schema: OpSchema) -> OutputSharding:
         return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta) if isinstance(meta, TensorMeta) else None
 
     one = isinstance(metas, TensorMeta)
-    out: Any = spec_of(metas) if one or metas is None else tuple(map(spec_of, metas))  # type: ignore[arg-type]
+    out: Any = spec_of(metas) if one or metas is None else tuple(map(spec_of, metas))
     moves = _texts((args, kwargs)) != _texts((schema.args_schema, schema.kwargs_schema))
     return OutputSharding(out, wanted if moves else None, needs_redistribute=moves)
 
@@ -370,7 +371,7 @@ def _on_whole_tensors(op: Any, args: Any, kwargs: Any, *, keep: bool) -> Any:
         meta = TensorMeta(x.shape, x.stride(), x.dtype)
         placements = spec.placements if spec is not None else (Replicate(),) * mesh.ndim
         out = DTensorSpec(mesh, placements, meta)
-        return DTensor(piece(x, out), out, requires_grad=False)  # type: ignore[call-arg]
+        return DTensor(piece(x, out), out, requires_grad=False)
 
     return pytree.tree_map_only(Tensor, wrap, raw)
 

@@ -7,9 +7,8 @@ python -m tests.tools.bench.findings sweep.jsonl --write     # and write README.
 
 import argparse
 import datetime as dt
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from strategies.base.atomic_files import write_whole
@@ -21,13 +20,22 @@ from strategies.model.verdict import Finding, Report, Verdict
 from strategies.sweep.causes import pages
 from strategies.sweep.causes.cause import causes_of
 from strategies.sweep.causes.pages import Page
-from strategies.sweep.report.text_and_json import call_text, is_silent
+from strategies.sweep.report.text_and_json import is_silent
 from strategies.sweep.session import run_validation
 
 ROOT = Path(__file__).parents[3]
 START, END = "<!-- findings:start -->", "<!-- findings:end -->"
 SHOWN = 10
 """Rows of the README's table; the others are in docs/findings.md."""
+
+
+ABOUT = """\
+By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl`, then `localtensor causes
+sweep.jsonl --repro scripts`, which prints a page and writes a script for each row.
+
+A cause is the function of torch whose replacement makes its findings vanish. The rows are in the order of severity: silent ones
+first, then by who meets them (everyday calls, uneven shards, arguments, NaN, other dtypes, private ops, `out=`, empty shards).
+"""
 
 
 def wrong(report: Report) -> list[Finding]:
@@ -49,41 +57,11 @@ def totals(report: Report) -> str:
     )
 
 
-def _reason(f: Finding) -> str:
-    return re.sub(r" \(\d+ of \d+ elements differ\)$", "", f.reason).replace("|", "\\|")
-
-
-def markdown(findings: Iterable[Finding]) -> str:
-    """The table of the rules that are wrong: a row for each overload, with its smallest case."""
-    by_op: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.verdict is Verdict.UNSOUND:
-            by_op.setdefault(finding.rule.op, []).append(finding)
-    lines = ["| rules found wrong | smallest case, ranks | what happens | show it |", "|---|---|---|---|"]
-    for op, found in sorted(by_op.items()):
-        first = min(found, key=lambda f: (f.ranks, sum(map(len, f.sample))))
-        rules = "; ".join(f"`{str(f.rule).removeprefix(op + ': ')}`" for f in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        reason = _reason(first)
-        cells = (
-            f"**{op}** {rules}{more}",
-            f"`{call_text(first)}`, {first.ranks}",
-            reason,
-            f"`localtensor validate {op}`",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def whole(report: Report, made: Sequence[Page]) -> str:
     """The page with every cause."""
     parts = [
         "# What the sweep finds in torch, by cause\n", totals(report), pages.totals(report, made) + "\n",
-        "By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl`, then `localtensor causes "
-        "sweep.jsonl --repro scripts`,\nwhich prints a page and writes a script for each row.\n",
-        "A cause is the function of torch whose replacement makes its findings vanish. The rows are in the order of severity: silent "
-        "ones first, then\nby who meets them (everyday calls, uneven shards, arguments, NaN, other dtypes, private ops, `out=`, empty shards).\n",
-        pages.table(made),
+        ABOUT, pages.table(made),
     ]  # fmt: skip
     return "\n".join(parts)
 

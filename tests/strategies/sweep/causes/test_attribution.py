@@ -75,4 +75,8 @@ def test_the_class_of_a_fault_is_read_from_its_reason():
     assert fault_class("DTensor refuses this call on every rank: RuntimeError: x") == "refused"
     assert fault_class("rank 1 holds shape (1,), S(0) of (1,) is (0,)") == "shape"
     assert fault_class("rank 0 assembles the result from S(0): 1 at [0] where the op gives 2") == "values"
-    assert (result_class("S(0) -> P(sum)"), result_class("S(0) -> R, S(1)"), result_class("P(max) -> ()")) == ("P", "S", "P")
+    assert (result_class("S(0) -> P(sum)"), result_class("S(0) -> R, S(1)"), result_class("P(max) -> ()")) == (
+        "P",
+        "S",
+        "P",
+    )
