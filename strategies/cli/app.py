@@ -243,10 +243,8 @@ def report(options: command_options.ReportOptions) -> int:
 CAUSES_EXAMPLES = """Examples:
 
 \b
-  localtensor causes sweep.jsonl
-      the causes of a sweep's findings, the worst first
   localtensor causes sweep.jsonl --repro scripts
-      and a script for each, to be sent as it is
+      the causes of a sweep's findings, and their scripts
   localtensor causes cumprod nn.functional.mse_loss
       validate these ops first
 

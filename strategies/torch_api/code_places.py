@@ -7,6 +7,8 @@ list in its module is the `detail`.
 | torch part (under torch.distributed.tensor)                  | read on     | run on |
 |----------------------------------------------------------------|-------------|--------|
 | the registries of `dtensor.registered_functions`               | 2.11 - 2.15 | 2.13   |
+| ._sharding_prop: decomp_strategy._propagate_through_decomp     | by feature     | 2.13   |
+| ._op_dispatcher._dispatch_fast_path_python_tail, .wrap         | by feature     | 2.13   |
 | torch._decomp.decomposition_table, OpOverload._can_decompose   | 2.11 - 2.15 | 2.13   |
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch.distributed.tensor import DTensor
 
 from strategies.torch_api.dtensor import propagator, registry_of
 
@@ -118,3 +121,15 @@ def _global_name(function: Any, value: list[Any]) -> str:
     if exact:
         return exact[0]
     return str(value) if value else ""
+
+
+def dispatcher_place() -> CodePlace:
+    """The part of the dispatcher that makes DTensors of the ranks' results."""
+    dispatcher: Any = type(DTensor._op_dispatcher)
+    return place_of(getattr(dispatcher, "_dispatch_fast_path_python_tail", dispatcher.wrap))
+
+
+def tracer_place() -> CodePlace:
+    """The part of DTensor that traces a decomposition once for the placements."""
+    decompositions: Any = type(getattr(propagator(), "decomp_strategy", None))
+    return place_of(decompositions._propagate_through_decomp)

@@ -11,8 +11,6 @@ has all ranks.
 | .sharding_propagator: propagate_op_sharding, _non_cached,                 |             |        |
 | _propagate_tensor_meta_non_cached                                         | 2.11 - 2.15 | 2.13   |
 | ._sharding_prop.LocalLRUCache                                             | 2.11 - 2.15 | 2.13   |
-| .decomp_strategy._propagate_through_decomp (by feature)                   | 2.12 - 2.15 | 2.13   |
-| ._op_dispatcher._dispatch_fast_path_python_tail                           | by feature  | 2.13   |
 | _redistribute.redistribute_local_tensor, by every module that imports it  | 2.11 - 2.15 | 2.13   |
 | _op_schema.OpSchema, OutputSharding                                       | 2.11 - 2.15 | 2.13   |
 | _dtensor_spec.DTensorSpec, TensorMeta; DTensor(local, spec,               |             |        |
@@ -97,7 +95,7 @@ class Trace:
 
 
 @contextlib.contextmanager
-def traced() -> Iterator[Trace]:
+def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that share the trace
     """While active, what DTensor does is recorded in the trace."""
     found, running, methods = Trace(), _Recorder(), _Recorder()
 
@@ -157,18 +155,6 @@ def _step_methods() -> Iterator[tuple[Any, str]]:
     for kind, names in STEPS.items():
         own = vars(getattr(placement_types, kind, object))
         yield from ((getattr(placement_types, kind), name) for name in names if inspect.isfunction(own.get(name)))
-
-
-def dispatcher_place() -> CodePlace:
-    """The part of the dispatcher that makes DTensors of the ranks' results."""
-    dispatcher = type(_DISPATCHER)
-    return place_of(getattr(dispatcher, "_dispatch_fast_path_python_tail", dispatcher.wrap))
-
-
-def tracer_place() -> CodePlace:
-    """The part of DTensor that traces a decomposition once for the placements."""
-    decompositions: Any = type(getattr(propagator(), "decomp_strategy", None))
-    return place_of(decompositions._propagate_through_decomp)
 
 
 class _Replacement:

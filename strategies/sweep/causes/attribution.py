@@ -34,7 +34,7 @@ from strategies.programs.run.verdict import Confirmation
 from strategies.programs.shrink.search import failure_kind, program_of
 from strategies.sweep.causes.reach import raises
 from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace
+from strategies.torch_api.code_places import CodePlace, dispatcher_place, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.torch_api.mesh_and_caches import averages_as_sums
@@ -203,7 +203,7 @@ class Attributor:
             whole = _decomposition_replaced(step.op)
             if self.cures(whole):
                 fix = "the decomposition run op by op on DTensors, in place of one trace for the placements"
-                return Attribution(DECOMPOSITION, counterfactuals.tracer_place(), step.op, detail, fix)
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, fix)
             trace, _ = self._traced(whole)
             inner = self._op(trace.steps, whole)
             if inner is not None:
@@ -214,7 +214,7 @@ class Attributor:
         fix = "the op run on gathered tensors, with the placements that DTensor gives its results"
         if self._judged or not _has_own_dispatch(step.op):
             return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
-        return Attribution(DISPATCHER, counterfactuals.dispatcher_place(), step.op, detail, fix)
+        return Attribution(DISPATCHER, dispatcher_place(), step.op, detail, fix)
 
 
 def _spread(step: OpStep) -> int:

@@ -38,8 +38,7 @@ from strategies.sweep.causes.attribution import (
 )
 from strategies.sweep.causes.reach import Severity, forward_programs, most_ordinary, raises, severity
 from strategies.sweep.report.html_pictures import family_of
-from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace
+from strategies.torch_api.code_places import CodePlace, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.validation import finding as finding_lines
@@ -262,7 +261,7 @@ def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
     fix, cured = (fixes.most_common(1)[0][0], sum(fixes.values())) if fixes else ("", 0)
     place = first.place
     if key[2:3] == (IN_PLACE,):
-        place = counterfactuals.tracer_place()
+        place = tracer_place()
     ops = sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})
     names = tuple(sorted(name for name, _ in members))
     return Cause(
@@ -343,8 +342,3 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
 def by_finding(causes: Iterable[Cause]) -> Mapping[str, Cause]:
     """The cause of each finding, by the finding's name."""
     return {name: cause for cause in causes for name in cause.findings}
-
-
-def silent(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """The causes whose case is silently wrong."""
-    return (cause for cause in causes if cause.case is not None and not cause.case.severity.raises)

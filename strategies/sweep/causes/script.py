@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import Raised, pickling
+from localtensor._util import pickling
 from localtensor.layout import Layout, Mesh, is_supported
 from strategies.model.code_text import FLATTEN_FUNCTION, flatten_code, placements_code, slack_text, tensor_literal
 from strategies.model.oracle import REJECTIONS, mutates
@@ -299,8 +299,3 @@ def check_on_rank(sent: bytes) -> bytes:
         exec(compile(pickling.loads(sent), "<cause>", "exec"), scope)  # noqa: S102  # a script of our own making
         wrong = bool(scope["check"]())  # type: ignore[operator]
     return pickling.dumps((wrong, printed.getvalue().strip()))
-
-
-def failure(outcome: object) -> str:
-    """The message of a rank that raised."""
-    return f"{outcome.kind}: {outcome.message}" if isinstance(outcome, Raised) else ""
