@@ -242,6 +242,27 @@ def report(options: command_options.ReportOptions) -> int:
     return run(options)
 
 
+CAUSES_EXAMPLES = """Examples:
+
+\b
+  localtensor causes sweep.jsonl --repro scripts
+      the causes of a sweep's findings, and their scripts
+  localtensor causes cumprod nn.functional.mse_loss
+      validate these ops first
+
+Exit codes: 0 no finding; 1 a cause; 2 a file that is no journal, or an unknown op; 3 nothing was tested.
+"""
+
+
+@app.command(epilog=CAUSES_EXAMPLES, short_help="Group findings by what is wrong in torch.")
+@takes_options()
+def causes(options: command_options.CausesOptions) -> int:
+    """Group findings by cause: the function of torch that is wrong, found by replacing it, with a script for each."""
+    from strategies.cli.commands.causes import run
+
+    return run(options)
+
+
 RACES_EXAMPLES = """Examples:
 
 \b

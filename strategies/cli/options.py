@@ -82,6 +82,22 @@ class CoverageOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CausesOptions:
+    what: Annotated[tuple[str, ...], Argument(metavar="JOURNAL|OP...", help="What `localtensor validate --journal` wrote; or ops to validate now.", show_default=False)]
+    json: Annotated[Path | None, Option("--json", help="Write the causes here.")] = None
+    repro: Annotated[Path | None, Option("--repro", help="Write the script of every cause into this folder.")] = None
+    seed: Seed = 0
+    workers: Workers = None
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        call = "localtensor causes"
+        if worker_count(self.workers) < 1:
+            raise BadOption(call, "--workers", self.workers, "there must be a worker", "Pass --workers 1 or more.")
+        check_writable(call, json=self.json, repro=self.repro)
+
+
+@dataclass(frozen=True, slots=True)
 class DiscoverOptions:
     op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)]
     emit: Annotated[bool, Option("--emit", help="Print a module that registers what is missing.")] = False

@@ -71,7 +71,7 @@ def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
         ),
         helpers=_HELPERS,
         module=_import_code(module),
-        inputs="\n".join(map(_argument, itertools.count(), *given)),
+        inputs="\n".join(map(argument_code, itertools.count(), *given)),
         op=case.sample.op,
         plain=arguments_text(case.sample.call),
         distributed=arguments_text(case.sample.call, "d"),
@@ -94,7 +94,7 @@ def _results(case: Case) -> str:
     return ", ".join(a + b for a, b in zip(own, also, strict=True))
 
 
-def _argument(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
+def argument_code(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
     lines = [f"# argument {i}: {placements_text(placements)}", f"x{i} = {tensor_literal(x)}"]
     listed = placements_code(placements)
     if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
@@ -185,11 +185,11 @@ def program_script(
         mesh=program.mesh,
         names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "",
-        helpers="\n\n".join(_helpers(program.then)),
+        helpers="\n\n".join(helper_functions(program.then)),
         op=program.sample.op,
         arguments=with_indexed_tensors(arguments_text(program.sample.call)),
-        body=_body(program),
-        inputs="\n".join(map(_argument, itertools.count(), *given)),
+        body=body_code(program),
+        inputs="\n".join(map(argument_code, itertools.count(), *given)),
         plain=", ".join(f"x{i}" for i in range(count)),
         distributed=", ".join(f"d{i}" for i in range(count)),
         slack=tolerances_code(truth or oracle_of_program(program)),
@@ -201,7 +201,7 @@ def is_writable_program(program: Program) -> bool:
     return all(is_supported(p) for placements in program.inputs for p in placements)
 
 
-def _helpers(then: str) -> list[str]:
+def helper_functions(then: str) -> list[str]:
     """The source of our functions that the program uses: the script runs the same code as the validation."""
     used: list[Any] = []
     if then.startswith("grad"):
@@ -213,7 +213,7 @@ def _helpers(then: str) -> list[str]:
     return [inspect.getsource(function) for function in used]
 
 
-def _body(program: Program) -> str:
+def body_code(program: Program) -> str:
     then, sample = program.then, program.sample
     lines = []
     if then.startswith("again("):
