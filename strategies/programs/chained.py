@@ -41,9 +41,9 @@ _OF_SHARDS = (
 )  # fmt: skip
 _OF_ITS_OWN = (
     "full twice", "sum", "times -1", "greater 0", "exp", "mean", "softmax", "cat", "where", "clamp", "halved", "chunk",
-    "max", "copied", "there and back", "own transpose", "added in place",
+    "max", "copied", "own transpose", "added in place",
 )  # fmt: skip
-"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: three of them in turn."""
+"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and three of the rest in turn."""
 
 
 def follow_up_programs(
@@ -91,8 +91,7 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     if writes:
         yield "base"
     if not all(map(is_standard, outputs)):
-        yield _OF_ITS_OWN[0]
-        yield from _turned(_OF_ITS_OWN[1:], turn)[:3]
+        yield from (*_OF_ITS_OWN[:3], *_turned(_OF_ITS_OWN[3:], turn)[:3])
     yield from own[:1]
     if any(map(is_inexact, sample.tensors)):
         yield tuple(GRADS)[turn % 2]
