@@ -46,8 +46,11 @@ _OF_SHARDS = (
     "slice", "sum 0", "transpose", "select", "view", "narrow", "sum", "unsqueeze", "R", "S(1)", "plus 1", "sum -1",
     "S(0)", "cast float64", "full twice", "absolute",
 )  # fmt: skip
-_OF_ITS_OWN = ("full twice", "sum", "times -1")
-"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear."""
+_OF_ITS_OWN = (
+    "full twice", "sum", "times -1", "greater 0", "exp", "mean", "softmax", "cat", "where", "clamp", "halved", "chunk",
+    "max", "copied", "own transpose", "added in place",
+)  # fmt: skip
+"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and three of the rest in turn."""
 
 
 def follow_up_programs(
@@ -102,7 +105,7 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     if writes:
         yield "base"
     if not all(map(is_standard, outputs)):
-        yield from _OF_ITS_OWN
+        yield from (*_OF_ITS_OWN[:3], *_turned(_OF_ITS_OWN[3:], turn)[:3])
     yield from own[:1]
     if any(map(is_inexact, sample.tensors)):
         yield tuple(GRADS)[turn % 2]
