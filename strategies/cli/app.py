@@ -1,7 +1,4 @@
-"""The command line: `localtensor validate ...`, `localtensor run ...`.
-
-The exit codes stand in `strategies.base.signals`.
-"""
+"""The command line: `localtensor validate ...`; the exit codes stand in `strategies.base.signals`."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n\b\n"
-           "  localtensor validate cumprod\n"
+           "  localtensor validate gather\n"
            "      one op of torch\n"
            "  localtensor validate --all --json report.json\n"
            "      every rule of torch's own\n"
@@ -52,8 +49,6 @@ EXAMPLES = """Examples:
       keeps what is done; --resume goes on with it
   localtensor validate --all --journal 1.jsonl --shard 1/4
       a quarter of the work, for a CI matrix
-  localtensor validate --case eNq9kt...
-      one finding again: this command stands beside it
   localtensor validate --plans --mesh 2,2
       DTensor's own redistributions: wrong values, waste
 

@@ -23,7 +23,7 @@ OURS = ("$ localtensor", "$ make", "$ pytest", "$ python")
 EXIT_CODES = {
     "make help": 0,
     "localtensor validate --help": 0,
-    "localtensor validate cumprod": 1,
+    "localtensor validate gather": 1,
     "localtensor validate --rules my_rules": 1,
     "python same_both_ways.py": 0,
     "localtensor run -n 4 hangs.py": 1,
