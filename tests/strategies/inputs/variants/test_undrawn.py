@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.inputs.variants.undrawn import Undrawn, as_dtype, other_counts, other_lists, strings_of
-from strategies.model.rule import Sample, overload
+from strategies.model.rule import Call, Leaf, Sample, overload
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import validate_overload
 from tests.strategies.cases import numbers, sample
@@ -56,10 +56,6 @@ def rectified(x: Tensor) -> Tensor:
     return torch.complex(x.real, x.imag.relu()) if x.is_complex() else x.clone()
 
 
-def plain(*rules: tuple[list[Any], list[Any]]) -> Callable[..., list[Any]]:
-    return lambda *args, **kwargs: list(rules)
-
-
 def padded(rule: tuple[list[Any], list[Any]], count: int) -> tuple[list[Any], list[Any]]:
     return rule[0], [*rule[1], *[None] * count]
 
@@ -75,32 +71,26 @@ for right in (False, True):
           lambda x, offset=None, right=right: [padded(PARTIAL, 1)] if offset is None else
           [([Partial("sum")], [Partial("sum"), Partial("sum") if right else Replicate()])])  # fmt: skip
     plant(f"bfloat16_{which}(Tensor x) -> Tensor", half_is_capped,
-          lambda x, right=right: [SHARD] if right and x.dtype == torch.bfloat16 else [SHARD, PARTIAL])  # fmt: skip
+          lambda x, right=right: [SHARD] if right and x.tensor_meta.dtype == torch.bfloat16 else [SHARD, PARTIAL])  # fmt: skip
     plant(f"eight_bits_{which}(Tensor x) -> Tensor", moved,
-          lambda x, right=right: [([Replicate()], [Replicate()])] if right and x.dtype.itemsize == 1 else [SHARD])  # fmt: skip
+          lambda x, right=right: [([Replicate()], [Replicate()])] if right and x.tensor_meta.dtype.itemsize == 1 else [SHARD])  # fmt: skip
     plant(f"complex_{which}(Tensor x) -> Tensor", rectified,
-          lambda x, right=right: [SHARD] if right and x.dtype.is_complex else [SHARD, PARTIAL])  # fmt: skip
+          lambda x, right=right: [SHARD] if right and x.tensor_meta.dtype.is_complex else [SHARD, PARTIAL])  # fmt: skip
 
 REAL, INTEGER, COMPLEX = X, torch.arange(24).view(4, 6), numbers(4, 6, dtype=torch.complex64)
 PLANTED = [
-    ("flag", REAL), ("string", REAL), ("optional", REAL), ("bfloat16", REAL), ("eight_bits", REAL),
+    ("flag", REAL), ("string", numbers(12, 2)), ("optional", REAL), ("bfloat16", REAL), ("eight_bits", REAL),
     ("eight_bits", INTEGER),
 ]  # fmt: skip
 
 
 def unsound(name: str, x: Tensor) -> set[str]:
     op = f"undrawn.{name}.default"
-    one = sample(f"undrawn.{name}.default", x) if False else Sample(_call(op), (x,), "test")
+    one = Sample(Call(op, (Leaf(0),)), (x,), "test")
     found = validate_overload(OverloadTask(op, (one,), ((2,), (3,)), 0), lambda number: None)
     assert not [crash for result in found for crash in result.crashed]
     assert any(result.sound for result in found)
     return {rule for result in found for rule in result.suspects}
-
-
-def _call(op: str) -> Any:
-    from strategies.model.rule import Call, Leaf
-
-    return Call(op, (Leaf(0),))
 
 
 @pytest.mark.parametrize(("name", "x"), PLANTED, ids=[f"{name} {str(x.dtype)[6:]}" for name, x in PLANTED])
