@@ -188,8 +188,7 @@ class Probe:
         Then the order of the parts is lost, as it is near the ends of int64.
         """
         inputs, narrow = claim.rule.inputs, (torch.uint8, torch.int8, torch.int16, torch.int32)
-        split = any(isinstance(p, Partial) for p in inputs)
-        if isinstance(local, str) or not split or not any(x.dtype in narrow for x in self.truth.inputs):
+        if isinstance(local, str) or not any(isinstance(p, Partial) for p in inputs):
             return False
         columns = [
             [x.to(torch.int64, copy=True) if x.dtype in narrow else x.clone() for x in self.held(i, p, draw)]
@@ -310,11 +309,6 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
-def _is_or(kind: str, dtype: torch.dtype) -> bool:
-    """Whether the partial value is an "or" or an "and" that is called a sum or a product."""
-    return dtype == torch.bool and not is_arithmetic(kind, dtype)
-
-
 def _near(a: Tensor, b: Tensor) -> bool:
     if not is_inexact(a):
         return torch.equal(a, b)
@@ -399,8 +393,8 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
             continue
         evidence = probe.judge(claim)
         if evidence:
-            other = [f"{short(p)} of {t.dtype}" for p, t in partial if _is_or(p.reduce_op, t.dtype)]
-            if other:  # the op that makes such a value is to blame: it is tested with what follows it
-                return made(Verdict.UNTESTABLE, Evidence(f"{other[0]} is no value to compute with"))
+            for p, t in partial:  # an "or" that is called a sum: the op that makes it is tested with what follows it
+                if t.dtype == torch.bool and not is_arithmetic(p.reduce_op, t.dtype):
+                    return made(Verdict.UNTESTABLE, Evidence(f"{short(p)} of {t.dtype} is no value to compute with"))
             return made(Verdict.UNSOUND, evidence)
     return made(Verdict.SOUND, Evidence(first.truth.metadata_only))
