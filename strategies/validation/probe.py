@@ -166,11 +166,8 @@ class Probe:
         return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
 
     def _kernels_disagree(self, claim: Claim, draw: int, local: LocalResults) -> bool:
-        """Whether the same pieces with gaps between their elements give other results.
-
-        Then torch's vectorised and scalar kernels differ on these values, and the rule is right.  False where no values
-        are compared, as for a random op.
-        """
+        """Whether the same pieces with gaps between their elements give other results: then torch's vectorised and scalar
+        kernels differ on these values, and the rule is right.  False where no values are compared, as for a random op."""
         if isinstance(local, str) or self.truth.metadata_only:
             return False
         call = self.sample.call
@@ -183,17 +180,19 @@ class Probe:
         return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
 
     def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
-        """Whether the parts of small integers leave the range of their dtype on a rank: in int64 they give other results.
-
-        Then the order of the parts is lost, as it is near the ends of int64.
-        """
+        """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
         inputs, narrow = claim.rule.inputs, (torch.uint8, torch.int8, torch.int16, torch.int32)
-        if isinstance(local, str) or not any(isinstance(p, Partial) for p in inputs):
+        split = [i for i, p in enumerate(inputs) if isinstance(p, Partial)]
+        if isinstance(local, str) or not split or not any(x.dtype in narrow for x in self.truth.inputs):
             return False
         columns = [
             [x.to(torch.int64, copy=True) if x.dtype in narrow else x.clone() for x in self.held(i, p, draw)]
             for i, p in enumerate(inputs)
         ]
+        for i in split:
+            kind, x = getattr(inputs[i], "reduce_op", ""), self.truth.inputs[i]
+            if x.dtype in narrow and bool((fold_partials(torch.stack(columns[i]), kind) != x).any()):
+                return True
         again = self._on(columns, claim.local, self.ranks, fresh=True)
         pairs = [] if isinstance(again, str) else zip(local, again, strict=True)
         flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]

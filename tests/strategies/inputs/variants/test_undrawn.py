@@ -14,8 +14,10 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.inputs.variants.undrawn import Undrawn, as_dtype, other_counts, other_lists, strings_of
 from strategies.model.rule import Call, Leaf, Sample, overload
+from strategies.model.verdict import Verdict
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import validate_overload
+from tests.strategies.adverse_ops import always, verdicts
 from tests.strategies.cases import numbers, sample
 
 LIB = torch.library.Library("undrawn", "FRAGMENT")  # the ops live as long as this does
@@ -163,3 +165,15 @@ def test_eight_bit_floats_are_moved_and_not_computed_with():
     for one, cast in ((product, False), (copy, True)):
         names = {name for _, _, name in Undrawn.of([one]).calls(one, 0)}
         assert ("torch.float8_e4m3fn" in names) == cast
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+def test_parts_of_small_integers_that_wrap_accuse_no_rule(dtype):
+    """A number near the end of int8 has parts whose sum leaves int8; in floats, which the op gives, it does not."""
+    ends = torch.tensor([torch.iinfo(dtype).max, torch.iinfo(dtype).min] * 4, dtype=dtype)
+    rules = always("P(sum) -> P(sum)"), always("P(max) -> P(max)")
+    assert verdicts(sample("div.Scalar", ends, 1.0), rules[0]) == {Verdict.SOUND}
+    assert verdicts(sample("sub.Scalar", ends // 2, 3), rules[1]) == {Verdict.SOUND}
+    assert Verdict.UNSOUND in verdicts(
+        sample("mul.Tensor", ends // 100, ends // 100), always("P(sum), P(sum) -> P(sum)")
+    )
