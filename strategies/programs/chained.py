@@ -20,7 +20,7 @@ from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.mesh_validation import Found
-from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS
+from strategies.programs.run.follow_ups import RESULT_STEPS
 from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed, layout_or_none
@@ -51,6 +51,10 @@ _OF_ITS_OWN = (
     "max", "copied", "own transpose", "added in place",
 )  # fmt: skip
 """Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and three of the rest in turn."""
+
+
+PLAIN_GRADS = ("grad", "grad S(0)")
+"""Gradients of all results, with incoming gradients that are replicated or sharded."""
 
 
 def follow_up_programs(
@@ -107,11 +111,11 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     if not all(map(is_standard, outputs)):
         yield from (*_OF_ITS_OWN[:3], *_turned(_OF_ITS_OWN[3:], turn)[:3])
     yield from own[:1]
-    if any(map(is_inexact, sample.tensors)):
-        yield tuple(GRADS)[turn % 2]
+    some = (f"grad of {turn // 2 % len(line[1])}",) if len(line[1]) > 1 else ()
+    if any(map(is_inexact, sample.tensors)):  # autograd has no gradients for the results that a loss does not use
+        yield from _turned((*some, PLAIN_GRADS[turn // 2 % 2 if some else turn % 2]), turn)
     yield from itertools.islice(prior_calls(sample, before), 1)
     if len(line[1]) > 1:
-        yield f"grad of {turn % len(line[1])}"
         yield f"only {turn % len(line[1])}"
     yield from own[1:3]
 

@@ -24,7 +24,7 @@ from strategies.model.code_text import (
 )
 from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import Program, placements_text, written_leaves
-from strategies.programs.run import follow_ups, local_inputs
+from strategies.programs.run import follow_ups, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.validation.probe import Case
@@ -204,12 +204,18 @@ def is_writable_program(program: Program) -> bool:
 def helper_functions(then: str) -> list[str]:
     """The source of our functions that the program uses: the script runs the same code as the validation."""
     used: list[Any] = []
-    if then.startswith("grad"):
-        used += [local_inputs.spread, local_inputs.uneven, follow_ups.gradients]
+    if then.startswith("grad of ") or then in follow_ups.GRADS:
+        used += [local_inputs.spread, local_inputs.uneven, step_functions.coming_gradients]
+        used.append(
+            step_functions.trained if "trained(" in follow_ups.GRADS.get(then, "") else step_functions.gradients
+        )
     elif then == "base":
         used.append(follow_ups.with_bases)
     elif follow_ups.needs_results_only(then):
-        used += [f for f in (local_inputs.whole, local_inputs.laid) if f.__name__ in follow_ups.follow_up(then).text]
+        text = follow_ups.follow_up(then).text
+        steps = step_functions
+        every = (local_inputs.whole, local_inputs.laid, steps.written, steps.with_base_written, steps.through_local)
+        used += [f for f in (*every, steps.NoGradient) if f"{f.__name__}(" in text or f"{f.__name__}." in text]
     return [inspect.getsource(function) for function in used]
 
 
@@ -227,7 +233,7 @@ def body_code(program: Program) -> str:
         one = f"lambda given: [op(given)[{then.removeprefix('grad of ')}]]"
         value = f"gradients({one}, x, Replicate(), {mutates(sample.op)})"
     elif then in follow_ups.GRADS:
-        value = f"gradients(op, x, {follow_ups.GRADS[then]}, {mutates(sample.op)})"
+        value = follow_ups.GRADS[then].replace("writes", str(mutates(sample.op)))
     elif then == "base":
         value = "with_bases(op, x)"
     elif follow_ups.needs_results_only(then):

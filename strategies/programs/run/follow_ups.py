@@ -15,36 +15,34 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import parse_prior_call
 from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
 from strategies.model.rule import Call, flat_results, read_layout
-from strategies.programs.run.local_inputs import laid, spread, uneven, whole
+from strategies.programs.run.local_inputs import laid, whole
+from strategies.programs.run.step_functions import (
+    NoGradient,
+    gradients,
+    through_local,
+    trained,
+    with_base_written,
+    written,
+)
 
-
-def gradients(
-    op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any], placement: Placement, writes: bool
-) -> list[Any]:
-    """One for each tensor that can have one, None where the result does not depend on it.
-
-    What comes in is not uniform, and comes as a DTensor with this placement where the result is one.  An op that
-    `writes` to its arguments gets copies.  Raises RuntimeError where the call has no gradient, as autograd does.
-    """
-    real = [x.dtype.is_floating_point or x.dtype.is_complex for x in tensors]
-    leaves = [x.detach().requires_grad_(has) for x, has in zip(tensors, real, strict=True)]
-    with torch.enable_grad():
-        outs = op([x.clone() if writes else x for x in leaves])
-    outs = [out for out in outs if isinstance(out, Tensor) and out.requires_grad]
-    if not outs:
-        raise RuntimeError("no result of this call has a gradient")
-    coming = [spread(uneven(out.shape, out.dtype, out.device), out, placement) for out in outs]
-    asked = [x for x in leaves if x.requires_grad]
-    return list(torch.autograd.grad(outs, asked, coming, allow_unused=True))
-
-
+VIEWS = {
+    "slice": "v[1:]", "select": "v[-1]", "narrow": "v.narrow(-1, 0, 1)", "transpose": "v.transpose(0, -1)",
+    "view": "v.view(-1)", "unsqueeze": "v.unsqueeze(0)", "half": "v.chunk(2)[0]", "column": "v.split(1, -1)[0]",
+    "row": "v.unbind(0)[0]", "every other": "v[::2]", "last of each": "v[..., -1]", "diagonal": "v.diagonal(0, 0, -1)",
+}  # fmt: skip
+"""Views of a base `v`, by name."""
+WRITES = {"mul_": "v.mul_(-2)", "add_": "v.add_(1)", "copy_": "v.copy_(v * 3)", "fill_": "v.fill_(2)"}
+"""Writes to a view `v`, by name."""
+VIEW_STEPS = {  # torch 2.13: a view of a sharded dim is a copy, so most of these are wrong for a right op
+    **{f"{w} {v}": f"written(x, lambda v: {VIEWS[v]}, lambda v: {WRITES[w]})" for v in VIEWS for w in WRITES},
+    **{f"write, then {v}": f"with_base_written(x, lambda v: {VIEWS[v]})" for v in VIEWS},
+}
 RESULT_STEPS = {
     "cast float32": "x.to(torch.float32)", "cast float64": "x.to(torch.float64)", "cast int64": "x.to(torch.int64)",
     "cast bool": "x.to(torch.bool)",
@@ -57,9 +55,18 @@ RESULT_STEPS = {
     "chunk": "x.chunk(2)[0]", "copied": "x.detach().clone()", "own transpose": "x @ x.transpose(0, -1)",
     "added in place": "x.clone().add_(1)",
     "R": "laid(x, Replicate())", "S(0)": "laid(x, Shard(0))", "S(1)": "laid(x, Shard(1))",
+    "half": "x.chunk(2)[0]", "column": "x.split(1, -1)[0]", "row": "x.unbind(0)[0]",
+    "mean": "x.mean(-1)", "amax": "x.amax(0)", "softmax": "x.softmax(-1)", "twice": "torch.cat([x, x])",
+    "less its mean": "x - x.mean()", "positive": "torch.where(x > 0, x, 0)", "square": "x @ x.transpose(-2, -1)",
+    "local": "through_local(x, False)", "local, parts": "through_local(x, True)", "unused": "NoGradient.apply(x)",
 }  # fmt: skip
-GRADS = {"grad": "Replicate()", "grad S(0)": "Shard(0)"}
-"""The placement of the incoming gradient, by the name of the step."""
+GRADS = {
+    "grad": "gradients(op, x, Replicate(), writes)", "grad S(0)": "gradients(op, x, Shard(0), writes)",
+    "grad twice": "gradients(op, x, Replicate(), writes, twice=True)",
+    "sgd": "trained(op, x, writes, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True))",
+    "adam": "trained(op, x, writes, lambda p: torch.optim.AdamW(p, lr=0.1, eps=1.0))",
+}  # fmt: skip
+"""Steps around the op and the steps before: expressions of the function `op`, its tensors `x`, and whether it `writes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,8 @@ class FollowUp:
         code = _compiled(self.text)
         scope = {
             "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
-            "_StridedShard": StridedShard,
+            "_StridedShard": StridedShard, "written": written, "with_base_written": with_base_written,
+            "through_local": through_local, "NoGradient": NoGradient,
         }  # fmt: skip
         return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
 
@@ -84,7 +92,7 @@ _compiled = functools.cache(functools.partial(compile, filename="<follower>", mo
 
 def needs_results_only(then: str) -> bool:
     """Whether the step of that name needs only the results of the op."""
-    return then in RESULT_STEPS or then.startswith("to (")
+    return then in RESULT_STEPS or then in VIEW_STEPS or then.startswith("to (")
 
 
 def follow_up(name: str) -> FollowUp:
@@ -94,9 +102,10 @@ def follow_up(name: str) -> FollowUp:
     """
     if name.startswith("to ("):
         return FollowUp(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
-    if name not in RESULT_STEPS:
-        raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(RESULT_STEPS)}")
-    return FollowUp(name, RESULT_STEPS[name])
+    every = RESULT_STEPS | VIEW_STEPS
+    if name not in every:
+        raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(every)}")
+    return FollowUp(name, every[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,9 @@ class CallWithFollowUp(Call):
             number = int(self.then.removeprefix("grad of "))
             return gradients(lambda given: [op(given)[number]], tensors, Replicate(), writes)
         if self.then in GRADS:
-            return gradients(op, tensors, Replicate() if self.then == "grad" else Shard(0), writes)
+            scope = {"torch": torch, "gradients": gradients, "trained": trained, "Replicate": Replicate, "Shard": Shard}
+            around = {"op": op, "x": tensors, "writes": writes}
+            return list(eval(_compiled(GRADS[self.then]), {**scope, **around}))  # noqa: S307  # of GRADS
         if self.then == "base":
             return with_bases(op, tensors)
         return self.after(op(tensors))

@@ -44,6 +44,15 @@ def test_gradients_calls_before_and_single_outputs_are_among_them():
     assert any(then.startswith("grad") for then in found) and any(then.startswith("only") for then in found)
 
 
+@pytest.mark.parametrize(
+    "one", [sample("split.Tensor", numbers(6, 4), 2), sample("unbind.int", X, 0)], ids=lambda one: one.op
+)
+def test_gradients_of_one_of_several_results_are_tried_and_dtensor_refuses_those_of_lists(one):
+    """torch 2.13: their backward mixes plain zeros for the unused results with a DTensor."""
+    found = [p for p in follow_up_programs(one, claims(one, 2, run_oracle(one).raw), (2,)) if "grad of" in p.then]
+    assert found and all("mixed torch.Tensor and DTensor" in c.refused for c in run_simulated_programs(found))
+
+
 def test_an_op_that_writes_is_judged_by_its_base_first():
     assert tried(sample("mul_.Scalar", X, 2.0), "S(0) -> S(0)")[0].then == "base"
 

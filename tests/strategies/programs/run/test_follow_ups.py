@@ -67,9 +67,11 @@ def test_a_follower_that_there_is_not_is_refused(then):
 
 @pytest.mark.parametrize("then", [*follow_ups.RESULT_STEPS, *follow_ups.GRADS, "base", "only 0", "again(x0)"])
 def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
-    one = sample("neg.default", numbers(5, 3))
-    assert_right(on(one, "R", then=then), on(one, "P(sum)", then=then))
-    if then != "view":
+    one = sample("neg.default" if then != "grad twice" else "sin.default", numbers(5, 3))
+    assert_right(on(one, "R", then=then))
+    if then != "grad twice":
+        assert_right(on(one, "P(sum)", then=then))
+    if then not in ("view", "row"):  # DTensor refuses these where the first dim is sharded
         assert_right(on(one, "S(0)", then=then))
 
 
@@ -80,6 +82,17 @@ def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
 def test_a_redistribution_to_any_layout_is_a_follower(name, text):
     assert follow_ups.follow_up(name) == follow_ups.FollowUp(name, text)
     assert follow_ups.needs_results_only(name)
+
+
+@pytest.mark.parametrize("then", [*follow_ups.VIEW_STEPS])
+def test_writes_through_views_of_a_dim_that_is_not_sharded_are_right(then):
+    assert_right(on(NEG, "R", then=then), on(NEG, "P(sum)", then=then))
+
+
+@pytest.mark.parametrize("then", ["mul_ slice", "fill_ half", "copy_ every other", "write, then select"])
+def test_writes_through_copies_of_a_sharded_dim_are_lost(then):
+    """torch 2.13 gathers the sharded dim first, so that its views are copies."""
+    assert_goes_wrong(on(NEG, "S(0)", then=then), "where the op gives")
 
 
 def test_a_redistribution_does_nothing_to_plain_tensors():
