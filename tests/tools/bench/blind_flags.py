@@ -48,8 +48,9 @@ def _scan(x: Tensor, dim: int, reverse: bool) -> Tensor:
 
 def _smooth(x: Tensor, window: int) -> Tensor:
     """The mean of so many elements up to each, of the last dim; zeros before the first."""
-    padded = torch.nn.functional.pad(x, (max(window, 1) - 1, 0))
-    return padded.unfold(-1, max(window, 1), 1).sum(-1) / max(window, 1)
+    if window <= 1:
+        return x / 1
+    return torch.nn.functional.pad(x, (window - 1, 0)).unfold(-1, window, 1).sum(-1) / window
 
 
 def _pad_end(x: Tensor, n: int, value: float) -> Tensor:
@@ -58,10 +59,10 @@ def _pad_end(x: Tensor, n: int, value: float) -> Tensor:
 
 def _decay(x: Tensor, decay: float) -> Tensor:
     """y[i] = x[i] + decay * y[i - 1] along the first dim."""
-    rows = list(x.unbind(0))
+    rows = list(x.clone().unbind(0))
     for i in range(1, len(rows)):
         rows[i] = rows[i] + decay * rows[i - 1]
-    return torch.stack(rows)
+    return torch.stack(rows) if rows else x / 1
 
 
 def _shifted(x: Tensor, n: int) -> Tensor:
@@ -82,7 +83,7 @@ def _norm_rows(x: View, p: int, most: int) -> list[Row]:
 
 
 def _ordered(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    values, places = x.sort(dim, descending=descending, stable=True)
+    values, places = x.sort(dim=dim, descending=descending, stable=True)
     return values, places
 
 

@@ -83,15 +83,27 @@ class Pair:
     def register(self) -> None:
         """Both ops, with the kernel and their rules, as an author would."""
         for side, rule in (("right", self.right), ("wrong", self.wrong)):
+            kernel = self._with_defaults(side)
             if self._is_for_custom_op():
-                _custom_op(self.named(side), self.schema, self.kernel)
+                _custom_op(self.named(side), self.schema, kernel)
             else:
                 LIBRARY.define(self.named(side) + self.schema)
                 composite = self.expected == "ignored" and side == "wrong"
-                LIBRARY.impl(self.named(side), self.kernel, "CompositeImplicitAutograd" if composite else "CPU")
-                if not composite:
-                    LIBRARY.impl(self.named(side), self.kernel, "Meta")
+                for key in ("CompositeImplicitAutograd",) if composite else ("CPU", "Meta"):
+                    LIBRARY.impl(self.named(side), kernel, key)
             FORMS[self.via](self, self.overload(side), rule)
+
+    def _with_defaults(self, side: str) -> Callable[..., Any]:
+        """The kernel with every argument: torch leaves out those that equal their defaults."""
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            op = self.overload(side)
+            every = bind(op, args, kwargs)
+            named = [a.name for a in op._schema.arguments if a.kwarg_only]
+            cut = len(every) - len(named)
+            return self.kernel(*every[:cut], **dict(zip(named, every[cut:], strict=True)))
+
+        return kernel
 
     def _is_for_custom_op(self) -> bool:
         """Whether `torch.library.custom_op` takes the schema, which forbids aliases among results."""

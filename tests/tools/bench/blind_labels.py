@@ -109,7 +109,7 @@ def broken(op: torch._ops.OpOverload, args: Sequence[Any], row: Row, ranks: int,
     outs, ins = row
     inputs = tensors_of(args)
     pieces = [split(t, p, ranks, source) for t, p in zip(inputs, ins, strict=True)]
-    whole = _filled(args, [join(p, at) for p, at in zip(pieces, ins, strict=True)])
+    whole = _filled(args, [join(p, at) if isinstance(at, Partial) else t.clone() for t, p, at in zip(inputs, pieces, ins, strict=True)])
     expected = tensors_of(_call(op, whole))
     local: list[list[Tensor]] = []
     for rank in range(ranks):
