@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import (
     assemble_axis,
     fold_partials,
+    is_arithmetic,
     is_inexact,
     is_reducible,
     is_unambiguous,
@@ -149,7 +150,7 @@ class Probe:
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
             found = self.against(local, self._expected(claim), claim.rule.inputs)
-            if found and not self._kernels_disagree(claim, draw, local):
+            if found and not self._kernels_disagree(claim, draw, local) and not self._wraps(claim, draw, local):
                 return draw, found
         return None
 
@@ -165,11 +166,8 @@ class Probe:
         return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
 
     def _kernels_disagree(self, claim: Claim, draw: int, local: LocalResults) -> bool:
-        """Whether the same pieces with gaps between their elements give other results.
-
-        Then torch's vectorised and scalar kernels differ on these values, and the rule is right.  False where no values
-        are compared, as for a random op.
-        """
+        """Whether the same pieces with gaps between their elements give other results: then torch's vectorised and scalar
+        kernels differ on these values, and the rule is right.  False where no values are compared, as for a random op."""
         if isinstance(local, str) or self.truth.metadata_only:
             return False
         call = self.sample.call
@@ -180,6 +178,25 @@ class Probe:
             return False
         pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
         return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
+
+    def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
+        """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
+        inputs, narrow = claim.rule.inputs, (torch.uint8, torch.int8, torch.int16, torch.int32)
+        split = [i for i, p in enumerate(inputs) if isinstance(p, Partial)]
+        if isinstance(local, str) or not split or not any(x.dtype in narrow for x in self.truth.inputs):
+            return False
+        columns = [
+            [x.to(torch.int64, copy=True) if x.dtype in narrow else x.clone() for x in self.held(i, p, draw)]
+            for i, p in enumerate(inputs)
+        ]
+        for i in split:
+            kind, x = getattr(inputs[i], "reduce_op", ""), self.truth.inputs[i]
+            if x.dtype in narrow and bool((fold_partials(torch.stack(columns[i]), kind) != x).any()):
+                return True
+        again = self._on(columns, claim.local, self.ranks, fresh=True)
+        pairs = [] if isinstance(again, str) else zip(local, again, strict=True)
+        flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]
+        return any(a.dtype in narrow and a.shape == b.shape and bool((a != b).any()) for a, b in flat)
 
     def against(
         self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
@@ -375,5 +392,8 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
             continue
         evidence = probe.judge(claim)
         if evidence:
+            for p, t in partial:  # an "or" that is called a sum: the op that makes it is tested with what follows it
+                if t.dtype == torch.bool and not is_arithmetic(p.reduce_op, t.dtype):
+                    return made(Verdict.UNTESTABLE, Evidence(f"{short(p)} of {t.dtype} is no value to compute with"))
             return made(Verdict.UNSOUND, evidence)
     return made(Verdict.SOUND, Evidence(first.truth.metadata_only))
