@@ -2,6 +2,7 @@ from localtensor.layout.mesh import Mesh as Mesh
 from localtensor.layout.reductions import GLOO_DTYPES as GLOO_DTYPES
 from localtensor.layout.reductions import fold as fold
 from localtensor.layout.reductions import fold_partials as fold_partials
+from localtensor.layout.reductions import is_arithmetic as is_arithmetic
 from localtensor.layout.reductions import is_reducible as is_reducible
 from localtensor.layout.reductions import is_unambiguous as is_unambiguous
 from localtensor.layout.reductions import partial_values as partial_values
@@ -45,5 +46,6 @@ from localtensor.layout.tolerance import NOISE_FACTOR as NOISE_FACTOR
 from localtensor.layout.tolerance import is_inexact as is_inexact
 from localtensor.layout.tolerance import max_abs as max_abs
 from localtensor.layout.tolerance import measured_slack as measured_slack
+from localtensor.layout.tolerance import noise_factor as noise_factor
 from localtensor.layout.tolerance import widen_slack as widen_slack
 from localtensor.layout.tolerance import within_slack as within_slack

@@ -193,6 +193,17 @@ def is_unambiguous(kind: str, dtype: torch.dtype) -> bool:
     return is_reducible(kind, dtype) and (kind != "avg" or _is_inexact(dtype))
 
 
+def is_arithmetic(kind: str, dtype: torch.dtype) -> bool:
+    """Whether a partial value is one to compute with: `is_reducible`, no sum or product of booleans, no complex product.
+
+    True + True is True: a sum of booleans is their "or", and twice it is no sum of twice the parts.  No backend multiplies
+    complex numbers.
+    """
+    if dtype == torch.bool or (dtype.is_complex and kind == "product"):
+        return kind in ("min", "max")
+    return is_reducible(kind, dtype)
+
+
 def fold_partials(held: Tensor, kind: str) -> Tensor:
     """The value of all ranks' partial values: `held` has shape [ranks, *shape], the result has `shape`.
 
@@ -237,6 +248,8 @@ def partial_values(
 FAR_SCALE = 1024
 """The scale of `far` parts; a power of two, which loses no digits."""
 
+_SMALL_UNSIGNED = (torch.uint8, torch.uint16)
+
 _AND_KINDS = ("min", "product")
 """The reductions of bools that are "and"; the others are "or"."""
 
@@ -256,6 +269,9 @@ def _noise(x: Tensor, count: int, rng: torch.Generator, far: int) -> Tensor:
     scale = (finite.amax() * 0.7 + 0.6) * far if x.numel() else 1.0
     real = torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64).to(x.device)
     real = (real + 0.1) * torch.where(real * 1e4 % 2 < 1, -1.0, 1.0)
+    if x.dtype.is_complex:  # parts that are real alone would leave the imaginary part to one rank
+        turn = torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64).to(x.device) * 6.0
+        return torch.polar((real * scale).abs(), turn).to(x.dtype)
     return (real * scale).to(x.dtype)
 
 
@@ -269,6 +285,9 @@ def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
     noise = _noise(x, ranks - 1, rng, far)
     if sparse:
         noise = noise * _coin(tuple(noise.shape), rng, x.device, 0.5)
+    if x.dtype in _SMALL_UNSIGNED:  # parts larger than the total would wrap, and so would what an op makes of them
+        cuts = torch.rand(noise.shape, generator=rng, device=rng.device).to(x.device).sort(0).values
+        noise = (cuts * x).floor().diff(dim=0, prepend=torch.zeros_like(x, dtype=cuts.dtype)[None]).to(x.dtype)
     # Where the total is infinite or NaN, one rank holds that; inf - inf would make it NaN.
     last = x - noise.sum(0, dtype=x.dtype)
     return torch.cat([noise, last[None]])
@@ -281,6 +300,8 @@ def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
         others = sign.to(x.dtype)
         return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
     others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
+    if x.dtype.is_complex:
+        others = others * torch.where(_coin(shape, rng, x.device, 0.5), 1j, 1.0)
     return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
 
 

@@ -16,12 +16,22 @@ from torch import Tensor
 
 NOISE_FACTOR = 1000.0
 """The tolerance as a multiple of the measured noise; wrong values differ by far more."""
+HALF_NOISE_FACTOR = 8.0
+"""The same for dtypes of two bytes: a thousand units of bfloat16 are eight times the number, and every value would pass."""
 JUMP_SHARE = 1e-3
 """A response to one-ulp noise above this share of the scale is a jump, not rounding."""
 MAX_JUMP_SHARE = 0.5
 """If more than this share of a result jumps, the call is not evidence."""
-DOUBLE_OF = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-"""Single precision dtypes, and the double precision dtypes that measure their errors."""
+DOUBLE_OF = {
+    torch.float32: torch.float64, torch.complex64: torch.complex128, torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+}  # fmt: skip
+"""Dtypes of less than double precision, and the double precision dtypes that measure their errors."""
+
+
+def noise_factor(eps: float) -> float:
+    """The multiple of the measured noise that is tolerated in a dtype of this epsilon."""
+    return NOISE_FACTOR if eps < 1e-5 else HALF_NOISE_FACTOR
 
 
 def is_inexact(x: Tensor) -> bool:
@@ -47,14 +57,15 @@ def measured_slack(value: object, others: Sequence[object]) -> Tensor | None:
             return torch.zeros((), device=value.device)
         return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
     scale, eps = max_abs(value), torch.finfo(value.dtype).eps
-    floor = NOISE_FACTOR * eps * scale
+    factor = noise_factor(eps)
+    floor = factor * eps * scale
     if not alike or not value.numel():
         return floor
     moved = torch.stack([_distance(o, value) for o in alike]).amax(0)
     stable = moved <= max(JUMP_SHARE, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
     if bool(stable.all()):
-        return NOISE_FACTOR * moved.amax() + floor
-    return torch.where(stable, NOISE_FACTOR * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
+        return factor * moved.amax() + floor
+    return torch.where(stable, factor * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
 
 
 def _distance(other: Tensor, value: Tensor) -> Tensor:
@@ -63,18 +74,19 @@ def _distance(other: Tensor, value: Tensor) -> Tensor:
 
 
 def widen_slack(slack: Tensor | None, value: Tensor, best: object) -> Tensor | None:
-    """The slack plus single precision's own distance from `best`, the result in double precision."""
+    """The slack plus the dtype's own distance from `best`, the result in double precision."""
     if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
         return slack
     if not is_inexact(value):
         return torch.where(best == value, slack, torch.inf)
     apart = (value.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return slack + 4 * torch.where(apart <= JUMP_SHARE * max_abs(value), apart, 0.0).amax()
+    near = max(JUMP_SHARE, 8 * torch.finfo(value.dtype).eps) * max_abs(value)
+    return slack + 4 * torch.where(apart <= near, apart, 0.0).amax()
 
 
 def within_slack(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
     """For each element, whether it is equal, both are NaN, or it is within the slack."""
     same = (got == want) | slack.isinf()
     if is_inexact(want):
-        same = same | ((got - want).abs() <= slack) | (got.isnan() & want.isnan())
-    return same
+        same = same | ((got - want).abs() <= slack)
+    return same | (got.isnan() & want.isnan()) if want.dtype.is_floating_point or want.dtype.is_complex else same

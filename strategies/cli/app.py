@@ -52,10 +52,12 @@ EXAMPLES = """Examples:
       keeps what is done; --resume goes on with it
   localtensor validate --all --journal 1.jsonl --shard 1/4
       a quarter of the work, for a CI matrix
+  localtensor validate --case eNq9kt...
+      one finding again: this command stands beside it
   localtensor validate --plans --mesh 2,2
       DTensor's own redistributions: wrong values, waste
 
-Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;
+Exit codes: 0 nothing wrong; 1 an Unsound or Refused rule, or a registration that torch ignores; 2 usage;
 3 nothing was tested, or the tool itself failed; 130 stopped by Ctrl-C, 143 by SIGTERM, as every command.
 """
 
@@ -240,6 +242,27 @@ def report(options: command_options.ReportOptions) -> int:
     return run(options)
 
 
+CAUSES_EXAMPLES = """Examples:
+
+\b
+  localtensor causes sweep.jsonl --repro scripts
+      the causes of a sweep's findings, and their scripts
+  localtensor causes cumprod nn.functional.mse_loss
+      validate these ops first
+
+Exit codes: 0 no finding; 1 a cause; 2 a file that is no journal, or an unknown op; 3 nothing was tested.
+"""
+
+
+@app.command(epilog=CAUSES_EXAMPLES, short_help="Group findings by what is wrong in torch.")
+@takes_options()
+def causes(options: command_options.CausesOptions) -> int:
+    """Group findings by cause: the function of torch that is wrong, found by replacing it, with a script for each."""
+    from strategies.cli.commands.causes import run
+
+    return run(options)
+
+
 RACES_EXAMPLES = """Examples:
 
 \b
@@ -337,7 +360,9 @@ def check(options: command_options.CostOptions) -> int:
 
 app.add_typer(cost)
 
-_DTYPES = ("float64", "float32", "int64", "bool", "complex64")
+_DTYPES = (
+    "float64", "float32", "int64", "bool", "complex64", "bfloat16", "float16", "int32", "int8", "uint8",
+)  # fmt: skip
 
 
 def repeat_options(words: Sequence[str]) -> list[str]:

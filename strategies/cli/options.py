@@ -24,7 +24,7 @@ class ValidateOptions:
     everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False
     search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tests only registered rules.")] = False
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = ()
-    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = ()
+    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, bfloat16, float16, int64, int32, int8, uint8, bool or complex64.  [default: float64, int64, bool and complex64, and a few samples cast to the others]", show_default=False)] = ()
     device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu"
     rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are tested.")] = "dtensor"
     confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspected rule: gloo, nccl or none.")] = "gloo"
@@ -38,6 +38,7 @@ class ValidateOptions:
     journal: Annotated[Path | None, Option("--journal", help="Keep a line for each unit done in this file.", show_default=False)] = None
     resume: Annotated[bool, Option("--resume", help="Go on with the journal.")] = False
     shard: Annotated[str, Option("--shard", help="i/N: the i-th of N parts of the work, for a CI matrix.")] = ""
+    case: Annotated[str, Option("--case", help="One finding again, by the text that stands beside it: its call, values, mesh and program.", show_default=False)] = ""
     executor: Annotated[str, Option("--executor", help="MODULE:FUNCTION that gives a concurrent.futures executor; or dask.")] = ""
     seed: Seed = 0
     workers: Workers = None
@@ -78,6 +79,22 @@ class CoverageOptions:
     def __post_init__(self) -> None:
         check_writable("localtensor coverage", json=self.json)
         check_folder_exists("localtensor coverage", self.json, "Make it first.")
+
+
+@dataclass(frozen=True, slots=True)
+class CausesOptions:
+    what: Annotated[tuple[str, ...], Argument(metavar="JOURNAL|OP...", help="What `localtensor validate --journal` wrote; or ops to validate now.", show_default=False)]
+    json: Annotated[Path | None, Option("--json", help="Write the causes here.")] = None
+    repro: Annotated[Path | None, Option("--repro", help="Write the script of every cause into this folder.")] = None
+    seed: Seed = 0
+    workers: Workers = None
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        call = "localtensor causes"
+        if worker_count(self.workers) < 1:
+            raise BadOption(call, "--workers", self.workers, "there must be a worker", "Pass --workers 1 or more.")
+        check_writable(call, json=self.json, repro=self.repro)
 
 
 @dataclass(frozen=True, slots=True)

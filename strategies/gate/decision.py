@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from strategies.base.worker_pool import TIMED_OUT
 from strategies.gate.baseline import ANY, Baseline, BaselineEntry, FindingKey, GateResult, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
-from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
+from strategies.model.verdict import ALONE, FAULTS, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
 
 IGNORED, CRASHED, HANGS = "ignored", "crashed", "hangs"
 """Values of `Key.rule` that are no rules: a registration that torch never calls, a crash, and a time-out."""
@@ -58,9 +58,8 @@ def crash_key(crash: Crash) -> FindingKey:
     return FindingKey(crash.op, HANGS if crash.error.startswith(TIMED_OUT) else CRASHED, ANY, ANY)
 
 
-def ignored_finding(op: str) -> Finding:
+def ignored_finding(op: str, reason: str) -> Finding:
     """The finding for a registration that torch never calls: on one rank, where nothing can be sharded wrongly."""
-    reason = "torch asks this op's single-dim strategy first, so that the registration is never used"
     return Finding(Rule(op, (), ()), 1, Verdict.UNSOUND, reason, (), "its registration", title=f"{op}: {IGNORED}")
 
 
@@ -76,8 +75,8 @@ def decide(
 
     `places` gives the source line of an overload's rule.
     """
-    wrong = [ignored_finding(op) for op in report.ignored]
-    wrong += [f for f in report.findings if f.verdict is Verdict.UNSOUND]
+    wrong = [ignored_finding(op, why) for op, why in report.ignored]
+    wrong += [f for f in report.findings if f.verdict in FAULTS]
     entries = {entry.key: entry for entry in baseline.entries}
     valid = {key: e for key, e in entries.items() if e.expires is None or e.expires >= today}
     findings = tuple(_reviewed(finding, valid, places(finding.rule.op)) for finding in wrong)

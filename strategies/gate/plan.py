@@ -141,7 +141,7 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
     )
     registered = user_modules.load_rules(options.rules, str(folder)) if module else None
     if registered and options.ops:
-        settings = replace(settings, only=matching_overloads(options.ops, (*registered.ops, *registered.ignored)))
+        settings = replace(settings, only=matching_overloads(options.ops, registered.every))
     if options.changed is None:
         return GatePlan(settings, registered)
     selection = select_changed(options.changed, folder, module, settings.only or _all(registered, options.ops))
@@ -154,7 +154,7 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
 def _all(registered: user_modules.RegisteredRules | None, patterns: Sequence[str]) -> tuple[str, ...]:
     """All overloads that the module registers, or those of torch's own that the patterns name."""
     if registered is not None:
-        return tuple(sorted({*registered.ops, *registered.ignored}))
+        return registered.every
     every = tuple(member.op for member in population.all_registered_overloads("cpu"))
     return matching_overloads(patterns, every) if patterns else every
 
@@ -212,8 +212,12 @@ def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFi
         return GateFindings(report, RunCoverage(), top, notes=(note,), idle=True)
     done, cached, notes = _run_or_recall(plan, _cache(options, plan), progress)
     untried = (*done.untried, *_unreached(plan, done))
-    wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
-    all_ops = None if options.ops or options.changed is not None else {*done.begin["ops"], *done.begin["ignored"]}
+    wrong = {*(op for op, _ in done.report.ignored), *(f.rule.op for f in done.report.findings)}
+    all_ops = (
+        None
+        if options.ops or options.changed is not None
+        else {*done.begin["ops"], *(op for op, _ in done.begin["ignored"])}
+    )
     trouble = f"the {options.budget} of --budget were over before the first overload was tried"
     too_late = bool(done.untried) and not done.report.counts.instances
     return GateFindings(
@@ -261,7 +265,7 @@ def _run_or_recall(
     known = {op: own for op in ops if (own := cache.lines(op)) is not None} if cache and ops else {}
     lines = [line for own in known.values() for line in own]
     if ops and set(known) == set(ops):
-        ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
+        ignored = registered.only(settings.only or registered.every).ignored if registered else ()
         begin = aggregate.first_line(settings.asked(), ops, settings.kinds_and_meshes(), ignored)
         return run_of_lines(begin, lines), tuple(known), []
     done = run(settings, progress, lines)

@@ -18,7 +18,8 @@ import torch
 from strategies.base import worker_pool
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Workers
-from strategies.inputs import opinfo_samples, schema_samples, selection
+from strategies.inputs import opinfo_samples, schema_samples, selection, typed_values
+from strategies.inputs.schema_binding import Unbound
 from strategies.inputs.selection import SampleSelection
 from strategies.model import codec
 from strategies.model.call_signature import diverse_subset
@@ -54,17 +55,20 @@ def gather_samples(
     def passes(count: int) -> None:
         progress.phase("capturing samples", count)
 
-    by_op, crashed, refused = gather(workers, picked, settings, rules, progress.tick, passes)
+    by_op, crashed, refused = gather(workers, picked, settings, progress.tick, passes)
+    drawn, without = _user_samples(workers, settings, [op for op in (rules.ops if rules else ()) if not by_op.get(op)])
+    by_op |= drawn
     more = selection.wider(picked, by_op)
     if more.infos:
-        found, dead, no = gather(workers, more, settings, None, progress.tick, passes)
+        found, dead, no = gather(workers, more, settings, progress.tick, passes)
         by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
+    crashed += [dead for dead in without.values() if isinstance(dead, Crash)]
     wanted = sorted(picked.overloads)
     if picked.everything:
         wanted = [m.op for m in population.all_registered_overloads(settings.device)]
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
     made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
-    shelf: SamplesByOp = {op: ((), why) for op, why in reasons.items()}
+    shelf: SamplesByOp = {op: ((), why) for op, why in {**without, **reasons}.items() if isinstance(why, str)}
     for op, own in (
         *selection.chosen_samples(by_op, picked, settings),
         *((op, diverse_subset(s, DERIVED)) for op, s in made.items()),
@@ -103,7 +107,6 @@ def gather(
     workers: Workers,
     picked: SampleSelection,
     settings: Settings,
-    rules: user_modules.RegisteredRules | None,
     tick: Callable[[int], None],
     passes: Callable[[int], None],
 ) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
@@ -134,17 +137,26 @@ def gather(
             refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
         else:
             crashed.append(_crash(name, answer))
-    own = [
-        UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
-        for op in (rules.ops if rules else ())
-        if not by_op.get(op)
-    ]
-    for unknown, answer in zip(own, workers.run(user_op_samples, own, limit=SECONDS), strict=True):
-        if isinstance(answer, worker_pool.TaskDone):
-            by_op[unknown.op] = answer.value
-        else:
-            crashed.append(_crash(unknown.op, answer))
     return by_op, crashed, refused
+
+
+def _user_samples(
+    workers: Workers, settings: Settings, ops: Sequence[str]
+) -> tuple[dict[str, list[Sample]], dict[str, str | Crash]]:
+    """The samples of a user's overloads, and for those without any the reason or the crash."""
+    own = [UserOpTask(op, settings.dtypes, settings.seed, settings.rules, settings.folder) for op in ops]
+    found: dict[str, list[Sample]] = {}
+    without: dict[str, str | Crash] = {}
+    if not ops:
+        return found, without
+    for unknown, answer in zip(own, workers.run(user_op_samples, own, limit=SECONDS), strict=True):
+        if not isinstance(answer, worker_pool.TaskDone):
+            without[unknown.op] = _crash(unknown.op, answer)
+        elif answer.value[0]:
+            found[unknown.op] = answer.value[0]
+        else:
+            without[unknown.op] = answer.value[1]
+    return found, without
 
 
 def _check_dtypes(picked: SampleSelection, settings: Settings, supported: bool) -> None:
@@ -172,14 +184,22 @@ class UserOpTask:
     folder: str
 
 
-def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> list[Sample]:
-    """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema."""
+def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> tuple[list[Sample], str]:
+    """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema; or why there are
+    none."""
     import_rules(unknown.module, unknown.folder)
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
     if hook is not None:
-        return schema_samples.user_samples(target, hook(target))
-    return schema_samples.schema_calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
+        made = schema_samples.user_samples(target, hook(target))
+        return made, "" if made else "the module's samples() yields no call of it"
+    made = schema_samples.schema_calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
+    if made:
+        return made, ""
+    try:
+        return typed_values.draw_calls(unknown.op, unknown.dtypes, unknown.seed), ""
+    except Unbound as no:
+        return [], str(no)
 
 
 def samples_path(journal: Path) -> Path:

@@ -18,7 +18,8 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 CALL = "localtensor validate"
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
-    "complex64": torch.complex64,
+    "complex64": torch.complex64, "bfloat16": torch.bfloat16, "float16": torch.float16, "int32": torch.int32,
+    "int8": torch.int8, "uint8": torch.uint8,
 }  # fmt: skip
 """Dtypes of samples, by the names that `--dtype` takes."""
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
@@ -67,11 +68,17 @@ class Settings:
     executor: str = ""
     only: tuple[str, ...] = ()
     """The overloads to test among those that a rules module registers; empty for all of them."""
+    case: str = ""
+    """One finding to confirm again, as `strategies.validation.finding.case_text` writes it, in place of a sweep."""
     until: float = 0.0
     """Seconds since the epoch after which no overload is started; 0 for no limit."""
 
     def __post_init__(self) -> None:
-        if not self.patterns and not self.everything and self.rules == "dtensor":
+        if self.case and (self.patterns or self.everything or self.resume or self.shard):
+            raise BadSetting(
+                "--case", self.case[:24], "it names all that is run", "Drop OP, --all, --resume and --shard."
+            )
+        if not self.patterns and not self.everything and self.rules == "dtensor" and not self.case:
             raise BadSetting("OP", "nothing named", "there is nothing to try", "Name an op, or pass --all.")
         if self.patterns and self.everything:
             raise BadSetting("--all", " ".join(self.patterns), "ops are named as well", "Drop --all or the names.")
@@ -111,7 +118,7 @@ class Settings:
             "meshes": [list(mesh) for mesh in self.meshes], "pairs": self.pairs, "dtypes": list(self.dtypes),
             "device": self.device, "rules": self.rules, "confirm": self.confirm,
             "shard": list(self.shard) if self.shard else None,
-        } | ({"only": list(self.only)} if self.only else {})  # fmt: skip
+        } | ({"only": list(self.only)} if self.only else {}) | ({"case": self.case} if self.case else {})  # fmt: skip
 
     def mine(self, ops: Iterable[str]) -> list[str]:
         """The overloads of this shard."""

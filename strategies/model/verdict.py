@@ -16,18 +16,25 @@ from strategies.model.rule import DTYPE_CLASSES, Rule, Sample
 
 
 class Verdict(enum.Enum):
-    """SUSPECT is an unsound rule that no end-to-end run has confirmed; it is never reported as unsound."""
+    """SUSPECT is an unsound rule that no end-to-end run has confirmed; it is never reported as unsound.
+
+    REFUSED is a rule that DTensor applies to a call that plain torch takes, and that makes every rank raise.
+    """
 
     SOUND = "sound"
     UNSOUND = "unsound"
+    REFUSED = "refused"
     MISSING = "missing"
     SUSPECT = "suspect"
     UNTESTABLE = "untestable"
     CRASHED = "crashed"
 
 
+FAULTS = (Verdict.UNSOUND, Verdict.REFUSED)
+"""The verdicts that a real run has confirmed, and that fail a validation."""
 CLEAN, WRONG, USAGE, NOTHING = 0, 1, 2, 3
-"""Exit codes: no finding; an unsound rule or an ignored registration; usage error; nothing tested, or a failure of ours."""
+"""Exit codes: no finding; an unsound or refused rule or an ignored registration; usage error; nothing tested, or a failure
+of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class Finding:
     mesh: tuple[int, ...] = ()
     elements: int = 0
     kinds: tuple[tuple[str, str], ...] = ()
+    command: str = ""
+    """The command that shows this very finding again, with its values; empty where they have no form in it."""
 
     @property
     def name(self) -> str:
@@ -102,6 +111,7 @@ class Counts:
 
     sound: int = 0
     unsound: int = 0
+    refused: int = 0
     missing: int = 0
     suspect: int = 0
     untestable: int = 0
@@ -115,7 +125,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a validation.  `ignored` are registrations that torch never consults."""
+    """The result of a validation.
+
+    `ignored` are registrations that torch never consults, and `untested` overloads none of whose rules was tested; each
+    with the reason.
+    """
 
     torch: str
     seed: int
@@ -126,7 +140,8 @@ class Report:
     crashed: tuple[Crash, ...] = ()
     untestable: tuple[tuple[str, str], ...] = ()
     skipped: tuple[tuple[str, int], ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()
+    untested: tuple[tuple[str, str], ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     unfinished: int = 0
     """Units that are planned and not done: those of other shards, or of an interrupted run."""
@@ -144,7 +159,7 @@ def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> 
     (0, 3)
     """
     seen = set(verdicts)
-    if Verdict.UNSOUND in seen or ignored:
+    if seen.intersection(FAULTS) or ignored:
         return WRONG
     return CLEAN if tested else NOTHING
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import error_in_one_line
-from localtensor.layout import is_inexact, is_standard
+from localtensor.layout import is_arithmetic, is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, flat_results, overload
@@ -23,9 +23,16 @@ from strategies.programs.mesh_validation import Found
 from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS
 from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.programs.run.verdict import Confirmation, layout_or_none
-from strategies.validation.claim_sources import TooManyTraces, claims
-from strategies.validation.finding import Candidate, OverloadTask, TaskResult, keep_smallest
+from strategies.programs.run.verdict import Confirmation, is_claimed, layout_or_none
+from strategies.validation.claim_sources import claims
+from strategies.validation.finding import (
+    Candidate,
+    OverloadTask,
+    TaskResult,
+    keep_smallest,
+    refusal_key,
+    refused_program,
+)
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
 from strategies.validation.probe import check_claims
 
@@ -39,8 +46,11 @@ _OF_SHARDS = (
     "slice", "sum 0", "transpose", "select", "view", "narrow", "sum", "unsqueeze", "R", "S(1)", "plus 1", "sum -1",
     "S(0)", "cast float64", "full twice", "absolute",
 )  # fmt: skip
-_OF_ITS_OWN = ("full twice", "sum", "times -1")
-"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear."""
+_OF_ITS_OWN = (
+    "full twice", "sum", "times -1", "greater 0", "exp", "mean", "softmax", "cat", "where", "clamp", "halved", "chunk",
+    "max", "copied", "own transpose", "added in place",
+)  # fmt: skip
+"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and three of the rest in turn."""
 
 
 def follow_up_programs(
@@ -74,9 +84,16 @@ def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
     found: dict[tuple[Placement, ...], _Line] = {}
     for claim in claims:
         inputs = tuple(p or Replicate() for p in claim.rule.inputs)
-        if all(map(is_standard, inputs)) and len(inputs) == len(sample.tensors):
+        if len(inputs) == len(sample.tensors) and all(map(_is_drawn, inputs, sample.tensors)):
             found.setdefault(inputs, (inputs, claim.rule.outputs))
     return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
+
+
+def _is_drawn(placement: Placement, x: Tensor) -> bool:
+    """Whether a program may begin with the tensor in this placement, which DTensor could have made."""
+    if isinstance(placement, Partial) and is_standard(placement):
+        return is_arithmetic(placement.reduce_op, x.dtype)
+    return is_standard(placement)
 
 
 def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> Iterator[str]:
@@ -88,7 +105,7 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     if writes:
         yield "base"
     if not all(map(is_standard, outputs)):
-        yield from _OF_ITS_OWN
+        yield from (*_OF_ITS_OWN[:3], *_turned(_OF_ITS_OWN[3:], turn)[:3])
     yield from own[:1]
     if any(map(is_inexact, sample.tensors)):
         yield tuple(GRADS)[turn % 2]
@@ -105,12 +122,12 @@ def _turned(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
 
 
 def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
-    """The programs that are wrong on simulated ranks although their op alone is right; `RealRuns` confirms them.
+    """The programs that are wrong on simulated ranks although their op alone is right, and those that DTensor refuses.
 
-    If the follow-up step is wrong on a fresh tensor with the same placements, too, the op is not the cause: then the
-    program is that step, on an `alias` of the tensor.
+    `RealRuns` confirms them.  If the follow-up step is wrong on a fresh tensor with the same placements, too, the op is not
+    the cause: then the program is that step, on an `alias` of the tensor.
     """
-    played = zip(tried, run_simulated_programs(tried), strict=True)
+    played = list(zip(tried, run_simulated_programs(tried), strict=True))
     wrong = [(p, found) for p, found in played if found.wrong and p.then]
     alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
@@ -120,7 +137,25 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     for (program, found, _), other in zip(left, fresh, strict=True):
         own = next(others) if other is not None else None
         made.append((other, own) if other is not None and own is not None and own.wrong else (program, found))
-    return made
+    return made + _refused_programs([(p, found) for p, found in played if found.refused])
+
+
+def _refused_programs(refused: Found) -> Found:
+    """The programs that every rank refuses: an op alone, or its gradient.
+
+    A follow-up step that is refused is a call of another op, whose own rule may have no line for it; an incoming gradient
+    that is sharded may be cut where the op's gradient has to be whole.
+    """
+    alone = run_simulated_programs([replace(p, then="") for p, _ in refused])
+    plain = [replace(p, then="grad" if p.then in GRADS else p.then) for p, _ in refused]
+    again = run_simulated_programs(plain)
+    made: dict[str, tuple[Program, Confirmation]] = {}
+    for program, found, one in zip(plain, again, alone, strict=True):
+        if one.refused:
+            made.setdefault(program.sample.op, (replace(program, then=""), one))
+        elif program.then.startswith("grad") and found.refused:
+            made.setdefault(program.then, (program, found))
+    return [(program, found) for program, found in made.values() if is_claimed(found.refused)]
 
 
 def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
@@ -133,7 +168,9 @@ def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
         return None
     for out, text in zip(outs, alone.rank_results[0].placements, strict=False):
         placements = layout_or_none(text)
-        if isinstance(out, Tensor) and placements is not None and len(placements) == len(program.mesh):
+        if not isinstance(out, Tensor) or placements is None or len(placements) != len(program.mesh):
+            continue
+        if all(_is_drawn(p, out) for p in placements):
             call = Call("aten.alias.default", (Leaf(0),))
             sample = Sample(call, (out.detach().clone(),), f"the result of {program.sample.op}")
             return replace(program, sample=sample, inputs=(placements,))
@@ -176,7 +213,9 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
             result.samples += 1
             result.tried += tried
             for candidate in map(_candidate, found):
-                keep_smallest(result.suspects.setdefault(candidate.name, []), candidate, KEPT_CANDIDATES)
+                refused = candidate.instance.verdict is Verdict.REFUSED
+                key = refusal_key(candidate) if refused else candidate.name
+                keep_smallest(result.suspects.setdefault(key, []), candidate, KEPT_CANDIDATES)
     return bench.all()
 
 
@@ -189,7 +228,7 @@ def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tupl
     try:
         return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
     # DTensor's own rule raises these where it has no line.
-    except (*REJECTIONS, TooManyTraces, AttributeError, ArithmeticError) as error:
+    except (*REJECTIONS, AttributeError, ArithmeticError) as error:
         return error_in_one_line(error, 90)
 
 
@@ -225,6 +264,8 @@ def _not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: in
 def _candidate(found: tuple[Program, Confirmation]) -> Candidate:
     """The program as a candidate finding; its rule has the placements along the last axis."""
     program, seen = found
+    if not seen.wrong:
+        return refused_program(program, seen.refused)
     rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
     evidence = Evidence(seen.wrong, "", program.draw, seen.got, seen.want)
     instance = Instance(rule, program.ranks, program.sample, Verdict.UNSOUND, "simulated", evidence)

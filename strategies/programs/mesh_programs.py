@@ -34,6 +34,7 @@ from localtensor.layout import (
     PARTIAL_KINDS,
     Layout,
     has_one_meaning,
+    is_arithmetic,
     is_standard,
     is_unambiguous,
     placements_in_order,
@@ -84,7 +85,8 @@ def _rows(sample: Sample, claims: Sequence[Claim]) -> tuple[Row, ...]:
 
 def placement_options(x: Tensor) -> tuple[Placement, ...]:
     """All placements that a tensor can have on one axis."""
-    partials = (Partial(kind) for kind in PARTIAL_KINDS if is_unambiguous(kind, x.dtype))
+    kinds = (k for k in PARTIAL_KINDS if is_unambiguous(k, x.dtype) and is_arithmetic(k, x.dtype))
+    partials = map(Partial, kinds)
     return (Replicate(), *map(Shard, range(x.ndim)), *partials)
 
 

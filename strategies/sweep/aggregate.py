@@ -14,25 +14,45 @@ from pathlib import Path
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
+from strategies.model import codec
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
 from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import ProgramRealRuns
-from strategies.programs.run.verdict import Confirmation, program_rank_diagram, rank_diagram
+from strategies.programs.run.verdict import (
+    LOCAL_REFUSAL,
+    Confirmation,
+    is_claimed,
+    local_refusal,
+    program_rank_diagram,
+    rank_diagram,
+)
 from strategies.validation import finding
-from strategies.validation.finding import Candidate, RuleOutcome, TaskResult, case_of, finding_of_candidate
+from strategies.validation.finding import (
+    Candidate,
+    RuleOutcome,
+    TaskResult,
+    case_of,
+    case_text,
+    finding_of_candidate,
+    refusal_text,
+)
 
 
 def first_line(
-    settings_line: Line, ops: Iterable[str], kinds: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+    settings_line: Line,
+    ops: Iterable[str],
+    kinds: Iterable[tuple[str, tuple[int, ...]]],
+    ignored: Iterable[tuple[str, str]],
 ) -> Line:
     """A journal's first line: the settings, the overloads, the kinds of test with their meshes, and the registrations
-    that torch ignores."""
+    that torch ignores, with the reasons."""
     pairs = [[kind, list(mesh)] for kind, mesh in kinds]
-    return {**settings_line, "ops": list(ops), "trials": pairs, "ignored": list(ignored)}
+    return {**settings_line, "ops": list(ops), "trials": pairs, "ignored": [list(one) for one in ignored]}
 
 
 def planned_units(begin: Line) -> tuple[WorkUnit, ...]:
@@ -68,14 +88,25 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         tuple(begin["ranks"]),
         begin["confirm"],
         _counts(results, found, clean, untestable, crashed),
-        tuple(sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))),
+        tuple(sorted(found, key=_place)),
         tuple(crashed),
         tuple(sorted(untestable.items())),
         tuple(sorted(refused.items())),
-        tuple(begin["ignored"]),
+        tuple((op, why) for op, why in begin["ignored"]),
+        _untested(results),
         tuple(seconds),
         sum(unit not in done for unit in planned_units(begin)),
     )
+
+
+def _untested(results: Sequence[TaskResult]) -> tuple[tuple[str, str], ...]:
+    """The overloads none of whose rules was tested, each with the most frequent reason."""
+    tested = {r.unit.op for r in results if r.tried or r.suspects or r.crashed}
+    why: dict[str, Counter[str]] = defaultdict(Counter)
+    for r in results:
+        if r.unit.op not in tested:
+            why[r.unit.op].update(r.skipped)
+    return tuple((op, max(sorted(c), key=lambda reason: c[reason])) for op, c in sorted(why.items()) if c)
 
 
 def _worst(settled: Iterable[RuleOutcome]) -> list[Finding]:
@@ -100,7 +131,12 @@ def _placed(found: Iterable[Finding], settled: Iterable[RuleOutcome], results: I
     return [replace(f, kinds=tuple(sorted(kinds[f.name]))) for f in found]
 
 
-_ORDER = {Verdict.UNSOUND: 0, Verdict.SUSPECT: 1, Verdict.MISSING: 2}
+_ORDER = {Verdict.UNSOUND: 0, Verdict.REFUSED: 1, Verdict.SUSPECT: 2, Verdict.MISSING: 3}
+
+
+def _place(f: Finding) -> tuple[int, bool, str]:
+    """The order of findings in a report: local calls that plain torch refuses come last among those of a verdict."""
+    return _ORDER.get(f.verdict, 9), LOCAL_REFUSAL in f.reason, f.name
 
 
 def _rank(f: Finding) -> tuple[int, int, int]:
@@ -140,6 +176,7 @@ def _counts(
     return Counts(
         sound=len(clean),
         unsound=by_verdict[Verdict.UNSOUND],
+        refused=by_verdict[Verdict.REFUSED],
         missing=by_verdict[Verdict.MISSING],
         suspect=by_verdict[Verdict.SUSPECT],
         untestable=len(untestable),
@@ -268,7 +305,8 @@ def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[R
 class RealConfirmation:
     """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
 
-    A rule that is wrong there too is Unsound.  A rule that is right there is cleared, if the probe could not judge it.
+    A rule that is wrong there too is Unsound, one for which every rank raises there is Refused.  A rule that is right
+    there is cleared, if the probe could not judge it.
     """
 
     def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, module: str) -> None:
@@ -285,7 +323,7 @@ class RealConfirmation:
             for name in list(left):
                 here = [s for s in left[name] if s.instance.ranks == ranks]
                 for candidate in here:
-                    last[name] = candidate, self._run_for_real(candidate)
+                    last[name] = candidate, _with_refusal(candidate, self._run_for_real(candidate), name in suspected)
                     if last[name][1].wrong:
                         break
                 left[name] = [s for s in left[name] if s.instance.ranks > ranks]
@@ -301,7 +339,7 @@ class RealConfirmation:
             except (*REJECTIONS, LocalTensorError) as error:  # the journal was written by another version of this tool
                 return Confirmation("", f"no such program: {error}")
             return self._real_runs.confirm_program(candidate.program)
-        return _same_refusal(candidate, self._real_runs.confirm(case_of(candidate.instance, self._seed)))
+        return self._real_runs.confirm(case_of(candidate.instance, self._seed))
 
     def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
         sample = candidate.instance.sample
@@ -309,17 +347,19 @@ class RealConfirmation:
         if outcome.failed:
             crash = Crash(sample.op, f"{sample.op}({', '.join(sample.arguments())})", outcome.note, outcome.failed)
         if outcome.wrong:
-            return RuleOutcome(name, self._unsound(candidate, outcome), crash)
-        if not suspected:
+            return RuleOutcome(name, self._fault(candidate, outcome), crash)
+        if not suspected or candidate.instance.verdict is Verdict.REFUSED:
             return RuleOutcome(name, None, crash)
         reason = f"{candidate.instance.evidence.reason} (not confirmed: {outcome.note})"
         return RuleOutcome(name, finding_of_candidate(candidate, Verdict.SUSPECT, reason), crash)
 
-    def _unsound(self, candidate: Candidate, outcome: Confirmation) -> Finding:
-        found = finding_of_candidate(candidate, Verdict.UNSOUND, outcome.wrong)
+    def _fault(self, candidate: Candidate, outcome: Confirmation) -> Finding:
+        verdict = Verdict.REFUSED if outcome.refused else Verdict.UNSOUND
+        found = finding_of_candidate(candidate, verdict, outcome.wrong)
         evidence = candidate.instance.evidence
         got, want = outcome.got or evidence.got, outcome.want or evidence.want
-        confirmed = replace(found, confirmed_on=self._backend, got=got, want=want)
+        command = self._command(candidate)
+        confirmed = replace(found, confirmed_on=self._backend, got=got, want=want, command=command)
         program, text = candidate.program, ""
         if program is not None:
             truth = oracle_of_program(program)
@@ -328,11 +368,31 @@ class RealConfirmation:
             return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
         text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
-        return replace(confirmed, picture=rank_diagram(case, outcome.rank_results), script=text)
+        reason = outcome.wrong + (local_refusal(case) if " raises " in outcome.wrong else "")
+        return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
+
+    def _command(self, candidate: Candidate) -> str:
+        rules = f" --rules {self._module}" if self._module else ""
+        confirm = f" --confirm {self._backend}" if self._backend != "gloo" else ""
+        try:
+            return f"localtensor validate{rules}{confirm} --case {case_text(candidate, self._seed)}"
+        except codec.NotEncodable:
+            return ""
 
 
-def _same_refusal(candidate: Candidate, outcome: Confirmation) -> Confirmation:
-    """Wrong, where every rank raises the error that the probe saw: such a rule is as wrong as one of wrong numbers."""
-    if not outcome.refused or outcome.refused[:80] not in candidate.instance.evidence.reason:
+def _with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -> Confirmation:
+    """Wrong, where every rank raises for a call that plain torch takes: such a rule is as wrong as one of wrong numbers.
+
+    A rule that the probe did not find wrong is right where only its result cannot be gathered: gloo has no averages.
+    """
+    if not outcome.refused or not is_claimed(outcome.refused):
         return outcome
-    return replace(outcome, wrong=f"every rank raises {outcome.refused}; the op takes the whole tensors")
+    gathered = bool(outcome.rank_results and outcome.rank_results[0].failed == "full_tensor")
+    if gathered and not suspected:
+        return outcome
+    seen = candidate.instance.evidence.reason
+    if outcome.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: gloo would end the process
+        text = outcome.refused.partition(": ")[2]
+        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}; {seen}")
+    why = f"; {seen}" if gathered and " raises " not in seen else ""
+    return replace(outcome, wrong=refusal_text(outcome.refused) + why)

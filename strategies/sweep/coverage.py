@@ -14,7 +14,7 @@ from strategies.model.verdict import Verdict
 from strategies.sweep.report.text_and_json import by_reason
 from strategies.torch_api.population import FAMILIES, RegisteredOverload
 
-DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
+DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value, Verdict.REFUSED.value})
 """The verdicts that are proved; an unconfirmed suspect is not."""
 UNTRIED = "no sample was found, and no reason was given"
 UNDECIDED = "tried, and nothing that DTensor claims could be judged"

@@ -23,8 +23,8 @@ from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples
 from strategies.inputs.selection import matching_overloads
 from strategies.model.rule import Sample, dtype_class
-from strategies.model.settings import Settings
-from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, digest, read_unit
+from strategies.model.settings import DEFAULT_DTYPES, Settings
+from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
@@ -179,13 +179,17 @@ class _Validation:
             rules = user_modules.load_rules(settings.rules, settings.folder) if settings.rules != "dtensor" else None
             rules = rules.only(settings.only) if rules and settings.only else rules
             if rules and settings.patterns:
-                rules = rules.only(matching_overloads(settings.patterns, (*rules.ops, *rules.ignored)))
+                rules = rules.only(matching_overloads(settings.patterns, rules.every))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
         rules_text = {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
         self.settings_line = settings.asked() | rules_text
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:
             self.journal.begin(self.settings_line)  # raises if the journal is of another run
+        if settings.case:
+            with self._timed("confirmation"):
+                self._confirm_case()
+            return self.seconds
         with self._workers() as workers:
             with self._timed("samples"):
                 shelf = self._captured_samples(workers, rules)
@@ -198,6 +202,20 @@ class _Validation:
             with self._timed("confirmation"):
                 self._confirm(workers)
         return self.seconds
+
+    def _confirm_case(self) -> None:
+        """Run the one case of the settings on real processes, as it is."""
+        seed, candidate = finding.read_case(self.settings.case)
+        self.settings = replace(self.settings, seed=seed)
+        sample, program = candidate.instance.sample, candidate.program
+        mesh = program.mesh if program else (candidate.instance.ranks,)
+        kind = MESHES if len(mesh) > 1 else PAIRS if program else ALONE
+        found = TaskResult(WorkUnit(sample.op, kind, dtype_class(sample), mesh), samples=1, tried=1)
+        judged = candidate.instance.verdict is not Verdict.SUSPECT
+        (found.suspects if judged else found.whole)[candidate.name] = [candidate]
+        self.journal.begin(aggregate.first_line(self.settings_line, [sample.op], [], ()))
+        self.journal.add({**finding.task_line(found, 0.0), "run": self.run})
+        self._confirm(None)
 
     def _prepare_confirmation(self) -> None:
         """Start what real processes are forked from: they will be needed soon."""
@@ -256,6 +274,7 @@ class _Validation:
             OverloadTask(
                 op, _samples_for(kind, found), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
+                further=settings.dtypes == DEFAULT_DTYPES,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip
@@ -267,8 +286,11 @@ class _Validation:
         left = [replace(d, only=frozenset(set(d.units()) - self.done)) for d in every]
         return [d for d in left if d.only]
 
-    def _confirm(self, workers: Workers) -> None:
-        """Add a line for each rule that some unit suspects, and for each that only a real run can judge."""
+    def _confirm(self, workers: Workers | None) -> None:
+        """Add a line for each rule that some unit suspects, and for each that only a real run can judge.
+
+        `workers` make the cases smaller first.
+        """
         results = [finding.read_task(line) for line in lines_of_kind(self.journal.lines, "unit")]
         suspected = finding.merge_candidates([r.suspects for r in results], KEPT_CASES)
         whole = finding.merge_candidates([r.whole for r in results], 2 * KEPT_CASES)
@@ -278,7 +300,8 @@ class _Validation:
             for settled in aggregate.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
                 self._add_confirmation(settled)
             return
-        tried, same = aggregate.merge_equal(self._shrunk(workers, todo, set(suspected)), set(suspected))
+        smaller = self._shrunk(workers, todo, set(suspected)) if workers else todo
+        tried, same = aggregate.merge_equal(smaller, set(suspected))
         for settled in same:
             self._add_confirmation(settled)
         self.progress.phase("confirming on real processes", len(tried))

@@ -10,6 +10,7 @@
 | ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
 | ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
 | .decomp_strategy.has_decomp, .propagate_strategy                | by feature     | 2.13   |
+| .decomp_strategy._get_candidate_placements (set on a copy)      | by feature     | 2.13   |
 | _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
 | _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
 | _op_schema.OutputSharding: output_spec, redistribute_schema,    |                |        |
@@ -26,6 +27,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -90,11 +93,15 @@ def registered_functions() -> dict[tuple[str, torch._ops.OpOverload], Any]:
     return {(name, op): func for name, table in tables.items() for op, func in table.items()}
 
 
+def is_overlaid(op: torch._ops.OpOverload) -> bool:
+    """Whether an overlay's handler serves the op: it applies rules, and returns each rank's results unchanged."""
+    return bool(getattr(DTensor._op_dispatcher._custom_op_handlers.get(op), "applies_rules", False))
+
+
 def special_dispatch_reason(op: torch._ops.OpOverload) -> str:
     """Why DTensor's result is not simply each rank's result with placements from a rule; empty if it is."""
-    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
-    if handler is not None:  # an overlay's handler returns each rank's results unchanged
-        return "" if getattr(handler, "applies_rules", False) else "DTensor has a handler of its own for this op"
+    if op in DTensor._op_dispatcher._custom_op_handlers:
+        return "" if is_overlaid(op) else "DTensor has a handler of its own for this op"
     # `x << 1` is `__lshift__`, and returns x itself (2.13).
     if op._schema.name.endswith("_") and not getattr(op._schema.arguments[0].alias_info, "is_write", False):
         return "DTensor takes this op for one in place, by its name"
@@ -147,6 +154,8 @@ class PropagatorQuery:
     def __init__(self, sample: Sample, ranks: int, outputs: object, alone: PropagatorQuery | None = None) -> None:
         self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
         self.traced: list[LineRow] | None = None
+        self.drawn: tuple[int, int] | None = None
+        """How many of how many placement tuples of a decomposition were traced, if not all."""
         self.partials = True
         self._alone = alone
         self._specs: dict[tuple[int, Placement | None, int], DTensorSpec] = {}
@@ -174,6 +183,26 @@ class PropagatorQuery:
             mesh = one_axis_mesh(self.ranks, rank)
             self._specs[key] = DTensorSpec(mesh, (placement,), tensor_meta=self.metas[leaf])  # type: ignore[arg-type]
         return self._specs[key]
+
+    def trace_at_most(self, most: int) -> None:
+        """Let one trace of a decomposition cover at most so many placement tuples, drawn by the op's name.
+
+        Those that leave all tensors but one replicated come first: one rule differs from the next in them.
+        """
+        strategy = copy.copy(self.prop.decomp_strategy)
+        every = strategy._get_candidate_placements
+
+        def drawn(schema: OpSchema) -> list[Any]:
+            found: list[Any] = every(schema)
+            if len(found) <= most:
+                return found
+            self.drawn = most, len(found)
+            found = sorted(found, key=str)
+            random.Random(zlib.crc32(self.sample.op.encode())).shuffle(found)
+            return sorted(found, key=lambda row: min(2, sum(p is not None and p != Replicate() for p in row)))[:most]
+
+        strategy._get_candidate_placements = drawn
+        self.prop.decomp_strategy = strategy
 
     def alone(self) -> PropagatorQuery:
         """The same queries on a mesh of one rank."""
@@ -232,8 +261,7 @@ class PropagatorQuery:
         for strategy in self.strategies(seeds):
             for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():
                 row = row_of_op_spec(line, len(self.metas))
-                if row is not None:
-                    rows.setdefault(str(row), row)
+                rows.setdefault(str(row), row)
         return list(rows.values())
 
     def strategies(self, seeds: Sequence[Sequence[Placement]]) -> list[OpStrategy | TupleStrategy | None]:
@@ -311,17 +339,15 @@ def is_replicated(row: LineRow) -> bool:
     return all(p is None or p == Replicate() for p in (*row[0], *row[1]))
 
 
-def row_of_op_spec(line: OpSpec, inputs: int) -> LineRow | None:
-    """A line of an op strategy as a row; None if it has no output specs.
+def row_of_op_spec(line: OpSpec, inputs: int) -> LineRow:
+    """A line of an op strategy as a row; it has no outputs for an op that only writes to its arguments.
 
     DTensor reads a line without input specs as: every input has the placement of the output.
     """
-    if line.output_specs is None:
-        return None
-    specs = line.output_specs if isinstance(line.output_specs, tuple) else (line.output_specs,)
-    outputs = tuple(_placement(s) for s in specs)
+    specs = line.output_specs if isinstance(line.output_specs, (tuple, list)) else (line.output_specs,)
+    outputs = () if line.output_specs is None else tuple(_placement(s) for s in specs)
     if line.input_specs is None:
-        return (outputs[0],) * inputs, outputs
+        return outputs[:1] * inputs, outputs
     return tuple(s.placements[0] for s in line.input_specs), outputs
 
 

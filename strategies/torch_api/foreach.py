@@ -108,7 +108,7 @@ def _strategy_rows(
         children = strategy.children if isinstance(strategy, TupleStrategy) else ()
         for child, unique, element in zip(children, by_element, elements, strict=False):
             lines = child.strategies if isinstance(child, OpStrategy) else ()
-            for row in filter(None, (row_of_op_spec(line, len(element.leaves)) for line in lines)):
+            for row in (row_of_op_spec(line, len(element.leaves)) for line in lines):
                 unique.setdefault(str(row), row)
     return [list(unique.values()) for unique in by_element]
 

@@ -4,8 +4,9 @@
 |---------------------------------------------------------------------------|-------------|--------|
 | _dispatch_has_computed_kernel_for_dispatch_key(name, key): composite      |             |        |
 | kernels count                                                             | 2.11 - 2.15 | 2.13   |
+| _dispatch_dump_table(name): a line with the kernel of each key            | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/torch_api/test_population_cpu_kernels.py` checks it by name.
+`tests/strategies/torch_api/test_population.py` checks it by name.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ def missing_kernel_reason(op: str, device: str = "cpu") -> str:
     others = [name for name, key in _KEYS.items() if name != device and known(overload(op).name(), key)]
     elsewhere = f"; it has one for {others[0].upper()}" if others else ""
     return f"no kernel for {device.upper()} in this build of torch{elsewhere}"
+
+
+def decomposes_first(op: torch._ops.OpOverload, device: str = "cpu") -> bool:
+    """Whether autograd runs the op as the ops that it is made of, so that a tensor subclass never sees it.
+
+    It does where its autograd kernel is the implicit composite one: in inference mode DTensor sees the op all the same.
+    """
+    table = torch._C._dispatch_dump_table(op.name()).splitlines()
+    return any(line.startswith(f"Autograd{_KEYS[device]}:") and "[math kernel]" in line for line in table)
 
 
 FAMILIES = ("foreach", "fused", "prims", "out=", "backward", "in place", "views", "forward")

@@ -18,13 +18,18 @@ import torch
 
 from localtensor._util import lazy
 from localtensor.errors import LocalTensorError, Refusal
-from strategies.torch_api import dtensor
+from strategies.torch_api import dtensor, population
 
 RegistryKey = tuple[str, torch._ops.OpOverload]
 """A registry and an overload in it."""
 MAX_MESSAGE = 300
 """The largest number of characters shown of an exception's message."""
 SINGLE_DIM = "single-dim strategy"
+SINGLE_DIM_FIRST = "torch asks this op's single-dim strategy first, so the registration is never used. Use register_single_dim_strategy."
+DECOMPOSED = (
+    "torch runs this op as the ops that it is made of, so the registration is never used. Register rules for those, or "
+    "give the op a kernel of its own (torch.library.custom_op)."
+)
 
 
 class BadRules(Refusal, call="localtensor validate", argument="--rules"):
@@ -37,13 +42,18 @@ class RegisteredRules:
 
     module: str
     ops: tuple[str, ...]
-    ignored: tuple[str, ...]
-    """Overloads whose registration torch never uses (see `dtensor.ignored`)."""
+    ignored: tuple[tuple[str, str], ...]
+    """Overloads whose registration torch never uses, each with the reason."""
 
     def only(self, ops: Collection[str]) -> RegisteredRules:
         """The same, restricted to these overloads."""
-        kept, ignored = ([op for op in own if op in ops] for own in (self.ops, self.ignored))
+        kept, ignored = [op for op in self.ops if op in ops], [one for one in self.ignored if one[0] in ops]
         return RegisteredRules(self.module, tuple(kept), tuple(ignored))
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All overloads, those that are ignored included, in the order of their names."""
+        return tuple(sorted({*self.ops, *(op for op, _ in self.ignored)}))
 
 
 def load_rules(module: str, folder: str) -> RegisteredRules:
@@ -59,9 +69,10 @@ def load_rules(module: str, folder: str) -> RegisteredRules:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
     used = {op for table, op in changed if table == SINGLE_DIM}
-    ignored = {op for _, op in changed if dtensor.has_unused_strategy(op) and op not in used}
+    ignored = {op: DECOMPOSED for _, op in changed if population.decomposes_first(op) and not dtensor.is_overlaid(op)}
+    ignored |= {op: SINGLE_DIM_FIRST for _, op in changed if dtensor.has_unused_strategy(op) and op not in used}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
-    return RegisteredRules(module, names, tuple(sorted(map(str, ignored))))
+    return RegisteredRules(module, names, tuple(sorted((str(op), why) for op, why in ignored.items())))
 
 
 def import_user_module(module: str, folder: str, bad: Callable[[str, str, str], LocalTensorError]) -> ModuleType:

@@ -22,11 +22,7 @@ from strategies.torch_api import dtensor, foreach
 MOST_TUPLES = 4096
 """Input-placement tuples that a search tries for one sample."""
 MOST_TRACES = 130
-"""Traces that one query of a decomposition may cost: DTensor traces every tuple of placements."""
-
-
-class TooManyTraces(Exception):
-    """DTensor would trace more tuples through this decomposition than a sweep has time for."""
+"""Tuples of placements that one query of a decomposition traces; DTensor traces all of them."""
 
 
 def placement_options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED_KINDS) -> list[Placement]:
@@ -54,8 +50,8 @@ def input_tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]
 def claims(sample: Sample, ranks: int, truth: object, alone: dtensor.PropagatorQuery | None = None) -> list[Claim]:
     """DTensor's claims about this call; `truth` is the op's own result on the whole tensors.
 
-    `alone` is the same sample's query on one rank; it can be shared by calls for several mesh sizes.  Raises
-    `TooManyTraces`, and whatever a strategy function raises.
+    `alone` is the same sample's query on one rank; it can be shared by calls for several mesh sizes.  Raises whatever a
+    strategy function raises.
     """
     op = overload(sample.op)
     source = dtensor.registry_of(op)
@@ -81,7 +77,7 @@ def _rows(query: dtensor.PropagatorQuery, sample: Sample, ranks: int, source: st
         return query.single_dim_rows()
     if source == "rule" or dtensor.returns_no_tensor(overload(sample.op)):
         return [(seed, ()) for seed in seeds]
-    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query, sample)
+    rows = query.strategy_rows(seeds) if source == "op strategy" else _traced(query)
     rows = [_with_outs(sample, row) for row in rows]
     return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
@@ -115,15 +111,13 @@ def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _traced(query: dtensor.PropagatorQuery, sample: Sample) -> list[dtensor.LineRow]:
+def _traced(query: dtensor.PropagatorQuery) -> list[dtensor.LineRow]:
     """The rows of a decomposition.  DTensor traces it on a mesh of one rank for any mesh, so that one trace serves all
     mesh sizes; only the selection of rows depends on the size."""
-    traces = math.prod(1 + t.ndim for t in sample.tensors)
-    if traces > MOST_TRACES:
-        raise TooManyTraces(f"DTensor traces {traces} placement tuples through this decomposition")
     alone = query.alone()
     if alone.traced is None:
-        seeds = [s for s in _seeds(sample, 1) if alone.partials or not any(isinstance(p, Partial) for p in s)]
+        alone.trace_at_most(MOST_TRACES)
+        seeds = [s for s in _seeds(query.sample, 1) if alone.partials or not any(isinstance(p, Partial) for p in s)]
         alone.traced = alone.strategy_rows(_spread(seeds))
     return [row for row in alone.traced if query.fits(row)]
 

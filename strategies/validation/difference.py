@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import NOISE_FACTOR, is_inexact, within_slack
+from localtensor.layout import is_inexact, noise_factor, within_slack
 
 ADDED_KINDS = ("sum", "avg")
 """Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
@@ -108,4 +108,5 @@ def folding_error(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
         return 0.0
     largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
-    return max(NOISE_FACTOR * torch.finfo(held[0].dtype).eps, SPLIT_ULPS * coarse) * largest
+    eps = torch.finfo(held[0].dtype).eps
+    return max(noise_factor(eps) * eps, SPLIT_ULPS * coarse) * largest

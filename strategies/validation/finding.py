@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,11 +13,13 @@ from typing import Any
 
 from torch.distributed.tensor import Replicate
 
+from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import is_standard, parse, short
 from strategies.inputs.variants.all_variants import oracle_with_values, values_named
 from strategies.model import codec
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
+from strategies.model.settings import BadSetting
 from strategies.model.verdict import (
     ALONE,
     Crash,
@@ -26,6 +32,8 @@ from strategies.model.verdict import (
 )
 from strategies.validation.probe import Case, Probe
 
+MOST_CASE_BYTES = 1 << 20
+"""The size of a case that is read from a command line."""
 CLEARED = "cleared"
 """The verdict in a journal on a rule that a real run found right."""
 
@@ -41,13 +49,33 @@ class Candidate:
     program: Program | None = None
 
     @property
-    def weight(self) -> tuple[bool, int, int]:
-        """The order of preference: ordinary values first, then few ranks, then few elements."""
-        return bool(self.instance.evidence.variant), self.instance.ranks, self.instance.sample.size
+    def weight(self) -> tuple[bool, bool, int, int]:
+        """The order of preference: ordinary values first, then tensors that are not empty, few ranks, few elements."""
+        sample = self.instance.sample
+        empty = any(not t.numel() for t in sample.tensors)
+        return bool(self.instance.evidence.variant), empty, self.instance.ranks, sample.size
 
     @property
     def name(self) -> str:
         return str(self.program) if self.program else str(self.instance.rule)
+
+
+def refused_program(program: Program, error: str) -> Candidate:
+    """A call that plain torch takes and for which every rank of DTensor raises `error`, as a candidate finding."""
+    rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
+    evidence = Evidence(refusal_text(error), "", program.draw)
+    return Candidate(Instance(rule, program.ranks, program.sample, Verdict.REFUSED, "simulated", evidence), program)
+
+
+def refusal_key(candidate: Candidate) -> str:
+    """The name under which equal refusals are one: of an op or of its gradient, by their error without its numbers."""
+    what = "gradient" if candidate.program is not None and candidate.program.then else "call"
+    return f"{candidate.instance.rule.op}, {what}: {re.sub('[0-9]+', '#', candidate.instance.evidence.reason)}"
+
+
+def refusal_text(error: str) -> str:
+    """The reason of a finding where every rank raises."""
+    return f"every rank raises {error}; the op takes the whole tensors"
 
 
 def case_of(instance: Instance, seed: int) -> Case:
@@ -90,6 +118,37 @@ def read_candidate(body: dict[str, Any]) -> Candidate:
     inputs = tuple(tuple(parse(x) for x in placements) for placements in p["inputs"])
     program = Program(sample, tuple(p["mesh"]), inputs, p["then"], p["seed"], p["draw"], p["flattened"])
     return Candidate(instance, program)
+
+
+def case_text(candidate: Candidate, seed: int) -> str:
+    """The candidate, with the seed of its probe, in the letters of a command line; `read_case` reads it.
+
+    Raises `codec.NotEncodable`.
+    """
+    data = json.dumps([seed, candidate_data(candidate)], separators=(",", ":"))
+    return base64.urlsafe_b64encode(zlib.compress(data.encode(), 9)).decode()
+
+
+def read_case(text: str) -> tuple[int, Candidate]:
+    """The seed and the candidate of `case_text`, which is data.  Raises `BadSetting` for any other text."""
+    try:
+        packed = zlib.decompressobj()
+        data = json.loads(packed.decompress(base64.urlsafe_b64decode(text), MOST_CASE_BYTES))
+        return int(data[0]), read_candidate(data[1])
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        zlib.error,
+        BadPlacement,
+    ) as error:
+        remedy = "Copy the whole command that stands beside the finding, under the same version."
+        raise BadSetting(
+            "--case", text[:24], f"this is no case of a finding ({error_in_one_line(error, 60)})", remedy
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +200,7 @@ def outcome_line(settled: RuleOutcome) -> dict[str, Any]:
         **body, "verdict": f.verdict.value, "claim": codec.rule(f.rule), "ranks": f.ranks, "reason": f.reason,
         "sample": list(f.sample), "origin": f.origin, "confirmed_on": f.confirmed_on, "got": f.got, "want": f.want,
         "picture": f.picture, "script": f.script, "title": f.title, "mesh": list(f.mesh), "elements": f.elements,
+        "command": f.command,
     }  # fmt: skip
 
 
@@ -165,6 +225,7 @@ def read_outcome(body: dict[str, Any]) -> RuleOutcome:
         body["title"],
         tuple(body["mesh"]),
         body["elements"],
+        command=body.get("command", ""),
     )
     return RuleOutcome(body["rule"], finding, crash)
 
@@ -189,6 +250,8 @@ class OverloadTask:
     home: tuple[str, str] = ("", "")
     why: str = ""
     until: float = 0.0
+    further: bool = True
+    """Whether the samples are also cast to dtypes that none of them has."""
 
     def step(self, sample: int, mesh: int) -> int:
         """The number that a worker notes when it begins this sample on this mesh."""

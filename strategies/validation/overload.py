@@ -11,16 +11,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from torch.distributed.tensor import Replicate
+
 from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, variations
+from strategies.inputs.variants.undrawn import Undrawn
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
-from strategies.model.rule import DTYPE_CLASSES, Sample, dtype_class, overload
+from strategies.model.rule import DTYPE_CLASSES, Program, Sample, dtype_class, overload
 from strategies.model.verdict import Crash, Instance, Verdict, WorkUnit
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooManyTraces, claims
-from strategies.validation.finding import Candidate, OverloadTask, TaskResult, describe, keep_smallest
+from strategies.validation.claim_sources import claims
+from strategies.validation.finding import (
+    Candidate,
+    OverloadTask,
+    TaskResult,
+    describe,
+    keep_smallest,
+    refusal_key,
+    refused_program,
+)
 from strategies.validation.missing_rules import MissingRuleSearch, missing_instances, search_placements
 from strategies.validation.probe import check_claims
 
@@ -74,6 +85,7 @@ class Recorder:
         self._results = {unit: TaskResult(unit) for unit in task.units()}
         self._sample_counts = Counter(map(dtype_class, task.samples))
         self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
+        self._undrawn: dict[str, Undrawn] = {}
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
 
@@ -93,6 +105,14 @@ class Recorder:
     def turns(self, sample: Sample) -> VariantCounts:
         """The counts of the sample's class of dtypes: a run of some classes alone tries the same variants."""
         return self._turns[dtype_class(sample)]
+
+    def undrawn(self, sample: Sample) -> Undrawn:
+        """What no sample of this one's class of dtypes draws; it runs the op, so a step must have been noted."""
+        dtypes = dtype_class(sample)
+        if dtypes not in self._undrawn:
+            alike = [one for one in self.task.samples if dtype_class(one) == dtypes]
+            self._undrawn[dtypes] = Undrawn.of(alike, dtypes=self.task.further)
+        return self._undrawn[dtypes]
 
     def values(self, sample: Sample) -> int:
         """The number of other values that each sample of this class of dtypes is tried with."""
@@ -134,6 +154,7 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
         return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     yield from variations(sample, truth, number, seed=seed, traced=traced, turns=recorder.turns(sample).forms)
+    yield from recorder.undrawn(sample).calls(sample, seed)
 
 
 def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, MissingRuleSearch]:
@@ -141,6 +162,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
     task, (sample, truth, name) = recorder.task, variation
     own = task.samples[number]
     seen: dict[int, MissingRuleSearch] = {}
+    refused = False
     question = dtensor.PropagatorQuery(sample, 1, truth.raw)
     question.partials = number < PARTIALS
     budget = VALUES_PER_FORM if name else recorder.values(own)
@@ -152,12 +174,19 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
         result.samples += 1
         try:
             claimed = claims(sample, ranks, truth.raw, question)
-        except TooManyTraces as error:
-            result.skipped[str(error)] += 1
-            continue
         except (*REJECTIONS, AttributeError, ArithmeticError) as error:
             result.skipped[f"DTensor's own rule raises {error_in_one_line(error, 90)}"] += 1
+            if not (refused or isinstance(error, NotImplementedError)):  # a rule that says so claims nothing
+                refused = True  # on other meshes it is the same error
+                whole = Program(sample, (ranks,), ((Replicate(),),) * len(sample.tensors), seed=task.seed)
+                refusal = refused_program(whole, error_in_one_line(error))
+                keep_smallest(result.suspects.setdefault(refusal_key(refusal), []), refusal, KEPT_CANDIDATES)
             continue
+        if question.drawn:
+            drawn, every = question.drawn
+            result.skipped[
+                f"DTensor traces {every} placement tuples through this decomposition; {drawn} are drawn"
+            ] += 1
         if not claimed:
             result.skipped["DTensor claims nothing about this call"] += 1
         for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):

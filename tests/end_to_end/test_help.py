@@ -35,6 +35,7 @@ EXIT_CODES = {
     "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl": 0,
     "localtensor merge *.jsonl --json report.json": 0,
     "localtensor coverage sweep.jsonl": 0,
+    "localtensor causes sweep.jsonl --repro scripts": 0,
     "localtensor report sweep.jsonl -o report.html": 0,
     "localtensor run -n 8 train.py": 0,
     "localtensor run -n 8 train.py --epochs 1": 0,
@@ -67,6 +68,7 @@ READ = {
     "localtensor validate --all --journal sweep.jsonl": MINUTES,
     "localtensor gate cumprod gather --budget 5m": "takes a minute",
     "localtensor coverage": MINUTES,
+    "localtensor causes cumprod nn.functional.mse_loss": "takes a minute",
     "localtensor discover scatter_add": MINUTES,
     "localtensor discover aten.mv.default --emit": ELSEWHERE,
     "localtensor discover aten.mv.default --emit > more.py": ELSEWHERE,
@@ -124,6 +126,7 @@ QUICK = "localtensor validate --rules my_rules --ranks 2 --dtype int64 --confirm
 BEFORE = {
     "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl": [f"{QUICK} {n}.jsonl --shard {n}/4" for n in range(1, 5)],
     "localtensor coverage sweep.jsonl": [f"{QUICK} sweep.jsonl"],
+    "localtensor causes sweep.jsonl --repro scripts": [f"{QUICK} sweep.jsonl"],
 }
 """What has to be typed before an example."""
 DRIVER = """

@@ -8,6 +8,7 @@ from strategies.gate.baseline import BaselineEntry, ChosenOverload, FindingKey, 
 from strategies.gate.decision import ignored_finding, keys_of
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
+from strategies.torch_api.user_modules import SINGLE_DIM_FIRST
 
 HOSTILE = '</testcase>]]> & "q" | `t` %0A::error::\r\n \x00\x1b[31m \ud800 <script>alert(1)</script> ünï,:'
 PICTURE = (
@@ -87,7 +88,7 @@ def huge(count=6_000):
 
 def unasked():
     """A registration that torch never asks, as the gate judges it."""
-    found = ignored_finding("my.scale.default")
+    found = ignored_finding("my.scale.default", SINGLE_DIM_FIRST)
     return replace(CLEAN, findings=(ReviewedFinding(found, keys_of(found), keys_of(found), SourceLine("rules.py", 4)),))
 
 

@@ -60,5 +60,5 @@ def _settings(options: ValidateOptions) -> Settings:
         patterns=options.ops, everything=options.everything, search=options.search, ranks=ranks, meshes=more_meshes,
         dtypes=options.dtypes or DEFAULT_DTYPES, device=options.device, rules=options.rules, confirm=options.confirm,
         seed=options.seed, workers=worker_count(options.workers), pairs=options.pairs, journal=options.journal,
-        resume=options.resume, shard=shard(options.shard), executor=options.executor,
+        resume=options.resume, shard=shard(options.shard), executor=options.executor, case=options.case,
     )  # fmt: skip

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from strategies.inputs.variants.adversarial import VALUES, Values, values_generator
 from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS, InputForm
 from strategies.inputs.variants.sizes import SCALARS, SIZES
+from strategies.inputs.variants.undrawn import COUNTED
 from strategies.model.oracle import OracleResult, run_stable_oracle, same_results
 from strategies.model.rule import Sample
 
-FORMS: tuple[InputForm, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
+FORMS: tuple[InputForm, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS, *COUNTED)
 PER_SAMPLE, PER_TRACED = 2, 1
 """Forms tested per sample, and per sample of a decomposition.  A form costs as much as a sample: with two, 24 samples
 of an overload give each of its forms at least one turn."""

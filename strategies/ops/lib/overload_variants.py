@@ -44,7 +44,7 @@ ELEMENT_OP = {
     "_foreach_minimum.ScalarList": "clamp_max.default",
 }
 """Foreach ops whose elements are calls of an op with another name, or of one of several possible overloads."""
-CUTS_BY_STRICTNESS: Sequence[Cut] = ("any", "filled", "even")
+CUTS_BY_STRICTNESS: Sequence[Cut] = ("any", "filled", "even", "aligned")
 
 
 def split_words(text: str) -> tuple[str, ...]:
@@ -103,16 +103,16 @@ def writing_variants(op: str) -> tuple[str, ...]:
 
 
 def _same(op: str, other: str, *, copies: bool) -> bool:
-    """Whether the other has the same arguments by name and type, and writes to some while this one writes to none."""
-    if _writes(op) or not (_writes(other) or copies):
+    """Whether the other has the same arguments by name and type, and writes to more of them than this one, or is a copy.
+
+    Batch norm writes to its running statistics, and its `out=` overload to the results, too.
+    """
+    mine_written, written = ({*_names(name, out=True), *_names(name, out=False)} for name in (op, other))
+    if not (written > mine_written or (copies and not mine_written)):
         return False
     mine = {a.name: str(a.type) for a in overload(op)._schema.arguments}
     given = {a.name: str(a.type) for a in overload(other)._schema.arguments if not a.is_out}
     return given.items() <= mine.items() and mine.keys() - given.keys() <= IMPLIED_BY_OUT
-
-
-def _writes(op: str) -> bool:
-    return bool(_names(op, out=True) or _names(op, out=False))
 
 
 @dataclass(frozen=True, slots=True)

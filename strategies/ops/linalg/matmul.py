@@ -35,10 +35,12 @@ class Product:
     cut: Cut = "any"
     summed: Cut = "any"
     """The condition on shards of a letter of the result, and of one that is summed over."""
+    whole: str = ""
+    """Letters that are not sharded: offsets into their dim are of the whole."""
 
     @property
     def letters(self) -> str:
-        return "".join(dict.fromkeys("".join(self.terms.values())))
+        return "".join(letter for letter in dict.fromkeys("".join(self.terms.values())) if letter not in self.whole)
 
     def shape(self, query: RuleQuery) -> tuple[int, ...]:
         """The shape of the product if no operand is broadcast."""
@@ -165,6 +167,23 @@ def scaled(query: RuleQuery) -> Iterator[PlacementRule]:
             yield query.line(held, [SUM], "even")
 
 
+GROUPED = {(2, 3): ("mk", "gkn", "mn", "mg"), (3, 2): ("gmk", "kn", "mn", "ng"),
+           (2, 2): ("mk", "kn", "gmn", "k"), (3, 3): ("gmk", "gkn", "gmn", "g")}  # fmt: skip
+"""By the dims of both operands of a grouped product: their letters, those of the result, and the grouped ones.
+
+An operand of two dims has its groups one after the other along one dim, at the offsets `offs`.
+"""
+
+
+def grouped(query: RuleQuery) -> Iterator[PlacementRule]:
+    """A product for each group.  Kernels require strides that are multiples of 16 bytes, so shards of a matrix must be, too."""
+    one, two, result, whole = GROUPED[query.meta("self").ndim, query.meta("mat2").ndim]
+    terms = {query.given("self"): one, query.given("mat2"): two}
+    yield from lines(query, Product(terms, result, cut="aligned", summed="aligned", whole=whole))
+    if (one[0], two[0]) == ("g", "g"):
+        yield query.line(dict.fromkeys(terms, Shard(0)), [Shard(0)])
+
+
 def activation(query: RuleQuery) -> Iterator[PlacementRule]:
     """A nonlinear function of addmm."""
     terms = {query.given("mat1"): "mk", query.given("mat2"): "kn"}
@@ -206,5 +225,6 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("matmul", "an einsum, batches in front", ["aten.matmul.default"], matmul),
     rules("matmul", "an einsum with a bias", ["aten.linear.default"], linear),
     rules("matmul", "an einsum of numbers that are scaled by row and column", ["aten._scaled_mm.default"], scaled),
+    rules("matmul", "an einsum for each group", ["aten._grouped_mm.default"], grouped),
     rules("matmul", "a function of each element of an einsum", ["aten._addmm_activation.default"], activation),
 )  # fmt: skip

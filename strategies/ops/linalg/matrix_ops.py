@@ -148,11 +148,17 @@ def fft(query: RuleQuery) -> Iterator[PlacementRule]:
     yield from linear_partial_rules(query, ["self"])
 
 
+def checked(query: RuleQuery) -> Iterator[PlacementRule]:
+    """The check that no matrix of a batch failed: it returns nothing, and each rank checks its shard."""
+    return (query.line({0: Shard(dim)}, []) for dim in range(query.meta("info").ndim))
+
+
 RULES: tuple[OpRule, ...] = with_variants(
     rules("linalg", "each matrix of a batch by itself", [
         *(f"aten.{packet}.default" for packet in MATRIX_DIMS), *(f"aten.{op}" for op in MATRIX_DIMS_BY_NAME),
     ], batched),
     rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solve),
+    rules("linalg", "each matrix of a batch is checked by itself", ["aten._linalg_check_errors.default"], checked),
     rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], cross),
     rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], cdist),
     rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], cdist_backward),

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
+from localtensor.layout import PARTIAL_KINDS, is_unambiguous
 from strategies.ops.lib import dim_maps
 from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
@@ -184,6 +185,28 @@ def scan(*kinds: str) -> Callable[[RuleQuery], Iterator[PlacementRule]]:
 
 _WHOLE = "the scanned dim is whole"
 
+
+def of_other_shapes(query: RuleQuery) -> Iterator[PlacementRule]:
+    """The rule of a comparison that is false because a dim differs: any other dim may be sharded."""
+    one, two = query.tensors
+    differ = [dim for dim, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
+    for dim in range(min(one.ndim, two.ndim)):
+        if one.ndim != two.ndim or set(differ) - {dim}:
+            yield query.line({0: Shard(dim), 1: Shard(dim)}, query.on_each(Replicate()))
+
+
+def same_size(query: RuleQuery) -> Iterator[PlacementRule]:
+    """The rule of a comparison of shapes: shards of equal shapes have equal shapes, and values do not matter."""
+    yield from of_other_shapes(query)
+    one, two = query.tensors
+    if one.shape == two.shape:
+        yield from (query.line({0: Shard(dim), 1: Shard(dim)}, query.on_each(Replicate())) for dim in range(one.ndim))
+    for leaf, meta in enumerate(query.tensors):
+        for kind in PARTIAL_KINDS:
+            if is_unambiguous(kind, meta.dtype):
+                yield query.line({leaf: Partial(kind)}, query.on_each(Replicate()))
+
+
 RULES: tuple[OpRule, ...] = with_variants(
     rules("reductions", "a sum of sums, and linear", ["aten.sum.default", "aten.sum.dim_IntList"], sum_rule),
     rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(sum_rule, dims="dims")),
@@ -220,6 +243,11 @@ RULES: tuple[OpRule, ...] = with_variants(
            "aten.softmax.int", "aten.log_softmax.int"], rows),
     rules("softmax", "each row has its own gradient, linear in that of the result",
           ["aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"], gradients),
+    rules("whole", "two tensors of other shapes differ, whatever they hold", ["aten.equal.default"], of_other_shapes),
+    rules("whole", "the same of shapes alone", ["aten.is_same_size.default"], same_size),
+    rules("whole", "the one number, and whether none is finite in a list, are of whole tensors",
+          ["aten._local_scalar_dense.default", "aten._amp_foreach_non_finite_check_and_unscale_.default"],
+          lambda query: ()),
     rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*dim_maps.LINEAR)),
     rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scan("product")),
     rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scan()),

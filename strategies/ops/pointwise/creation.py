@@ -92,6 +92,13 @@ def copied(query: RuleQuery) -> Iterator[PlacementRule]:
             yield query.line({mine: Partial(kind)}, [Partial(kind)])
 
 
+def copied_to(query: RuleQuery) -> Iterator[PlacementRule]:
+    """`prims.copy_to`: the first tensor becomes the second, cast."""
+    for kind in PARTIAL_KINDS:
+        if cast_commutes(kind, query.meta("b").dtype, query.meta("a").dtype):
+            yield query.line({0: Partial(kind), 1: Partial(kind)}, [Partial(kind)])
+
+
 def shape_only(query: RuleQuery) -> Iterator[PlacementRule]:
     """Only the shape and dtype of the tensor matter, so it may be partial."""
     for kind in PARTIAL_KINDS:
@@ -114,7 +121,8 @@ LIKE = overloads_of("rand_like randn_like randint_like randint_like.low_dtype")
 OVERWRITING = overloads_of("""uniform.default normal_functional.default exponential.default geometric.default log_normal.default
     cauchy.default random.default random.from random.to""")
 OF_THEIR_OWN = overloads_of("""bernoulli.default bernoulli.p poisson.default binomial.default normal.Tensor_float
-    normal.float_Tensor normal.Tensor_Tensor rrelu_with_noise_functional.default""")
+    normal.float_Tensor normal.Tensor_Tensor rrelu_with_noise_functional.default
+    rrelu_with_noise.default""")
 
 RULES: tuple[OpRule, ...] = with_variants(
     rules("factory", "zeros of the same shape", ["aten.zeros_like.default", "aten.zero.default"],
@@ -128,6 +136,8 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("factory", "what was there is written over", ["aten.fill.Scalar", "aten.fill.Tensor"],
           elementwise(constant_rules(from_argument("value")))),
     rules("factory", "what was there is written over", ["aten.copy.default"], elementwise(copied)),
+    rules("factory", "what was there is written over", ["prims.copy_to.default"], elementwise(copied_to)),
+    rules("factory", "its diagonal is of the whole", ["aten.eye.m_out"], lambda query: ()),
     rules("factory", "each rank makes its piece",
           ["aten.new_zeros.default", "aten.new_empty.default", "aten.new_empty_strided.default"],
           new_tensor(lambda query: 0), shapes=("size",)),

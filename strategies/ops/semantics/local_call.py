@@ -27,6 +27,8 @@ from strategies.ops.semantics.rule_registry import (
     overload_exists,
 )
 
+ALIGNMENT = 16
+"""The number of bytes of which kernels on 16-byte vectors require strides to be multiples."""
 LocalCallKey = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, ...]]
 
 
@@ -65,8 +67,10 @@ def why_inapplicable(line: PlacementRule, query: RuleQuery, ranks: int) -> str:
         if cut is None or line.cut == "any":
             continue
         size = meta.shape[cut[0]]
-        if line.cut == "even" and (size % (ranks * cut[1]) or not size):
+        if line.cut in ("even", "aligned") and (size % (ranks * cut[1]) or not size):
             return f"{size} rows on {ranks} ranks are not even"
+        if line.cut == "aligned" and size // ranks * meta.dtype.itemsize % ALIGNMENT:
+            return f"{size} rows on {ranks} ranks are no multiples of {ALIGNMENT} bytes"
         if line.cut == "filled" and not local_meta(meta, placement, ranks, ranks - 1).shape[cut[0]]:
             return f"{size} rows on {ranks} ranks leave one without any"
     return ""

@@ -22,7 +22,7 @@ from localtensor.layout import shape_text, shorts
 from strategies.model.rule import Call, Leaf, flat_results, leaf_numbers, overload
 
 OptionalPlacements = tuple[Placement | None, ...]
-Cut = Literal["any", "filled", "even"]
+Cut = Literal["any", "filled", "even", "aligned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PlacementRule:
     """A placement rule: one placement for each input by leaf number, and for each result; None for a masked result.
 
     `cut` is the condition on the sharded dims of inputs and results: none (`any`), at least one row on each rank
-    (`filled`), or equally many on each (`even`).
+    (`filled`), equally many on each (`even`), or equally many that fill multiples of 16 bytes (`aligned`).
     """
 
     inputs: OptionalPlacements

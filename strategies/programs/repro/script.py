@@ -27,7 +27,6 @@ from strategies.model.rule import Program, placements_text, written_leaves
 from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.torch_api.mesh_and_caches import averages_code
 from strategies.validation.probe import Case
 
 _CALL_PRINTS = "what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ."
@@ -54,24 +53,10 @@ wrong = False
 for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, DTensor):
         print(f"rank {{rank}} placements {{got.placements}}", flush=True)
-        got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
+        got = got.to_local().clone() if got.placements[0].is_replicate() else got.full_tensor()
 """
 
-_HELPERS = (
-    "\n\n"
-    + FLATTEN_FUNCTION
-    + '''
-
-def assemble(x):
-    """full_tensor, but for an average, which gloo cannot make: there the ranks' values are averaged here."""
-    if str(getattr(x.placements[0], "reduce_op", "")) != "avg":
-        return x.full_tensor()
-    held = [torch.empty_like(x.to_local().contiguous()) for _ in range(dist.get_world_size())]
-    dist.all_gather(held, x.to_local().contiguous())
-    return torch.stack(held).double().mean(0).to(x.dtype) if not x.dtype.is_complex else torch.stack(held).mean(0)
-
-'''
-)
+_HELPERS = f"\n\n{FLATTEN_FUNCTION}\n"
 
 
 def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
@@ -86,7 +71,7 @@ def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
         ),
         helpers=_HELPERS,
         module=_import_code(module),
-        inputs="\n".join(map(_argument, itertools.count(), *given)),
+        inputs="\n".join(map(argument_code, itertools.count(), *given)),
         op=case.sample.op,
         plain=arguments_text(case.sample.call),
         distributed=arguments_text(case.sample.call, "d"),
@@ -109,7 +94,7 @@ def _results(case: Case) -> str:
     return ", ".join(a + b for a, b in zip(own, also, strict=True))
 
 
-def _argument(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
+def argument_code(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
     lines = [f"# argument {i}: {placements_text(placements)}", f"x{i} = {tensor_literal(x)}"]
     listed = placements_code(placements)
     if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
@@ -137,8 +122,6 @@ _PRINTS = "what DTensor makes of the program and what plain tensors give; exit c
 _PROGRAM_SCRIPT = (
     """{head}
 
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Sequence  # noqa: F401
 from math import inf, nan  # noqa: F401 (some values below are not finite)
@@ -146,7 +129,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import Tensor  # noqa: F401
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
@@ -171,7 +153,6 @@ def program(x):
 {body}
 
 
-{averages}
 {inputs}
 wants = program([{plain}])
 gots = program([{distributed}])
@@ -204,12 +185,11 @@ def program_script(
         mesh=program.mesh,
         names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "",
-        averages=averages_code(),
-        helpers="\n\n".join(_helpers(program.then)),
+        helpers="\n\n".join(helper_functions(program.then)),
         op=program.sample.op,
         arguments=with_indexed_tensors(arguments_text(program.sample.call)),
-        body=_body(program),
-        inputs="\n".join(map(_argument, itertools.count(), *given)),
+        body=body_code(program),
+        inputs="\n".join(map(argument_code, itertools.count(), *given)),
         plain=", ".join(f"x{i}" for i in range(count)),
         distributed=", ".join(f"d{i}" for i in range(count)),
         slack=tolerances_code(truth or oracle_of_program(program)),
@@ -221,7 +201,7 @@ def is_writable_program(program: Program) -> bool:
     return all(is_supported(p) for placements in program.inputs for p in placements)
 
 
-def _helpers(then: str) -> list[str]:
+def helper_functions(then: str) -> list[str]:
     """The source of our functions that the program uses: the script runs the same code as the validation."""
     used: list[Any] = []
     if then.startswith("grad"):
@@ -233,7 +213,7 @@ def _helpers(then: str) -> list[str]:
     return [inspect.getsource(function) for function in used]
 
 
-def _body(program: Program) -> str:
+def body_code(program: Program) -> str:
     then, sample = program.then, program.sample
     lines = []
     if then.startswith("again("):

@@ -52,6 +52,10 @@ RESULT_STEPS = {
     "times 2": "x * 2", "times -1": "x * -1", "plus 1": "x + 1", "squared": "x * x", "absolute": "x.abs()",
     "transpose": "x.transpose(0, -1)", "slice": "x[1:]", "select": "x[-1]", "narrow": "x.narrow(-1, 0, 1)",
     "view": "x.reshape(-1)", "unsqueeze": "x.unsqueeze(0)", "full twice": "[whole(x), whole(x)]",
+    "greater 0": "x > 0", "exp": "x.exp()", "mean": "x.mean()", "max": "x.max()", "halved": "x / 2", "clamp": "x.clamp(-1, 1)",
+    "softmax": "x.softmax(-1)", "cat": "torch.cat([x, x])", "where": "torch.where(x > 0, x, x * 2)",
+    "chunk": "x.chunk(2)[0]", "copied": "x.detach().clone()", "own transpose": "x @ x.transpose(0, -1)",
+    "added in place": "x.clone().add_(1)",
     "R": "laid(x, Replicate())", "S(0)": "laid(x, Shard(0))", "S(1)": "laid(x, Shard(1))",
 }  # fmt: skip
 GRADS = {"grad": "Replicate()", "grad S(0)": "Shard(0)"}

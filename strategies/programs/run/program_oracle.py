@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.layout import JUMP_SHARE, NOISE_FACTOR, is_inexact, max_abs
+from localtensor.layout import JUMP_SHARE, is_inexact, max_abs, noise_factor
 from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle, share_unstable
 from strategies.model.rule import Call, Program, Sample
 from strategies.programs.run.follow_ups import CallWithFollowUp
@@ -72,7 +72,7 @@ def _with_coarse_dtype(slack: Tensor | None, want: object, eps: float) -> Tensor
     """The tolerance with the rounding error of the op's own results, if the step's dtype is finer (float32 to float64)."""
     if slack is None or not isinstance(want, Tensor) or not is_inexact(want) or torch.finfo(want.dtype).eps >= eps:
         return slack
-    return slack + NOISE_FACTOR * eps * (max_abs(want) + 1.0)
+    return slack + noise_factor(eps) * eps * (max_abs(want) + 1.0)
 
 
 def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tensor]]:
@@ -106,5 +106,6 @@ def _with_jumps(slack: Tensor | None, want: Any, moved: object) -> Tensor | None
     apart = torch.where(same, 0.0, (moved - want).abs().double().nan_to_num(torch.inf, torch.inf))
     jump = max(JUMP_SHARE, 4 * _units(want.dtype) * torch.finfo(want.dtype).eps)
     stable = apart <= jump * torch.maximum(max_abs(want), apart.new_tensor(1e-3))
-    room = slack + NOISE_FACTOR / _units(want.dtype) * torch.where(stable, apart, 0.0).amax()
+    factor = noise_factor(torch.finfo(want.dtype).eps) / _units(want.dtype)
+    room = slack + factor * torch.where(stable, apart, 0.0).amax()
     return room if bool(stable.all()) else torch.where(stable, room, torch.inf)

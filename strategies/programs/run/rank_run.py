@@ -25,7 +25,7 @@ from localtensor.errors import NoSuchDim, error_in_one_line
 from localtensor.layout import is_standard, local_shapes_on, short, shorts
 from strategies.model.rule import Call, flat_results, written_leaves
 from strategies.programs.run.follow_ups import CallWithFollowUp
-from strategies.torch_api.mesh_and_caches import averages_as_sums, clear_dtensor_caches, world_mesh
+from strategies.torch_api.mesh_and_caches import clear_dtensor_caches, world_mesh
 from strategies.torch_api.user_modules import import_rules
 
 
@@ -88,8 +88,7 @@ def run_pickled_task(sent: bytes) -> bytes:
         logging.disable()  # permanently: torch logs the traceback of every refusal, which is a result here
         mesh = _mesh(part.device, part.mesh or (dist.get_world_size(),), part.flattened)
         clear_dtensor_caches()
-        with averages_as_sums(dist.get_backend()):
-            return pickling.dumps(run_task(part, mesh))
+        return pickling.dumps(run_task(part, mesh))
 
 
 def run_task(part: ProgramRankTask, mesh: DeviceMesh) -> ProgramRankResult:

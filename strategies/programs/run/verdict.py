@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import local_shapes_on, short
-from strategies.model.oracle import OracleResult, equal_within
-from strategies.model.rule import Program, placements_text, read_layout
+from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call
+from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.validation.difference import ElementDifference, folding_error, tensor_text
@@ -50,6 +51,23 @@ def _diagram(
     return "\n".join(lines)
 
 
+LOCAL_REFUSAL = "plain torch refuses the local call"
+"""Part of the reason of a finding whose local call, such as an FFT of an empty piece, raises without DTensor, too."""
+
+
+def local_refusal(case: Case) -> str:
+    """The first local call that plain torch refuses, for the reason of a finding; empty if it takes all of them."""
+    call = case.sample.call
+    for rank in range(case.ranks):
+        pieces = tuple(column[rank] for column in case.held)
+        try:
+            run_call(call, pieces, mutates=mutates(call.op))
+        except REJECTIONS:
+            local = ", ".join(Sample(call, pieces, "").arguments())
+            return f"; {LOCAL_REFUSAL} of rank {rank}, {call.op.split('.')[1]}({local}), by itself"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The result of a run: `wrong` is why it is wrong, or empty; `note` describes a run that is not wrong.
@@ -64,7 +82,15 @@ class Confirmation:
     rank_results: tuple[ProgramRankResult, ...] = ()
     failed: str = ""
     refused: str = ""
-    """The error that every rank raised in the op, if they did."""
+    """The error that every rank raised, if they did: in the op, or when the result was gathered."""
+
+
+def is_claimed(error: str) -> bool:
+    """Whether DTensor raises this error for a call that a rule of it has claimed: it has a rule for each op in it.
+
+    DTensor raises NotImplementedError for an op without a rule, and the name of an op whose result has no known size.
+    """
+    return not error.startswith("NotImplementedError") and not re.fullmatch(r"\w+: \w+\.\w+\.\w+", error)
 
 
 def confirmation_of(
@@ -95,8 +121,7 @@ def _raised(failed: ProgramRankResult, results: tuple[ProgramRankResult, ...]) -
         wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
         return Confirmation(wrong, rank_results=results)
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
-    refused = error if failed.failed == "op" else ""
-    return Confirmation("", f"DTensor {where} on every rank: {error}", rank_results=results, refused=refused)
+    return Confirmation("", f"DTensor {where} on every rank: {error}", rank_results=results, refused=error)
 
 
 def _misshapen(truth: OracleResult, mesh: tuple[int, ...], results: Sequence[ProgramRankResult]) -> str:

@@ -27,8 +27,8 @@ from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink.sizes import STAGES, Stage
 from strategies.torch_api import dtensor
 from strategies.torch_api.user_modules import import_rules
-from strategies.validation.claim_sources import TooManyTraces, claims
-from strategies.validation.finding import Candidate, case_of
+from strategies.validation.claim_sources import claims
+from strategies.validation.finding import Candidate, case_of, refusal_text
 from strategies.validation.probe import Case, Probe
 
 MAX_TRIES = 200
@@ -100,10 +100,11 @@ def _smaller_whole_claims(first: Candidate, seed: int) -> Iterator[Candidate]:
 
 
 def _smaller_programs(start: Program, reason: str, inputs: Inputs | None = None) -> list[Program]:
-    """Smaller programs whose simulated run is wrong for this reason, by default for that of `start`."""
+    """Smaller programs whose simulated run is wrong or refused for this reason, by default for that of `start`."""
 
     def why(program: Program) -> str:
-        return run_simulated_programs([program])[0].wrong
+        found = run_simulated_programs([program])[0]
+        return found.wrong or (refusal_text(found.refused) if found.refused else "")
 
     reason = reason or why(start)
     if not reason:
@@ -238,7 +239,7 @@ class RuleWitness:
             if truth.unstable > MAX_JUMP_SHARE or _empty(truth) > self._empty:
                 return None
             return self._probed(program, truth)
-        except (*REJECTIONS, AttributeError, TooManyTraces):  # DTensor's own rule may raise, too: then it has no claim
+        except (*REJECTIONS, AttributeError):  # DTensor's own rule may raise, too: then it has no claim
             return None
 
     def _probed(self, program: Program, truth: OracleResult) -> tuple[Claim, Evidence] | None:

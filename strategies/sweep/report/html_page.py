@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from strategies.base.journal import Line
 from strategies.base.progress import xml_safe
-from strategies.model.verdict import Finding, Report, Verdict, digest, mesh_kind
+from strategies.model.verdict import FAULTS, Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parse_picture
 from strategies.sweep.report.text_and_json import by_reason, call_text, file_name, is_silent
@@ -54,7 +54,7 @@ def show_finding(finding: Finding) -> ShownFinding:
         finding,
         anchor(finding.name),
         call_text(finding),
-        loudness if finding.verdict is Verdict.UNSOUND else "",
+        loudness if finding.verdict in FAULTS else "",
         "alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs",
         " × ".join(map(str, mesh)),
         dtypes,
@@ -87,7 +87,7 @@ def class_of(sample: tuple[str, ...]) -> str:
 
 _HERE = Path(__file__).parents[2] / "templates"
 SIGNS = {
-    Verdict.UNSOUND: "✕", Verdict.SUSPECT: "!", Verdict.MISSING: "+", Verdict.SOUND: "✓", Verdict.UNTESTABLE: "?",
+    Verdict.UNSOUND: "✕", Verdict.REFUSED: "⊘", Verdict.SUSPECT: "!", Verdict.MISSING: "+", Verdict.SOUND: "✓", Verdict.UNTESTABLE: "?",
     Verdict.CRASHED: "⚡",
 }  # fmt: skip
 """Each verdict has a sign as well as a colour."""
@@ -111,7 +111,7 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
         signs={verdict.value: sign for verdict, sign in SIGNS.items()},
         totals=[(verdict.value, int(getattr(report.counts, verdict.value))) for verdict in SIGNS],
         filters=_filters(found), untestable=by_reason((why, rule) for rule, why in report.untestable),
-        programs=" and programs" if any(f.title and f.verdict is Verdict.UNSOUND for f in report.findings) else "",
+        programs=" and programs" if any(f.title and f.verdict in FAULTS for f in report.findings) else "",
         silent=sum(one.loudness == "silent" for one in found),
         style=_trusted((_HERE / "report.css").read_text(encoding="utf-8")), script=_trusted(script),
         sha=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # the browser runs this script only

@@ -21,7 +21,7 @@ from strategies.model.verdict import Report, Verdict
 
 TAKES = ("R", "S(0)", "S(1)", "S(2)", "S(3+)", "P(sum)", "P(avg)", "P(max)", "P(min)", "P(product)", "other")
 GIVES = ("R", "S", "P", "other")
-WORST = (Verdict.UNSOUND, Verdict.SUSPECT, Verdict.MISSING, Verdict.SOUND, Verdict.UNTESTABLE)
+WORST = (Verdict.UNSOUND, Verdict.REFUSED, Verdict.SUSPECT, Verdict.MISSING, Verdict.SOUND, Verdict.UNTESTABLE)
 """A cell shows the first of these that it holds."""
 _RULE = re.compile(r"[^\s,()]+\([^()]*\)|[^\s,()]+")
 

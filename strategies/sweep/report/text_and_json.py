@@ -15,10 +15,16 @@ from rich.text import Text
 
 from localtensor.layout import short
 from strategies.base import atomic_files
-from strategies.model.verdict import Counts, Finding, Report, Verdict, digest
+from strategies.model.verdict import FAULTS, Counts, Finding, Report, Verdict, digest
 
-_COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
-_MOST_CRASHES = 8
+_COLOUR = {
+    Verdict.UNSOUND: "bold red", Verdict.REFUSED: "red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"
+}  # fmt: skip
+_TITLES = {
+    Verdict.UNSOUND: "Unsound: confirmed to give wrong results",
+    Verdict.REFUSED: "Refused: calls that plain torch takes, and for which every rank of DTensor raises",
+}
+_MOST_CRASHES = _MOST_UNTESTED = 8
 LONGEST = 150
 """Letters of a script's name: file systems take 255."""
 
@@ -73,7 +79,9 @@ def as_json(report: Report) -> str:
         "crashed": [asdict(c) for c in report.crashed],
         "untestable": [{"rule": rule, "reason": why} for rule, why in report.untestable],
         "skipped": [{"what": what, "samples": count} for what, count in report.skipped],
-        "ignored": list(report.ignored),
+        "ignored": [op for op, _ in report.ignored],
+        "ignored_because": dict(report.ignored),
+        "untested": dict(report.untested),
         "seconds": dict(report.seconds),
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
@@ -97,6 +105,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "want": f.want or None,
         "picture": f.picture or None,
         "repro": f.repro,
+        "command": f.command or None,
     }
 
 
@@ -105,24 +114,31 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
 
     Names and reasons are `Text`: rich would read "[red]" and ":x:" in a string as markup.
     """
-    wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
-    for name in report.ignored:
-        remedy = "so the registration is never used. Use register_single_dim_strategy."
-        line = f" {name}: torch asks this op's single-dim strategy first, {remedy}"
-        console.print(Text.assemble(("ignored", "bold red"), line))
-    _rows(console, "Unsound: confirmed to give wrong results", wrong)
+    wrong = [f for f in report.findings if f.verdict in FAULTS]
+    for name, why in report.ignored:
+        console.print(Text.assemble(("ignored", "bold red"), f" {name}: {why}"))
+    for verdict, title in _TITLES.items():
+        _rows(console, title, [f for f in wrong if f.verdict is verdict])
     for finding in wrong[:pictures]:
         console.print()
         console.print(Text.assemble((finding.name, "bold"), f" on {finding.ranks} ranks, {call_text(finding)}"))
         console.print(Text(finding.picture))
         if finding.repro:
             console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
+        if finding.command:
+            console.print(Text(f"again:  {finding.command}"), soft_wrap=True)
     _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
     _rows(console, "Missing: valid, and not registered", [f for f in report.findings if f.verdict is Verdict.MISSING])
     for crash in report.crashed[:_MOST_CRASHES]:
         console.print(Text.assemble(("crashed", "magenta"), f" {crash.op}: {crash.sample}: {crash.error}"))
     if len(report.crashed) > _MOST_CRASHES:
         console.print(f"... and {len(report.crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
+    for op, why in report.untested[:_MOST_UNTESTED]:
+        console.print(Text.assemble(("not tested", "yellow"), f" {op}: {why}"))
+    if len(report.untested) > _MOST_UNTESTED:
+        console.print(
+            f"... and {len(report.untested) - _MOST_UNTESTED} more that were not tested (all of them in --json)"
+        )
     console.print(_totals(report))
 
 
@@ -148,7 +164,7 @@ def _totals(report: Report) -> str:
     c: Counts = report.counts
     how = f"confirmed on {report.confirm}" if report.confirm != "none" else "not confirmed: --confirm none"
     parts = [
-        f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
+        f"{c.sound} sound", f"{c.unsound} unsound", f"{c.refused} refused", f"{c.suspect} suspect", f"{c.missing} missing",
         f"{c.untestable} untestable", f"{c.crashed} crashed",
     ]  # fmt: skip
     ranks = ", ".join(map(str, report.ranks))

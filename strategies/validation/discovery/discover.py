@@ -17,7 +17,7 @@ from strategies.model.oracle import REJECTIONS, run_oracle
 from strategies.model.rule import Rule, Sample, overload
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.torch_api import dtensor
-from strategies.validation.claim_sources import TooManyTraces, claims
+from strategies.validation.claim_sources import claims
 from strategies.validation.missing_rules import MissingRuleSearch, Survey, search_placements, survey_kinds
 
 CALL = "localtensor discover"
@@ -108,7 +108,7 @@ def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, Miss
             return {}
         alone = dtensor.PropagatorQuery(sample, 1, truth.raw)
         seen = {n: search_placements(sample, truth, n, claims(sample, n, truth.raw, alone), seed) for n in ranks}
-    except (*REJECTIONS, TooManyTraces, AttributeError):
+    except (*REJECTIONS, AttributeError):
         return {}
     return seen if any(one.combinations for one in seen.values()) else {}
 

@@ -116,15 +116,15 @@ def test_findings_stay_in_the_order_of_the_report_and_have_their_places():
 
 
 def test_an_ignored_registration_is_new_until_it_is_accepted():
-    result = gated(ignored=(OP,))
+    result = gated(ignored=((OP, "it is never used"),))
     (judged,) = result.new
     assert (judged.new, result.exit_code) == ((FindingKey(OP, "ignored", "any", "any"),), 1)
     assert "never used" in judged.finding.reason
-    assert gated(ignored=(OP,), baseline=accepted(entry(judged.new[0]))).exit_code == 0
+    assert gated(ignored=((OP, "it is never used"),), baseline=accepted(entry(judged.new[0]))).exit_code == 0
 
 
 def test_an_ignored_registration_reads_like_a_finding():
-    (judged,) = gated(ignored=(OP,)).new
+    (judged,) = gated(ignored=((OP, "it is never used"),)).new
     assert judged.finding.name == f"{OP}: ignored"
     assert is_silent(judged.finding) and what_happens(judged) == judged.finding.reason
 
@@ -261,14 +261,14 @@ def test_an_update_leaves_what_was_not_tried_and_what_has_expired():
 
 def test_to_accept_adds_what_is_new_with_the_reason_and_removes_nothing():
     held = accepted(entry(replace(KEY, rule="S(1) -> S(1)")))
-    result = gated(finding(), crashed=(DIED,), ignored=(OP,), baseline=held)
+    result = gated(finding(), crashed=(DIED,), ignored=((OP, "it is never used"),), baseline=held)
     day = dt.date(2027, 1, 1)
     after = amend_baseline(held, result, remove=False, reason="why", expires=day)
     assert set(after.entries) - set(held.entries) == {
         BaselineEntry(key, "why", day) for key in (KEY, DEAD, FindingKey(OP, "ignored", "any", "any"))
     }
     assert set(held.entries) <= set(after.entries)
-    again = decide(report(finding(), crashed=(DIED,), ignored=(OP,)), after, ALL, TODAY)
+    again = decide(report(finding(), crashed=(DIED,), ignored=((OP, "it is never used"),)), after, ALL, TODAY)
     assert (again.new, again.trouble) == ((), ())
 
 
@@ -299,7 +299,9 @@ def test_rules_of_keys_that_are_no_rules_are_in_the_words_of_the_schema():
 
 def test_keys_of_what_is_no_rule_obey_the_schema_of_the_result():
     found = gated(
-        ignored=(OP,), crashed=(DIED,), baseline=accepted(entry(SLOW), entry(FindingKey(OP, "x", "any", "any")))
+        ignored=((OP, "it is never used"),),
+        crashed=(DIED,),
+        baseline=accepted(entry(SLOW), entry(FindingKey(OP, "x", "any", "any"))),
     )
     schema = json.loads((Path(decision.__file__).parents[1] / "schema/gate.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(as_json(found)))

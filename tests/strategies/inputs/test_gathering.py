@@ -44,8 +44,8 @@ def world(monkeypatch):
         monkeypatch.setattr(selection, "pick", lambda settings, rules: picked)
         monkeypatch.setattr(selection, "wider", lambda pick, met: lacking if lacking.overloads else SampleSelection(()))
 
-        def gather(hands, pick, settings, rules, tick, units):
-            asked.append((pick, rules))
+        def gather(hands, pick, settings, tick, units):
+            asked.append(pick)
             units(5)
             tick(5)
             return dict(left.pop(0)), [CRASH], Counter({"refused": len(asked)})
@@ -78,14 +78,14 @@ def test_samples_come_by_overload_in_the_order_of_names(world):
 
 def test_where_the_likely_opinfos_reach_all_the_others_are_not_run(world):
     asked = world({ADD: [sample("add.Tensor", X, 2)], MUL: [sample("mul.Tensor", X, 2)]})
-    captured("rules")
-    assert [(pick.infos, rules) for pick, rules in asked] == [((1, 2), "rules")]
+    captured()
+    assert [pick.infos for pick in asked] == [(1, 2)]
 
 
 def test_an_overload_that_they_do_not_reach_is_looked_for_in_the_others(world):
     asked = world({ADD: [sample("add.Tensor", X, 2)]}, {MUL: [sample("mul.Tensor", X, 2)]})
-    found = captured("rules")
-    assert [(pick.infos, rules) for pick, rules in asked] == [((1, 2), "rules"), ((3,), None)]
+    found = captured()
+    assert [pick.infos for pick in asked] == [(1, 2), (3,)]
     assert list(found.shelf) == [ADD, MUL]
     assert (found.crashed, found.refused) == ((CRASH, CRASH), {"refused": 3})
 
@@ -139,9 +139,9 @@ def asked(*patterns, **given):
     return Settings(patterns, **given)
 
 
-def gathered(found, settings, rules=None):
+def gathered(found, settings):
     with worker_pool.WorkerPool(1) as crew:
-        return gather(crew, found, settings, rules, silent, silent)
+        return gather(crew, found, settings, silent, silent)
 
 
 # Calls.
@@ -163,7 +163,7 @@ def test_gathering_keeps_what_was_asked_for_and_counts_passes():
     with worker_pool.WorkerPool(1) as crew:
         settings = asked("aten.cumprod.default", dtypes=("int64",))
         found = pick(settings, None)
-        by_op, crashed, _ = gather(crew, found, settings, None, ticks.append, units.append)
+        by_op, crashed, _ = gather(crew, found, settings, ticks.append, units.append)
     assert set(by_op) == {"aten.cumprod.default"}
     assert {s.tensors[0].dtype for s in by_op["aten.cumprod.default"]} == {torch.int64}
     assert crashed == [] and units == [sum(ticks)] == [len(found.infos) * len(opinfo_samples.SIZES)]
@@ -174,13 +174,14 @@ def test_a_dtype_that_the_op_does_not_take_is_refused_with_what_it_takes():
     with pytest.raises(BadSetting) as refused:
         gathered(pick(settings, None), settings)
     assert str(refused.value) == (
-        "localtensor validate: --dtype: complex64: no op that you named takes it on cpu. They take bool, int64."
+        "localtensor validate: --dtype: complex64: no op that you named takes it on cpu. "
+        "They take bool, int32, int64, int8, uint8."
     )
 
 
 def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
     class Nothing:
-        dtypes = frozenset({torch.uint8})
+        dtypes = frozenset({torch.uint16})
 
         def supported_dtypes(self, device):
             return self.dtypes
@@ -199,14 +200,15 @@ def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
 def own(folder, name, body, **given):
     settings = Settings(rules=users.write(folder, name, body), folder=str(folder), dtypes=("float64",), **given)
     rules = user_modules.load_rules(settings.rules, settings.folder)
-    return gathered(pick(settings, rules), settings, rules)
+    with worker_pool.WorkerPool(1) as crew:
+        return gathering._user_samples(crew, settings, rules.ops)
 
 
 @pytest.mark.usefixtures("restored")
 def test_an_op_that_nobody_knows_is_drawn_from_its_schema(tmp_path):
-    by_op, crashed, _ = own(tmp_path, "own_drawn", 'op("a", lambda x: x * 2, (R, R))')
+    by_op, without = own(tmp_path, "own_drawn", 'op("a", lambda x: x * 2, (R, R))')
     assert {s.origin.partition(",")[0] for s in by_op["own_drawn.a.default"]} == {"drawn from the schema"}
-    assert crashed == []
+    assert without == {}
 
 
 HOOK = """
@@ -220,16 +222,17 @@ def samples(op):
 
 @pytest.mark.usefixtures("restored")
 def test_a_modules_own_samples_come_first(tmp_path):
-    by_op, crashed, _ = own(tmp_path, "own_hook", HOOK.format("own_hook"))
+    by_op, without = own(tmp_path, "own_hook", HOOK.format("own_hook"))
     (sample,) = by_op["own_hook.a.default"]
-    assert (sample.origin, sample.arguments(), crashed) == ("samples() #0", ["f32[6]"], [])
+    assert (sample.origin, sample.arguments(), without) == ("samples() #0", ["f32[6]"], {})
 
 
 @pytest.mark.usefixtures("restored")
 def test_samples_that_raise_are_a_crash_of_that_op_only(tmp_path):
     body = 'op("a", lambda x: x * 2, (R, R))\ndef samples(op):\n    raise LookupError("no samples")\n'
-    by_op, (crash,), _ = own(tmp_path, "own_raise", body)
-    assert not by_op.get("own_raise.a.default")
+    by_op, without = own(tmp_path, "own_raise", body)
+    (crash,) = without.values()
+    assert not by_op
     assert (crash.op, crash.sample, crash.error) == ("own_raise.a.default", "its samples", "LookupError: no samples")
     assert "own_raise.py" in crash.trace
 
@@ -237,7 +240,8 @@ def test_samples_that_raise_are_a_crash_of_that_op_only(tmp_path):
 @pytest.mark.usefixtures("restored")
 def test_an_op_that_kills_the_process_on_whole_tensors_is_a_crash_of_that_op_only(tmp_path):
     body = 'op("a", lambda x: die(), (R, R))\nop("b", lambda x: x * 2, (R, R))'
-    by_op, (crash,), _ = own(tmp_path, "own_death", body)
+    by_op, without = own(tmp_path, "own_death", body)
+    (crash,) = without.values()
     assert by_op["own_death.b.default"]
     assert (crash.op, crash.error) == ("own_death.a.default", "the process died with SIGSEGV")
 
@@ -245,8 +249,23 @@ def test_an_op_that_kills_the_process_on_whole_tensors_is_a_crash_of_that_op_onl
 @pytest.mark.usefixtures("restored")
 def test_drawing_runs_anywhere_the_module_can_be_found(tmp_path):
     name = users.write(tmp_path, "own_anywhere", 'op("a", lambda x: x * 2, (R, R))')
-    found = user_op_samples(UserOpTask(f"{name}.a.default", ("int64",), 0, name, str(tmp_path)), silent)
+    found, _ = user_op_samples(UserOpTask(f"{name}.a.default", ("int64",), 0, name, str(tmp_path)), silent)
     assert {s.tensors[0].dtype for s in found} == {torch.int64}
+
+
+PICKY = """
+def picky(x):
+    raise ValueError("never")
+
+op("a", picky, (R, R))
+"""
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_op_that_refuses_every_call_drawn_for_it_says_so(tmp_path):
+    assert own(tmp_path, "own_picky", PICKY) == (
+        {}, {"own_picky.a.default": "it refuses all 168 calls drawn for it: ValueError: never"},
+    )  # fmt: skip
 
 
 SHELF = {

@@ -1,8 +1,8 @@
 import pytest
 
-from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Evidence, Verdict, exit_code
+from strategies.model.verdict import CLEAN, FAULTS, NOTHING, USAGE, WRONG, Evidence, Verdict, exit_code
 
-HARMLESS = [verdict for verdict in Verdict if verdict is not Verdict.UNSOUND]
+HARMLESS = [verdict for verdict in Verdict if verdict not in FAULTS]
 
 
 def test_the_codes_are_those_of_the_documentation():
@@ -39,4 +39,4 @@ def test_evidence_without_values_is_a_sentence_alone():
 
 
 def test_every_verdict_has_a_word_of_its_own():
-    assert len({verdict.value for verdict in Verdict}) == len(Verdict) == 6
+    assert len({verdict.value for verdict in Verdict}) == len(Verdict) == 7

@@ -21,7 +21,7 @@ from tests.strategies.validation.test_finding_candidate import instance
 OPS = ["aten.cumprod.default", "aten.neg.default"]
 BEGIN = {
     "kind": "begin", "torch": "2.13.0", "seed": 3, "ranks": [2, 3], "confirm": "gloo", "ops": OPS,
-    "trials": [["alone", [2]], ["meshes", [2, 2]]], "ignored": ["aten.a.default"],
+    "trials": [["alone", [2]], ["meshes", [2, 2]]], "ignored": [["aten.a.default", "never asked"]],
 }  # fmt: skip
 RULE = "aten.cumprod.default: S(1) -> S(1)"
 
@@ -53,7 +53,7 @@ def told(*lines, **begin):
 def test_the_head_is_that_of_the_first_line():
     found = aggregate.report(BEGIN, [], [("trials", 0.5)])
     assert (found.torch, found.seed, found.ranks, found.confirm, found.ignored) == (
-        "2.13.0", 3, (2, 3), "gloo", ("aten.a.default",),
+        "2.13.0", 3, (2, 3), "gloo", (("aten.a.default", "never asked"),),
     )  # fmt: skip
     assert found.seconds == (("trials", 0.5),)
 
@@ -65,7 +65,7 @@ def test_the_plan_is_every_unit_of_every_overload():
 
 def test_the_first_line_of_a_run_is_what_its_journal_holds():
     asked = {name: BEGIN[name] for name in ("kind", "torch", "seed", "ranks", "confirm")}
-    made = aggregate.first_line(asked, OPS, (("alone", (2,)), ("meshes", (2, 2))), ("aten.a.default",))
+    made = aggregate.first_line(asked, OPS, (("alone", (2,)), ("meshes", (2, 2))), (("aten.a.default", "never asked"),))
     assert json.loads(json.dumps(made)) == made == BEGIN | {"ops": list(OPS)}
 
 

@@ -5,6 +5,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.rule import Program
 from strategies.model.verdict import Verdict
+from strategies.programs.run.rank_run import ProgramRankResult
 from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import aggregate as confirmation
 from strategies.sweep.aggregate import RealConfirmation, leave_unconfirmed
@@ -90,13 +91,50 @@ def test_the_rest_of_a_run_that_was_stopped_is_settled_in_the_same_order():
         assert [s.name for s in settled(left, *[RIGHT] * many)[0]] == whole[done:]
 
 
-def test_a_refusal_by_every_rank_that_the_probe_saw_too_is_wrong():
-    refused = Confirmation("", "DTensor refuses this call on every rank: ValueError: no", refused="ValueError: no")
-    ((same,), _) = settled({"a": [suspect(reason="the shards raise ValueError: no")]}, refused)
-    assert same.finding.verdict is Verdict.UNSOUND
-    assert same.finding.reason == "every rank raises ValueError: no; the op takes the whole tensors"
-    ((other,), _) = settled({"a": [suspect(reason="the shards make 1")]}, refused)
-    assert other.finding.verdict is Verdict.SUSPECT
+REFUSED = Confirmation("", "DTensor refuses this call on every rank: ValueError: no", refused="ValueError: no")
+LOST = replace(REFUSED, rank_results=(ProgramRankResult("full_tensor", ("ValueError: no",) * 2),))
+UNCLAIMED = replace(REFUSED, refused="NotImplementedError: aten.x.default has no sharding strategy")
+
+
+@pytest.mark.parametrize(("outcome", "suspected", "verdict"), [
+    (REFUSED, True, Verdict.REFUSED), (REFUSED, False, Verdict.REFUSED), (LOST, True, Verdict.REFUSED),
+    (LOST, False, None), (UNCLAIMED, True, Verdict.SUSPECT), (UNCLAIMED, False, None),
+])  # fmt: skip
+def test_a_legal_call_that_every_rank_refuses_is_a_finding_of_its_own(outcome, suspected, verdict):
+    ((only,), _) = settled({"a": [suspect()]}, outcome, doubted=None if suspected else set())
+    assert (only.finding and only.finding.verdict) is verdict
+    if verdict is Verdict.REFUSED:
+        assert only.finding.reason.startswith("every rank raises ValueError: no; the op takes the whole tensors")
+
+
+def test_a_result_that_does_not_fit_its_own_placement_is_wrong_where_the_probe_found_it_wrong():
+    error = "WrongPieceShape: its piece has shape (2,), S(0) of (3,) is (1,)"
+    outcome = replace(LOST, refused=error)
+    ((only,), _) = settled({"a": [suspect(reason="the shards make 1")]}, outcome)
+    assert only.finding.verdict is Verdict.UNSOUND
+    assert only.finding.reason == (
+        "DTensor's result does not fit its own placement: its piece has shape (2,), S(0) of (3,) is (1,); the shards make 1"
+    )
+    ((other,), _) = settled({"a": [suspect()]}, outcome, doubted=set())
+    assert other.finding is None
+
+
+def test_an_average_that_gloo_cannot_make_is_not_made_in_its_place():
+    ((only,), _) = settled({"a": [suspect(reason="as P(avg): the parts make 1")]}, LOST)
+    assert only.finding.reason.endswith("the op takes the whole tensors; as P(avg): the parts make 1")
+
+
+def test_a_local_call_that_plain_torch_refuses_is_said_with_its_pieces():
+    uneven = Candidate(instance(sample("neg.default", numbers(3, 4)), "S(0) -> S(0)", ranks=4))
+    raises = replace(WRONG, wrong="rank 3 raises RuntimeError: no; its peers go on")
+    whole = Candidate(instance(sample("fft_fft.default", numbers(3, 4)), "S(0) -> S(0)", ranks=4))
+    ((said,), _) = settled({"a": [whole]}, raises)
+    assert (
+        said.finding.reason
+        == f"{raises.wrong}; plain torch refuses the local call of rank 3, fft_fft(f64[0,4]), by itself"
+    )
+    ((other,), _) = settled({"a": [uneven]}, raises)
+    assert other.finding.reason == raises.wrong
 
 
 def test_the_script_of_a_program_does_the_same_on_the_same_mesh():

@@ -91,6 +91,9 @@ PARTS = {
         "decomp_strategy.has_decomp": lambda: propagator().decomp_strategy.has_decomp,
         "decomp_strategy.propagate_strategy": lambda: propagator().decomp_strategy.propagate_strategy,
     },
+    ".decomp_strategy._get_candidate_placements (set on a copy)": {
+        "decomp_strategy._get_candidate_placements": lambda: propagator().decomp_strategy._get_candidate_placements,
+    },
     "_op_dispatcher._custom_op_handlers, ._random_ops": {
         "OpDispatcher._custom_op_handlers": lambda: DTensor._op_dispatcher._custom_op_handlers,
         "OpDispatcher._random_ops": lambda: DTensor._op_dispatcher._random_ops,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.model.rule import overload
 from strategies.torch_api import dtensor
@@ -9,6 +10,7 @@ from strategies.torch_api.population import (
     FAMILIES,
     RegisteredOverload,
     all_registered_overloads,
+    decomposes_first,
     family,
     missing_kernel_reason,
 )
@@ -81,3 +83,22 @@ def test_an_op_of_the_gpu_alone_is_told():
 def test_where_torch_cannot_be_asked_nothing_is_said(monkeypatch):
     monkeypatch.delattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key")
     assert missing_kernel_reason("aten._scaled_dot_product_efficient_attention.default") == ""
+
+
+@pytest.mark.parametrize(("op", "first"), [
+    ("aten.softmax.int", True), ("aten.matmul.default", True), ("aten.add.Tensor", False), ("aten.relu.default", False),
+    ("aten._softmax.default", False), ("aten.silu_backward.default", False),
+])  # fmt: skip
+def test_an_op_that_autograd_takes_apart_is_never_dispatched(op, first):
+    seen = []
+
+    class Noticing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, 2)
+    arguments = {"aten.softmax.int": (x, 0), "aten._softmax.default": (x, 0, False), "aten.relu.default": (x,)}
+    with Noticing():
+        overload(op)(*arguments.get(op, (x, x)))
+    assert decomposes_first(overload(op)) is first is (op not in seen)

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from strategies.torch_api import dtensor
-from strategies.torch_api.user_modules import BadRules, RegisteredRules, load_rules
+from strategies.torch_api.user_modules import SINGLE_DIM_FIRST, BadRules, RegisteredRules, load_rules
 from tests.strategies import users
 
 
@@ -122,7 +122,7 @@ def a_torch_op(table: str) -> str:
 def test_a_registration_that_torch_never_asks_is_ignored(tmp_path):
     users.write(tmp_path, "rules_ignored", IGNORED + '\nop("a", lambda x: x * 2, (R, R))')
     found = load_rules("rules_ignored", str(tmp_path))
-    assert (found.ops, found.ignored) == (("rules_ignored.a.default",), ("aten.add.Tensor",))
+    assert (found.ops, found.ignored) == (("rules_ignored.a.default",), (("aten.add.Tensor", SINGLE_DIM_FIRST),))
 
 
 def test_a_single_dim_strategy_of_the_module_is_asked(tmp_path):

@@ -30,6 +30,12 @@ def tried(monkeypatch):
     return asked
 
 
+@pytest.fixture
+def all_drawn(monkeypatch):
+    """No argument and no dtype counts as left out by the samples."""
+    monkeypatch.setattr(overload.Undrawn, "calls", lambda *_: iter(()))
+
+
 # Other forms.
 
 
@@ -49,6 +55,7 @@ def test_only_a_spelling_that_gives_the_same_is_tried(tried):
     assert same_results(run_oracle(one), run_oracle(respelled[0]))
 
 
+@pytest.mark.usefixtures("all_drawn")
 def test_each_form_counts_as_a_sample_with_all_its_claims():
     one = sample("cumprod.default", X, 1)
     forms = [form for form, *_ in variations(one, run_oracle(one), 0, seed=0, traced=False)]
@@ -88,6 +95,7 @@ def test_a_users_own_samples_are_tried_in_forms_of_the_same_call_only(tried):
     assert not all(same_results(run_oracle(given), run_oracle(other)) for other, _ in tried)
 
 
+@pytest.mark.usefixtures("all_drawn")
 def test_forms_take_turns_over_the_samples_of_one_class(tried):
     def origins(count):
         tried.clear()
@@ -108,7 +116,7 @@ def test_turns_are_those_of_one_class_so_that_a_class_alone_tries_the_same(tried
     for dtypes in ("real", "complex"):
         tried.clear()
         by_unit(*mixed, only=frozenset([WorkUnit("aten.cumprod.default", "alone", dtypes, (2,))]))
-        assert shown(tried) == [line for line in every if ("c64" in line[0]) == (dtypes == "complex")]
+        assert shown(tried) == [line for line in every if ("['c" in line[0]) == (dtypes == "complex")]
     assert len(every) > 2 * len(mixed) and any(variants for *_, variants in every)
 
 

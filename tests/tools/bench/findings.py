@@ -7,23 +7,35 @@ python -m tests.tools.bench.findings sweep.jsonl --write     # and write README.
 
 import argparse
 import datetime as dt
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from strategies.base.atomic_files import write_whole
-from strategies.base.journal import load_journal
+from strategies.base.journal import load_journal, open_journal
+from strategies.base.progress import Progress
+from strategies.base.signals import worker_count
 from strategies.model.settings import Settings
 from strategies.model.verdict import Finding, Report, Verdict
-from strategies.sweep import aggregate
-from strategies.sweep.report.text_and_json import call_text, is_silent
-from strategies.sweep.session import validate
+from strategies.sweep.causes import pages
+from strategies.sweep.causes.cause import causes_of
+from strategies.sweep.causes.pages import Page
+from strategies.sweep.report.text_and_json import is_silent
+from strategies.sweep.session import run_validation
 
 ROOT = Path(__file__).parents[3]
 START, END = "<!-- findings:start -->", "<!-- findings:end -->"
 SHOWN = 10
 """Rows of the README's table; the others are in docs/findings.md."""
+
+
+ABOUT = """\
+By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl`, then `localtensor causes
+sweep.jsonl --repro scripts`, which prints a page and writes a script for each row.
+
+A cause is the function of torch whose replacement makes its findings vanish. The rows are in the order of severity: silent ones
+first, then by who meets them (everyday calls, uneven shards, arguments, NaN, other dtypes, private ops, `out=`, empty shards).
+"""
 
 
 def wrong(report: Report) -> list[Finding]:
@@ -45,74 +57,13 @@ def totals(report: Report) -> str:
     )
 
 
-def short_table(found: Iterable[Finding]) -> str:
-    """One row for each op, its out=, in-place and foreach forms left out: the smallest silent case of each."""
-    best: dict[str, Finding] = {}
-    for f in found:
-        family = re.sub(r"^(aten|prims)\._?(foreach_)?|_$", "", ".".join(f.rule.op.split(".")[:2]))
-        if (
-            is_silent(f)
-            and not f.rule.op.endswith("out")
-            and (family not in best or _weight(f) < _weight(best[family]))
-        ):
-            best[family] = f
-    lines = ["| what | smallest case | what happens |", "|---|---|---|"]
-    shown = sorted(sorted(best.values(), key=_weight)[:SHOWN], key=lambda f: f.name)
-    lines += [f"| `{f.name.removeprefix('aten.')}` | `{call_text(f)}` | {_reason(f)} |" for f in shown]
-    return "\n".join(lines) + "\n"
-
-
-def _reason(f: Finding) -> str:
-    return re.sub(r" \(\d+ of \d+ elements differ\)$", "", f.reason).replace("|", "\\|")
-
-
-def _weight(f: Finding) -> tuple[bool, int, int, str]:
-    return "every rank raises" in f.reason, f.ranks, f.elements, f.name
-
-
-def markdown(findings: Iterable[Finding]) -> str:
-    """The table of the rules that are wrong: a row for each overload, with its smallest case."""
-    by_op: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.verdict is Verdict.UNSOUND:
-            by_op.setdefault(finding.rule.op, []).append(finding)
-    lines = ["| rules found wrong | smallest case, ranks | what happens | show it |", "|---|---|---|---|"]
-    for op, found in sorted(by_op.items()):
-        first = min(found, key=lambda f: (f.ranks, sum(map(len, f.sample))))
-        rules = "; ".join(f"`{str(f.rule).removeprefix(op + ': ')}`" for f in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        reason = _reason(first)
-        cells = (
-            f"**{op}** {rules}{more}",
-            f"`{call_text(first)}`, {first.ranks}",
-            reason,
-            f"`localtensor validate {op}`",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def whole(report: Report) -> str:
-    """The page with every finding."""
-    found = wrong(report)
-    alone, programs = [f for f in found if not f.title], [f for f in found if f.title]
-    quiet, loud = [f for f in alone if is_silent(f)], [f for f in alone if not is_silent(f)]
+def whole(report: Report, made: Sequence[Page]) -> str:
+    """The page with every cause."""
     parts = [
-        "# What the sweep finds in torch\n", totals(report),
-        "By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2`; `--repro DIR` writes a script for each.\n",
-        f"## Silently wrong: {len(quiet)} rules\n", markdown(quiet), f"## One rank stops: {len(loud)} rules\n",
-        "A rank raises on its (mostly empty) piece, and its peers wait for it for ever.\n", markdown(loud),
-        f"## More than one op on one axis: {len(programs)} programs\n", _programs(programs),
+        "# What the sweep finds in torch, by cause\n", totals(report), pages.totals(report, made) + "\n",
+        ABOUT, pages.table(made),
     ]  # fmt: skip
     return "\n".join(parts)
-
-
-def _programs(found: Sequence[Finding]) -> str:
-    rows = [
-        f"| `{f.name}` | `{call_text(f)}` | {f.reason.replace('|', chr(92) + '|')} |"
-        for f in sorted(found, key=lambda f: f.name)
-    ]
-    return "\n".join(["| program | smallest case | what happens |", "|---|---|---|", *rows]) + "\n"
 
 
 def main() -> int:
@@ -122,20 +73,24 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.journal:
         kept = load_journal(asked.journal)
-        report = aggregate.report(kept.begin, kept.lines)
+        begin, lines = kept.begin, kept.lines
     else:
-        report = validate(Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))))
-    made = f"{totals(report)}\n{short_table(wrong(report))}"
+        with open_journal(None, resume=False) as journal:
+            run_validation(
+                Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))), journal, Progress()
+            )
+            begin, lines = journal.begun or {}, tuple(journal.lines)
+    report, causes = causes_of(begin, lines, workers=worker_count(None), progress=Progress())
+    found = pages.pages_of(causes, Progress())
+    made = f"{totals(report)}\n{pages.totals(report, found)}\n\n{pages.short_table(found, SHOWN)}"
     sys.stdout.write(made)
     if asked.write:
         text = (ROOT / "README.md").read_text()
         head, rest = text.split(START)
-        more = (
-            "All of them: [docs/findings.md](docs/findings.md). These are the smallest silent ones, one for an op:\n\n"
-        )
-        body = made.replace("| what |", f"{more}| what |", 1)
+        more = "All of them: [docs/findings.md](docs/findings.md). These are the ten that users meet soonest:\n\n"
+        body = made.replace("| what is wrong |", f"{more}| what is wrong |", 1)
         write_whole(ROOT / "README.md", f"{head}{START}\n\n{body}\n{END}{rest.split(END)[1]}")
-        write_whole(ROOT / "docs" / "findings.md", whole(report))
+        write_whole(ROOT / "docs" / "findings.md", whole(report, found))
     return 0
 
 

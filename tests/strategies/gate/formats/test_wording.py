@@ -2,6 +2,7 @@ from dataclasses import replace
 
 from strategies.base.progress import xml_safe
 from strategies.gate.formats.wording import accepted_keys, fingerprint, kinds_text, stale_remedy, what_happens
+from strategies.torch_api.user_modules import SINGLE_DIM_FIRST
 from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
 
 
@@ -14,9 +15,7 @@ def test_what_happens_names_ranks_call_reason_and_witness():
 
 def test_a_registration_that_is_never_asked_speaks_of_no_ranks():
     (judged,) = unasked().findings
-    assert (
-        what_happens(judged) == "torch asks this op's single-dim strategy first, so that the registration is never used"
-    )
+    assert what_happens(judged) == SINGLE_DIM_FIRST
     assert kinds_text(judged.keys) == "any dtypes on any mesh"
 
 

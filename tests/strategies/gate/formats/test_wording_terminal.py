@@ -53,7 +53,7 @@ def test_what_is_accepted_is_counted_and_not_shown():
 
 def test_an_ignored_registration_is_told_without_ranks():
     key = FindingKey(OP, "ignored", "any", "any")
-    text = shown(replace(CLEAN, findings=(ReviewedFinding(ignored_finding(OP), (key,), (key,)),)))
+    text = shown(replace(CLEAN, findings=(ReviewedFinding(ignored_finding(OP, "it is never used"), (key,), (key,)),)))
     assert f"{OP}: ignored" in text and "never used" in text and "ranks" not in text
 
 

@@ -88,6 +88,10 @@ def unweighted(one: Sample) -> list[str]:
     return MEANS[0 if argument(one, "weight") is not None else 1](one)
 
 
+def right_for_two(one: Sample) -> list[str]:
+    return ["S(2) -> S(2)"] if argument(one, "upscale_factor") == 2 else ["S(1) -> S(1)"]
+
+
 BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("dims respelled", sample("cumsum.default", X, 1), compares_spellings),
     ("other dims", sample("cumsum.default", X, 1), always("S(0) -> S(0)")),
@@ -117,6 +121,8 @@ BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("weights", loss(None, 1, -100), unweighted),
     ("left out", sample("clamp.Tensor", X, X - 1, X + 1), counts_on_a_bound),
     ("one output", normalised(), moves_up),
+    ("other counts", sample("pixel_shuffle.default", numbers(1, 4, 4, 4), 2), right_for_two),
+    ("other lists", sample("tile.default", X, [1, 2]), always("S(0) -> S(0)")),
 ]  # fmt: skip
 
 

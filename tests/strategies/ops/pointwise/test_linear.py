@@ -63,7 +63,6 @@ TEMPTING = [
     ("both of two ands are not in or", sample("add.Tensor", NEVER, NEVER), "P(min), P(min) -> P(min)", "the parts make"),
     ("a product of sums has more terms", sample("mul.Tensor", X, Y), "P(sum), P(sum) -> P(sum)", "the parts make"),
     ("a sum cannot be divided by its parts", sample("div.Tensor", X, Y + 3), "R, P(sum) -> P(sum)", "the parts make"),
-    ("the sum of booleans is or", sample("mul.Tensor", Y, torch.ones(4, dtype=torch.bool)), "R, P(sum) -> P(sum)", "make"),
     ("parts wrap, and then are widened", sample("_to_copy.default", numbers(4, dtype=torch.uint8), dtype=torch.int64),
      "P(sum) -> P(sum)", "the parts make"),
     ("parts are cut off", sample("_to_copy.default", X * 9, dtype=torch.int64), "P(sum) -> P(sum)", "the parts make"),

@@ -58,7 +58,7 @@ def test_the_head_says_what_run_it_was():
 
 
 def test_a_shard_and_ignored_registrations_and_a_cut_line_are_told():
-    said = text_of(read(shard=[2, 4], ignored=["aten.sub.Tensor"]))
+    said = text_of(read(shard=[2, 4], ignored=[["aten.sub.Tensor", "never asked"]]))
     assert "shard 2 of 4" in said and "Ignored registrations." in said and "aten.sub.Tensor" in said
     assert "Cut. x.jsonl: its last line was cut." in text_of(
         Reader(page(begin(), lines(), name="x", cut="x.jsonl: its last line was cut")[0])
@@ -137,7 +137,7 @@ def test_hostile_text_stays_text():
 
 
 def test_a_hostile_name_of_a_file_or_of_the_run_stays_text():
-    text = page(begin(patterns=[HOSTILE], ignored=[HOSTILE]), lines(), name=HOSTILE)[0]
+    text = page(begin(patterns=[HOSTILE], ignored=[[HOSTILE, HOSTILE]]), lines(), name=HOSTILE)[0]
     assert [tag for tag, _ in Reader(text).tags].count("script") == 1
     assert "<script>alert" not in text
 

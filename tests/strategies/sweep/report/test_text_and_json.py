@@ -36,8 +36,8 @@ FULL = Report(
     "2.13.0", 7, (2, 3), "gloo", Counts(sound=3, unsound=1, suspect=1, missing=1, crashed=1, instances=9),
     (WRONG, finding(Verdict.SUSPECT, inputs="S(0) R", got=""), finding(Verdict.MISSING, outputs="P(sum)", got="", want="")),
     (Crash("aten.sort.default", "sort(f64[2])", "KeyError: 'x'", "Traceback ..."),),
-    (("aten.rand.default: R -> R", "no reason"),), (("aten.add.Tensor: too many", 4),), ("aten.sub.Tensor",),
-    (("trials", 0.5),),
+    (("aten.rand.default: R -> R", "no reason"),), (("aten.add.Tensor: too many", 4),),
+    (("aten.sub.Tensor", "never asked"),), (("aten.neg.default", "no call of it"),), (("trials", 0.5),),
 )  # fmt: skip
 EMPTY = Report("2.13.0", 0, (2,), "none", Counts())
 
@@ -72,7 +72,7 @@ def test_a_finding_is_written_in_short_form():
         "op": "aten.cumprod.default", "inputs": ["S(1)"], "outputs": ["S(1)"], "mesh": [2], "title": None, "verdict": "unsound",
         "confirmed_on": "gloo", "reason": "1 at [0] where the op gives 2", "sample": ["f64[2,4]", "-1"],
         "origin": "cumprod #1", "elements": 0, "kinds": [["real", "1 axis"]], "got": "[1]", "want": "[2]",
-        "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "repro": None,
+        "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "command": None, "repro": None,
     }  # fmt: skip
 
 
@@ -121,7 +121,9 @@ def test_json_is_stable_and_readable():
     assert text_and_json.as_json(FULL) == text_and_json.as_json(replace(FULL))
     later = replace(FULL, seconds=(("trials", 0.75),))
     assert text_and_json.as_json(FULL).replace("0.5", "0.75") == text_and_json.as_json(later)
-    assert text_and_json.as_json(replace(FULL, ignored=("aten.grün.default",))).count("grün") == 1
+    assert (
+        text_and_json.as_json(replace(FULL, ignored=(("aten.grün.default", "-"),))).count("grün") == 2
+    )  # by name, and with the reason
     assert text_and_json.as_json(FULL).endswith("}\n")
 
 
@@ -224,21 +226,22 @@ def cells(text):
 def test_a_report_reads_from_what_is_wrong_to_the_totals():
     text = shown(FULL)
     order = ["ignored aten.sub.Tensor", "Unsound", "on 2 ranks, cumprod(f64[2,4], -1)", "rank 0  [1, 2] of shape (2,)",
-             "Suspect", "Missing", "crashed aten.sort.default: sort(f64[2]): KeyError: 'x'", "torch 2.13.0, seed 7"]  # fmt: skip
+             "Suspect", "Missing", "crashed aten.sort.default: sort(f64[2]): KeyError: 'x'",
+             "not tested aten.neg.default: no call of it", "torch 2.13.0, seed 7"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
 
 
 def test_the_totals_are_pinned():
     assert shown(FULL, width=400).splitlines()[-1] == (
-        "torch 2.13.0, seed 7, ranks 2, 3: 3 sound, 1 unsound, 1 suspect, 1 missing, 0 untestable, 1 crashed "
+        "torch 2.13.0, seed 7, ranks 2, 3: 3 sound, 1 unsound, 0 refused, 1 suspect, 1 missing, 0 untestable, 1 crashed "
         "(confirmed on gloo); 9 rule instances on 0 samples of 0 overloads"
     )
 
 
 def test_nothing_tested_is_said_and_no_confirmation_too():
     assert shown(EMPTY, width=400) == (
-        "torch 2.13.0, seed 0, ranks 2: 0 sound, 0 unsound, 0 suspect, 0 missing, 0 untestable, 0 crashed "
+        "torch 2.13.0, seed 0, ranks 2: 0 sound, 0 unsound, 0 refused, 0 suspect, 0 missing, 0 untestable, 0 crashed "
         "(not confirmed: --confirm none); 0 rule instances on 0 samples of 0 overloads\n"
         "Nothing was tested: that is not a pass.\n"
     )
@@ -277,7 +280,9 @@ def test_markup_in_a_finding_is_shown_as_it_is(place):
 
 def test_markup_in_names_and_crashes_is_shown_as_it_is():
     crash = Crash(MARKUP, MARKUP, MARKUP)
-    text = shown(replace(EMPTY, ignored=(MARKUP,), crashed=(crash,), findings=(finding(op=f"a.{MARKUP}.b"),)), 900)
+    text = shown(
+        replace(EMPTY, ignored=((MARKUP, "-"),), crashed=(crash,), findings=(finding(op=f"a.{MARKUP}.b"),)), 900
+    )
     assert (
         text.count(MARKUP) == 8
     )  # ignored once, crashed three times, rule and call in the table and above the picture

@@ -1,0 +1,1 @@
+"""Findings by cause: which function of torch is wrong, found by replacing it."""

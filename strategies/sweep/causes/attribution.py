@@ -1,0 +1,245 @@
+"""The function of torch that makes a finding, found by replacing one function after another by a right one.
+
+The finding's program runs on rank threads.  A trace gives the ops that DTensor ran and the part that decided the placements
+of each.  Then one part at a time is replaced, and the part whose replacement makes the finding vanish is its cause:
+
+| replaced                                                           | where it vanishes, the cause is            |
+|---------------------------------------------------------------------|--------------------------------------------|
+| redistributions, by a gather and a new cut; only where one was wrong | the method of the placement that ran       |
+| an op, by the op on whole tensors, with DTensor's own placements     | within this op; the first such op counts   |
+| the decomposition that was traced, by running it op by op            | the decomposition, as DTensor traces it    |
+| the rule, by replicas                                                | the registered function                    |
+| neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
+
+An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from localtensor.errors import LocalTensorError
+from strategies.base.signals import quiet
+from strategies.model.oracle import REJECTIONS
+from strategies.model.rule import Program, overload
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
+from strategies.programs.run.verdict import Confirmation
+from strategies.programs.shrink.search import failure_kind, program_of
+from strategies.sweep.causes.reach import raises
+from strategies.torch_api import counterfactuals
+from strategies.torch_api.code_places import CodePlace, dispatcher_place, tracer_place
+from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
+from strategies.torch_api.dtensor import special_dispatch_reason
+from strategies.torch_api.mesh_and_caches import averages_as_sums
+from strategies.torch_api.rank_runs import MeshTask, run_on_threads
+from strategies.torch_api.user_modules import import_rules
+from strategies.validation.finding import Candidate, case_of
+
+RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
+KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, UNKNOWN)
+Replacement = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The cause of one finding: its kind, the function, the op that it spoils there, and the replacement that cured it.
+
+    `detail` is the redistribution (`P(sum) -> R`), or the inputs and outputs of the op at fault.  `program` is the program
+    that ran; `reason` what was wrong with it.  The kind is "unknown" where no single replacement cures it, and `place` is
+    None for a part of torch without a Python function.
+    """
+
+    kind: str
+    place: CodePlace | None = None
+    op: str = ""
+    detail: str = ""
+    fix: str = ""
+    reason: str = ""
+    program: Program | None = None
+    judged: bool = False
+    averages: bool = False
+    """Whether an average of ranks is made on the way: gloo has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionTask:
+    """A finding by its name, and its candidates, the smallest first; `judged` if the probe found the rule itself wrong."""
+
+    name: str
+    reason: str
+    candidates: tuple[Candidate, ...]
+    judged: bool
+    seed: int
+    home: tuple[str, str] = ("", "")
+
+
+def attribution(task: AttributionTask, note: Callable[[int], None]) -> Attribution:
+    """The cause of the finding, by the first of its candidates that goes wrong; "unknown" where none does."""
+    if task.home[0]:
+        import_rules(*task.home)
+    note(0)
+    for candidate in task.candidates:
+        try:
+            program, work = work_of(candidate, task.seed)
+        except (*REJECTIONS, LocalTensorError):  # the candidate is of another version of torch or of this tool
+            continue
+        judged = task.judged and candidate.program is None
+        found = Attributor(work, judged=judged).cause(task.reason)
+        if found is not None:
+            return replace(found, program=program, judged=judged)
+    return Attribution(UNKNOWN, reason="no simulated run shows it")
+
+
+def work_of(candidate: Candidate, seed: int) -> tuple[Program, MeshTask[Confirmation]]:
+    """The program of a candidate, and its run, with the values with which it was confirmed.  Raises as `case_of`."""
+    if candidate.program is not None:
+        return candidate.program, program_work(candidate.program)
+    case = case_of(candidate.instance, seed)
+    program = program_of(case, candidate.instance.evidence.draw, seed)
+    return program, mesh_task_of(program, case.truth, case_tasks(case, "cpu"))
+
+
+def program_work(program: Program) -> MeshTask[Confirmation]:
+    """The run of a program.  Raises as `oracle_of_program` and `local_inputs_of`."""
+    torch.manual_seed(program.seed)
+    return mesh_task_of(program, oracle_of_program(program), program_tasks(program, "cpu"))
+
+
+def outcome(work: MeshTask[Confirmation]) -> Confirmation:
+    """What a run on rank threads comes to."""
+    with quiet(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]):
+        return run_on_threads([work])[0]
+
+
+VALUES, SHAPE, RAISES, REFUSED = "values", "shape", "raises", "refused"
+
+
+def fault_class(reason: str) -> str:
+    """The class of a fault by its reason in words: some ranks raise, or all do; shapes, or dtypes, or values are wrong."""
+    if raises(reason):
+        return REFUSED if re.search(r"every rank|refuses this call", reason) else RAISES
+    what = failure_kind(reason).what
+    return what if what in (SHAPE, "dtype") else VALUES
+
+
+def fault_of(found: Confirmation) -> str:
+    """What is wrong with a run, or "": a wrong result, an error on some rank, or on every rank."""
+    if found.wrong:
+        return found.wrong
+    return found.note if any(result.errors for result in found.rank_results) else ""
+
+
+class Attributor:
+    """The search for the cause of one run that goes wrong."""
+
+    def __init__(self, work: MeshTask[Confirmation], *, judged: bool) -> None:
+        self._work, self._judged = work, judged
+
+    def cause(self, like: str = "") -> Attribution | None:
+        """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
+        trace, reason = self._traced()
+        if not reason or (like and fault_class(like) != fault_class(reason)):
+            return None
+        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or Attribution(UNKNOWN)
+        placements = [p for step in trace.steps for p in (*step.inputs, *step.outputs)]
+        return replace(found, reason=reason, averages=any("P(avg)" in p for p in placements))
+
+    def _traced(self, *around: Replacement) -> tuple[Trace, str]:
+        with ExitStack() as stack:
+            for one in around:
+                stack.enter_context(one())
+            trace = stack.enter_context(counterfactuals.traced())
+            return trace, fault_of(outcome(self._work))
+
+    def cures(self, *replacements: Replacement) -> bool:
+        """Whether the run is right with these parts replaced."""
+        with ExitStack() as stack:
+            for one in replacements:
+                stack.enter_context(one())
+            return not fault_of(outcome(self._work))
+
+    def _redistribution(self, trace: Trace) -> Attribution | None:
+        if not trace.wrong or not self.cures(counterfactuals.redistribution_replaced):
+            return None
+        wrong = trace.wrong[0]
+        detail = f"{wrong.source} -> {wrong.target}"
+        fix = "every redistribution replaced by a gather of the whole tensor and a new cut"
+        return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, fix)
+
+    def _op(self, steps: Sequence[OpStep], *around: Replacement) -> Attribution | None:
+        outer: dict[str, list[OpStep]] = {}
+        for step in steps:
+            if not step.outer:
+                outer.setdefault(step.op, []).append(step)
+        for keep in (True, False):
+            for op, calls in outer.items():
+                if self.cures(*around, _op_replaced(op, keep=keep)):
+                    return self._part(max(calls, key=_spread), around)
+        return None
+
+    def _by_probe(self, trace: Trace) -> Attribution | None:
+        """The rule that the probe found wrong by the ops' own results, where no replacement makes DTensor's run right."""
+        outer = [step for step in trace.steps if not step.outer]
+        if not self._judged or not outer:
+            return None
+        step = outer[0]
+        kind = step.how if step.how in (DECOMPOSITION, HANDLER) else RULE
+        return Attribution(kind, step.place, step.op, f"{_listed(step.inputs)} -> {_listed(step.outputs)}")
+
+    def _part(self, step: OpStep, around: Sequence[Replacement]) -> Attribution:
+        """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""
+        detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
+        if step.how == HANDLER:
+            fix = "the op run on gathered tensors in place of its handler"
+            return Attribution(HANDLER, step.place, step.op, detail, fix)
+        if step.how == DECOMPOSITION and not around:
+            whole = _decomposition_replaced(step.op)
+            if self.cures(whole):
+                fix = "the decomposition run op by op on DTensors, in place of one trace for the placements"
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, fix)
+            trace, _ = self._traced(whole)
+            inner = self._op(trace.steps, whole)
+            if inner is not None:
+                return inner
+        fix = "the function replaced by one that takes and gives replicas"
+        if step.place is not None and (self.cures(*around, _rule_replaced(step.place, step.op))):
+            return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
+        fix = "the op run on gathered tensors, with the placements that DTensor gives its results"
+        if self._judged or not _has_own_dispatch(step.op):
+            return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
+        return Attribution(DISPATCHER, dispatcher_place(), step.op, detail, fix)
+
+
+def _spread(step: OpStep) -> int:
+    """How many results of a call are not replicas: of several calls of an op, one of shards is the one at fault."""
+    return sum(placements.replace("R", "").strip(", ") != "" for placements in step.outputs)
+
+
+def _has_own_dispatch(op: str) -> bool:
+    """Whether DTensor's dispatcher treats calls of the op in a way of its own, apart from a write to the first argument."""
+    found = overload(op)
+    by_keyword = any(a.kwarg_only and "Tensor" in str(a.type) for a in found._schema.arguments)
+    return bool(special_dispatch_reason(found)) or by_keyword or not found._schema.is_mutable
+
+
+def _listed(placements: Sequence[str]) -> str:
+    return "; ".join(placements) or "()"
+
+
+def _op_replaced(op: str, *, keep: bool) -> Replacement:
+    return lambda: counterfactuals.op_replaced(overload(op), keep=keep)
+
+
+def _decomposition_replaced(op: str) -> Replacement:
+    return lambda: counterfactuals.decomposition_replaced(overload(op))
+
+
+def _rule_replaced(place: CodePlace, op: str) -> Replacement:
+    return lambda: counterfactuals.rules_replaced(place, frozenset([op]))

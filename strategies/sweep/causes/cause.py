@@ -1,0 +1,344 @@
+"""Findings grouped by cause, and for each cause the most ordinary case that shows it.
+
+Two findings have one cause if one function of torch makes both and both are wrong in one way (see `cause_key`).  What one
+function does for many ops is one cause, unless each op chose it for itself: which partial values may pass through an op is a
+property of the op, and so is a registration by a factory.  Such causes are one for each family of ops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from localtensor.errors import LocalTensorError
+from strategies.base.journal import Line, lines_of_kind
+from strategies.base.progress import Progress
+from strategies.base.worker_pool import TaskDone, WorkerPool
+from strategies.model.oracle import REJECTIONS
+from strategies.model.rule import Program, out_leaves, overload
+from strategies.model.verdict import Finding, Report, Verdict
+from strategies.sweep import aggregate
+from strategies.sweep.causes.attribution import (
+    DISPATCHER,
+    RAISES,
+    REDISTRIBUTION,
+    REFUSED,
+    RULE,
+    SHAPE,
+    UNKNOWN,
+    VALUES,
+    Attribution,
+    AttributionTask,
+    Attributor,
+    attribution,
+    fault_class,
+    program_work,
+)
+from strategies.sweep.causes.reach import Severity, forward_programs, most_ordinary, raises, severity
+from strategies.sweep.report.html_pictures import family_of
+from strategies.torch_api.code_places import CodePlace, tracer_place
+from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
+from strategies.torch_api.dtensor import special_dispatch_reason
+from strategies.validation import finding as finding_lines
+
+KEPT = 4
+"""Candidates of a finding that are tried, and cases of a cause that are made ordinary."""
+SECONDS = 120.0
+"""The time after which a worker that makes no progress is ended."""
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program that shows a cause, and what is wrong with it in a run on rank threads."""
+
+    program: Program
+    reason: str
+    severity: Severity
+    averages: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One fault of torch.
+
+    `ops` are the overloads at fault, `findings` the names of all findings that it makes.  `fix` was tried: it cured `cured`
+    of them.  `versions` are the versions of torch that have it.
+    """
+
+    key: Key
+    kind: str
+    place: CodePlace | None
+    what: str
+    ops: tuple[str, ...]
+    findings: tuple[str, ...]
+    versions: tuple[str, ...]
+    fix: str
+    cured: int
+    case: Case | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.name if self.place else 'not attributed'}: {self.what}"
+
+    @property
+    def order(self) -> tuple[bool, bool, Severity | None, int, str]:
+        """Causes in this order: those that an ordinary user meets first; of equal ones those that spoil most ops."""
+        none = self.case is None
+        return self.kind == UNKNOWN, none, self.case.severity if self.case else None, -len(self.ops), self.name
+
+
+def attribution_tasks(begin: Line, lines: Sequence[Line]) -> tuple[Report, list[AttributionTask]]:
+    """The report on a journal's lines, and a task for each finding in it that is a fault of torch."""
+    report = aggregate.report(begin, lines)
+    results = [finding_lines.read_task(line) for line in lines_of_kind(lines, "unit")]
+    suspects = finding_lines.merge_candidates([r.suspects for r in results], KEPT)
+    whole = finding_lines.merge_candidates([r.whole for r in results], KEPT)
+    settled = (finding_lines.read_outcome(line) for line in lines_of_kind(lines, "settled"))
+    names: dict[str, list[str]] = defaultdict(list)
+    for one in settled:
+        if one.finding is not None:
+            names[one.finding.name].append(one.name)
+    home = ("" if begin["rules"] == "dtensor" else begin["rules"], begin.get("folder", ""))
+    tasks = []
+    for finding in filter(is_fault, report.findings):
+        judged = [c for name in names[finding.name] for c in suspects.get(name, ())]
+        found = judged or [c for name in names[finding.name] for c in whole.get(name, ())]
+        tasks.append(
+            AttributionTask(finding.name, finding.reason, tuple(found[:KEPT]), bool(judged), begin["seed"], home)
+        )
+    return report, tasks
+
+
+def is_fault(finding: Finding) -> bool:
+    """Whether the finding is a fault of torch: every verdict but a missing rule and an unconfirmed one."""
+    return finding.verdict not in (Verdict.MISSING, Verdict.SUSPECT)
+
+
+def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Progress) -> tuple[Report, list[Cause]]:
+    """The report on a journal's lines, and the causes of its findings, in their order."""
+    report, tasks = attribution_tasks(begin, lines)
+    with WorkerPool(workers) as pool:
+        progress.phase("looking for causes", len(tasks))
+        answers = pool.run(attribution, tasks, limit=SECONDS, tick=progress.tick)
+        found = [
+            a.value if isinstance(a, TaskDone) else Attribution(UNKNOWN, reason=t.reason)
+            for t, a in zip(tasks, answers, strict=True)
+        ]
+        groups = grouped(zip((task.name for task in tasks), found, strict=True))
+        todo = [CaseTask(key, tuple(starts(members)), tasks[0].home) for key, members in groups.items()]
+        progress.phase("looking for ordinary cases", len(todo))
+        cases = [
+            answer.value if isinstance(answer, TaskDone) else None
+            for answer in pool.run(ordinary_case, todo, limit=SECONDS, tick=progress.tick)
+        ]
+    made = [
+        _cause(key, members, case, report.torch) for (key, members), case in zip(groups.items(), cases, strict=True)
+    ]
+    return report, sorted(made, key=_order)
+
+
+def _order(cause: Cause) -> tuple[object, ...]:
+    unknown, none, found, ops, name = cause.order
+    return unknown, none, (found.raises, found.reach, found.odd_placements, found.axes) if found else (), ops, name
+
+
+Members = list[tuple[str, Attribution]]
+
+
+def grouped(found: Iterable[tuple[str, Attribution]]) -> dict[Key, Members]:
+    """Findings' names and attributions by the key of their cause."""
+    groups: dict[Key, Members] = {}
+    for name, one in found:
+        groups.setdefault(cause_key(one, name), []).append((name, one))
+    return groups
+
+
+def cause_key(found: Attribution, name: str = "") -> Key:
+    """What findings of one cause have in common; `name` is the finding's, for one without a function."""
+    wrong = fault_class(found.reason)
+    place = str(found.place)
+    if found.kind == UNKNOWN:
+        return (UNKNOWN, family_of(re.split(r": | on ", name)[0]), wrong)
+    if found.kind == REDISTRIBUTION:
+        flattened = "with a flattened submesh" if found.program is not None and found.program.flattened else ""
+        return (REDISTRIBUTION, place, _classes(found.detail), wrong, flattened)
+    if found.kind == DISPATCHER:
+        return (DISPATCHER, place, dispatch_trait(found), wrong)
+    form = _form(found.op)
+    if (found.kind == DECOMPOSITION and form == IN_PLACE) or (wrong == REFUSED and form == OUT):
+        return (found.kind, "", form, wrong if form == OUT else "", "")
+    if found.kind == HANDLER:
+        return (found.kind, place, "", "" if wrong in (VALUES, SHAPE) else wrong, "")
+    gives = result_class(found.detail)
+    family = (
+        family_of(found.op).removeprefix("prims.") if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
+    )
+    return (found.kind, place, gives, wrong, family)
+
+
+IN_PLACE, OUT = "ops in place", "ops with out="
+
+
+def _form(op: str) -> str:
+    """The form of the overload, if it writes to its arguments."""
+    schema = overload(op)._schema
+    if any(a.is_out for a in schema.arguments):
+        return OUT
+    return IN_PLACE if schema.is_mutable else ""
+
+
+def _is_own_choice(found: Attribution, gives: str, wrong: str) -> bool:
+    made_by_factory = found.place is not None and "." in found.place.name
+    return made_by_factory or (gives == "P" and wrong == VALUES)
+
+
+def _classes(detail: str) -> str:
+    """The classes of placements of a redistribution, each once: `S -> R`."""
+    sides = [
+        sorted({re.sub(r"\(\d.*?\)", "", p) for p in re.split(r", ?(?![^()]*\))", side)})
+        for side in detail.split(" -> ")
+    ]
+    return " -> ".join(", ".join(side) for side in sides)
+
+
+def result_class(detail: str) -> str:
+    """P, S or R: the first of these among the results of the op at fault, or its inputs if it has none; else ""."""
+    takes, _, gives = detail.partition(" -> ")
+    gives = takes if gives == "()" else gives  # an op in place that returns nothing
+    return next((letter for letter in ("P", "S", "R") if re.search(rf"\b{letter}+\b", gives)), "")
+
+
+def dispatch_trait(found: Attribution) -> str:
+    """What of a call DTensor's dispatcher gets wrong: the trait in which the call differs from a plain one."""
+    op = overload(found.op)
+    if reason := special_dispatch_reason(op):
+        return reason
+    program = found.program
+    if program is not None and program.sample.op == found.op:
+        if out_leaves(program.sample.call):
+            return "tensors given as out="
+        if any(name for name, _ in program.sample.call.kwargs):
+            return "arguments given by keyword"
+    return "an op in place" if op._schema.is_mutable else "the results of the ranks"
+
+
+_WORDS = {
+    ("P", VALUES): "partial results that do not add up to the result", ("S", VALUES): "shards with wrong values",
+    ("R", VALUES): "wrong values", ("P", SHAPE): "partial results of a wrong shape", ("S", SHAPE): "shards of a wrong shape",
+    ("R", SHAPE): "a wrong shape",
+}  # fmt: skip
+
+
+def _words(key: Key, members: Members) -> str:
+    kind = key[0]
+    if kind == UNKNOWN:
+        return f"{key[1]}, {key[2]}"
+    if kind == REDISTRIBUTION:
+        return f"{_happens(key[3])} in {key[2]}" + (f" {key[4]}" if key[4] else "")
+    if kind == DISPATCHER:
+        return f"{key[2]} ({_happens(key[3])})"
+    if key[2] in (IN_PLACE, OUT):
+        words = f"{key[2]} {'do not keep their placement' if key[2] == IN_PLACE else 'are refused'}"
+    elif key[3] in (RAISES, REFUSED):
+        words = _happens(key[3])
+    else:
+        words = _WORDS.get((key[2], key[3]), f"wrong {key[3] or 'results'}")
+    ops = list(dict.fromkeys(family_of(one.op) for _, one in members))
+    some = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
+    return f"{words}, for {some}"
+
+
+def _happens(wrong: str) -> str:
+    return {RAISES: "an error on some ranks", REFUSED: "an error on all ranks"}.get(wrong, f"wrong {wrong}")
+
+
+def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
+    first = next((one for _, one in members if one.fix), members[0][1])
+    fixes = Counter(one.fix for _, one in members if one.fix)
+    fix, cured = (fixes.most_common(1)[0][0], sum(fixes.values())) if fixes else ("", 0)
+    place = first.place
+    if key[2:3] == (IN_PLACE,):
+        place = tracer_place()
+    ops = sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})
+    names = tuple(sorted(name for name, _ in members))
+    return Cause(
+        key, first.kind, place, _words(key, members), tuple(ops), names, (torch,), fix,
+        cured, case,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CaseTask:
+    """The programs that show a cause, those that users meet soonest first."""
+
+    key: Key
+    starts: tuple[Attribution, ...]
+    home: tuple[str, str] = ("", "")
+
+
+def starts(members: Members) -> list[Attribution]:
+    """The attributions whose cases are made ordinary: those of the least severity, of different ops first."""
+    run = [one for _, one in members if one.program is not None]
+    ranked = sorted(run, key=_soonest)
+    firsts = {id(one) for one in {one.op: one for one in reversed(ranked)}.values()}
+    return sorted(ranked, key=lambda one: id(one) not in firsts)[:KEPT]
+
+
+def _soonest(one: Attribution) -> tuple[bool, int, int, bool, int, int, int]:
+    assert one.program is not None
+    found = severity(one.program, raises(one.reason))
+    dims = sum(x.ndim for x in one.program.sample.tensors)
+    then, size = bool(one.program.then), one.program.sample.size
+    return found.raises, found.reach, found.odd_placements, then, found.axes, dims, size
+
+
+def ordinary_case(task: CaseTask, note: Callable[[int], None]) -> Case | None:
+    """The most ordinary case of a cause; None if no program shows it."""
+    best: Case | None = None
+    for number, start in enumerate(_with_forwards(task.starts)):
+        note(number)
+        if best is not None and best.severity.reach == 0:
+            break
+        found = _ordinary(task.key, start)
+        if found is not None and (best is None or found.severity < best.severity):
+            best = found
+    return best
+
+
+def _with_forwards(given: Sequence[Attribution]) -> Iterator[Attribution]:
+    for one in given:
+        assert one.program is not None
+        yield from (replace(one, program=program, reason="", judged=False) for program in forward_programs(one.program))
+        yield one
+
+
+def _ordinary(key: Key, start: Attribution) -> Case | None:
+    shown: dict[int, Attribution] = {}
+
+    def shows(program: Program) -> bool:
+        try:
+            found = Attributor(program_work(program), judged=start.judged and not program.then).cause(start.reason)
+        except (*REJECTIONS, LocalTensorError):
+            return False
+        if found is None:
+            return False
+        found = replace(found, program=program)
+        if (UNKNOWN if found.kind == UNKNOWN else cause_key(found)) != (UNKNOWN if key[0] == UNKNOWN else key):
+            return False
+        shown[id(program)] = found
+        return True
+
+    assert start.program is not None
+    if not shows(start.program):
+        return None
+    program = most_ordinary(start.program, shows)
+    found = shown.get(id(program), shown[id(start.program)])
+    return Case(program, found.reason, severity(program, raises(found.reason)), found.averages)
+
+
+def by_finding(causes: Iterable[Cause]) -> Mapping[str, Cause]:
+    """The cause of each finding, by the finding's name."""
+    return {name: cause for cause in causes for name in cause.findings}

@@ -1,0 +1,369 @@
+"""Which users a fault meets: the severity of a case, its public spelling, and the search for the most ordinary case.
+
+The severity orders causes.  What is silently wrong comes before what raises; within either, in this order:
+
+| reach          | the case                                                                                 |
+|-----------------|------------------------------------------------------------------------------------------|
+| everyday        | a public call on float tensors, even shards, arguments at their defaults                  |
+| uneven shards   | a sharded dim is no multiple of the ranks                                                 |
+| arguments       | an optional argument is given and is not its default                                      |
+| not finite      | NaN or infinity among the values                                                          |
+| other dtypes    | a tensor of integers, booleans or complex numbers, other than positions in another tensor  |
+| private op      | no public function makes this call                                                        |
+| out=            | a tensor given as `out=`                                                                  |
+| empty shards    | an empty tensor, or a rank without a row                                                  |
+
+A case has the last of these that applies.  Of equal ones shards come before partial inputs, one mesh axis before several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional
+from torch import Tensor
+from torch.distributed.tensor import Partial
+from torch.utils import _pytree as pytree
+
+from localtensor.errors import LocalTensorError
+from localtensor.layout import local_shapes_on, shard_cut
+from strategies.base import shrink as base_shrink
+from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
+from strategies.model.call_signature import argument_text
+from strategies.model.oracle import REJECTIONS
+from strategies.model.rule import Call, Leaf, Program, Sample, leaf_numbers, out_leaves, overload
+from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized
+from strategies.programs.shrink.values import simpler_scalars, with_tensors, without_tensors
+
+MAX_RUNS = 120
+"""Runs for the most ordinary case of one finding."""
+
+
+class Reach(enum.IntEnum):
+    EVERYDAY = 0
+    UNEVEN = 1
+    ARGUMENTS = 2
+    NOT_FINITE = 3
+    OTHER_DTYPES = 4
+    PRIVATE = 5
+    OUT = 6
+    EMPTY = 7
+
+    def __str__(self) -> str:
+        return _NAMES[self]
+
+
+_NAMES = ("everyday", "uneven shards", "arguments", "not finite", "other dtypes", "private op", "out=", "empty shards")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Severity:
+    """How soon a user meets a case: the order of these, smallest first, is the order of causes."""
+
+    raises: bool
+    reach: Reach
+    odd_placements: int = 0
+    """0 for shards and replicas, 1 with a partial sum among the inputs, 2 with other placements."""
+    axes: int = 1
+
+    def __str__(self) -> str:
+        return f"{'raises' if self.raises else 'silent'}, {self.reach}"
+
+
+def severity(program: Program, raises: bool) -> Severity:
+    """The severity of a program that goes wrong: silently, or by an error on some rank."""
+    placed = [p for layout in program.inputs for p in layout]
+    odd = max((_oddness(p) for p in placed), default=0)
+    return Severity(raises, reach(program), odd, len(program.mesh) + program.flattened)
+
+
+def _oddness(placement: object) -> int:
+    if isinstance(placement, Partial):
+        return 1 if placement.reduce_op == "sum" else 2
+    cut = shard_cut(placement)  # type: ignore[arg-type]
+    return 2 if cut is not None and cut[1] > 1 else 0
+
+
+def reach(program: Program) -> Reach:
+    """The reach of a program: the last line of the table that applies."""
+    sample = program.sample
+    integers = [leaf for name, value in sample.call.named().items() if is_index(name) for leaf in leaf_numbers(value)]
+    dtypes = [x.dtype for i, x in enumerate(sample.tensors) if i not in integers]
+    applies = {
+        Reach.UNEVEN: _cut_sizes(program, lambda size, ranks: size % ranks > 0),
+        Reach.ARGUMENTS: any(_special_arguments(sample.call)),
+        Reach.NOT_FINITE: not all(bool(x.isfinite().all()) for x in sample.tensors) or _scalars_not_finite(sample.call),
+        Reach.OTHER_DTYPES: not all(dtype.is_floating_point for dtype in dtypes) or "int64" in program.then,
+        Reach.PRIVATE: is_private(sample.op),
+        Reach.OUT: bool(out_leaves(sample.call)),
+        Reach.EMPTY: any(not x.numel() for x in sample.tensors) or _empty_shards(program),
+    }
+    return max((level for level, holds in applies.items() if holds), default=Reach.EVERYDAY)
+
+
+def _cut_sizes(program: Program, test: Callable[[int, int], bool]) -> bool:
+    for x, layout in zip(program.sample.tensors, program.inputs, strict=True):
+        ranks: dict[int, int] = {}
+        for placement, size in zip(layout, program.mesh, strict=True):
+            if (cut := shard_cut(placement)) is not None:
+                ranks[cut[0]] = ranks.get(cut[0], 1) * size
+        if any(dim < x.ndim and test(x.shape[dim], many) for dim, many in ranks.items()):
+            return True
+    return False
+
+
+def _empty_shards(program: Program) -> bool:
+    for x, layout in zip(program.sample.tensors, program.inputs, strict=True):
+        try:
+            shapes = local_shapes_on(x.shape, layout, program.mesh)
+        except LocalTensorError:  # a shard of no dim
+            continue
+        if x.numel() and any(not math.prod(shape) for shape in shapes):
+            return True
+    return False
+
+
+def _special_arguments(call: Call) -> Iterator[str]:
+    schema = {a.name: a for a in overload(call.op)._schema.arguments}
+    for _, name, value in named_arguments(call):
+        argument = schema[name]
+        dims = counts_dims(name) and value not in ([], ())
+        if (argument.has_default_value() and not dims and not argument.is_out and value != argument.default_value) or (
+            not argument.has_default_value() and counts_dims(name) and value in ([], ())
+        ):
+            yield name
+
+
+def _scalars_not_finite(call: Call) -> bool:
+    leaves = pytree.tree_leaves((call.args, dict(call.kwargs)))
+    return any(isinstance(v, (float, complex)) and not math.isfinite(abs(v)) for v in leaves)
+
+
+def is_private(op: str) -> bool:
+    """Whether no public function has the op's name: `_foreach_add` is private, `__lshift__` is the operator `<<`."""
+    namespace, packet, _ = op.split(".")
+    if namespace != "aten":
+        return namespace in ("prims", "_c10d_functional")
+    return packet not in OPERATORS and not any(_owners(packet))
+
+
+OPERATORS = {"__lshift__": "<<", "__rshift__": ">>", "__and__": "&", "__or__": "|", "__xor__": "^"}
+"""Overloads that are operators of Python."""
+_MODULES = (
+    ("torch", torch, ""), ("F", torch.nn.functional, ""), ("torch.linalg", torch.linalg, "linalg_"),
+    ("torch.fft", torch.fft, "fft_"), ("torch.special", torch.special, "special_"),
+)  # fmt: skip
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def _owners(name: str) -> Iterator[str]:
+    """The public spellings of a function of that name: `torch.cumprod`, `F.mse_loss`."""
+    if name.startswith("_"):
+        return
+    for text, module, prefix in _MODULES:
+        bare = name.removeprefix(prefix)
+        if (not prefix or bare != name) and callable(getattr(module, bare, None)):
+            yield f"{text}.{bare}"
+    if callable(getattr(Tensor, name, None)):
+        yield f"Tensor.{name}"
+
+
+def spellings(call: Call) -> Iterator[str]:
+    """Python texts of the call, the public ones first: `x0 << 1`, `F.mse_loss(x0, x1)`; the overload's own last."""
+    packet = call.op.split(".")[1]
+    args = list(call.args)
+    if packet in OPERATORS and len(args) == 2 and not call.kwargs:
+        yield f"{argument_text(args[0])} {OPERATORS[packet]} {argument_text(args[1])}"
+    named = [(name, value) for name, value in call.kwargs]
+    schema = [a.name for a in overload(call.op)._schema.arguments]
+    by_name = dict(zip(schema, args, strict=False)) | dict(named)
+    if type(by_name.get("reduction")) is int:  # an enumeration in the overload, a word in public
+        args = [v for name, v in zip(schema, args, strict=False) if name != "reduction"]
+        cut = schema.index("reduction")
+        named = [(n, v) for n, v in zip(schema[cut + 1 :], call.args[cut + 1 :], strict=False)] + named
+        args, word = args[:cut], _REDUCTIONS[by_name["reduction"] % 3]
+        named = [(n, v) for n, v in named if n != "reduction"] + ([("reduction", word)] if word != "mean" else [])
+    text = ", ".join([*map(argument_text, args), *(f"{n}={argument_text(v)}" for n, v in named)])
+    rest = ", ".join([*map(argument_text, args[1:]), *(f"{n}={argument_text(v)}" for n, v in named)])
+    for owner in _owners(packet):
+        if not owner.startswith("Tensor."):
+            yield f"{owner}({text})"
+        elif args and isinstance(args[0], Leaf):
+            yield f"{argument_text(args[0])}.{owner.removeprefix('Tensor.')}({rest})"
+    plain = ", ".join([*map(argument_text, call.args), *(f"{n}={argument_text(v)}" for n, v in call.kwargs)])
+    yield f"torch.ops.{call.op}({plain})"
+
+
+def spelled(sample: Sample) -> str:
+    """The first spelling that gives what the call gives, on these tensors."""
+    every = list(spellings(sample.call))
+    try:
+        torch.manual_seed(0)
+        want = sample.call([x.clone() for x in sample.tensors])
+    except REJECTIONS:
+        return every[-1]
+    for text in every[:-1]:
+        scope = {"torch": torch, "F": torch.nn.functional, "inf": math.inf, "nan": math.nan} | {
+            f"x{i}": x.clone() for i, x in enumerate(sample.tensors)
+        }
+        try:
+            torch.manual_seed(0)
+            got = eval(text, scope)  # noqa: S307  # of our own making
+        except Exception:  # noqa: S112  # why: the public function has other arguments
+            continue
+        if _same(got, want):
+            return text
+    return every[-1]
+
+
+def _same(got: object, want: object) -> bool:
+    one, other = pytree.tree_leaves(got), pytree.tree_leaves(want)
+    if len(one) != len(other):
+        return False
+    for a, b in zip(one, other, strict=True):
+        if isinstance(a, Tensor) != isinstance(b, Tensor):
+            return False
+        same = torch.equal(a.nan_to_num(), b.nan_to_num()) and a.dtype == b.dtype if isinstance(a, Tensor) else a == b
+        if not same:
+            return False
+    return True
+
+
+def raises(reason: str) -> bool:
+    """Whether the fault is an error on some rank, or a hang, by its reason in words; else it is silent."""
+    return bool(re.search(r"\braises? |refuses this call|cannot assemble|^stops|^hangs|dies \(", reason))
+
+
+def most_ordinary(start: Program, shows: Callable[[Program], bool], *, budget: int = MAX_RUNS) -> Program:
+    """The most ordinary program found for which `shows` holds: each step has a severity that is no worse.
+
+    Float32, even shards and 1, 2, 3 ... come first, then few ranks, no second op, few dims and short ones.
+    """
+    stages = [(name, _more_ordinary(stage)) for name, stage in _STAGES]
+    return base_shrink.shrink(start, shows, budget=budget, stages=stages).smallest
+
+
+def _rank(program: Program) -> tuple[Severity, tuple[int, ...]]:
+    return severity(program, False), _strange(program)
+
+
+def _strange(program: Program) -> tuple[int, ...]:
+    """How far a program is from five ordinary lines: a second op, ranks, tensors, dtypes, dims, sizes, arguments, values."""
+    sample = program.sample
+    other = sum(x.dtype != torch.float32 for x in sample.tensors)
+    dims, arguments = sum(x.ndim for x in sample.tensors), len(scalar_arguments(sample.call))
+    odd = sum(not _is_counted(x) for x in sample.tensors)
+    return (bool(program.then), program.ranks, len(sample.tensors), other, dims, _far_sizes(program), arguments, odd)
+
+
+def _far_sizes(program: Program) -> int:
+    """How far the sizes of the tensors are from twice the ranks or less."""
+    return sum(max(0, n - 2 * program.ranks) for x in program.sample.tensors for n in x.shape)
+
+
+def _is_counted(x: Tensor) -> bool:
+    return x.dtype == torch.bool or bool(torch.equal(_counted(x), x))
+
+
+def _counted(x: Tensor) -> Tensor:
+    """1, 2, 3 ... in this shape and dtype."""
+    return (torch.arange(x.numel()) % 9 + 1).reshape(x.shape).to(x.dtype)
+
+
+def _floats(program: Program) -> Iterator[Program]:
+    """All tensors in float32, then all but booleans and positions; with values 1, 2, 3 ..., and with their own."""
+    tensors = program.sample.tensors
+    indices = {leaf for name, v in program.sample.call.named().items() if is_index(name) for leaf in leaf_numbers(v)}
+    for kept in (set[int](), indices):
+        some = {i: x for i, x in enumerate(tensors) if i not in kept}
+        real = {i: (x.real if x.is_complex() else x).to(torch.float32).contiguous() for i, x in some.items()}
+        yield with_tensors(program, {i: _counted(x) for i, x in real.items()})
+        yield with_tensors(program, real)
+    dims = {i: x.to(torch.float32) for i, x in enumerate(tensors) if x.dtype == torch.float64}
+    if dims:
+        yield with_tensors(program, dims)
+
+
+def _round_values(program: Program) -> Iterator[Program]:
+    """Values 1, 2, 3 ..., in all tensors or in one; then whole numbers, then one decimal."""
+    tensors = program.sample.tensors
+    yield with_tensors(program, {i: _counted(x) for i, x in enumerate(tensors) if x.dtype != torch.bool})
+    yield with_tensors(
+        program,
+        {i: _counted(x).flip(0) if x.ndim else _counted(x) for i, x in enumerate(tensors) if x.dtype.is_floating_point},
+    )
+    for i, x in enumerate(tensors):
+        if x.dtype != torch.bool:
+            yield with_tensors(program, {i: _counted(x)})
+    for digits in (0, 1):
+        yield with_tensors(
+            program, {i: x.round(decimals=digits) for i, x in enumerate(tensors) if x.dtype.is_floating_point}
+        )
+
+
+def _even_sizes(program: Program) -> Iterator[Program]:
+    """Sizes of twice the ranks, of the ranks, and of one, for every dim of one size."""
+    sizes = sorted({n for x in program.sample.tensors for n in x.shape}, reverse=True)
+    ranks = program.ranks
+    for to in (2 * ranks, ranks, 1):
+        yield from resized(program, {n: to for n in sizes if n > to}, None)
+    for n, to in itertools.product(sizes, (2 * ranks, ranks, ranks + 1, 1)):
+        if to < n:
+            yield from resized(program, {n: to}, None)
+
+
+def _contiguous(program: Program) -> Iterator[Program]:
+    yield with_tensors(program, {i: x.contiguous() for i, x in enumerate(program.sample.tensors)})
+
+
+_STAGES: Sequence[tuple[str, Callable[[Program], Iterator[Program]]]] = (
+    ("floats", _floats), ("ranks", fewer_ranks), ("axes", fewer_axes), ("operands", fewer_operands),
+    ("dims", fewer_dims), ("sizes", _even_sizes), ("scalars", simpler_scalars), ("contiguous", _contiguous),
+    ("values", _round_values),
+)  # fmt: skip
+
+
+def _more_ordinary(stage: Callable[[Program], Iterator[Program]]) -> Callable[[Program], Iterator[Program]]:
+    """The candidates of a stage that are more ordinary than their program, until torch refuses to compute one."""
+
+    def candidates(program: Program) -> Iterator[Program]:
+        before = _rank(program)
+        with contextlib.suppress(*REJECTIONS):
+            for one in stage(program):
+                if _rank(one) < before:
+                    yield one
+
+    return candidates
+
+
+def forward_programs(program: Program) -> Iterator[Program]:
+    """For a call of a backward overload, `F.mse_loss(x, y)` and its gradient on the same tensors, where they suffice.
+
+    The forward overload is the one of that name whose arguments the backward has by the same names.
+    """
+    namespace, packet, _ = program.sample.op.split(".")
+    if not packet.endswith("_backward") or program.then:
+        return
+    given = program.sample.call.named()
+    for name in dict.fromkeys((packet.removesuffix("_backward").lstrip("_"), packet.removesuffix("_backward"))):
+        found = getattr(getattr(torch.ops, namespace), name, None)
+        for which in found.overloads() if found is not None else ():
+            schema = getattr(found, which)._schema.arguments
+            if any((a.name not in given and not a.has_default_value()) or a.is_out for a in schema):
+                continue
+            args = [given[a.name] for a in schema if a.name in given and not a.kwarg_only]
+            kwargs = {a.name: given[a.name] for a in schema if a.name in given and a.kwarg_only}
+            tensors = program.sample.tensors
+            leaves = [leaf for value in (*args, *kwargs.values()) for leaf in leaf_numbers(value)]
+            call = Call(f"{namespace}.{name}.{which}", tuple(args), tuple(kwargs.items()))
+            whole = replace(program, sample=replace(program.sample, call=call))
+            gone = [i for i in range(len(tensors)) if i not in leaves]
+            for then in ("grad", "grad S(0)"):
+                yield replace(without_tensors(whole, call, gone), then=then)

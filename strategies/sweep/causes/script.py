@@ -1,0 +1,301 @@
+"""The script of a cause: a few lines of plain torch that show it, which start their own ranks, and a run of them on gloo.
+
+The exit code of a script is 1 if the fault shows, 0 if it does not, and 2 if it cannot be run there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor._util import pickling
+from localtensor.layout import Layout, Mesh, is_supported
+from strategies.model.code_text import FLATTEN_FUNCTION, flatten_code, placements_code, slack_text, tensor_literal
+from strategies.model.oracle import REJECTIONS, mutates
+from strategies.model.rule import Program
+from strategies.programs.repro.script import argument_code, body_code, helper_functions, tolerances_code
+from strategies.programs.run.follow_ups import GRADS
+from strategies.programs.run.local_inputs import local_inputs_of
+from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.sweep.causes.cause import Case
+from strategies.sweep.causes.reach import spelled
+from strategies.torch_api.mesh_and_caches import averages_code
+from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
+
+SHOWS, RIGHT, FAILED = "shows", "does not show", "cannot be run"
+MOST_WRITTEN = 16
+"""Elements of a tensor that are written one by one; a longer one that counts is written as `arange`."""
+
+_SCRIPT = '''"""{title}
+
+{about}
+
+Run:  python {name}
+It starts its {ranks} ranks itself; `torchrun --nproc-per-node {ranks} {name}` does the same.
+Exit code 1: the fault shows.  0: it does not.  2: it cannot be run with this torch.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+{imports}
+RANKS, RAISES = {ranks}, {raises}
+{helpers}
+
+def check():
+{body}
+
+
+def differs(got, want, atol):
+    """Print what DTensor gives and what is right; whether they differ, in the ranks' pieces or as a whole."""
+    rank, apart, placements = dist.get_rank(), False, getattr(got, "placements", None)
+    if isinstance(got, DTensor) and isinstance(want, torch.Tensor):
+        layout = [Replicate() if p.is_partial() else p for p in placements]
+        if all(not p.is_shard() or p.dim < want.ndim for p in layout):
+            held, right = got.to_local(), distribute_tensor(want, got.device_mesh, layout, src_data_rank=None).to_local()
+            apart = held.shape != right.shape
+            if apart:
+                print(f"rank {{rank}} holds shape {{tuple(held.shape)}}, and {{placements}} of {{tuple(want.shape)}} is {{tuple(right.shape)}}", flush=True)
+    flag = torch.tensor([float(apart)])
+    dist.all_reduce(flag)
+    if flag.item():
+        return True
+    got = got.full_tensor() if isinstance(got, DTensor) else got
+    if isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor):
+        alike = (got.shape, got.dtype) == (want.shape, want.dtype)
+        apart = not (alike and torch.allclose(got, want, rtol=0.0, atol=atol, equal_nan=True))
+    else:
+        apart = got != want
+    if rank == 0:
+        print(f"DTensor gives {{got}}{{f', from {{placements}}' if placements else ''}}\\nright is {{want}}", flush=True)
+    return apart
+
+
+def main():
+    dist.init_process_group("gloo")
+    try:
+        wrong = check()
+        dist.barrier()
+    except Exception as error:
+        traceback.print_exc()
+        print(f"rank {{dist.get_rank()}} raises {{type(error).__name__}}: {{error}}", flush=True)
+        os._exit(1 if RAISES else 2)
+    dist.destroy_process_group()
+    sys.exit(1 if wrong else 0)
+
+
+def start():
+    """Start the ranks as processes, as torchrun does, and end them all when one has failed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    env = {{**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}}
+    ranks = [subprocess.Popen([sys.executable, __file__], env={{**env, "RANK": str(r)}}) for r in range(RANKS)]
+    while None in [p.poll() for p in ranks] and not any(p.poll() for p in ranks):
+        time.sleep(0.05)
+    codes = [p.poll() for p in ranks]
+    for p in ranks:
+        p.kill()
+    sys.exit(next((code for code in codes if code), 0))
+
+
+if __name__ == "__main__":
+    main() if "RANK" in os.environ else start()
+'''
+_IMPORTS = """{more}
+import torch
+import torch.distributed as dist
+{functional}import torch.nn.functional as F  # noqa: F401
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
+{private}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed.
+
+    `verdict` is "shows", "does not show" or "cannot be run".
+    """
+
+    script: str
+    lines: str
+    prints: str
+    verdict: str
+
+
+def written(case: Case, title: str, about: str, name: str) -> Iterator[tuple[str, str]]:
+    """Scripts for the case, the shortest first, each with the lines that show it.  None where it cannot be written."""
+    program = case.program
+    if not all(is_supported(p) for layout in program.inputs for p in layout):
+        return
+    with contextlib.suppress(*REJECTIONS):
+        inputs = _inputs(program)
+        truth = oracle_of_program(program)
+        atols = [slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True)]
+        bodies: list[tuple[list[str], list[str]]] = []
+        if program.then in GRADS and not mutates(program.sample.op):
+            bodies.append((_gradient(program), []))
+        elif not program.then and len(truth.outputs) == 1 and not mutates(program.sample.op):
+            text = spelled(program.sample)
+            bodies.append(([f"return differs({_on_dtensors(text)}, {text}, {atols[0]})"], []))
+        bodies.append(_general(program, tolerances_code(truth)))
+        for lines, helpers in bodies:
+            shown = "\n".join([_mesh(program), *inputs, *lines])
+            yield _text(case, title, about, name, shown, helpers), shown
+
+
+def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Sequence[str]) -> str:
+    program = case.program
+    helpers = [*([averages_code().strip()] if case.averages else []), *helpers]
+    source = "\n".join([*helpers, shown])
+    more = "import functools\nimport inspect\n" if "inspect." in source else ""
+    more += "from collections.abc import Callable, Sequence\n" if "Sequence[" in source else ""
+    more += "from math import inf, nan\n" if re.search(r"\b(inf|nan)\b", source) else ""
+    more += "from typing import Any\n" if re.search(r"\bAny\b", source) else ""
+    functional = "import torch.distributed._functional_collectives as functional\n" if case.averages else ""
+    private = "from torch import Tensor\n" if re.search(r"\bTensor\b", source.replace("torch.Tensor", "")) else ""
+    if "_StridedShard" in source or "Placement" in source:
+        private += "from torch.distributed.tensor.placement_types import Placement, _StridedShard  # noqa: F401\n"
+    return _SCRIPT.format(
+        title=title, about=textwrap.fill(about, 110), name=name, ranks=program.ranks, raises=case.severity.raises,
+        imports=_IMPORTS.format(more=more, functional=functional, private=private),
+        helpers="\n\n" + "\n\n\n".join(helpers) + "\n" if helpers else "", body=textwrap.indent(shown, "    "),
+    )  # fmt: skip
+
+
+def _mesh(program: Program) -> str:
+    names = Mesh.of(*program.mesh).names
+    made = f'mesh = init_device_mesh("cpu", {program.mesh}, mesh_dim_names={names})'
+    if program.flattened and len(names) > 1:
+        return f"{made}\n{flatten_code(names, names).strip()}"
+    return made if len(names) > 1 else f'mesh = init_device_mesh("cpu", {program.mesh})'
+
+
+def _inputs(program: Program) -> list[str]:
+    held = local_inputs_of(program)
+    return [_input(i, x, program.inputs[i], held[i]) for i, x in enumerate(program.sample.tensors)]
+
+
+def _input(i: int, x: Tensor, layout: Layout, held: Sequence[Tensor]) -> str:
+    if any(isinstance(p, Partial) or type(p).__name__ == "_StridedShard" for p in layout):
+        return argument_code(i, x, layout, held).replace("[rank]", "[dist.get_rank()]")
+    code = placements_code(_plain(layout))
+    return f"x{i} = {literal(x)}\nd{i} = distribute_tensor(x{i}, mesh, {code})"
+
+
+def _plain(layout: Layout) -> list[Placement]:
+    return [Shard(p.dim) if isinstance(p, Shard) else p for p in layout]
+
+
+def literal(x: Tensor) -> str:
+    """Python text of the tensor, in as few letters as its values allow.
+
+    >>> literal(torch.tensor([1.0, 2.0])), literal(torch.arange(1, 26).float().reshape(5, 5))
+    ('torch.tensor([1.0, 2.0])', 'torch.arange(1.0, 26.0).reshape((5, 5))')
+    """
+    if x.numel() > MOST_WRITTEN and x.is_contiguous() and x.dtype in (torch.float32, torch.int64):
+        flat, number = x.flatten(), float if x.dtype.is_floating_point else int
+        first, step = flat[0].item(), 1
+        if torch.equal(flat, torch.arange(x.numel(), dtype=x.dtype) * step + first):
+            return f"torch.arange({number(first)}, {number(first + x.numel())}).reshape({tuple(x.shape)})"
+        if torch.equal(flat, (torch.arange(x.numel()) % 9 + 1).to(x.dtype)):
+            one = "1.0" if x.dtype.is_floating_point else "1"
+            return f"(torch.arange({x.numel()}) % 9 + {one}).reshape({tuple(x.shape)})"
+    text = tensor_literal(x)
+    return re.sub(r", dtype=torch\.(float32|int64)\)$", ")", text) if _has_default_dtype(x) else text
+
+
+def _has_default_dtype(x: Tensor) -> bool:
+    usual = torch.float32 if x.dtype.is_floating_point else torch.int64
+    return x.numel() > 0 and x.is_contiguous() and x.dtype == usual and all(map(math.isfinite, x.flatten().tolist()))
+
+
+def _on_dtensors(text: str) -> str:
+    return re.sub(r"\bx(\d+)\b", r"d\1", text)
+
+
+def _gradient(program: Program) -> list[str]:
+    """Lines that compare gradients of the sum of the result."""
+    text = spelled(program.sample)
+    real = [i for i, x in enumerate(program.sample.tensors) if x.dtype.is_floating_point or x.dtype.is_complex]
+    leaves = "; ".join(f"x{i}.requires_grad_(); d{i}.requires_grad_()" for i in real)
+    lines = leaves.split("; ")
+    lines += [f"{_summed(text)}.backward()", f"{_summed(_on_dtensors(text))}.backward()"]
+    checks = ", ".join(f"differs(d{i}.grad, x{i}.grad, 1e-4)" for i in real)
+    return [*lines, f"return {checks}" if len(real) == 1 else f"return any([{checks}])"]
+
+
+def _summed(text: str) -> str:
+    return f"{text}.sum()" if re.fullmatch(r"[\w.]+\(.*\)", text) else f"({text}).sum()"
+
+
+def _general(program: Program, atols: str) -> tuple[list[str], list[str]]:
+    """Lines for any program, and the functions that they use."""
+    names = [f"x{i}" for i in range(len(program.sample.tensors))]
+    text = re.sub(r"\bx(\d+)\b", r"x[\1]", spelled(program.sample))
+    op = f"def op(x):\n    return flat({text})\n"
+    whole = f"def program(x):\n{body_code(program)}\n"
+    lines = [
+        f"wants = program([{', '.join(names)}])",
+        f"gots = program([{_on_dtensors(', '.join(names))}])",
+        f"return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {atols}) if want is not None])",
+    ]
+    helpers = [FLATTEN_FUNCTION.strip(), *(text.strip() for text in helper_functions(program.then)), op.strip()]
+    return [*_cloned(program, names), *lines], [*helpers, whole.strip()]
+
+
+def _cloned(program: Program, names: Sequence[str]) -> list[str]:
+    """An op that writes to its arguments gets the values once for each run: `distribute_tensor` may share memory."""
+    if not mutates(program.sample.op):
+        return []
+    return [f"{name} = {name}.clone()" for name in names]
+
+
+def shown(processes: RankProcesses, case: Case, title: str, about: str, name: str) -> Shown | None:
+    """The first script of the case that shows the fault on real processes; the last one where none does."""
+    last = None
+    for text, lines in written(case, title, about, name):
+        verdict, prints = run(processes, text, case.program.ranks, raises=case.severity.raises)
+        last = Shown(text, lines, prints, verdict)
+        if verdict == SHOWS:
+            break
+    return last
+
+
+def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tuple[str, str]:
+    """The verdict of a script on real processes, and what rank 0 printed, or the error."""
+    outcomes = processes.run(check_on_rank, [text] * ranks)
+    fault = first_rank_failure(outcomes)
+    if fault is not None:
+        said = (
+            f"rank {fault.ranks[0]} raises {fault.raised.kind}: {fault.raised.message}" if fault.raised else fault.text
+        )
+        return (SHOWS if raises else FAILED), said.splitlines()[0]
+    values = returned_values(outcomes)
+    wrong = any(wrong for wrong, _ in values)
+    prints = next((printed for _, printed in values if printed), "")
+    return (SHOWS if wrong else RIGHT), prints
+
+
+def check_on_rank(sent: bytes) -> bytes:
+    """Run `check` of the pickled script on this rank.  Returns, pickled, whether the fault shows, and what was printed."""
+    scope = {"__name__": "cause"}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(pickling.loads(sent), "<cause>", "exec"), scope)  # noqa: S102  # a script of our own making
+        wrong = bool(scope["check"]())  # type: ignore[operator]
+    return pickling.dumps((wrong, printed.getvalue().strip()))

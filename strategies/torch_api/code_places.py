@@ -1,0 +1,135 @@
+"""Where a function of torch stands: the registered function of an op, seen through torch's factories.
+
+Most strategies are closures that a factory makes for an op.  Where a closure holds another strategy (that of the functional
+op for its `out=` form, a dim map of a view), the inner one is the place.  Where it holds a list of rules, the name of that
+list in its module is the `detail`.
+
+| torch part (under torch.distributed.tensor)                  | read on     | run on |
+|----------------------------------------------------------------|-------------|--------|
+| the registries of `dtensor.registered_functions`               | 2.11 - 2.15 | 2.13   |
+| ._sharding_prop: decomp_strategy._propagate_through_decomp     | by feature     | 2.13   |
+| ._op_dispatcher._dispatch_fast_path_python_tail, .wrap         | by feature     | 2.13   |
+| torch._decomp.decomposition_table, OpOverload._can_decompose   | 2.11 - 2.15 | 2.13   |
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.distributed.tensor import DTensor
+
+from strategies.torch_api.dtensor import propagator, registry_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CodePlace:
+    """A function: its name, `torch/...py` (or the file's name, outside of torch), its line, and what a factory gave it."""
+
+    name: str
+    file: str
+    line: int
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}{f' with {self.detail}' if self.detail else ''} ({self.file}:{self.line})"
+
+
+_TABLES = {
+    "single-dim strategy": "op_single_dim_strategy_funcs",
+    "op strategy": "op_strategy_funcs",
+    "rule": "op_to_rules",
+}
+
+
+@functools.cache
+def registered_place(op: torch._ops.OpOverload) -> CodePlace | None:
+    """The place of the function that decides the op's placements: its strategy, or else its decomposition."""
+    how = registry_of(op)
+    if how == "decomposition":
+        return decomposition_place(op)
+    if not how:
+        return None
+    found = getattr(propagator(), _TABLES[how])[op]
+    return place_of(getattr(found, "func", found))
+
+
+def decomposition_place(op: torch._ops.OpOverload) -> CodePlace:
+    """The place of the op's decomposition; that of a composite kernel in C++ has no file."""
+    function = decomposition_table.get(op)
+    if function is not None:
+        return place_of(inspect.unwrap(function))
+    return CodePlace(f"{op._schema.name.replace('::', '.')} (CompositeImplicitAutograd)", "", 0)
+
+
+def place_of(function: Any) -> CodePlace:
+    """The place of a function or method, through partials and factories."""
+    inner, detail = _seen_through(function)
+    code = getattr(inner, "__code__", None)
+    name = getattr(inner, "__qualname__", type(inner).__name__).replace(".<locals>", "")
+    if code is None:
+        return CodePlace(name, "", 0, detail)
+    return CodePlace(name, _shown_file(code.co_filename), code.co_firstlineno, detail)
+
+
+def _shown_file(name: str) -> str:
+    _, found, rest = name.replace("\\", "/").rpartition("/torch/")
+    return f"torch/{rest}" if found else name.replace("\\", "/").rpartition("/")[2]
+
+
+def _seen_through(function: Any) -> tuple[Any, str]:
+    """The innermost strategy that a closure holds, and the name of the list of rules that it holds, or ""."""
+    detail = ""
+    for _ in range(8):
+        function = inspect.unwrap(function)
+        if isinstance(function, functools.partial):
+            function = function.func
+            continue
+        held = list(_held(function))
+        listed = [name for value in held if isinstance(value, list) and (name := _global_name(function, value))]
+        detail = listed[0] if listed else detail
+        factory = getattr(function, "__qualname__", "").rpartition("<locals>")[0]
+        inner = [v for v in held if inspect.isfunction(v) and v.__module__.startswith("torch.") and v is not function]
+        inner = [v for v in inner if not v.__qualname__.startswith(factory)] if factory else []  # not its helpers
+        if len(inner) != 1:
+            return function, detail
+        function = inner[0]
+    return function, detail
+
+
+def _held(function: Any) -> Iterator[Any]:
+    """What a closure holds, and the defaults of its parameters."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from getattr(function, "__defaults__", None) or ()
+    yield from (getattr(function, "__kwdefaults__", None) or {}).values()
+
+
+def _global_name(function: Any, value: list[Any]) -> str:
+    """The name of this very list in the function's module; `A + B` for a concatenation; else how it prints."""
+    scope = vars(sys.modules.get(function.__module__, torch))
+    exact = [name for name, other in scope.items() if other is value]
+    if exact:
+        return exact[0]
+    return str(value) if value else ""
+
+
+def dispatcher_place() -> CodePlace:
+    """The part of the dispatcher that makes DTensors of the ranks' results."""
+    dispatcher: Any = type(DTensor._op_dispatcher)
+    return place_of(getattr(dispatcher, "_dispatch_fast_path_python_tail", dispatcher.wrap))
+
+
+def tracer_place() -> CodePlace:
+    """The part of DTensor that traces a decomposition once for the placements."""
+    decompositions: Any = type(getattr(propagator(), "decomp_strategy", None))
+    return place_of(decompositions._propagate_through_decomp)

@@ -1,0 +1,82 @@
+"""The function of torch that makes a fault, found by replacing it."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Shard
+
+from strategies.model.rule import Call, Leaf, Program, Sample
+from strategies.sweep.causes.attribution import DISPATCHER, REDISTRIBUTION, RULE, Attributor, fault_class, program_work
+from strategies.sweep.causes.cause import cause_key, result_class
+from strategies.torch_api.counterfactuals import DECOMPOSITION
+from tests.strategies.sweep.causes.programs import CUMPROD, program
+
+SHIFT = program(Call("aten.__lshift__.Scalar", (Leaf(0), 1)), torch.arange(1, 5), inputs=((Shard(0),),))
+LOSS = program(
+    Call("aten.mse_loss.default", (Leaf(0), Leaf(1))), torch.arange(1.0, 5.0), torch.zeros(4),
+    inputs=((Shard(0),), (Shard(0),)), then="grad",
+)  # fmt: skip
+FLATTENED = Program(
+    Sample(Call("aten.clone.default", (Leaf(0),)), (torch.arange(1.0, 6.0),), ""), (2, 2), ((Shard(0), Shard(0)),),
+    flattened=True,
+)  # fmt: skip
+RIGHT = program(Call("aten.mul.Scalar", (Leaf(0), 2.0)), torch.arange(1.0, 5.0), inputs=((Shard(0),),))
+LATER = program(
+    Call("aten.add.Tensor", (Leaf(0), Leaf(1))), torch.ones(4), torch.ones(4), inputs=((Partial(),), (Partial(),)),
+    then="squared",
+)  # fmt: skip
+
+
+def caused_by(given):
+    return Attributor(program_work(given), judged=False).cause()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "function"),
+    [
+        (CUMPROD, RULE, "scan_strategy"),
+        (LOSS, DECOMPOSITION, "DecompShardingStrategy._propagate_through_decomp"),
+        (SHIFT, DISPATCHER, "OpDispatcher._dispatch_fast_path_python_tail"),
+        (FLATTENED, REDISTRIBUTION, "Shard._to_replicate_tensor"),
+    ],
+)
+def test_the_function_whose_replacement_cures_a_fault_is_its_cause(given, kind, function):
+    if torch.__version__.split(".")[:2] != ["2", "13"]:
+        pytest.skip("other versions have other faults")
+    found = caused_by(given)
+    assert (found.kind, found.place.name) == (kind, function)
+    assert found.place.file.startswith("torch/distributed/tensor/") and found.place.line > 1
+    assert found.fix
+
+
+def test_a_right_program_has_no_cause():
+    assert caused_by(RIGHT) is None and caused_by(LATER) is None
+
+
+def test_replacing_another_function_does_not_cure_it():
+    from strategies.torch_api import counterfactuals
+    from strategies.torch_api.code_places import CodePlace
+
+    attributor = Attributor(program_work(CUMPROD), judged=False)
+    other = CodePlace("none", "torch/none.py", 1)
+    assert not attributor.cures(lambda: counterfactuals.rules_replaced(other))
+    assert not attributor.cures(counterfactuals.redistribution_replaced)
+
+
+def test_faults_of_one_function_in_one_way_have_one_key():
+    shorter = program(Call("aten.cumsum.default", (Leaf(0), -1)), torch.arange(1.0, 5.0), inputs=((Shard(0),),))
+    one, other = caused_by(CUMPROD), caused_by(shorter)
+    if one is None or other is None:
+        pytest.skip("this torch is right")
+    assert cause_key(one) == cause_key(other) != cause_key(caused_by(LOSS))
+
+
+def test_the_class_of_a_fault_is_read_from_its_reason():
+    assert fault_class("rank 1 raises IndexError: x; its peers go on and wait") == "raises"
+    assert fault_class("DTensor refuses this call on every rank: RuntimeError: x") == "refused"
+    assert fault_class("rank 1 holds shape (1,), S(0) of (1,) is (0,)") == "shape"
+    assert fault_class("rank 0 assembles the result from S(0): 1 at [0] where the op gives 2") == "values"
+    assert (result_class("S(0) -> P(sum)"), result_class("S(0) -> R, S(1)"), result_class("P(max) -> ()")) == (
+        "P",
+        "S",
+        "P",
+    )

@@ -1,0 +1,67 @@
+"""Which users a fault meets, and how the call is spelled that they write."""
+
+import math
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Shard
+
+from strategies.model.rule import Call, Leaf
+from strategies.sweep.causes.reach import Reach, Severity, forward_programs, most_ordinary, reach, severity, spelled
+from tests.strategies.sweep.causes.programs import CUMPROD, program
+
+X = torch.arange(1.0, 5.0)
+ROWS = ((Shard(0),),)
+CASES = [
+    (Reach.EVERYDAY, CUMPROD),
+    (Reach.UNEVEN, program(CUMPROD.sample.call, torch.arange(1.0, 4.0), inputs=ROWS)),
+    (Reach.ARGUMENTS, program(Call("aten.amax.default", (Leaf(0), [0], True)), X, inputs=ROWS)),
+    (Reach.NOT_FINITE, program(Call("aten.sign.default", (Leaf(0),)), X * math.nan, inputs=ROWS)),
+    (Reach.OTHER_DTYPES, program(Call("aten.__lshift__.Scalar", (Leaf(0), 1)), X.long(), inputs=ROWS)),
+    (Reach.PRIVATE, program(Call("aten._foreach_sign.default", ([Leaf(0)],)), X, inputs=ROWS)),
+    (Reach.OUT, program(Call("aten.sign.out", (Leaf(0),), (("out", Leaf(1)),)), X, X, inputs=ROWS * 2)),
+    (Reach.EMPTY, program(Call("aten.sign.default", (Leaf(0),)), torch.ones(1), inputs=ROWS)),
+]
+
+
+@pytest.mark.parametrize(("level", "given"), CASES, ids=lambda value: str(value)[:20])
+def test_each_reach_has_a_case(level, given):
+    assert reach(given) is level
+
+
+def test_the_order_of_severity():
+    silent = [severity(given, raises=False) for _, given in CASES]
+    loud = [severity(given, raises=True) for _, given in CASES]
+    assert sorted([*loud, *reversed(silent)]) == [*silent, *loud]
+    partial = program(CASES[3][1].sample.call, X, inputs=((Partial(),),))
+    assert severity(CUMPROD, raises=False) < severity(partial, raises=False) < Severity(False, Reach.UNEVEN)
+
+
+@pytest.mark.parametrize(
+    ("call", "tensors", "text"),
+    [
+        (Call("aten.cumprod.default", (Leaf(0), -1)), (X,), "torch.cumprod(x0, -1)"),
+        (Call("aten.__lshift__.Scalar", (Leaf(0), 1)), (X.long(),), "x0 << 1"),
+        (Call("aten.mse_loss.default", (Leaf(0), Leaf(1))), (X, X + 1), "F.mse_loss(x0, x1)"),
+        (Call("aten.mse_loss.default", (Leaf(0), Leaf(1), 2)), (X, X + 1), "F.mse_loss(x0, x1, reduction='sum')"),
+        (Call("aten._foreach_sign.default", ([Leaf(0)],)), (X,), "torch.ops.aten._foreach_sign.default([x0])"),
+    ],
+)
+def test_a_call_is_spelled_as_users_write_it(call, tensors, text):
+    assert spelled(program(call, *tensors, inputs=ROWS * len(tensors)).sample) == text
+
+
+def test_the_most_ordinary_case_is_in_float32_on_two_ranks_and_even_shards():
+    strange = torch.rand(6, 5, dtype=torch.float64)
+    start = program(Call("aten.cumprod.default", (Leaf(0), -1)), strange, inputs=ROWS)
+    found = most_ordinary(start, lambda one: one.sample.tensors[0].shape[0] >= 2)
+    x = found.sample.tensors[0]
+    assert (x.dtype, x.ndim, x.shape[0] % 2, x.flatten().tolist()[:2]) == (torch.float32, 1, 0, [1.0, 2.0])
+
+
+def test_a_backward_overload_is_met_through_its_forward():
+    call = Call("aten.mse_loss_backward.default", (Leaf(0), Leaf(1), Leaf(2), 1))
+    given = program(call, torch.tensor(1.0), X, X + 1, inputs=(((Shard(0),),) * 3))
+    first = next(forward_programs(given))
+    assert (first.sample.op, first.then, len(first.sample.tensors)) == ("aten.mse_loss.default", "grad", 2)
+    assert list(forward_programs(CUMPROD)) == []

@@ -1,0 +1,51 @@
+"""The script of a cause: it shows the fault where there is one, and says so where there is none."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+
+from strategies.model.rule import Call, Leaf
+from strategies.sweep.causes.cause import Case
+from strategies.sweep.causes.reach import severity
+from strategies.sweep.causes.script import RIGHT, SHOWS, shown
+from strategies.torch_api.rank_runs import RankProcesses
+from tests.strategies.sweep.causes.programs import CUMPROD, program
+
+FINE = program(Call("aten.mul.Scalar", (Leaf(0), 2.0)), torch.arange(1.0, 5.0), inputs=((Shard(0),),))
+
+
+def case(given, raises=False):
+    return Case(given, "", severity(given, raises), averages=False)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with RankProcesses("gloo") as made:
+        yield made
+
+
+def test_a_fault_shows_in_a_few_lines(processes):
+    found = shown(processes, case(CUMPROD), "cumprod", "about", "cumprod.py")
+    if found.verdict == RIGHT:
+        pytest.skip("this torch is right")
+    assert found.verdict == SHOWS
+    assert found.lines.count("\n") <= 4 and "torch.cumprod(d0, -1)" in found.lines
+    assert "12." in found.prints and "24." in found.prints
+
+
+def test_a_script_that_shows_nothing_says_so(processes):
+    found = shown(processes, case(FINE), "times two", "about", "fine.py")
+    assert found.verdict == RIGHT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "code"), [(CUMPROD, 1), (FINE, 0)])
+def test_a_script_starts_its_own_ranks_and_its_exit_code_tells(processes, tmp_path, given, code):
+    found = shown(processes, case(given), "a", "about", "script.py")
+    path = tmp_path / "script.py"
+    path.write_text(found.script)
+    ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == (code if found.verdict == SHOWS else 0), ran.stderr

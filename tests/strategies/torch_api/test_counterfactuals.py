@@ -1,0 +1,50 @@
+"""What DTensor calls, traced, and one part of it replaced."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Shard, _redistribute, distribute_tensor, init_device_mesh, placement_types
+
+import localtensor as lt
+from strategies.model.rule import overload
+from strategies.torch_api import counterfactuals
+from strategies.torch_api.code_places import registered_place
+from strategies.torch_api.dtensor import propagator
+
+PARTS = [
+    (DTensor._op_dispatcher, ("_custom_op_handlers", "unwrap_to_op_info")),
+    (propagator(), ("propagate_op_sharding", "propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached")),
+    (_redistribute, ("redistribute_local_tensor",)),
+    (placement_types.Partial, counterfactuals.STEPS["Partial"]),
+    (placement_types.Shard, counterfactuals.STEPS["Shard"]),
+]
+
+
+@pytest.mark.parametrize(("owner", "names"), PARTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_part_of_torch_that_is_used_is_there(owner, names):
+    assert [name for name in names if not hasattr(owner, name)] == []
+
+
+def cumprod():
+    x = distribute_tensor(torch.arange(1.0, 5.0), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+    return torch.cumprod(x, -1).full_tensor()
+
+
+def test_a_trace_names_the_ops_and_the_functions_that_placed_them():
+    with counterfactuals.traced() as trace:
+        lt.run(cumprod, ranks=2)
+    (step,) = [step for step in trace.steps if step.op == "aten.cumprod.default"]
+    assert (step.how, step.inputs) == ("op strategy", ("S(0)",)) and step.place == registered_place(overload(step.op))
+    assert trace.wrong == []
+
+
+def test_an_op_replaced_is_right_and_keeps_its_placement():
+    with counterfactuals.op_replaced(torch.ops.aten.cumprod.default):
+        assert lt.run(cumprod, ranks=2)[0].tolist() == [1.0, 2.0, 6.0, 24.0]
+
+
+def test_a_rule_replaced_is_right_and_nothing_stays_replaced():
+    place = registered_place(torch.ops.aten.cumprod.default)
+    before = lt.run(cumprod, ranks=2)[0].tolist()
+    with counterfactuals.rules_replaced(place):
+        assert lt.run(cumprod, ranks=2)[0].tolist() == [1.0, 2.0, 6.0, 24.0]
+    assert lt.run(cumprod, ranks=2)[0].tolist() == before
