@@ -25,14 +25,14 @@ from tests.tools.versions.outcomes import HANGS, PRESENT, Column, Outcome, Scrip
 USAGE, INFRASTRUCTURE, STOPPED = 2, 3, 130
 PRELOADED = ("numpy", "torch", "torch.distributed.tensor")
 EXAMPLES = """examples:
-  localtensor validate cumsum cumprod --repro scripts
+  localtensor causes sweep.jsonl --repro scripts                    a script for each cause; validate --repro: for each finding
   python -m tests.tools.versions scripts                            a column for each version, a row for each script
   python -m tests.tools.versions scripts --torch 2.13.0 2.15.0      these two only
   python -m tests.tools.versions scripts --by-op -o versions.md     a row for each op
 
 A script is plain torch: its docstring names the ranks (`torchrun --nproc-per-node N`), and its exit code is 1 if the fault
 shows, 0 if not.  Cells: present, also if it hangs; fixed; not applicable, if this torch lacks what the script names, or
-DTensor has no rule for the op; error, any other exception, with its last line below the table; not available, if pip cannot
+DTensor has no rule for the op; error, any other exception, which stands below the table; not available, if pip cannot
 install this version.
 
 The first time pip installs each torch: minutes, and up to 6 GB each, because PyPI has builds for GPUs.  With
@@ -68,7 +68,7 @@ class Runner:
         if answer is None:
             self.__exit__()  # with all ranks: the next script has a process of its own
             return Outcome(PRESENT, HANGS)
-        return outcomes.outcome_of(script, answer)
+        return outcomes.outcome_of(script, answer["codes"], answer["output"])
 
     def _answer(self, request: list[Any], seconds: float) -> dict[str, Any] | None:
         """None where no answer came in time."""

@@ -68,23 +68,49 @@ def script_of(path: Path) -> Script:
     )
 
 
-def outcome_of(script: Script, answer: Mapping[str, Any]) -> Outcome:
-    """What the answer of `ranks.run` means for the fault of this script."""
-    raised, codes = answer["raised"], answer["codes"]
-    if raised and raised["missing"]:
-        return Outcome(NOT_APPLICABLE, f"{raised['kind']}: {raised['message']}")
-    if raised:
-        said = f"{raised['kind']}: {raised['message']}"
-        if raised["kind"] == script.raises:
-            return Outcome(PRESENT, said)
-        without = raised["kind"] == "NotImplementedError" and NO_RULE in raised["message"]
-        return Outcome(NOT_APPLICABLE if without else ERROR, said)
+def outcome_of(script: Script, codes: Sequence[int | None], output: str) -> Outcome:
+    """What the exit codes of the ranks, and the output of the one that failed first, mean for the fault of this script."""
     if set(codes) == {0}:
         return Outcome(FIXED)
-    if set(codes) <= {0, 1}:
+    error = _last_error(output)
+    said = f"{error.kind}: {error.message}" if error else _last_line(output)
+    if error and (error.is_missing(script) or NO_RULE in error.message):
+        return Outcome(NOT_APPLICABLE, said)
+    if 1 in codes or (error and error.kind == script.raises):
         return Outcome(PRESENT)
+    if error:
+        return Outcome(ERROR, said)
     shown = ", ".join("ended" if code is None else str(code) for code in codes)
-    return Outcome(ERROR, f"exit codes {shown}; {answer['said']}")
+    return Outcome(ERROR, f"exit codes {shown}; {said}")
+
+
+@dataclass(frozen=True)
+class _Error:
+    kind: str
+    message: str
+    """Its first line."""
+    file: str
+    """Where it was raised, without the `__getattr__` that looked for a name."""
+
+    def is_missing(self, script: Script) -> bool:
+        """Whether the script itself names what this torch does not have; such an error from within torch is torch's own."""
+        kinds = ("ImportError", "ModuleNotFoundError", "AttributeError")
+        return self.kind in kinds and Path(self.file).name == script.path.name
+
+
+def _last_error(output: str) -> _Error | None:
+    """The error of the last traceback."""
+    _, traceback, block = output.rpartition("Traceback (most recent call last):\n")
+    error = re.search(r"^([A-Za-z_][\w.]*)(?:: (.*))?$", block, re.MULTILINE)
+    if not traceback or not error:
+        return None
+    frames = re.findall(r'^  File "(.+?)", line \d+, in (\S+)', block, re.MULTILINE)
+    files = [file for file, function in frames if function != "__getattr__"]
+    return _Error(error[1].rpartition(".")[2], error[2] or "-", files[-1] if files else "")
+
+
+def _last_line(output: str) -> str:
+    return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it printed nothing")
 
 
 def gone(scripts: Iterable[Script], columns: Iterable[Column]) -> list[Script]:
