@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-GRACE = 5.0
+GRACE = 2.0
 """Seconds that the other ranks have once one has ended with an error; torchrun, too, ends them then."""
 POLL = 0.01
 UNCAUGHT = 70
