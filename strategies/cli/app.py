@@ -23,7 +23,7 @@ app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n\b\n"
-           "  localtensor validate cumprod\n"
+           "  localtensor validate gather\n"
            "      one op of torch\n"
            "  localtensor validate --all --json report.json\n"
            "      every rule of torch's own\n"

@@ -57,7 +57,7 @@ EXIT_CODES = {
 }
 MINUTES, ELSEWHERE = "takes minutes", "test_readme.py runs it, or the like"
 READ = {
-    "localtensor validate cumprod": ELSEWHERE,
+    "localtensor validate gather": ELSEWHERE,
     'localtensor validate cumprod gather "nn.functional.*"': MINUTES,
     "localtensor validate --all --json report.json": MINUTES,
     "localtensor validate add --search --ranks 2": "takes a minute",
