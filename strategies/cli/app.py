@@ -1,7 +1,4 @@
-"""The command line: `localtensor validate ...`, `localtensor run ...`.
-
-The exit codes stand in `strategies.base.signals`.
-"""
+"""The command line: `localtensor validate ...`; the exit codes stand in `strategies.base.signals`."""
 
 from __future__ import annotations
 
@@ -52,8 +49,6 @@ EXAMPLES = """Examples:
       keeps what is done; --resume goes on with it
   localtensor validate --all --journal 1.jsonl --shard 1/4
       a quarter of the work, for a CI matrix
-  localtensor validate --case eNq9kt...
-      one finding again: this command stands beside it
   localtensor validate --plans --mesh 2,2
       DTensor's own redistributions: wrong values, waste
 

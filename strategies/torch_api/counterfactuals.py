@@ -127,7 +127,7 @@ def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that shar
             ran: list[CodePlace] = methods.innermost()
             try:
                 out = original(local, source, target, **kwargs)
-            except Exception:
+            except Exception:  # why: any error of the redistribution is recorded, and raised on
                 found.wrong.append(Transform(*names, tuple(ran), True))
                 raise
         with contextlib.suppress(*REJECTIONS):

@@ -166,11 +166,8 @@ class Probe:
         return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
 
     def _kernels_disagree(self, claim: Claim, draw: int, local: LocalResults) -> bool:
-        """Whether the same pieces with gaps between their elements give other results.
-
-        Then torch's vectorised and scalar kernels differ on these values, and the rule is right.  False where no values
-        are compared, as for a random op.
-        """
+        """Whether the same pieces with gaps between their elements give other results: then torch's vectorised and scalar
+        kernels differ on these values, and the rule is right.  False where no values are compared, as for a random op."""
         if isinstance(local, str) or self.truth.metadata_only:
             return False
         call = self.sample.call
@@ -183,18 +180,19 @@ class Probe:
         return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
 
     def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
-        """Whether the parts of small integers leave the range of their dtype on a rank: in int64 they give other results.
-
-        Then the order of the parts is lost, as it is near the ends of int64.
-        """
+        """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
         inputs, narrow = claim.rule.inputs, (torch.uint8, torch.int8, torch.int16, torch.int32)
-        split = any(isinstance(p, Partial) for p in inputs)
+        split = [i for i, p in enumerate(inputs) if isinstance(p, Partial)]
         if isinstance(local, str) or not split or not any(x.dtype in narrow for x in self.truth.inputs):
             return False
         columns = [
             [x.to(torch.int64, copy=True) if x.dtype in narrow else x.clone() for x in self.held(i, p, draw)]
             for i, p in enumerate(inputs)
         ]
+        for i in split:
+            kind, x = getattr(inputs[i], "reduce_op", ""), self.truth.inputs[i]
+            if x.dtype in narrow and bool((fold_partials(torch.stack(columns[i]), kind) != x).any()):
+                return True
         again = self._on(columns, claim.local, self.ranks, fresh=True)
         pairs = [] if isinstance(again, str) else zip(local, again, strict=True)
         flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]
@@ -310,11 +308,6 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
-def _is_or(kind: str, dtype: torch.dtype) -> bool:
-    """Whether the partial value is an "or" or an "and" that is called a sum or a product."""
-    return dtype == torch.bool and not is_arithmetic(kind, dtype)
-
-
 def _near(a: Tensor, b: Tensor) -> bool:
     if not is_inexact(a):
         return torch.equal(a, b)
@@ -399,8 +392,8 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
             continue
         evidence = probe.judge(claim)
         if evidence:
-            other = [f"{short(p)} of {t.dtype}" for p, t in partial if _is_or(p.reduce_op, t.dtype)]
-            if other:  # the op that makes such a value is to blame: it is tested with what follows it
-                return made(Verdict.UNTESTABLE, Evidence(f"{other[0]} is no value to compute with"))
+            for p, t in partial:  # an "or" that is called a sum: the op that makes it is tested with what follows it
+                if t.dtype == torch.bool and not is_arithmetic(p.reduce_op, t.dtype):
+                    return made(Verdict.UNTESTABLE, Evidence(f"{short(p)} of {t.dtype} is no value to compute with"))
             return made(Verdict.UNSOUND, evidence)
     return made(Verdict.SOUND, Evidence(first.truth.metadata_only))

@@ -134,7 +134,7 @@ def test_help_has_every_option_of_the_page_and_the_exit_codes():
     options = re.findall(r"^\| `(--[a-z]+)", table, re.MULTILINE)
     assert len(options) > 8
     assert [option for option in options if option not in text] == []
-    assert "0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;" in text
+    assert "0 nothing wrong; 1 an Unsound or Refused rule, or a registration that torch ignores; 2 usage;" in text
 
 
 def test_help_of_merge_has_its_options_examples_and_exit_codes():

@@ -19,7 +19,7 @@ REFUSALS = {
     "too many ranks": (
         ADD | {"ranks": (65,)}, "--ranks: 65: that many real processes would not fit one machine. Pass at most 64."),
     "dtype": (ADD | {"dtypes": ("int64", "float63")},
-        "--dtype: float63: this dtype is not among those tried. Choose of float64, float32, int64, bool, complex64."),
+        "--dtype: float63: this dtype is not among those tried. Choose of float64, float32, int64, bool, complex64, bfloat16, float16, int32, int8, uint8."),
     "confirm": (ADD | {"confirm": "mpi"}, "--confirm: mpi: no such way to confirm. Choose gloo, nccl or none."),
     "workers": (ADD | {"workers": 0}, "--workers: 0: a validation needs at least one worker. Pass --workers 1 or more."),
     "negative seed": (ADD | {"seed": -1}, "--seed: -1: torch's generators do not take it. Pass 0 to 2**63 - 1."),

@@ -37,7 +37,7 @@ DTensor has no rule for the op; error, any other exception, which stands below t
 install this version.
 
 The first time pip installs each torch: minutes, and up to 6 GB each, because PyPI has builds for GPUs.  With
-PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu in the environment it takes the builds for CPUs, 1 GB each.
+PIP_EXTRA_INDEX_URL naming torch's index of builds for CPUs it takes those, 1 GB each.
 
 Exit code 0 if every script ran on every version, 2 for a wrong option, 3 if a version is not available or a file could not
 be read or written.

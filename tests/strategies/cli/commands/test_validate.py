@@ -106,7 +106,7 @@ def test_2_an_unknown_op(capsys):
 
 
 def test_2_a_dtype_that_the_op_does_not_take(capsys):
-    said = "--dtype: complex64: no op that you named takes it on cpu. They take bool, int64."
+    said = "--dtype: complex64: no op that you named takes it on cpu. They take bool, int32, int64, int8, uint8."
     assert_usage(capsys, said, ops=("bitwise_and",), dtypes=("complex64",), json=Path("r.json"))
 
 

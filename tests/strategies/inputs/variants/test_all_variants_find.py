@@ -121,8 +121,8 @@ BY_FORM: list[tuple[str, Sample, WrongRule]] = [
     ("weights", loss(None, 1, -100), unweighted),
     ("left out", sample("clamp.Tensor", X, X - 1, X + 1), counts_on_a_bound),
     ("one output", normalised(), moves_up),
-    ("other counts", sample("pixel_shuffle.default", numbers(1, 4, 4, 4), 2), right_for_two),
-    ("other lists", sample("tile.default", X, [1, 2]), always("S(0) -> S(0)")),
+    ("other counts", sample("pixel_shuffle.default", numbers(1, 4, 12, 2), 2), right_for_two),
+    ("other lists", sample("repeat.default", ROWS, [1, 2]), always("S(0) -> S(0)")),
 ]  # fmt: skip
 
 

@@ -57,7 +57,6 @@ LINES = [
     (sample("linalg__powsum.default", X.to(torch.complex128), 3.0, [0], dtype=torch.float64), ["S(1) -> S(0)"]),
 ]  # fmt: skip
 TEMPTING = [
-    ("parts wrap before they are widened", sample("sum.default", N.to(torch.uint8)), "P(sum) -> P(sum)", "the parts make", 2),
     ("cut off before they are added", sample("sum.default", X, dtype=torch.int64), "P(sum) -> P(sum)", "the parts make", 2),
     ("means of fewer weigh as much", sample("mean.default", X), "S(0) -> P(avg)", "the parts make", 3),
     ("a mean of a piece is no part of a sum", sample("mean.default", X), "S(0) -> P(sum)", "the parts make", 2),

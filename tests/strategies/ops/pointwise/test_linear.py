@@ -63,8 +63,6 @@ TEMPTING = [
     ("both of two ands are not in or", sample("add.Tensor", NEVER, NEVER), "P(min), P(min) -> P(min)", "the parts make"),
     ("a product of sums has more terms", sample("mul.Tensor", X, Y), "P(sum), P(sum) -> P(sum)", "the parts make"),
     ("a sum cannot be divided by its parts", sample("div.Tensor", X, Y + 3), "R, P(sum) -> P(sum)", "the parts make"),
-    ("parts wrap, and then are widened", sample("_to_copy.default", numbers(4, dtype=torch.uint8), dtype=torch.int64),
-     "P(sum) -> P(sum)", "the parts make"),
     ("parts are cut off", sample("_to_copy.default", X * 9, dtype=torch.int64), "P(sum) -> P(sum)", "the parts make"),
     ("a scale below zero turns the order", sample("mul.Scalar", X, -2.0), "P(max) -> P(max)", "the parts make"),
     ("the fill is added once for each rank", sample("masked_fill.Scalar", X, FLAGS, 2.5), "P(sum), R -> P(sum)", "make"),
