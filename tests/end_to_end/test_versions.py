@@ -131,7 +131,9 @@ def test_ctrl_c_keeps_the_versions_that_were_done(run, scripts, tmp_path, capsys
 
     write(scripts, "amax", "sys.exit(1)")
     assert run("--torch", "2.13.0", "2.15.0", "-o", str(tmp_path / "out.md"), make=make) == 130
-    assert rows((tmp_path / "out.md").read_text())["what"] == ["2.13.0"]
+    text = (tmp_path / "out.md").read_text()
+    assert rows(text)["what"] == ["2.13.0"]
+    assert text.startswith("# ") and "Of 1 faults are present: 1 on 2.13.0.\n" in text
     assert "stopped" in capsys.readouterr().err
 
 

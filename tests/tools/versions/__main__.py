@@ -150,11 +150,10 @@ def _column(version: str, scripts: Sequence[Script], asked: argparse.Namespace, 
 
 
 def _write(scripts: Sequence[Script], columns: Sequence[Column], asked: argparse.Namespace) -> None:
-    table = outcomes.markdown(scripts, columns, asked.by_op)
     if asked.out:
-        atomic_files.write_whole(asked.out, table)
+        atomic_files.write_whole(asked.out, outcomes.page(scripts, columns, asked.by_op))
     else:
-        print(table, end="")
+        print(outcomes.markdown(scripts, columns, asked.by_op), end="")
     if asked.json:
         atomic_files.write_whole(asked.json, json.dumps(outcomes.as_json(scripts, columns), indent=1))
 
@@ -184,7 +183,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--by-op", action="store_true", help="a row for each op, not for each script")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="where the table goes (default: standard output)"
+        "-o", "--out", type=Path, metavar="FILE", help="a page of the table (default: the table to standard output)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the same as data, with the reasons")
     parser.add_argument("--preload", nargs="*", default=PRELOADED, help=argparse.SUPPRESS)

@@ -15,6 +15,19 @@ NO_RULE = "does not have a sharding strategy"
 """Words of the NotImplementedError of a DTensor that has no rule for the op at all."""
 
 
+_PAGE = """# Which torch has which fault
+
+By `localtensor causes sweep.jsonl --repro scripts`, then `python -m tests.tools.versions scripts -o docs/versions.md`. The first column names what
+the sweep found in torch 2.13.0 ([findings.md](findings.md)): faults that only another version has are not here. Each was run as a script of plain
+torch on gloo processes, in an environment for each version.
+
+* present: the script shows the fault there; "present: hangs" if it does not end
+* fixed: it runs and gives what is right, so this version has the fault no longer or not yet
+* not applicable: this torch lacks what the script calls, or DTensor has no rule for the op
+* error: DTensor raises there, which is another behaviour than the fault; its words are below the table
+"""
+
+
 @dataclass(frozen=True)
 class Script:
     """A script that shows one fault: exit code 1 if the fault is there, 0 if not."""
@@ -134,6 +147,13 @@ def markdown(scripts: Sequence[Script], columns: Sequence[Column], by_op: bool =
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
+def page(scripts: Sequence[Script], columns: Sequence[Column], by_op: bool = False) -> str:
+    """The table with a heading, and how many faults each version has."""
+    there = {c.version: sum(c.of(script).kind == PRESENT for script in scripts) for c in columns if not c.missing}
+    counts = ", ".join(f"{number} on {version}" for version, number in there.items())
+    return f"{_PAGE}\nOf {len(scripts)} faults are present: {counts}.\n\n{markdown(scripts, columns, by_op)}"
+
+
 def as_json(scripts: Sequence[Script], columns: Sequence[Column]) -> dict[str, Any]:
     return {
         "torch": {column.version: column.missing or "installed" for column in columns},
@@ -171,4 +191,4 @@ def _cell(outcomes: Sequence[Outcome]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|").replace("<", "&lt;")
