@@ -21,7 +21,7 @@ SHOWN = {
     "gather": (CAUGHT.format("os.no_such_name()"), "not applicable"),
     "amax": ("raise NotImplementedError('Operator x does not have a sharding strategy registered.')", "not applicable"),
     "amin": ("import json; json.loads(3)", "error"),
-    "any": ("json = __import__('json'); json.JSONDecoder(strict=1).decode(3)", "error"),
+    "any": ("import shlex; shlex.split(5)  # an AttributeError, and not of a name that the script looked for", "error"),
     "std": (CAUGHT.format("raise ValueError('a | b')"), "error"),
     "var": ("raise RuntimeError('the fault')", "present"),
     "max": ("os._exit(7)", "error"),
