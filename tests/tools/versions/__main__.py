@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import selectors
@@ -25,14 +26,14 @@ from tests.tools.versions.outcomes import HANGS, PRESENT, Column, Outcome, Scrip
 USAGE, INFRASTRUCTURE, STOPPED = 2, 3, 130
 PRELOADED = ("numpy", "torch", "torch.distributed.tensor")
 EXAMPLES = """examples:
-  localtensor validate cumsum cumprod --repro scripts
+  localtensor causes sweep.jsonl --repro scripts                    a script for each cause; validate --repro: for each finding
   python -m tests.tools.versions scripts                            a column for each version, a row for each script
   python -m tests.tools.versions scripts --torch 2.13.0 2.15.0      these two only
   python -m tests.tools.versions scripts --by-op -o versions.md     a row for each op
 
 A script is plain torch: its docstring names the ranks (`torchrun --nproc-per-node N`), and its exit code is 1 if the fault
 shows, 0 if not.  Cells: present, also if it hangs; fixed; not applicable, if this torch lacks what the script names, or
-DTensor has no rule for the op; error, any other exception, with its last line below the table; not available, if pip cannot
+DTensor has no rule for the op; error, any other exception, which stands below the table; not available, if pip cannot
 install this version.
 
 The first time pip installs each torch: minutes, and up to 6 GB each, because PyPI has builds for GPUs.  With
@@ -58,7 +59,8 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         if self.process:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
             self.process = None
 
@@ -68,7 +70,7 @@ class Runner:
         if answer is None:
             self.__exit__()  # with all ranks: the next script has a process of its own
             return Outcome(PRESENT, HANGS)
-        return outcomes.outcome_of(script, answer)
+        return outcomes.outcome_of(script, answer["codes"], answer["output"])
 
     def _answer(self, request: list[Any], seconds: float) -> dict[str, Any] | None:
         """None where no answer came in time."""
@@ -148,11 +150,10 @@ def _column(version: str, scripts: Sequence[Script], asked: argparse.Namespace, 
 
 
 def _write(scripts: Sequence[Script], columns: Sequence[Column], asked: argparse.Namespace) -> None:
-    table = outcomes.markdown(scripts, columns, asked.by_op)
     if asked.out:
-        atomic_files.write_whole(asked.out, table)
+        atomic_files.write_whole(asked.out, outcomes.page(scripts, columns, asked.by_op))
     else:
-        print(table, end="")
+        print(outcomes.markdown(scripts, columns, asked.by_op), end="")
     if asked.json:
         atomic_files.write_whole(asked.json, json.dumps(outcomes.as_json(scripts, columns), indent=1))
 
@@ -182,7 +183,7 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--by-op", action="store_true", help="a row for each op, not for each script")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="where the table goes (default: standard output)"
+        "-o", "--out", type=Path, metavar="FILE", help="a page of the table (default: the table to standard output)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the same as data, with the reasons")
     parser.add_argument("--preload", nargs="*", default=PRELOADED, help=argparse.SUPPRESS)

@@ -15,6 +15,19 @@ NO_RULE = "does not have a sharding strategy"
 """Words of the NotImplementedError of a DTensor that has no rule for the op at all."""
 
 
+_PAGE = """# Which torch has which fault
+
+By `localtensor causes sweep.jsonl --repro scripts`, then `python -m tests.tools.versions scripts -o docs/versions.md`. The first column names what
+the sweep found in torch 2.13.0 ([findings.md](findings.md)): faults that only another version has are not here. Each was run as a script of plain
+torch on gloo processes, in an environment for each version.
+
+* present: the script shows the fault there; "present: hangs" if it does not end
+* fixed: it runs and gives what is right, so this version has the fault no longer or not yet
+* not applicable: this torch lacks what the script calls, or DTensor has no rule for the op
+* error: DTensor raises there, which is another behaviour than the fault; its words are below the table
+"""
+
+
 @dataclass(frozen=True)
 class Script:
     """A script that shows one fault: exit code 1 if the fault is there, 0 if not."""
@@ -68,23 +81,49 @@ def script_of(path: Path) -> Script:
     )
 
 
-def outcome_of(script: Script, answer: Mapping[str, Any]) -> Outcome:
-    """What the answer of `ranks.run` means for the fault of this script."""
-    raised, codes = answer["raised"], answer["codes"]
-    if raised and raised["missing"]:
-        return Outcome(NOT_APPLICABLE, f"{raised['kind']}: {raised['message']}")
-    if raised:
-        said = f"{raised['kind']}: {raised['message']}"
-        if raised["kind"] == script.raises:
-            return Outcome(PRESENT, said)
-        without = raised["kind"] == "NotImplementedError" and NO_RULE in raised["message"]
-        return Outcome(NOT_APPLICABLE if without else ERROR, said)
+def outcome_of(script: Script, codes: Sequence[int | None], output: str) -> Outcome:
+    """What the exit codes of the ranks, and the output of the one that failed first, mean for the fault of this script."""
     if set(codes) == {0}:
         return Outcome(FIXED)
-    if set(codes) <= {0, 1}:
+    error = _last_error(output)
+    said = f"{error.kind}: {error.message}" if error else _last_line(output)
+    if error and (error.is_missing(script) or NO_RULE in error.message):
+        return Outcome(NOT_APPLICABLE, said)
+    if 1 in codes or (error and error.kind == script.raises):
         return Outcome(PRESENT)
+    if error:
+        return Outcome(ERROR, said)
     shown = ", ".join("ended" if code is None else str(code) for code in codes)
-    return Outcome(ERROR, f"exit codes {shown}; {answer['said']}")
+    return Outcome(ERROR, f"exit codes {shown}; {said}")
+
+
+@dataclass(frozen=True)
+class _Error:
+    kind: str
+    message: str
+    """Its first line."""
+    file: str
+    """Where it was raised, without the `__getattr__` that looked for a name."""
+
+    def is_missing(self, script: Script) -> bool:
+        """Whether the script itself names what this torch does not have; such an error from within torch is torch's own."""
+        kinds = ("ImportError", "ModuleNotFoundError", "AttributeError")
+        return self.kind in kinds and Path(self.file).name == script.path.name
+
+
+def _last_error(output: str) -> _Error | None:
+    """The error of the last traceback."""
+    _, traceback, block = output.rpartition("Traceback (most recent call last):\n")
+    error = re.search(r"^([A-Za-z_][\w.]*)(?:: (.*))?$", block, re.MULTILINE)
+    if not traceback or not error:
+        return None
+    frames = re.findall(r'^  File "(.+?)", line \d+, in (\S+)', block, re.MULTILINE)
+    files = [file for file, function in frames if function != "__getattr__"]
+    return _Error(error[1].rpartition(".")[2], error[2] or "-", files[-1] if files else "")
+
+
+def _last_line(output: str) -> str:
+    return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it printed nothing")
 
 
 def gone(scripts: Iterable[Script], columns: Iterable[Column]) -> list[Script]:
@@ -106,6 +145,13 @@ def markdown(scripts: Sequence[Script], columns: Sequence[Column], by_op: bool =
         errors = [(column.version, column.of(script)) for column in columns]
         notes += [f"* {script.path.name} on {v}: {_escaped(o.detail)}" for v, o in errors if o.kind == ERROR]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def page(scripts: Sequence[Script], columns: Sequence[Column], by_op: bool = False) -> str:
+    """The table with a heading, and how many faults each version has."""
+    there = {c.version: sum(c.of(script).kind == PRESENT for script in scripts) for c in columns if not c.missing}
+    counts = ", ".join(f"{number} on {version}" for version, number in there.items())
+    return f"{_PAGE}\nOf {len(scripts)} faults are present: {counts}.\n\n{markdown(scripts, columns, by_op)}"
 
 
 def as_json(scripts: Sequence[Script], columns: Sequence[Column]) -> dict[str, Any]:
@@ -145,4 +191,4 @@ def _cell(outcomes: Sequence[Outcome]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -20,9 +20,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-GRACE = 5.0
+GRACE = 2.0
 """Seconds that the other ranks have once one has ended with an error; torchrun, too, ends them then."""
 POLL = 0.01
+UNCAUGHT = 70
+"""The exit code of a rank whose script ended with an exception; of 1, the script itself says what it means."""
+OUTPUT = 20_000
+"""Characters that are kept of an output: its end."""
 
 
 def main() -> None:
@@ -37,16 +41,16 @@ def main() -> None:
 
 
 def run(script: str, ranks: int) -> dict[str, Any]:
-    """`codes`: exit code of each rank, None if it was ended here; `raised`: the first exception; `said`: rank 0's last line."""
+    """`codes`: exit code of each rank, None if it was ended here; `output`: of the rank that failed first, else of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         port = _free_port()
         running = {_fork(script, rank, ranks, port, Path(folder)): rank for rank in range(ranks)}
         codes = _wait(running)
-        raised = [json.loads(path.read_text()) for path in Path(folder).glob("raised.*")]
-        said = Path(folder, "output.0").read_text(errors="replace").split("\n")
-    first = min(raised, key=lambda one: one["at"], default=None)
-    last = next((line for line in reversed(said) if line.strip()), "")
-    return {"codes": [codes[rank] for rank in range(ranks)], "raised": first, "said": last}
+        files = {rank: Path(folder, f"output.{rank}") for rank in range(ranks)}
+        failed = [rank for rank in range(ranks) if codes[rank]]  # the end of its output is when it failed
+        first = min(failed, key=lambda rank: files[rank].stat().st_mtime_ns, default=0)
+        output = files[first].read_text(errors="replace")
+    return {"codes": [codes[rank] for rank in range(ranks)], "output": output[-OUTPUT:]}
 
 
 def _free_port() -> int:
@@ -59,7 +63,7 @@ def _fork(script: str, rank: int, ranks: int, port: int, folder: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 70
+    code = UNCAUGHT
     try:
         out = os.open(folder / f"output.{rank}", os.O_WRONLY | os.O_CREAT)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -73,7 +77,7 @@ def _fork(script: str, rank: int, ranks: int, port: int, folder: Path) -> int:
             "MASTER_PORT": port,
         }
         os.environ |= {name: str(value) for name, value in of_rank.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        code = _run_here(script, folder / f"raised.{rank}")
+        code = _run_here(script)
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -81,8 +85,8 @@ def _fork(script: str, rank: int, ranks: int, port: int, folder: Path) -> int:
         os._exit(code)
 
 
-def _run_here(script: str, raised: Path) -> int:
-    """Runs the script as the main program.  Returns its exit code, and writes down the exception that it ends with."""
+def _run_here(script: str) -> int:
+    """Runs the script as the main program.  Returns its exit code, or `UNCAUGHT`, after the traceback."""
     sys.argv, sys.path[0] = [script], os.path.dirname(script)
     try:
         runpy.run_path(script, run_name="__main__")
@@ -90,21 +94,10 @@ def _run_here(script: str, raised: Path) -> int:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException as error:  # why: any of them is the result
+    except BaseException:  # why: any of them is the result
         traceback.print_exc()
-        message = (str(error).strip() or "-").splitlines()[0]
-        about = {"at": time.monotonic(), "kind": type(error).__name__, "message": message}
-        raised.write_text(json.dumps(about | {"missing": _is_missing(error, script)}))
-        return 1
+        return UNCAUGHT
     return 0
-
-
-def _is_missing(error: BaseException, script: str) -> bool:
-    """Whether the script itself names what this torch does not have; such an error from within torch is torch's own."""
-    if not isinstance(error, (ImportError, AttributeError)):
-        return False
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name != "__getattr__"]
-    return bool(frames) and frames[-1].filename == script
 
 
 def _wait(running: dict[int, int]) -> dict[int, int | None]:
