@@ -151,7 +151,7 @@ def _refused_programs(refused: Found) -> Found:
     that is sharded may be cut where the op's gradient has to be whole.
     """
     alone = run_simulated_programs([replace(p, then="") for p, _ in refused])
-    plain = [replace(p, then="grad" if p.then in GRADS else p.then) for p, _ in refused]
+    plain = [replace(p, then="grad" if p.then in PLAIN_GRADS else p.then) for p, _ in refused]
     again = run_simulated_programs(plain)
     made: dict[str, tuple[Program, Confirmation]] = {}
     for program, found, one in zip(plain, again, alone, strict=True):

@@ -52,12 +52,11 @@ RESULT_STEPS = {
     "view": "x.reshape(-1)", "unsqueeze": "x.unsqueeze(0)", "full twice": "[whole(x), whole(x)]",
     "greater 0": "x > 0", "exp": "x.exp()", "mean": "x.mean()", "max": "x.max()", "halved": "x / 2", "clamp": "x.clamp(-1, 1)",
     "softmax": "x.softmax(-1)", "cat": "torch.cat([x, x])", "where": "torch.where(x > 0, x, x * 2)",
-    "chunk": "x.chunk(2)[0]", "copied": "x.detach().clone()", "own transpose": "x @ x.transpose(0, -1)",
+    "chunk": "x.chunk(2)[0]", "copied": "x.detach().clone()", "own transpose": "x @ x.transpose(-2, -1)",
     "added in place": "x.clone().add_(1)",
     "R": "laid(x, Replicate())", "S(0)": "laid(x, Shard(0))", "S(1)": "laid(x, Shard(1))",
-    "half": "x.chunk(2)[0]", "column": "x.split(1, -1)[0]", "row": "x.unbind(0)[0]",
-    "mean": "x.mean(-1)", "amax": "x.amax(0)", "softmax": "x.softmax(-1)", "twice": "torch.cat([x, x])",
-    "less its mean": "x - x.mean()", "positive": "torch.where(x > 0, x, 0)", "square": "x @ x.transpose(-2, -1)",
+    "column": "x.split(1, -1)[0]", "row": "x.unbind(0)[0]", "mean -1": "x.mean(-1)", "amax": "x.amax(0)",
+    "less its mean": "x - x.mean()",
     "local": "through_local(x, False)", "local, parts": "through_local(x, True)", "unused": "NoGradient.apply(x)",
 }  # fmt: skip
 GRADS = {

@@ -110,10 +110,15 @@ class Pair:
         returns = self.schema.split("->")[1]
         return "!" not in returns and "." not in self.name and self.expected == "finding"
 
-    def rows(self, rule: Rule, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ranks: int) -> list[Row]:
+    def rows(
+        self, rule: Rule, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], ranks: int
+    ) -> list[Row]:
         """The rows of a rule on a call, the replicated one last."""
         bound = [view_of(a, ranks) for a in bind(op, args, kwargs)]
-        ins = sum(len(b) if isinstance(b, tuple) and all(isinstance(v, View) for v in b) else isinstance(b, View) for b in bound)
+        ins = sum(
+            len(b) if isinstance(b, tuple) and all(isinstance(v, View) for v in b) else isinstance(b, View)
+            for b in bound
+        )
         outs = len(op._schema.returns) if self.outputs is None else self.outputs
         return [*rule(*bound), ([Replicate()] * outs, [Replicate()] * ins)]
 
@@ -183,7 +188,9 @@ def _info(op: torch._ops.OpOverload) -> RuntimeSchemaInfo:
     """Whatever is no tensor is part of the key of a propagation."""
     plain = [a for a in op._schema.arguments if "Tensor" not in str(a.type)]
     first = [i for i, a in enumerate(op._schema.arguments) if a in plain and not a.kwarg_only]
-    return RuntimeSchemaInfo(first[0] if first else 100, [a.name for a in plain if a.kwarg_only] or None, needs_pytree=True)
+    return RuntimeSchemaInfo(
+        first[0] if first else 100, [a.name for a in plain if a.kwarg_only] or None, needs_pytree=True
+    )
 
 
 def along(x: View, *but: int, outs: int = 1, ins: int = 1) -> list[Row]:

@@ -61,7 +61,10 @@ class Source:
 def chunks(x: Tensor, dim: int, ranks: int) -> list[Tensor]:
     """As torch.chunk splits, empty pieces for the ranks that get none."""
     step = -(-x.shape[dim] // ranks)
-    return [x.narrow(dim, min(i * step, x.shape[dim]), max(0, min(step, x.shape[dim] - i * step))).contiguous() for i in range(ranks)]
+    return [
+        x.narrow(dim, min(i * step, x.shape[dim]), max(0, min(step, x.shape[dim] - i * step))).contiguous()
+        for i in range(ranks)
+    ]
 
 
 def split(x: Tensor, placement: Placement, ranks: int, source: Source) -> list[Tensor]:
@@ -101,7 +104,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def shardable(tensors: list[Tensor], placements: Sequence[Placement], ranks: int) -> bool:
     """Whether DTensor takes the row: it passes over shards that would leave a rank nothing."""
-    return all(not isinstance(p, Shard) or (p.dim < t.ndim and t.shape[p.dim] >= ranks) for t, p in zip(tensors, placements, strict=True))
+    return all(
+        not isinstance(p, Shard) or (p.dim < t.ndim and t.shape[p.dim] >= ranks)
+        for t, p in zip(tensors, placements, strict=True)
+    )
 
 
 def broken(op: torch._ops.OpOverload, args: Sequence[Any], row: Row, ranks: int, source: Source) -> str:
@@ -109,7 +115,10 @@ def broken(op: torch._ops.OpOverload, args: Sequence[Any], row: Row, ranks: int,
     outs, ins = row
     inputs = tensors_of(args)
     pieces = [split(t, p, ranks, source) for t, p in zip(inputs, ins, strict=True)]
-    whole = _filled(args, [join(p, at) if isinstance(at, Partial) else t.clone() for t, p, at in zip(inputs, pieces, ins, strict=True)])
+    whole = _filled(
+        args,
+        [join(p, at) if isinstance(at, Partial) else t.clone() for t, p, at in zip(inputs, pieces, ins, strict=True)],
+    )
     expected = tensors_of(_call(op, whole))
     local: list[list[Tensor]] = []
     for rank in range(ranks):
@@ -174,7 +183,10 @@ def counterexample(pair: Pair, side: str, calls: int) -> str:
 
 
 def _shown(args: Any) -> str:
-    shown = [f"{a.dtype}{a.tolist()}" if isinstance(a, Tensor) else _shown(a) if isinstance(a, (list, tuple)) else repr(a) for a in args]
+    shown = [
+        f"{a.dtype}{a.tolist()}" if isinstance(a, Tensor) else _shown(a) if isinstance(a, (list, tuple)) else repr(a)
+        for a in args
+    ]
     return f"({', '.join(shown)})"
 
 

@@ -1,7 +1,7 @@
 """Custom ops in all forms, written without having read the judge: each with a right rule, and once more with a wrong one.
 
-    localtensor validate --rules tests.tools.bench.blind_pairs
-    python -m tests.tools.bench --only blind
+localtensor validate --rules tests.tools.bench.blind_pairs
+python -m tests.tools.bench --only blind
 """
 
 from __future__ import annotations

@@ -167,7 +167,6 @@ def _columns(x: View) -> list[Row]:
     return along(x, 0) if x.shape[1] > 1 else []
 
 
-
 SHAPE_PAIRS = (
     Pair("pool", "(Tensor x, int k=2) -> Tensor", _pool, lambda g: (g.f(), g.pick(1, 2)),
          _pool_rows, lambda x, k: along(x, *([] if x.shape[0] % max(k, 1) == 0 else [0]))),
