@@ -12,6 +12,7 @@ from tests.tools.mutants.values import ROOT
 MOST = 3
 """A room that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
+    "strategies/programs/run/step_functions.py": "test_follow_ups test_follow_ups_gradients",
     "strategies/sweep/causes/pages.py": "strategies/sweep/causes/test_script end_to_end/test_bench_findings",
     "strategies/ops/pointwise/monotone.py": "test_unary_binary",
     "localtensor/processes/worker_group.py": "test_pool test_forked",
