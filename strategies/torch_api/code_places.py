@@ -91,6 +91,10 @@ def _seen_through(function: Any) -> tuple[Any, str]:
         if isinstance(function, functools.partial):
             function = function.func
             continue
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        if "original" in names and function.__closure__:  # a patch of ours, which has the name of what it calls
+            function = function.__closure__[names.index("original")].cell_contents
+            continue
         held = list(_held(function))
         listed = [name for value in held if isinstance(value, list) and (name := _global_name(function, value))]
         detail = listed[0] if listed else detail

@@ -150,6 +150,8 @@ def _selected(book: RuleRegistry, only: Iterable[object] | None) -> list[OpRule]
 
 
 def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
+    if dtensor.returns_no_tensor(op):  # DTensor itself makes one number of what each rank gets
+        return False
     known = bool(dtensor.registry_of(op)) or op in handler_table.torch_handlers()
     return replace if known else add
 

@@ -9,10 +9,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 
 from strategies.model.oracle import run_oracle
-from strategies.model.rule import overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.propagation.overlay.context import for_dtensor_tables, op_strategy, overlay_dtensor, schema_info
-from strategies.torch_api import dtensor
 from strategies.torch_api.dtensor import PropagatorQuery
 from tests.strategies.cases import numbers, sample
 from tests.strategies.findings_played import FILE, Found, findings, play, wrong
@@ -26,9 +24,7 @@ REDISTRIBUTES = (
 )
 PARTS = "the parts themselves do not add up to the value: one is not a number, or they are rounded coarsely"
 REFUSED = "the op itself refuses tensors of these shapes, but for plain ones in eager mode"
-NO_RULE = ["aten._amp_foreach_non_finite_check_and_unscale_.default", "aten.eye.m_out"]
-"""Ops with findings for which we have no rule yet."""
-LEFT = {one.rule: "we have no rule for the op" for one in findings() if one.op in NO_RULE} | {
+LEFT = {
     "aten.alias.default on (2,): P(product), then S(0)": REDISTRIBUTES,
     "aten.alias.default on (2,): P(product), then S(1)": REDISTRIBUTES,
     "aten.clone.default on (2, 2): S(0), a flattened submesh present": REDISTRIBUTES,
@@ -94,10 +90,8 @@ def test_how_many_are_mended():
 
 
 @ON_2_13
-def test_the_findings_are_of_ops_that_have_a_rule_of_ours_or_that_dtensor_takes_apart():
-    lacking = sorted({one.op for one in findings() if one.op not in OUR_RULES})
-    assert lacking == NO_RULE
-    assert all(dtensor.registry_of(overload(op)) for op in lacking)
+def test_the_findings_are_of_ops_that_have_a_rule_of_ours():
+    assert sorted({one.op for one in findings() if one.op not in OUR_RULES}) == []
 
 
 def test_the_file_is_small_enough_to_be_kept():
