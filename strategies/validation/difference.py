@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import is_inexact, noise_factor, within_slack
+from localtensor.layout import is_arithmetic, is_inexact, noise_factor, short, within_slack
+from strategies.model.rule import Rule
 
 ADDED_KINDS = ("sum", "avg")
 """Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
@@ -110,3 +111,18 @@ def folding_error(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
     eps = torch.finfo(held[0].dtype).eps
     return max(noise_factor(eps) * eps, SPLIT_ULPS * coarse) * largest
+
+
+def no_number(rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
+    """The first partial value of a rule that is no number, such as `P(sum) of torch.bool`; empty if there is none.
+
+    A sum of booleans among the inputs is their "or": the op that makes it is tested with what follows it.  Among the outputs
+    it is a product of complex numbers, which no backend multiplies.
+    """
+    taken = [(p, x) for p, x in zip(rule.inputs, inputs, strict=False) if x.dtype == torch.bool]
+    given = [
+        (p, x) for p, x in zip(rule.outputs, outputs, strict=False) if isinstance(x, Tensor) and x.dtype.is_complex
+    ]
+    given = [(p, x) for p, x in given if p == Partial("product")]
+    every = ((p, x) for p, x in [*taken, *given] if isinstance(p, Partial) and not is_arithmetic(p.reduce_op, x.dtype))
+    return next((f"{short(p)} of {x.dtype}" for p, x in every), "")

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from strategies.validation.difference import tensor_text
+from localtensor.layout import parse
+from strategies.model.rule import Rule
+from strategies.validation.difference import no_number, tensor_text
 
 
 @pytest.mark.parametrize(("value", "shown"), [
@@ -14,3 +16,13 @@ from strategies.validation.difference import tensor_text
 ], ids=["float", "bool", "long", "complex", "empty", "none"])  # fmt: skip
 def test_a_tensor_is_shown_on_one_line(value, shown):
     assert tensor_text(value) == shown
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "dtype", "said"), [
+    ("P(sum)", "P(sum)", torch.bool, "P(sum) of torch.bool"), ("P(max)", "P(max)", torch.bool, ""),
+    ("S(0)", "P(sum)", torch.bool, ""), ("S(0)", "P(product)", torch.complex64, "P(product) of torch.complex64"),
+    ("P(product)", "R", torch.complex64, ""), ("S(0)", "P(max)", torch.complex64, ""), ("P(sum)", "P(sum)", torch.float32, ""),
+])  # fmt: skip
+def test_a_partial_value_that_is_no_number_is_named(inputs, outputs, dtype, said):
+    x = torch.ones(2, dtype=dtype)
+    assert no_number(Rule("aten.neg.default", (parse(inputs),), (parse(outputs),)), [x], [x]) == said
