@@ -20,7 +20,7 @@ from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.mesh_validation import Found
-from strategies.programs.run.follow_ups import RESULT_STEPS
+from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS
 from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed, layout_or_none
@@ -40,19 +40,18 @@ MAX_PROGRAMS = 12
 """The default for the largest number of programs of one sample on one mesh."""
 _OF_PARTIAL = (
     "R", "times -1", "plus 1", "sum", "cast float32", "cast int64", "S(0)", "squared", "absolute", "times 2", "slice",
-    "full twice", "cast bool", "sum 0", "transpose", "S(1)", "cast float64",
+    "full twice", "cast bool", "sum 0", "transpose", "S(1)", "cast float64", "local",
 )  # fmt: skip
 _OF_SHARDS = (
     "slice", "sum 0", "transpose", "select", "view", "narrow", "sum", "unsqueeze", "R", "S(1)", "plus 1", "sum -1",
-    "S(0)", "cast float64", "full twice", "absolute",
+    "S(0)", "cast float64", "full twice", "absolute", "local", "column", "row", "mean -1", "amax", "less its mean",
 )  # fmt: skip
 _OF_ITS_OWN = (
     "full twice", "sum", "times -1", "greater 0", "exp", "mean", "softmax", "cat", "where", "clamp", "halved", "chunk",
     "max", "copied", "own transpose", "added in place",
 )  # fmt: skip
-"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and three of the rest in turn."""
-
-
+"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and
+three of the rest in turn."""
 PLAIN_GRADS = ("grad", "grad S(0)")
 """Gradients of all results, with incoming gradients that are replicated or sharded."""
 
@@ -78,6 +77,13 @@ def follow_up_programs(
     chosen = [(line[0], then) for row in rows for line, then in zip(lines, row, strict=True) if then][:most]
     rest = (Replicate(),) * (len(mesh) - 1)
     return [Program(sample, mesh, tuple((*rest, p) for p in inputs), then, seed, turn % 2) for inputs, then in chosen]
+
+
+def view_programs(sample: Sample, mesh: tuple[int, ...], seed: int) -> list[Program]:
+    """Every write to a view, and every view of what is written, of the first tensor sharded along each of its dims."""
+    rest = (Replicate(),) * (len(mesh) - 1)
+    dims = [dim for dim, size in enumerate(sample.tensors[0].shape) if size >= mesh[-1]]
+    return [Program(sample, mesh, ((*rest, Shard(dim)),), then, seed) for dim in dims for then in VIEW_STEPS]
 
 
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
@@ -114,6 +120,7 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     some = (f"grad of {turn // 2 % len(line[1])}",) if len(line[1]) > 1 else ()
     if any(map(is_inexact, sample.tensors)):  # autograd has no gradients for the results that a loss does not use
         yield from _turned((*some, PLAIN_GRADS[turn // 2 % 2 if some else turn % 2]), turn)
+        yield _turned(tuple(name for name in GRADS if name not in PLAIN_GRADS), turn)[0]
     yield from itertools.islice(prior_calls(sample, before), 1)
     if len(line[1]) > 1:
         yield f"only {turn % len(line[1])}"
@@ -217,10 +224,18 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
             result.samples += 1
             result.tried += tried
             for candidate in map(_candidate, found):
-                refused = candidate.instance.verdict is Verdict.REFUSED
-                key = refusal_key(candidate) if refused else candidate.name
-                keep_smallest(result.suspects.setdefault(key, []), candidate, KEPT_CANDIDATES)
+                keep_smallest(result.suspects.setdefault(_key(candidate), []), candidate, KEPT_CANDIDATES)
     return bench.all()
+
+
+def _key(candidate: Candidate) -> str:
+    """The name under which candidates are one: refusals by their error, writes through views by the layout of the base."""
+    program = candidate.program
+    if candidate.instance.verdict is Verdict.REFUSED:
+        return refusal_key(candidate)
+    if program is not None and program.then in VIEW_STEPS:
+        return str(replace(program, then="write, then view" if program.then.startswith("write") else "write to view"))
+    return candidate.name
 
 
 def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[OracleResult, Claimed] | str:
@@ -243,6 +258,8 @@ def _pairs(
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
         return 0, []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
     tried = follow_up_programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
+    if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
+        tried += view_programs(sample, mesh, task.seed)
     return len(tried), wrong_programs(tried)
 
 

@@ -10,6 +10,8 @@ list in its module is the `detail`.
 | ._sharding_prop: decomp_strategy._propagate_through_decomp     | by feature     | 2.13   |
 | ._op_dispatcher._dispatch_fast_path_python_tail, .wrap         | by feature     | 2.13   |
 | torch._decomp.decomposition_table, OpOverload._can_decompose   | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/torch_api/test_counterfactuals.py` checks each part by name.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Trace:
 @contextlib.contextmanager
 def traced() -> Iterator[Trace]:  # noqa: C901  # five short functions that share the trace
     """While active, what DTensor does is recorded in the trace."""
-    found, running, methods = Trace(), _Recorder(), _Recorder()
+    found, running, methods = Trace(), _StackByRank(), _StackByRank()
 
     def add(step: OpStep) -> None:
         if dist.get_rank() == 0 and step not in found.steps:
@@ -167,7 +167,7 @@ class _Replacement:
         return self._run(op, args, kwargs)
 
 
-class _Recorder:
+class _StackByRank:
     """A stack for each rank."""
 
     def __init__(self) -> None:

@@ -113,8 +113,8 @@ def folding_error(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     return max(noise_factor(eps) * eps, SPLIT_ULPS * coarse) * largest
 
 
-def no_number(rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
-    """The first partial value of a rule that is no number, such as `P(sum) of torch.bool`; empty if there is none.
+def non_arithmetic_partial(rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
+    """The first partial value of a rule that is not to be computed with, such as `P(sum) of torch.bool`; empty if there is none.
 
     A sum of booleans among the inputs is their "or": the op that makes it is tested with what follows it.  Among the outputs
     it is a product of complex numbers, which no backend multiplies.

@@ -41,7 +41,7 @@ from strategies.validation.difference import (
     ResultDifference,
     coarsest_eps,
     folding_error,
-    no_number,
+    non_arithmetic_partial,
     number_difference,
     shape_difference,
     tensor_text,
@@ -393,7 +393,7 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
             continue
         evidence = probe.judge(claim)
         if evidence:
-            other = no_number(claim.rule, first.truth.inputs, first.truth.outputs)
+            other = non_arithmetic_partial(claim.rule, first.truth.inputs, first.truth.outputs)
             if other:
                 return made(Verdict.UNTESTABLE, Evidence(f"{other} is no value to compute with"))
             return made(Verdict.UNSOUND, evidence)

@@ -6,18 +6,18 @@ from strategies.model.verdict import Counts, Report
 from strategies.sweep.causes.cause import Case, Cause
 from strategies.sweep.causes.pages import Page, as_json, as_text, short_table, table
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import RIGHT, SHOWS, Shown
+from strategies.sweep.causes.script import RIGHT, SHOWS, ScriptRun
 from strategies.torch_api.code_places import CodePlace
 from tests.strategies.sweep.causes.programs import CUMPROD
 
 
 def page(what, verdict=SHOWS):
-    case = Case(CUMPROD, "a | b (2 of 4 elements differ)", severity(CUMPROD, raises=False), averages=False)
+    case = Case(CUMPROD, "a | b (2 of 4 elements differ)", severity(CUMPROD, raises=False))
     place = CodePlace("scan", "torch/x.py", 7)
     cause = Cause(
         ("rule", what), "rule", place, what, ("aten.cumprod.default",), ("one", "two"), ("2.13.0",), "replicas", 2, case
     )
-    return Page(cause, Shown("script", "x = 1", "DTensor gives 1", verdict), "scan.py")
+    return Page(cause, ScriptRun("script", "x = 1", "DTensor gives 1", verdict), "scan.py")
 
 
 PAGES = [page("shards"), page("other", RIGHT)]

@@ -44,7 +44,7 @@ def run(options: CausesOptions) -> int:
     set_stop_note("; what was to be written is written whole, or not at all")
     code = WRONG if causes else CLEAN
     files = [(options.json, pages.as_json(report, made, code))] if options.json else []
-    files += [(options.repro / page.file, page.shown.script) for page in made if options.repro and page.shown]
+    files += [(options.repro / page.file, page.run.script) for page in made if options.repro and page.run]
     return deliver_text(pages.as_text(report, made), files, code)
 
 

@@ -215,7 +215,7 @@ def helper_functions(then: str) -> list[str]:
         text = follow_ups.follow_up(then).text
         steps = step_functions
         every = (local_inputs.whole, local_inputs.laid, steps.written, steps.with_base_written, steps.through_local)
-        used += [f for f in (*every, steps.NoGradient) if f"{f.__name__}(" in text or f"{f.__name__}." in text]
+        used += [f for f in every if f"{f.__name__}(" in text]
     return [inspect.getsource(function) for function in used]
 
 

@@ -23,7 +23,6 @@ from strategies.model.oracle import mutates
 from strategies.model.rule import Call, flat_results, read_layout
 from strategies.programs.run.local_inputs import laid, whole
 from strategies.programs.run.step_functions import (
-    NoGradient,
     gradients,
     through_local,
     trained,
@@ -57,7 +56,7 @@ RESULT_STEPS = {
     "R": "laid(x, Replicate())", "S(0)": "laid(x, Shard(0))", "S(1)": "laid(x, Shard(1))",
     "column": "x.split(1, -1)[0]", "row": "x.unbind(0)[0]", "mean -1": "x.mean(-1)", "amax": "x.amax(0)",
     "less its mean": "x - x.mean()",
-    "local": "through_local(x, False)", "local, parts": "through_local(x, True)", "unused": "NoGradient.apply(x)",
+    "local": "through_local(x)",
 }  # fmt: skip
 GRADS = {
     "grad": "gradients(op, x, Replicate(), writes)", "grad S(0)": "gradients(op, x, Shard(0), writes)",
@@ -81,9 +80,9 @@ class FollowUp:
         scope = {
             "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
             "_StridedShard": StridedShard, "written": written, "with_base_written": with_base_written,
-            "through_local": through_local, "NoGradient": NoGradient,
+            "through_local": through_local,
         }  # fmt: skip
-        return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
+        return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of ours
 
 
 _compiled = functools.cache(functools.partial(compile, filename="<follower>", mode="eval"))

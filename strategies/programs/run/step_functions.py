@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.programs.run.local_inputs import spread, uneven
@@ -27,15 +27,14 @@ def gradients(
     tensors: Sequence[Any],
     placement: Placement,
     writes: bool,
-    to: int | None = None,
     twice: bool = False,
 ) -> list[Any]:
-    """The gradient of each tensor that can have one, or of number `to` alone; None where the result does not depend on it.
+    """The gradient of each tensor that can have one; None where the result does not depend on it.
 
     What comes in has this placement.  With `twice`, the gradients of the gradients are appended.  An op that `writes` to
     its arguments gets copies.  Raises RuntimeError where the call has no gradient, as autograd does.
     """
-    real = [(x.dtype.is_floating_point or x.dtype.is_complex) and to in (None, i) for i, x in enumerate(tensors)]
+    real = [x.dtype.is_floating_point or x.dtype.is_complex for x in tensors]
     leaves = [x.detach().requires_grad_(has) for x, has in zip(tensors, real, strict=True)]
     asked = [x for x in leaves if x.requires_grad]
     with torch.enable_grad():
@@ -85,25 +84,8 @@ def with_base_written(x: Any, view: Callable[[Any], Any]) -> list[Any]:
     return [part]
 
 
-def through_local(x: Any, partial: bool) -> Any:
-    """The tensor by way of its local tensors.  With `partial`, gradients of replicas are parts of a sum on the way."""
+def through_local(x: Any) -> Any:
+    """The tensor by way of its local tensors."""
     if not isinstance(x, DTensor):
         return x
-    sums = [Partial() if p.is_replicate() else Replicate() if p.is_partial() else p for p in x.placements]
-    back = sums if partial else None
-    local = x.to_local(grad_placements=back)
-    return DTensor.from_local(
-        local, x.device_mesh, x.placements, shape=x.shape, stride=x.stride(), grad_placements=back
-    )
-
-
-class NoGradient(torch.autograd.Function):
-    """A copy that passes no gradient on, as an output does that no loss depends on."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(*_: Any) -> None:
-        return None
+    return DTensor.from_local(x.to_local(), x.device_mesh, x.placements, shape=x.shape, stride=x.stride())

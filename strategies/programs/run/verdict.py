@@ -85,6 +85,11 @@ class Confirmation:
     """The error that every rank raised, if they did: in the op, or when the result was gathered."""
 
 
+def raises(reason: str) -> bool:
+    """Whether the fault is an error on some rank, or a hang, by its reason in words; else it is silent."""
+    return bool(re.search(r"\braises? |refuses this call|cannot assemble|^stops|^hangs|\bdies\b", reason))
+
+
 def is_claimed(error: str) -> bool:
     """Whether DTensor raises this error for a call that a rule of it has claimed: it has a rule for each op in it.
 

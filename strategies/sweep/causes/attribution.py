@@ -30,14 +30,12 @@ from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, overload
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
-from strategies.programs.run.verdict import Confirmation
+from strategies.programs.run.verdict import Confirmation, raises
 from strategies.programs.shrink.search import failure_kind, program_of
-from strategies.sweep.causes.reach import raises
 from strategies.torch_api import counterfactuals
 from strategies.torch_api.code_places import CodePlace, dispatcher_place, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
 from strategies.torch_api.dtensor import special_dispatch_reason
-from strategies.torch_api.mesh_and_caches import averages_as_sums
 from strategies.torch_api.rank_runs import MeshTask, run_on_threads
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.finding import Candidate, case_of
@@ -64,8 +62,6 @@ class Attribution:
     reason: str = ""
     program: Program | None = None
     judged: bool = False
-    averages: bool = False
-    """Whether an average of ranks is made on the way: gloo has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ def program_work(program: Program) -> MeshTask[Confirmation]:
 
 def outcome(work: MeshTask[Confirmation]) -> Confirmation:
     """What a run on rank threads comes to."""
-    with quiet(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         return run_on_threads([work])[0]
 
 
@@ -148,8 +144,7 @@ class Attributor:
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
         found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or Attribution(UNKNOWN)
-        placements = [p for step in trace.steps for p in (*step.inputs, *step.outputs)]
-        return replace(found, reason=reason, averages=any("P(avg)" in p for p in placements))
+        return replace(found, reason=reason)
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
         with ExitStack() as stack:

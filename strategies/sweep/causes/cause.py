@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localtensor.errors import LocalTensorError
@@ -19,6 +19,7 @@ from strategies.base.worker_pool import TaskDone, WorkerPool
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, out_leaves, overload
 from strategies.model.verdict import Finding, Report, Verdict
+from strategies.programs.run.verdict import raises
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
@@ -36,7 +37,7 @@ from strategies.sweep.causes.attribution import (
     fault_class,
     program_work,
 )
-from strategies.sweep.causes.reach import Severity, forward_programs, most_ordinary, raises, severity
+from strategies.sweep.causes.reach import Severity, forward_programs, most_ordinary, severity
 from strategies.sweep.report.html_pictures import family_of
 from strategies.torch_api.code_places import CodePlace, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
@@ -57,7 +58,6 @@ class Case:
     program: Program
     reason: str
     severity: Severity
-    averages: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ class Cause:
         return f"{self.place.name if self.place else 'not attributed'}: {self.what}"
 
     @property
-    def order(self) -> tuple[bool, bool, Severity | None, int, str]:
+    def order(self) -> tuple[object, ...]:
         """Causes in this order: those that an ordinary user meets first; of equal ones those that spoil most ops."""
-        none = self.case is None
-        return self.kind == UNKNOWN, none, self.case.severity if self.case else None, -len(self.ops), self.name
+        found = self.case.severity.order if self.case else ()
+        return self.kind == UNKNOWN, self.case is None, found, -len(self.ops), self.name
 
 
 def attribution_tasks(begin: Line, lines: Sequence[Line]) -> tuple[Report, list[AttributionTask]]:
@@ -137,12 +137,7 @@ def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pro
     made = [
         _cause(key, members, case, report.torch) for (key, members), case in zip(groups.items(), cases, strict=True)
     ]
-    return report, sorted(made, key=_order)
-
-
-def _order(cause: Cause) -> tuple[object, ...]:
-    unknown, none, found, ops, name = cause.order
-    return unknown, none, (found.raises, found.reach, found.odd_placements, found.axes) if found else (), ops, name
+    return report, sorted(made, key=lambda cause: cause.order)
 
 
 Members = list[tuple[str, Attribution]]
@@ -281,18 +276,16 @@ class CaseTask:
 
 def starts(members: Members) -> list[Attribution]:
     """The attributions whose cases are made ordinary: those of the least severity, of different ops first."""
-    run = [one for _, one in members if one.program is not None]
-    ranked = sorted(run, key=_soonest)
+    run = [(_soonest(one, one.program), one) for _, one in members if one.program is not None]
+    ranked = [one for _, one in sorted(run, key=lambda pair: pair[0])]
     firsts = {id(one) for one in {one.op: one for one in reversed(ranked)}.values()}
     return sorted(ranked, key=lambda one: id(one) not in firsts)[:KEPT]
 
 
-def _soonest(one: Attribution) -> tuple[bool, int, int, bool, int, int, int]:
-    assert one.program is not None
-    found = severity(one.program, raises(one.reason))
-    dims = sum(x.ndim for x in one.program.sample.tensors)
-    then, size = bool(one.program.then), one.program.sample.size
-    return found.raises, found.reach, found.odd_placements, then, found.axes, dims, size
+def _soonest(one: Attribution, program: Program) -> tuple[object, ...]:
+    found = severity(program, raises(one.reason))
+    dims = sum(x.ndim for x in program.sample.tensors)
+    return found.raises, found.reach, found.odd_placements, bool(program.then), found.axes, dims, program.sample.size
 
 
 def ordinary_case(task: CaseTask, note: Callable[[int], None]) -> Case | None:
@@ -310,13 +303,13 @@ def ordinary_case(task: CaseTask, note: Callable[[int], None]) -> Case | None:
 
 def _with_forwards(given: Sequence[Attribution]) -> Iterator[Attribution]:
     for one in given:
-        assert one.program is not None
-        yield from (replace(one, program=program, reason="", judged=False) for program in forward_programs(one.program))
+        forwards = forward_programs(one.program) if one.program is not None else ()
+        yield from (replace(one, program=program, reason="", judged=False) for program in forwards)
         yield one
 
 
 def _ordinary(key: Key, start: Attribution) -> Case | None:
-    shown: dict[int, Attribution] = {}
+    shown: list[tuple[Program, Attribution]] = []
 
     def shows(program: Program) -> bool:
         try:
@@ -328,17 +321,11 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
         found = replace(found, program=program)
         if (UNKNOWN if found.kind == UNKNOWN else cause_key(found)) != (UNKNOWN if key[0] == UNKNOWN else key):
             return False
-        shown[id(program)] = found
+        shown.append((program, found))
         return True
 
-    assert start.program is not None
-    if not shows(start.program):
+    if start.program is None or not shows(start.program):
         return None
     program = most_ordinary(start.program, shows)
-    found = shown.get(id(program), shown[id(start.program)])
-    return Case(program, found.reason, severity(program, raises(found.reason)), found.averages)
-
-
-def by_finding(causes: Iterable[Cause]) -> Mapping[str, Cause]:
-    """The cause of each finding, by the finding's name."""
-    return {name: cause for cause in causes for name in cause.findings}
+    found = next(found for one, found in shown if one is program)
+    return Case(program, found.reason, severity(program, raises(found.reason)))

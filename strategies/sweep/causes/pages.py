@@ -14,7 +14,7 @@ from strategies.model.rule import placements_text
 from strategies.model.verdict import Report, digest
 from strategies.sweep.causes.cause import Cause
 from strategies.sweep.causes.reach import spelled
-from strategies.sweep.causes.script import SHOWS, Shown, shown
+from strategies.sweep.causes.script import SHOWS, ScriptRun, run_first_that_shows
 from strategies.torch_api.rank_runs import RankProcesses
 
 MOST_PRINTED = 400
@@ -23,15 +23,15 @@ MOST_PRINTED = 400
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A cause with its script and what came of its run; `script` is None where no case could be run or written."""
+    """A cause with its script and what came of its run; `run` is None where no case could be run or written."""
 
     cause: Cause
-    shown: Shown | None
+    run: ScriptRun | None
     file: str
 
     @property
     def reproduces(self) -> bool:
-        return self.shown is not None and self.shown.verdict == SHOWS
+        return self.run is not None and self.run.verdict == SHOWS
 
 
 def pages_of(causes: Sequence[Cause], progress: Progress) -> list[Page]:
@@ -44,7 +44,7 @@ def pages_of(causes: Sequence[Cause], progress: Progress) -> list[Page]:
             cause, name = causes[number], file_name(causes[number])
             script = None
             if cause.case is not None:
-                script = shown(processes, cause.case, cause.name, _about(cause), name)
+                script = run_first_that_shows(processes, cause.case, cause.name, _about(cause), name)
             made[number] = Page(cause, script, name)
             progress.tick()
     return [made[number] for number in range(len(causes))]
@@ -91,10 +91,10 @@ def as_text(report: Report, pages: Sequence[Page]) -> str:
 
 def totals(report: Report, pages: Sequence[Page]) -> str:
     findings = sum(len(page.cause.findings) for page in pages)
-    run = [page for page in pages if page.shown is not None]
-    again = sum(page.reproduces for page in run)
+    ran = [page for page in pages if page.run is not None]
+    again = sum(page.reproduces for page in ran)
     return (
-        f"torch {report.torch}: {findings} findings have {len(pages)} causes; the scripts of {len(run)} were run on gloo, and "
+        f"torch {report.torch}: {findings} findings have {len(pages)} causes; the scripts of {len(ran)} were run on gloo, and "
         f"{again} of them show the fault."
     )
 
@@ -107,13 +107,13 @@ def _page(number: int, page: Page) -> str:
         f"   {severity_text(cause)}; {where(cause)}; torch {', '.join(cause.versions)}",
         f"   spoils {len(cause.findings)} findings, of {', '.join(cause.ops[:6])}{more}",
     ]
-    if page.shown is None:
+    if page.run is None:
         lines.append("   there is no script: no simulated run of its cases shows the fault alone")
     else:
-        lines += ["", *(f"       {line}" for line in page.shown.lines.splitlines()), ""]
-        lines += [f"   prints  {line}" for line in _cut(page.shown.prints).splitlines()]
+        lines += ["", *(f"       {line}" for line in page.run.lines.splitlines()), ""]
+        lines += [f"   prints  {line}" for line in _cut(page.run.prints).splitlines()]
         if not page.reproduces:
-            lines.append(f"   this script no longer reproduces it: it {page.shown.verdict}")
+            lines.append(f"   this script no longer reproduces it: it {page.run.verdict}")
         else:
             lines.append(f"   run it: python {page.file}")
     return "\n".join([*lines, f"   fix tried: {fix_text(cause)}"])
@@ -137,7 +137,7 @@ def as_json(report: Report, pages: Sequence[Page], code: int) -> str:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    cause, one = page.cause, page.shown
+    cause, one = page.cause, page.run
     place = cause.place
     return {
         "name": cause.name,
@@ -205,6 +205,6 @@ def _happening(page: Page) -> str:
     case = page.cause.case
     if case is None:
         return "no case shows it alone"
-    if page.shown is not None and not page.reproduces:
-        return f"its script {page.shown.verdict} on gloo"
+    if page.run is not None and not page.reproduces:
+        return f"its script {page.run.verdict} on gloo"
     return re.sub(r" \(\d+ of \d+ elements differ\)$", "", case.reason).splitlines()[0][:160]

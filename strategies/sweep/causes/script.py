@@ -29,7 +29,6 @@ from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import spelled
-from strategies.torch_api.mesh_and_caches import averages_code
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
 
 SHOWS, RIGHT, FAILED = "shows", "does not show", "cannot be run"
@@ -118,14 +117,14 @@ if __name__ == "__main__":
 _IMPORTS = """{more}
 import torch
 import torch.distributed as dist
-{functional}import torch.nn.functional as F  # noqa: F401
+import torch.nn.functional as F  # noqa: F401
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
 {private}"""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ScriptRun:
     """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed.
 
     `verdict` is "shows", "does not show" or "cannot be run".
@@ -137,7 +136,7 @@ class Shown:
     verdict: str
 
 
-def written(case: Case, title: str, about: str, name: str) -> Iterator[tuple[str, str]]:
+def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[tuple[str, str]]:
     """Scripts for the case, the shortest first, each with the lines that show it.  None where it cannot be written."""
     program = case.program
     if not all(is_supported(p) for layout in program.inputs for p in layout):
@@ -160,19 +159,16 @@ def written(case: Case, title: str, about: str, name: str) -> Iterator[tuple[str
 
 def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Sequence[str]) -> str:
     program = case.program
-    helpers = [*([averages_code().strip()] if case.averages else []), *helpers]
     source = "\n".join([*helpers, shown])
-    more = "import functools\nimport inspect\n" if "inspect." in source else ""
-    more += "from collections.abc import Callable, Sequence\n" if "Sequence[" in source else ""
+    more = "from collections.abc import Callable, Sequence\n" if "Sequence[" in source else ""
     more += "from math import inf, nan\n" if re.search(r"\b(inf|nan)\b", source) else ""
     more += "from typing import Any\n" if re.search(r"\bAny\b", source) else ""
-    functional = "import torch.distributed._functional_collectives as functional\n" if case.averages else ""
     private = "from torch import Tensor\n" if re.search(r"\bTensor\b", source.replace("torch.Tensor", "")) else ""
     if "_StridedShard" in source or "Placement" in source:
         private += "from torch.distributed.tensor.placement_types import Placement, _StridedShard  # noqa: F401\n"
     return _SCRIPT.format(
         title=title, about=textwrap.fill(about, 110), name=name, ranks=program.ranks, raises=case.severity.raises,
-        imports=_IMPORTS.format(more=more, functional=functional, private=private),
+        imports=_IMPORTS.format(more=more, private=private),
         helpers="\n\n" + "\n\n\n".join(helpers) + "\n" if helpers else "", body=textwrap.indent(shown, "    "),
     )  # fmt: skip
 
@@ -265,12 +261,12 @@ def _cloned(program: Program, names: Sequence[str]) -> list[str]:
     return [f"{name} = {name}.clone()" for name in names]
 
 
-def shown(processes: RankProcesses, case: Case, title: str, about: str, name: str) -> Shown | None:
+def run_first_that_shows(processes: RankProcesses, case: Case, title: str, about: str, name: str) -> ScriptRun | None:
     """The first script of the case that shows the fault on real processes; the last one where none does."""
     last = None
-    for text, lines in written(case, title, about, name):
+    for text, lines in scripts_of(case, title, about, name):
         verdict, prints = run(processes, text, case.program.ranks, raises=case.severity.raises)
-        last = Shown(text, lines, prints, verdict)
+        last = ScriptRun(text, lines, prints, verdict)
         if verdict == SHOWS:
             break
     return last

@@ -16,6 +16,7 @@ from rich.text import Text
 from localtensor.layout import short
 from strategies.base import atomic_files
 from strategies.model.verdict import FAULTS, Counts, Finding, Report, Verdict, digest
+from strategies.programs.run.verdict import raises
 
 _COLOUR = {
     Verdict.UNSOUND: "bold red", Verdict.REFUSED: "red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"
@@ -189,4 +190,4 @@ def by_reason(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 def is_silent(finding: Finding) -> bool:
     """Whether the rule is silently wrong: no rank raises, hangs or dies."""
-    return not re.search(r"^(rank [\d, ]+|every rank) raises |^hangs: |^the process of rank ", finding.reason)
+    return not raises(finding.reason)

@@ -63,6 +63,18 @@ def test_a_wrong_rule_is_found_through_what_follows_another_op():
     assert {one.program.then for one in found} <= {"times -1", "times 2"}
 
 
+def test_writes_through_views_are_tried_on_a_copy_alone_and_are_one_finding_for_a_layout():
+    copy, other = (
+        only(validate_with_follow_ups(docket(sample(op, X)), silent)) for op in ("clone.default", "neg.default")
+    )
+    assert set(copy.suspects) == {
+        f"aten.clone.default on (2,): S({dim}), then {what}"
+        for dim in (0, 1)
+        for what in ("write to view", "write, then view")
+    }  # torch 2.13: a view of a sharded dim is a copy
+    assert other.suspects == {}
+
+
 def programs_of(hearing):
     return [suspect.program for found in hearing.suspects.values() for suspect in found]
 

@@ -14,6 +14,9 @@ PARTS = [
     (DTensor._op_dispatcher, ("_custom_op_handlers", "unwrap_to_op_info")),
     (propagator(), ("propagate_op_sharding", "propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached")),
     (_redistribute, ("redistribute_local_tensor",)),
+    (type(DTensor._op_dispatcher), ("wrap",)),
+    (torch._decomp, ("decomposition_table",)),
+    (torch.ops.aten.add.Tensor, ("_can_decompose", "decompose")),
     (placement_types.Partial, counterfactuals.STEPS["Partial"]),
     (placement_types.Shard, counterfactuals.STEPS["Shard"]),
 ]

@@ -3,7 +3,7 @@ import torch
 
 from localtensor.layout import parse
 from strategies.model.rule import Rule
-from strategies.validation.difference import no_number, tensor_text
+from strategies.validation.difference import non_arithmetic_partial, tensor_text
 
 
 @pytest.mark.parametrize(("value", "shown"), [
@@ -23,6 +23,6 @@ def test_a_tensor_is_shown_on_one_line(value, shown):
     ("S(0)", "P(sum)", torch.bool, ""), ("S(0)", "P(product)", torch.complex64, "P(product) of torch.complex64"),
     ("P(product)", "R", torch.complex64, ""), ("S(0)", "P(max)", torch.complex64, ""), ("P(sum)", "P(sum)", torch.float32, ""),
 ])  # fmt: skip
-def test_a_partial_value_that_is_no_number_is_named(inputs, outputs, dtype, said):
+def test_a_partial_value_that_is_not_to_be_computed_with_is_named(inputs, outputs, dtype, said):
     x = torch.ones(2, dtype=dtype)
-    assert no_number(Rule("aten.neg.default", (parse(inputs),), (parse(outputs),)), [x], [x]) == said
+    assert non_arithmetic_partial(Rule("aten.neg.default", (parse(inputs),), (parse(outputs),)), [x], [x]) == said

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 from strategies.model.rule import Call, Leaf
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import RIGHT, SHOWS, shown
+from strategies.sweep.causes.script import RIGHT, SHOWS, run_first_that_shows
 from strategies.torch_api.rank_runs import RankProcesses
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -18,7 +18,7 @@ FINE = program(Call("aten.mul.Scalar", (Leaf(0), 2.0)), torch.arange(1.0, 5.0), 
 
 
 def case(given, raises=False):
-    return Case(given, "", severity(given, raises), averages=False)
+    return Case(given, "", severity(given, raises))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def processes():
 
 
 def test_a_fault_shows_in_a_few_lines(processes):
-    found = shown(processes, case(CUMPROD), "cumprod", "about", "cumprod.py")
+    found = run_first_that_shows(processes, case(CUMPROD), "cumprod", "about", "cumprod.py")
     if found.verdict == RIGHT:
         pytest.skip("this torch is right")
     assert found.verdict == SHOWS
@@ -37,14 +37,14 @@ def test_a_fault_shows_in_a_few_lines(processes):
 
 
 def test_a_script_that_shows_nothing_says_so(processes):
-    found = shown(processes, case(FINE), "times two", "about", "fine.py")
+    found = run_first_that_shows(processes, case(FINE), "times two", "about", "fine.py")
     assert found.verdict == RIGHT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "code"), [(CUMPROD, 1), (FINE, 0)])
 def test_a_script_starts_its_own_ranks_and_its_exit_code_tells(processes, tmp_path, given, code):
-    found = shown(processes, case(given), "a", "about", "script.py")
+    found = run_first_that_shows(processes, case(given), "a", "about", "script.py")
     path = tmp_path / "script.py"
     path.write_text(found.script)
     ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
