@@ -36,6 +36,15 @@ def test_a_fault_shows_in_a_few_lines(processes):
     assert "12." in found.prints and "24." in found.prints
 
 
+def test_a_piece_of_a_wrong_shape_shows_although_the_whole_is_right(processes):
+    kept = Call("aten.amax.default", (Leaf(0), [], True))
+    given = program(kept, torch.arange(1.0, 5.0), inputs=((Shard(0),),))
+    found = run_first_that_shows(processes, case(given), "amax", "about", "amax.py")
+    if not torch.__version__.startswith("2.13"):
+        pytest.skip("other versions may place it otherwise")
+    assert found.verdict == SHOWS and "holds shape (1,)" in found.prints
+
+
 def test_a_script_that_shows_nothing_says_so(processes):
     found = run_first_that_shows(processes, case(FINE), "times two", "about", "fine.py")
     assert found.verdict == RIGHT
