@@ -47,7 +47,7 @@ Replacement = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The cause of one finding: its kind, the function, the op that it spoils there, and the replacement that cured it.
+    """The cause of one finding: its kind, the function, the op that it affects, and the replacement that cured it.
 
     `detail` is the redistribution (`P(sum) -> R`), or the inputs and outputs of the op at fault.  `program` is the program
     that ran; `reason` what was wrong with it.  The kind is "unknown" where no single replacement cures it, and `place` is

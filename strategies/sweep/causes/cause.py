@@ -85,7 +85,7 @@ class Cause:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Causes in this order: those that an ordinary user meets first; of equal ones those that spoil most ops."""
+        """Causes in this order: those with the widest reach; of equal ones those that affect most ops."""
         found = self.case.severity.order if self.case else ()
         return self.kind == UNKNOWN, self.case is None, found, -len(self.ops), self.name
 
@@ -267,7 +267,7 @@ def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class CaseTask:
-    """The programs that show a cause, those that users meet soonest first."""
+    """The programs that show a cause, those with the widest reach first."""
 
     key: Key
     starts: tuple[Attribution, ...]

@@ -105,7 +105,7 @@ def _page(number: int, page: Page) -> str:
     lines = [
         f"{number}. {cause.name}",
         f"   {severity_text(cause)}; {where(cause)}; torch {', '.join(cause.versions)}",
-        f"   spoils {len(cause.findings)} findings, of {', '.join(cause.ops[:6])}{more}",
+        f"   affects {len(cause.findings)} findings, of {', '.join(cause.ops[:6])}{more}",
     ]
     if page.run is None:
         lines.append("   there is no script: no simulated run of its cases shows the fault alone")

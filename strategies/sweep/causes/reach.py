@@ -1,4 +1,4 @@
-"""Which users a fault meets: the severity of a case, its public spelling, and the search for the most ordinary case.
+"""The reach of a fault: the severity of a case, its public spelling, and the search for the most ordinary case.
 
 The severity orders causes.  What is silently wrong comes before what raises; within either, in this order:
 
@@ -64,7 +64,7 @@ _NAMES = ("everyday", "uneven shards", "arguments", "not finite", "other dtypes"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Severity:
-    """How soon a user meets a case: the order of these, smallest first, is the order of causes."""
+    """The severity of a case: the order of these, smallest first, is the order of causes."""
 
     raises: bool
     reach: Reach

@@ -1,6 +1,8 @@
 """A small share of the free-running stress (`python -m tests.tools.races.stress`), and that the stress sees what is wrong."""
 
+import gc
 import random
+import threading
 
 import pytest
 
@@ -13,6 +15,25 @@ def test_nothing_is_lost_nothing_is_computed_twice_and_all_come_to_an_end(name):
     check, make, _ = stress.ROUNDS[name]
     with stress.switching(1e-6):
         assert check(make, 6_000, 1) == []
+
+
+def test_no_thread_that_is_ended_is_ended_in_a_callback_of_the_garbage_collector():
+    """The interpreter reports such an exception, drops it, and the thread lives on."""
+    ours, called = threading.get_ident(), []
+
+    def callback(phase, info):
+        if threading.get_ident() != ours:
+            called.append(phase)
+
+    gc.callbacks.append(callback)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        assert stress.with_threads_that_are_ended(int, 1_000, 1) == []
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(callback)
+    assert called == [] and gc.isenabled()
 
 
 class Careless(SingleFlightCache):

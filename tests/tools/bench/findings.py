@@ -34,7 +34,7 @@ By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --jour
 sweep.jsonl --repro scripts`, which prints a page and writes a script for each row.
 
 A cause is the function of torch whose replacement makes its findings vanish. The rows are in the order of severity: silent ones
-first, then by who meets them (everyday calls, uneven shards, arguments, NaN, other dtypes, private ops, `out=`, empty shards).
+first, then by reach (everyday calls, uneven shards, arguments, NaN, other dtypes, private ops, `out=`, empty shards).
 """
 
 
@@ -87,7 +87,7 @@ def main() -> int:
     if asked.write:
         text = (ROOT / "README.md").read_text()
         head, rest = text.split(START)
-        more = "All of them: [docs/findings.md](docs/findings.md). These are the ten that users meet soonest:\n\n"
+        more = "All of them: [docs/findings.md](docs/findings.md). These are the ten with the widest reach:\n\n"
         body = made.replace("| what is wrong |", f"{more}| what is wrong |", 1)
         write_whole(ROOT / "README.md", f"{head}{START}\n\n{body}\n{END}{rest.split(END)[1]}")
         write_whole(ROOT / "docs" / "findings.md", whole(report, found))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import gc
 import itertools
 import random
 import sys
@@ -112,6 +113,18 @@ def switching(seconds: float) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """The garbage collector is off: an exception that reaches a thread inside a callback of it is reported and dropped."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def together(body: Callable[[int], None], threads: int = THREADS) -> list[str]:
@@ -241,21 +254,30 @@ def with_threads_that_are_ended(make: type[Any], operations: int, seed: int) -> 
             if answer != number * number:
                 wrong.append(f"{number} was answered with {answer}")
 
-    for batch in range(operations // (THREADS * 40) + 1):
-        others = _thread._count()
-        started = {_thread.start_new_thread(victim, (20 * batch,)): None for _ in range(THREADS)}
-        idents = list(started)  # one that ended already may have left its number to another
-        for ident in (*draw.sample(idents, len(idents)), *draw.sample(idents, len(idents))):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Ended))
-        end = time.monotonic() + LIMIT
-        while _thread._count() > others:
-            if time.monotonic() > end:
-                return [*wrong, "somebody waits for a thread that was ended"]
-            time.sleep(0)
-        if cache._wait_graph._waits:
-            return [*wrong, "somebody is said to wait after all have ended"]
-    wrong += together(lambda i: victim(20 * draw.randrange(operations // (THREADS * 40) + 1)))
-    return wrong
+    with no_collections():
+        for batch in range(operations // (THREADS * 40) + 1):
+            wrong += _ended(victim, batch, draw)
+            if cache._wait_graph._waits:
+                wrong.append("somebody is said to wait after all have ended")
+            if wrong:
+                return wrong
+        hanging = together(lambda i: victim(20 * draw.randrange(operations // (THREADS * 40) + 1)))
+    return wrong + hanging
+
+
+def _ended(victim: Callable[[int], None], batch: int, draw: random.Random) -> list[str]:
+    """One batch of threads, each of which is sent `Ended` twice; who still runs at the end of the time."""
+    others = _thread._count()
+    started = {_thread.start_new_thread(victim, (20 * batch,)): None for _ in range(THREADS)}
+    idents = list(started)  # one that ended already may have left its number to another
+    for ident in (*draw.sample(idents, len(idents)), *draw.sample(idents, len(idents))):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Ended))
+    end = time.monotonic() + LIMIT
+    while _thread._count() > others:
+        if time.monotonic() > end:
+            return ["somebody waits for a thread that was ended"]
+        time.sleep(0)
+    return []
 
 
 def _kept(cache: SingleFlightCache[Any], key: Any) -> bool:
