@@ -39,6 +39,11 @@ def is_inexact(x: Tensor) -> bool:
     return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether no element is infinite or NaN; floats of one byte are asked in double precision, torch has no kernel."""
+    return bool((x.double() if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x).isfinite().all())
+
+
 def max_abs(x: Tensor) -> Tensor:
     """The largest finite absolute value, at least 1e-30; float64 without dims."""
     size = x.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import error_in_one_line
-from localtensor.layout import is_inexact
+from localtensor.layout import all_finite
 from strategies.model.oracle import REJECTIONS, metadata_only
 from strategies.model.rule import Leaf, Sample, call_of, flat_results, overload
 
@@ -72,17 +72,14 @@ def complete_call(target: str, values: Sequence[Any], origin: str) -> BoundCall:
     made = Sample(call, tuple(t.detach() for t in tensors), origin)
     clones = [t.clone() for t in made.tensors]
     out = _try(made.call, clones)
-    return BoundCall(made, bool(metadata_only(target)) or all(map(_finite, (*clones, *flat_results(out)))))
+    every = [x for x in (*clones, *flat_results(out)) if isinstance(x, Tensor)]
+    return BoundCall(made, bool(metadata_only(target)) or all(map(all_finite, every)))
 
 
 def prefer_finite(found: Iterable[BoundCall]) -> list[Sample]:
     """The samples with finite results; all samples if there are none."""
     kept = list(found)
     return [bound.sample for bound in kept if bound.finite] or [bound.sample for bound in kept]
-
-
-def _finite(value: object) -> bool:
-    return not (isinstance(value, Tensor) and is_inexact(value)) or bool(value.isfinite().all())
 
 
 def _try(call: Callable[[Sequence[Tensor]], T], tensors: Sequence[Tensor]) -> T:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import (
+    all_finite,
     assemble_axis,
     fold_partials,
     is_inexact,
@@ -78,7 +79,7 @@ class Probe:
         self.sample, self.truth, self.ranks = sample, truth, ranks
         self.seed, self.variant, self.kind = seed, variant, values_named(variant)
         self.writes = oracle.mutates(sample.op)
-        self._finite = self.kind.wild or all(_finite(x) for x in truth.inputs)
+        self._finite = self.kind.wild or all(all_finite(x) for x in truth.inputs)
         self.written = written_leaves(sample.call)
         self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
@@ -313,10 +314,6 @@ class Probe:
 
 def _near(a: Tensor, b: Tensor) -> bool:
     return oracle.equal_within(b, a, 1e-4 * max_abs(a)) if is_inexact(a) else torch.equal(a, b)
-
-
-def _finite(x: Tensor) -> bool:
-    return not is_inexact(x) or bool(x.isfinite().all())
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import MAX_JUMP_SHARE, is_standard
+from localtensor.layout import MAX_JUMP_SHARE, all_finite, is_standard
 from strategies.base import shrink as base_shrink
 from strategies.base.shrink import Shrunk
 from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle
@@ -243,7 +243,7 @@ class RuleWitness:
             return None
 
     def _probed(self, program: Program, truth: OracleResult) -> tuple[Claim, Evidence] | None:
-        wild = any(not bool(x.isfinite().all()) for x in program.sample.tensors)
+        wild = not all(map(all_finite, program.sample.tensors))
         probe = Probe(program.sample, truth, program.ranks, seed=self.seed, variant="specials" if wild else "")
         if not self._rewritten and self._wrong(probe, Claim(self.rule, self.source_name)) is None:
             return None  # cheaper than a query whether DTensor claims it

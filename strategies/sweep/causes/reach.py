@@ -8,7 +8,7 @@ The severity orders causes.  What is silently wrong comes before what raises; wi
 | uneven shards   | a sharded dim is no multiple of the ranks                                                 |
 | arguments       | an optional argument is given and is not its default                                      |
 | not finite      | NaN or infinity among the values                                                          |
-| other dtypes    | a tensor of integers, booleans or complex numbers, other than positions in another tensor  |
+| other dtypes    | a tensor of integers, booleans, complex numbers or float8, other than positions in another |
 | private op      | no public function makes this call                                                        |
 | out=            | a tensor given as `out=`                                                                  |
 | empty shards    | an empty tensor, or a rank without a row                                                  |
@@ -32,7 +32,7 @@ from torch.distributed.tensor import Partial
 from torch.utils import _pytree as pytree
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout import local_shapes_on, shard_cut
+from localtensor.layout import all_finite, local_shapes_on, shard_cut
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.call_signature import argument_text
@@ -102,8 +102,8 @@ def reach(program: Program) -> Reach:
     applies = {
         Reach.UNEVEN: _cut_sizes(program, lambda size, ranks: size % ranks > 0),
         Reach.ARGUMENTS: any(_special_arguments(sample.call)),
-        Reach.NOT_FINITE: not all(bool(x.isfinite().all()) for x in sample.tensors) or _scalars_not_finite(sample.call),
-        Reach.OTHER_DTYPES: not all(dtype.is_floating_point for dtype in dtypes) or "int64" in program.then,
+        Reach.NOT_FINITE: not all(map(all_finite, sample.tensors)) or _scalars_not_finite(sample.call),
+        Reach.OTHER_DTYPES: not all(d.is_floating_point and d.itemsize > 1 for d in dtypes) or "int64" in program.then,
         Reach.PRIVATE: is_private(sample.op),
         Reach.OUT: bool(out_leaves(sample.call)),
         Reach.EMPTY: any(not x.numel() for x in sample.tensors) or _empty_shards(program),

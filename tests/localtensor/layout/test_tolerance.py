@@ -6,6 +6,7 @@ import torch
 from localtensor.layout.tolerance import (
     JUMP_SHARE,
     NOISE_FACTOR,
+    all_finite,
     is_inexact,
     max_abs,
     measured_slack,
@@ -33,6 +34,12 @@ def test_the_scale_is_that_of_the_largest_finite_element_and_never_zero():
     assert max_abs(double(1, -3, INF, NAN)) == 3
     assert max_abs(torch.zeros(2)) > 0 and max_abs(torch.zeros(0)) > 0
     assert max_abs(torch.tensor([3 + 4j])) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+def test_nan_is_not_finite_in_any_dtype(dtype):
+    assert all_finite(double(1, -3).to(dtype)) and not all_finite(double(1, NAN).to(dtype))
+    assert all_finite(torch.tensor([1, 2])) and all_finite(torch.tensor([True]))
 
 
 def test_a_result_that_nobody_moved_may_be_off_by_its_own_digits():

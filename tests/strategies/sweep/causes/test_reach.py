@@ -18,6 +18,7 @@ CASES = [
     (Reach.ARGUMENTS, program(Call("aten.amax.default", (Leaf(0), [0], True)), X, inputs=ROWS)),
     (Reach.NOT_FINITE, program(Call("aten.sign.default", (Leaf(0),)), X * math.nan, inputs=ROWS)),
     (Reach.OTHER_DTYPES, program(Call("aten.__lshift__.Scalar", (Leaf(0), 1)), X.long(), inputs=ROWS)),
+    (Reach.OTHER_DTYPES, program(Call("aten.sign.default", (Leaf(0),)), X.to(torch.float8_e4m3fn), inputs=ROWS)),
     (Reach.PRIVATE, program(Call("aten._foreach_sign.default", ([Leaf(0)],)), X, inputs=ROWS)),
     (Reach.OUT, program(Call("aten.sign.out", (Leaf(0),), (("out", Leaf(1)),)), X, X, inputs=ROWS * 2)),
     (Reach.EMPTY, program(Call("aten.sign.default", (Leaf(0),)), torch.ones(1), inputs=ROWS)),
