@@ -44,6 +44,7 @@ from localtensor.layout.tolerance import JUMP_SHARE as JUMP_SHARE
 from localtensor.layout.tolerance import MAX_JUMP_SHARE as MAX_JUMP_SHARE
 from localtensor.layout.tolerance import NOISE_FACTOR as NOISE_FACTOR
 from localtensor.layout.tolerance import all_finite as all_finite
+from localtensor.layout.tolerance import is_float8 as is_float8
 from localtensor.layout.tolerance import is_inexact as is_inexact
 from localtensor.layout.tolerance import max_abs as max_abs
 from localtensor.layout.tolerance import measured_slack as measured_slack

@@ -36,12 +36,17 @@ def noise_factor(eps: float) -> float:
 
 def is_inexact(x: Tensor) -> bool:
     """Whether its dtype rounds.  torch does not compute with floats of one byte: they are exact."""
-    return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
+    return (x.dtype.is_floating_point and not is_float8(x.dtype)) or x.dtype.is_complex
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether it is a float of one byte, for which torch has next to no kernels."""
+    return dtype.is_floating_point and dtype.itemsize == 1
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no element is infinite or NaN; floats of one byte are asked in double precision, torch has no kernel."""
-    return bool((x.double() if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x).isfinite().all())
+    """Whether no element is infinite or NaN; floats of one byte are asked in double precision."""
+    return bool((x.double() if is_float8(x.dtype) else x).isfinite().all())
 
 
 def max_abs(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from torch.distributed.tensor import Partial
 from torch.utils import _pytree as pytree
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout import all_finite, local_shapes_on, shard_cut
+from localtensor.layout import all_finite, is_float8, is_inexact, local_shapes_on, shard_cut
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.call_signature import argument_text
@@ -103,7 +103,8 @@ def reach(program: Program) -> Reach:
         Reach.UNEVEN: _cut_sizes(program, lambda size, ranks: size % ranks > 0),
         Reach.ARGUMENTS: any(_special_arguments(sample.call)),
         Reach.NOT_FINITE: not all(map(all_finite, sample.tensors)) or _scalars_not_finite(sample.call),
-        Reach.OTHER_DTYPES: not all(d.is_floating_point and d.itemsize > 1 for d in dtypes) or "int64" in program.then,
+        Reach.OTHER_DTYPES: not all(d.is_floating_point and not is_float8(d) for d in dtypes)
+        or "int64" in program.then,
         Reach.PRIVATE: is_private(sample.op),
         Reach.OUT: bool(out_leaves(sample.call)),
         Reach.EMPTY: any(not x.numel() for x in sample.tensors) or _empty_shards(program),
@@ -233,10 +234,16 @@ def _same(got: object, want: object) -> bool:
     for a, b in zip(one, other, strict=True):
         if isinstance(a, Tensor) != isinstance(b, Tensor):
             return False
-        same = torch.equal(a.nan_to_num(), b.nan_to_num()) and a.dtype == b.dtype if isinstance(a, Tensor) else a == b
+        same = _equal(a, b) and a.dtype == b.dtype if isinstance(a, Tensor) else a == b
         if not same:
             return False
     return True
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values, NaN being equal to NaN."""
+    one, other = (x.double() if is_float8(x.dtype) else x for x in (a, b))
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def most_ordinary(start: Program, shows: Callable[[Program], bool], *, budget: int = MAX_RUNS) -> Program:
@@ -267,7 +274,7 @@ def _far_sizes(program: Program) -> int:
 
 
 def _is_counted(x: Tensor) -> bool:
-    return x.dtype == torch.bool or bool(torch.equal(_counted(x), x))
+    return x.dtype == torch.bool or _equal(_counted(x), x)
 
 
 def _counted(x: Tensor) -> Tensor:
@@ -295,14 +302,15 @@ def _round_values(program: Program) -> Iterator[Program]:
     yield with_tensors(program, {i: _counted(x) for i, x in enumerate(tensors) if x.dtype != torch.bool})
     yield with_tensors(
         program,
-        {i: _counted(x).flip(0) if x.ndim else _counted(x) for i, x in enumerate(tensors) if x.dtype.is_floating_point},
+        {i: _counted(x).flip(0) if x.ndim else _counted(x) for i, x in enumerate(tensors) if x.is_floating_point()},
     )
     for i, x in enumerate(tensors):
         if x.dtype != torch.bool:
             yield with_tensors(program, {i: _counted(x)})
     for digits in (0, 1):
         yield with_tensors(
-            program, {i: x.round(decimals=digits) for i, x in enumerate(tensors) if x.dtype.is_floating_point}
+            program,
+            {i: x.round(decimals=digits) for i, x in enumerate(tensors) if is_inexact(x) and not x.is_complex()},
         )
 
 

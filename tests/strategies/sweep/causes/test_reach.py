@@ -60,6 +60,15 @@ def test_the_most_ordinary_case_is_in_float32_on_two_ranks_and_even_shards():
     assert (x.dtype, x.ndim, x.shape[0] % 2, x.flatten().tolist()[:2]) == (torch.float32, 1, 0, [1.0, 2.0])
 
 
+def test_a_case_of_float8_is_spelled_and_made_ordinary():
+    """torch compares, rounds and asks float8 for NaN in no kernel."""
+    tiny = torch.tensor([0.5, 2.5, 3.0, math.nan]).to(torch.float8_e4m3fn)
+    start = program(Call("aten.unsqueeze.default", (Leaf(0), 0)), tiny, inputs=ROWS)
+    assert spelled(start.sample) == "torch.unsqueeze(x0, 0)"
+    kept = most_ordinary(start, lambda one: one.sample.tensors[0].dtype == torch.float8_e4m3fn)
+    assert kept.sample.tensors[0].float().tolist()[:2] == [1.0, 2.0]
+
+
 def test_a_backward_overload_is_met_through_its_forward():
     call = Call("aten.mse_loss_backward.default", (Leaf(0), Leaf(1), Leaf(2), 1))
     given = program(call, torch.tensor(1.0), X, X + 1, inputs=(((Shard(0),),) * 3))
