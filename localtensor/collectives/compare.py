@@ -15,6 +15,7 @@ from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.errors import CollectiveFailed, RanksDisagree
 from localtensor.layout.spec import shape_text
+from localtensor.layout.tolerance import is_float8
 
 
 def assert_same_on_all_ranks(value: object, what: str = "value", *, group: dist.ProcessGroup | None = None) -> None:
@@ -120,7 +121,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def comparable(x: Tensor) -> Tensor:
     """The same elements in a layout and dtype that torch can compare: it has no == for sparse tensors and float8."""
     dense = x if x.layout == torch.strided else x.to_dense()
-    return dense.float() if dense.is_floating_point() and dense.element_size() == 1 else dense
+    return dense.float() if is_float8(dense.dtype) else dense
 
 
 def _differing(a: Tensor, b: Tensor) -> Tensor:

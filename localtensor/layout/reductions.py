@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
+from localtensor.layout.tolerance import is_float8
 
 T = TypeVar("T")
 MAX_SEQUENTIAL = 8  # at most so many ranks are folded one after the other, as in gloo
@@ -181,7 +182,7 @@ def is_reducible(kind: str, dtype: torch.dtype) -> bool:
     """
     if dtype == torch.bool:
         return kind != "avg"
-    if dtype == torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1):
+    if dtype == torch.complex32 or is_float8(dtype):
         return False  # torch cannot add these on a CPU
     if kind == "avg" and dtype in (torch.uint8, torch.int8, torch.int16):
         return False  # their sums wrap, and a wrapped sum divided is no average

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localtensor.layout import is_float8
 from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, argument_kind, complete_call, prefer_finite
 from strategies.model.arguments import is_index
 from strategies.model.rule import Sample, overload
@@ -69,7 +70,7 @@ def draw_calls(op: str, dtypes: Sequence[str] = FIRST_DTYPES, seed: int = 0) -> 
 def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> BoundCall:
     arguments = [a for a in overload(op)._schema.arguments if not a.is_out]
     shapes = next((s for word, s in _BY_DIMS.items() if word in op), _PLAIN)
-    if dtype.itemsize == 1 and dtype.is_floating_point:
+    if is_float8(dtype):
         shapes = _EIGHT_BITS
     draw = _Draw(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
     draw.backward = "backward" in op

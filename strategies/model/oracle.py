@@ -18,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.layout import DOUBLE_OF, MAX_JUMP_SHARE, is_inexact, measured_slack, widen_slack, within_slack
+from localtensor.layout import (
+    DOUBLE_OF,
+    MAX_JUMP_SHARE,
+    is_float8,
+    is_inexact,
+    measured_slack,
+    widen_slack,
+    within_slack,
+)
 from strategies.model.arguments import argument_names, trusts_caller
 from strategies.model.rule import Call, Sample, flat_results, overload, written_leaves
 
@@ -197,5 +205,5 @@ def same_results(a: OracleResult, b: OracleResult) -> bool:
 
 def equal_within(got: Tensor, want: Tensor, slack: Tensor) -> bool:
     """Whether two tensors of one shape are equal within the tolerance."""
-    eight_bits = got.dtype.is_floating_point and got.dtype.itemsize == 1  # torch.equal does not take these
-    return (not eight_bits and torch.equal(got, want)) or bool(within_slack(got, want, slack).all())
+    # torch.equal does not take float8
+    return (not is_float8(got.dtype) and torch.equal(got, want)) or bool(within_slack(got, want, slack).all())

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localtensor.layout import is_float8
 from strategies.model import arguments
 from strategies.model.call_signature import non_tensor_arguments
 from strategies.model.rule import Call, Sample, overload
@@ -231,7 +232,7 @@ def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int
 
 def _is_float(x: Tensor) -> bool:
     """Whether it is a float of at least two bytes: torch cannot sort, multiply or write to eight-bit floats."""
-    return x.dtype.is_floating_point and x.dtype.itemsize > 1
+    return x.is_floating_point() and not is_float8(x.dtype)
 
 
 def _changed(sample: Sample, change: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...] | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localtensor.layout import is_float8
 from strategies.inputs.schema_binding import argument_kind
 from strategies.inputs.variants.dims_and_layout import InputForm
 from strategies.inputs.variants.sizes import resize
@@ -224,7 +225,7 @@ def _is_sharp(oracle: OracleResult) -> bool:
     for x in (*oracle.inputs, *outputs):
         if x.dtype == torch.float16 and x.numel() and float(x.abs().amax()) > torch.finfo(x.dtype).max / SMALL:
             return False
-    small = [x.float().flatten() for x in oracle.inputs if x.dtype.itemsize == 1 and x.dtype.is_floating_point]
+    small = [x.float().flatten() for x in oracle.inputs if is_float8(x.dtype)]
     if not small:
         return True
     there = torch.cat([*small, torch.zeros(1, device=small[0].device)])

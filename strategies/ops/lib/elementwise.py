@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import is_unambiguous
+from localtensor.layout import is_float8, is_unambiguous
 from strategies.ops.semantics.rule_registry import Meta, PlacementRule, RuleFunction, RuleQuery
 
 RuleMaker = Callable[[RuleQuery], Iterable[PlacementRule]]
@@ -78,7 +78,7 @@ NUMBERS = (torch.int32, torch.int64)
 
 def is_float_or_complex(dtype: torch.dtype) -> bool:
     """Whether the dtype is complex, or a float of at least two bytes."""
-    return (dtype.is_floating_point and dtype.itemsize > 1) or dtype.is_complex
+    return (dtype.is_floating_point and not is_float8(dtype)) or dtype.is_complex
 
 
 def cast_commutes(kind: str, source: torch.dtype, target: torch.dtype) -> bool:

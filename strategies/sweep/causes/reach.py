@@ -36,7 +36,7 @@ from localtensor.layout import all_finite, is_float8, is_inexact, local_shapes_o
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.call_signature import argument_text
-from strategies.model.oracle import REJECTIONS
+from strategies.model.oracle import REJECTIONS, equal_within
 from strategies.model.rule import Call, Leaf, Program, Sample, leaf_numbers, out_leaves, overload
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized
 from strategies.programs.shrink.values import simpler_scalars, with_tensors, without_tensors
@@ -234,16 +234,15 @@ def _same(got: object, want: object) -> bool:
     for a, b in zip(one, other, strict=True):
         if isinstance(a, Tensor) != isinstance(b, Tensor):
             return False
-        same = _equal(a, b) and a.dtype == b.dtype if isinstance(a, Tensor) else a == b
+        same = a.dtype == b.dtype and _equal(a, b) if isinstance(a, Tensor) else a == b
         if not same:
             return False
     return True
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same values, NaN being equal to NaN."""
-    one, other = (x.double() if is_float8(x.dtype) else x for x in (a, b))
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+    """Whether two tensors of one dtype have the same shape and values, NaN being equal to NaN."""
+    return a.shape == b.shape and equal_within(a, b, torch.zeros(()))
 
 
 def most_ordinary(start: Program, shows: Callable[[Program], bool], *, budget: int = MAX_RUNS) -> Program:

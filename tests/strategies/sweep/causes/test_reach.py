@@ -61,7 +61,7 @@ def test_the_most_ordinary_case_is_in_float32_on_two_ranks_and_even_shards():
 
 
 def test_a_case_of_float8_is_spelled_and_made_ordinary():
-    """torch compares, rounds and asks float8 for NaN in no kernel."""
+    """torch has no kernels that compare or round float8, or look for NaN in it."""
     tiny = torch.tensor([0.5, 2.5, 3.0, math.nan]).to(torch.float8_e4m3fn)
     start = program(Call("aten.unsqueeze.default", (Leaf(0), 0)), tiny, inputs=ROWS)
     assert spelled(start.sample) == "torch.unsqueeze(x0, 0)"
