@@ -114,15 +114,16 @@ class ThreadsOnly(base.Refusal):
 
 
 class ScriptFailed(base.Refusal):
-    """A script that ended with an error; `exit_codes` are by rank."""
+    """A script that ended with an error; `exit_codes` are by rank, in the order in which the ranks ended."""
 
     def __init__(self, exit_codes: Mapping[int, int]) -> None:
         self.exit_codes = dict(exit_codes)
         bad = {rank: code for rank, code in exit_codes.items() if code}
-        codes = sorted(set(bad.values()))
-        phrases = [f"{base.rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
+        first = next(iter(bad))
+        groups = [[first]] + [[r for r in bad if bad[r] == code and r != first] for code in dict.fromkeys(bad.values())]
+        phrases = [f"{base.rank_names(group)} with exit code {bad[group[0]]}" for group in groups if group]
         remedy = "See what it printed: the first rank to fail is the one to repair."
-        super().__init__("run", "script", "; ".join(phrases), "these ranks ended with an error", remedy)
+        super().__init__("run", "script", "; then ".join(phrases), "these ranks ended with an error", remedy)
 
 
 class TooFewGpus(base.Refusal):

@@ -89,8 +89,8 @@ def run_processes(
     command = [str(seed), "-m" if module else "-f", name, *arguments]
     lost: list[OSError] = []  # why the ranks' output cannot be written
     shared = worker_environment(ranks)  # raises before there is a store if the ranks could not connect
-    with _store() as port, _ranks(command, ranks, shared, port, lost, prefix=prefix) as processes:
-        codes = _exit_codes(processes, timeout, lost)
+    with _store() as port, _ranks(command, ranks, shared, port, lost, prefix=prefix) as (processes, failures):
+        codes = _first_failure_first(_exit_codes(processes, timeout, lost), processes, failures)
     if lost:
         if stdout_is_closed():
             return OUTPUT_CLOSED
@@ -133,6 +133,31 @@ def _exit_codes(
     return codes
 
 
+def _first_failure_first(
+    codes: dict[int, int], processes: Sequence[subprocess.Popen[str]], failures: int
+) -> dict[int, int]:
+    """The exit codes, those of failed ranks in the order in which the ranks failed.
+
+    A rank that raised takes a while to end, and the ranks that wait for it may end before it: `failures` is a pipe
+    to which every rank writes its number as its script fails.  A rank that was killed writes nothing, and no other
+    rank's failure ends it so: it is first.
+    """
+    if not any(codes.values()):
+        return codes
+    os.set_blocking(failures, False)
+    try:
+        order = [int(rank) for rank in os.read(failures, select.PIPE_BUF).split()]
+    except BlockingIOError:
+        order = []
+    end = time.monotonic() + DRAIN_LIMIT
+    for rank in order:
+        try:
+            codes[rank] = processes[rank].wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            codes[rank] = 1
+    return {rank: codes[rank] for rank in [*(rank for rank in codes if rank not in order), *order]}
+
+
 @contextmanager
 def _store() -> Iterator[int]:
     """The port of a store on the loopback interface, as torchrun's agent provides."""
@@ -152,8 +177,8 @@ def _store() -> Iterator[int]:
 @contextmanager
 def _ranks(
     command: Sequence[str], ranks: int, shared: dict[str, str], port: int, lost: list[OSError], *, prefix: bool
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """The ranks' processes; afterwards none is left, and all their output is written."""
+) -> Iterator[tuple[list[subprocess.Popen[str]], int]]:
+    """The ranks' processes, and a pipe that tells which failed; afterwards none is left, and all output is written."""
     settings = {  # torchrun's variables for the store, and what suits output through a pipe
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
@@ -161,6 +186,7 @@ def _ranks(
     }  # fmt: skip
     way_out = subprocess.PIPE if ranks > 1 else None  # to keep the ranks' lines whole
     pipe, ours = os.pipe()  # closes when this process ends
+    failures, told = os.pipe()
     processes: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
@@ -169,9 +195,9 @@ def _ranks(
             own = {**shared, **torchrun_environment(rank, ranks), **settings}
             with sigint_blocked():
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _RANK_PROGRAM, str(pipe), *command],
+                    [sys.executable, "-c", _RANK_PROGRAM, str(pipe), str(told), *command],
                     env=own,
-                    pass_fds=[pipe],
+                    pass_fds=[pipe, told],
                     text=True,
                     errors="replace",
                     stdout=way_out,
@@ -182,14 +208,14 @@ def _ranks(
                 if stream is not None:
                     readers.append(threading.Thread(target=_forward, args=(stream, out, rank, lost), daemon=True))
                     readers[-1].start()
-        yield processes
+        yield processes, failures
     finally:
         for process in processes:
             process.kill()
         for process in processes:
             process.wait()
-        os.close(pipe)
-        os.close(ours)
+        for end_of_pipe in (pipe, ours, failures, told):
+            os.close(end_of_pipe)
         end = time.monotonic() + DRAIN_LIMIT
         for reader in readers:
             reader.join(max(0.0, end - time.monotonic()))
@@ -268,10 +294,12 @@ def _end_with_parent(pipe: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Run a rank in its own process; `words` are `pipe seed -m|-f script arguments...`."""
+    """Run a rank in its own process; `words` are `pipe failures seed -m|-f script arguments...`."""
     ignore_interrupt()
-    pipe, seed, how, name, *arguments = words
-    os.set_inheritable(int(pipe), False)
+    pipe, failures, seed, how, name, *arguments = words
+    rank = os.environ["RANK"]
+    for inherited in (pipe, failures):
+        os.set_inheritable(int(inherited), False)
     threading.Thread(target=_end_with_parent, args=(int(pipe),), daemon=True).start()
     module = how == "-m"
     sys.path[0] = search_path(name, module=module)
@@ -287,7 +315,12 @@ def main(words: list[str]) -> None:
         sys.modules["numpy"].random.seed(int(seed) % 2**32)
     try:
         execute(script)
+    except SystemExit as leaving:
+        if leaving.code:
+            os.write(int(failures), f"{rank} ".encode())
+        raise
     except Exception as error:  # why: whatever the script raises is shown as python shows it
+        os.write(int(failures), f"{rank} ".encode())
         error.__traceback__ = user_traceback(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

@@ -76,8 +76,8 @@ CASES = {
         errors.NeverEnded(2, None, None, busy=[Waiting(0, "a.py:1 in f: g()"), Waiting(2, "a.py:1 in f: g()")]),
         "run: timeout: timeout=2: the run has not ended in time; ranks 0, 2 were still at work. Look for a loop "
         "without end there, or give timeout= more seconds.\n  ranks 0, 2 were at a.py:1 in f: g()"),
-    "exit codes": Case(errors.ScriptFailed({0: 0, 1: 1, 2: 1, 3: -9}),
-        "run: script: rank 3 with exit code -9; ranks 1, 2 with exit code 1: these ranks ended with an error. "
+    "exit codes": Case(errors.ScriptFailed({3: 1, 0: 0, 1: -9, 2: 1, 4: 1}),
+        "run: script: rank 3 with exit code 1; then ranks 2, 4 with exit code 1; then rank 1 with exit code -9: these ranks ended with an error. "
         "See what it printed: the first rank to fail is the one to repair."),
     "one gpu": Case(errors.TooFewGpus(4, 1),
         "run: ranks: ranks=4: NCCL wants a GPU for each rank, and this machine has 1. Use on='gloo'."),

@@ -117,6 +117,27 @@ def test_an_exception_is_shown_as_python_shows_it_and_no_line_of_ours(on, script
     assert re.search(r"^(RankRaised: )?run: (script: )?rank 1", err, re.MULTILINE)
 
 
+def test_the_first_rank_to_fail_is_named_first_though_another_process_ends_before_it(script, capfd):
+    """Rank 1 raises; as it ends it lets rank 0 fail, and goes on ending."""
+    text = """import atexit, os, sys, threading
+from pathlib import Path
+def until(name):
+    while not Path(name).exists():
+        threading.Event().wait(0.01)
+def as_it_ends():
+    Path("raised").touch()
+    until("left")
+if os.environ["RANK"] == "1":
+    atexit.register(as_it_ends)
+    raise ValueError("first")
+until("raised")
+atexit.register(Path("left").touch)
+sys.exit(3)
+"""
+    code, _, err = outcome(script(text, on="gloo"), capfd)
+    assert (code, "run: script: rank 1 with exit code 1; then rank 0 with exit code 3" in err) == (1, True)
+
+
 def test_a_fault_of_the_program_is_told_without_a_traceback(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    dist.barrier()\n"), capfd)
     assert code == 1
