@@ -12,18 +12,18 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import error_in_one_line
-from localtensor.layout import is_arithmetic, is_inexact, is_standard
+from localtensor.layout import is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
-from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, flat_results, overload
-from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.model.rule import Claim, Program, Rule, Sample, dtype_class, overload
+from strategies.model.verdict import PAIRS, Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
+from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
 from strategies.programs.mesh_validation import Found
 from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS
-from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
-from strategies.programs.run.verdict import Confirmation, is_claimed, layout_or_none
+from strategies.programs.run.verdict import Confirmation, is_claimed
 from strategies.validation.claim_sources import claims
 from strategies.validation.finding import (
     Candidate,
@@ -36,8 +36,10 @@ from strategies.validation.finding import (
 from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
 from strategies.validation.probe import check_claims
 
-MAX_PROGRAMS = 12
-"""The default for the largest number of programs of one sample on one mesh."""
+MAX_PROGRAMS, FURTHER_PROGRAMS = 12, 4
+"""The largest numbers of programs with a single step of one sample on one mesh: for the first samples, for further ones."""
+WHOLE_SAMPLES, CHAINED_SAMPLES = 2, 3
+"""How many samples of a class of dtypes have all steps on every mesh, and how many of floats a chain."""
 _OF_PARTIAL = (
     "R", "times -1", "plus 1", "sum", "cast float32", "cast int64", "S(0)", "squared", "absolute", "times 2", "slice",
     "full twice", "cast bool", "sum 0", "transpose", "S(1)", "cast float64", "local",
@@ -94,16 +96,9 @@ def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
     found: dict[tuple[Placement, ...], _Line] = {}
     for claim in claims:
         inputs = tuple(p or Replicate() for p in claim.rule.inputs)
-        if len(inputs) == len(sample.tensors) and all(map(_is_drawn, inputs, sample.tensors)):
+        if len(inputs) == len(sample.tensors) and all(map(is_drawn, inputs, sample.tensors)):
             found.setdefault(inputs, (inputs, claim.rule.outputs))
     return sorted(found.values(), key=lambda line: all(isinstance(p, Replicate) for p in line[0]))
-
-
-def _is_drawn(placement: Placement, x: Tensor) -> bool:
-    """Whether a program may begin with the tensor in this placement, which DTensor could have made."""
-    if isinstance(placement, Partial) and is_standard(placement):
-        return is_arithmetic(placement.reduce_op, x.dtype)
-    return is_standard(placement)
 
 
 def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> Iterator[str]:
@@ -142,7 +137,9 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     wrong = [(p, found) for p, found in played if found.wrong and p.then]
     alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
-    fresh = [_on_fresh_tensor(p, one) for p, _, one in left]
+    fresh = [
+        on_fresh_tensor(replace(p, then=""), one, p.then) if p.then in RESULT_STEPS else None for p, _, one in left
+    ]
     others = iter(run_simulated_programs([program for program in fresh if program is not None]))
     made = []
     for (program, found, _), other in zip(left, fresh, strict=True):
@@ -169,25 +166,6 @@ def _refused_programs(refused: Found) -> Found:
     return [(program, found) for program, found in made.values() if is_claimed(found.refused)]
 
 
-def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
-    """The follow-up step on a new tensor with the placements of the op's result; None if there is no such program."""
-    if program.then not in RESULT_STEPS or not alone.rank_results:
-        return None
-    try:
-        outs = flat_results(oracle_of_sample(program.sample, "", program.seed).raw)
-    except REJECTIONS:
-        return None
-    for out, text in zip(outs, alone.rank_results[0].placements, strict=False):
-        placements = layout_or_none(text)
-        if not isinstance(out, Tensor) or placements is None or len(placements) != len(program.mesh):
-            continue
-        if all(_is_drawn(p, out) for p in placements):
-            call = Call("aten.alias.default", (Leaf(0),))
-            sample = Sample(call, (out.detach().clone(),), f"the result of {program.sample.op}")
-            return replace(program, sample=sample, inputs=(placements,))
-    return None
-
-
 REDISTRIBUTIONS_PER_MESH = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
 Claimed = dict[int, list[Claim]]
@@ -210,6 +188,8 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     bench = Recorder(task)
     for number, sample in enumerate(task.samples):
         for i in bench.meshes(number):
+            if task.kind == PAIRS and not any(_budgets(task, number, task.meshes[i])):
+                continue
             note(task.step(number, i))
             result = bench.result_of(sample, task.meshes[i])
             try:
@@ -257,10 +237,26 @@ def _pairs(
     sample = task.samples[number]
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
         return 0, []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
-    tried = follow_up_programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
+    most, chains = _budgets(task, number, mesh)
+    lines = claimed[mesh[-1]]
+    tried = follow_up_programs(sample, lines, mesh, before=task.samples, most=most, seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
         tried += view_programs(sample, mesh, task.seed)
-    return len(tried), wrong_programs(tried)
+    chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
+    return len(tried) + len(chained), wrong_programs(tried) + wrong_chains(chained)
+
+
+def _budgets(task: OverloadTask, number: int, mesh: tuple[int, ...]) -> tuple[int, int]:
+    """The largest numbers of programs with single steps and of chains for a sample on a mesh.
+
+    The first samples of a class of dtypes have all steps on every mesh, the others some on one mesh in turn.  A chain
+    follows each of the first few samples of floats, on one mesh in turn.
+    """
+    kind = dtype_class(task.samples[number])
+    before = sum(dtype_class(sample) == kind for sample in task.samples[:number])
+    turn = mesh == task.meshes[before % len(task.meshes)]
+    steps = MAX_PROGRAMS if before < WHOLE_SAMPLES else FURTHER_PROGRAMS if turn else 0
+    return steps, int(turn and kind == "real" and before < CHAINED_SAMPLES)
 
 
 def _meshes(

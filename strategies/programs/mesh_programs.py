@@ -43,6 +43,7 @@ from localtensor.layout import (
 )
 from strategies.inputs.schema_samples import Picker, drawn
 from strategies.model.rule import Call, Claim, Leaf, Program, Sample, layout_on_axes
+from strategies.programs.run.follow_ups import shorter_chains
 from strategies.programs.run.verdict import Confirmation
 from strategies.programs.shrink.sizes import more_replicas
 
@@ -310,8 +311,8 @@ def smaller_programs(program: Program) -> Iterator[Program]:
             yield from _meaningful(on_some_axes(program, range(count), sizes))
     if program.flattened:
         yield replace(program, flattened=False)
-    if program.then:
-        yield replace(program, then="")
+    for then in shorter_chains(program.then):
+        yield replace(program, then=then)
     for one in more_replicas(program):
         yield from _meaningful(one)
 

@@ -203,44 +203,62 @@ def is_writable_program(program: Program) -> bool:
 
 def helper_functions(then: str) -> list[str]:
     """The source of our functions that the program uses: the script runs the same code as the validation."""
-    used: list[Any] = []
-    if then.startswith("grad of ") or then in follow_ups.GRADS:
-        used += [local_inputs.spread, local_inputs.uneven, step_functions.coming_gradients]
-        used.append(
-            step_functions.trained if "trained(" in follow_ups.GRADS.get(then, "") else step_functions.gradients
-        )
-    elif then == "base":
-        used.append(follow_ups.with_bases)
-    elif follow_ups.needs_results_only(then):
-        text = follow_ups.follow_up(then).text
-        steps = step_functions
-        every = (local_inputs.whole, local_inputs.laid, steps.written, steps.with_base_written, steps.through_local)
-        used += [f for f in every if f"{f.__name__}(" in text]
+    used = dict.fromkeys(function for step in follow_ups.steps_of(then) for function in _functions_of(step))
     return [inspect.getsource(function) for function in used]
 
 
+def _functions_of(step: str) -> list[Any]:
+    steps = step_functions
+    if step.startswith("grad of ") or step in follow_ups.GRADS:
+        around = steps.trained if "trained(" in follow_ups.GRADS.get(step, "") else steps.gradients
+        return [local_inputs.spread, local_inputs.uneven, steps.coming_gradients, around]
+    if step == "base":
+        return [follow_ups.with_bases]
+    if step.startswith("only ") or not follow_ups.needs_results_only(step):
+        return []
+    text = follow_ups.follow_up(step).text
+    every = (local_inputs.whole, local_inputs.laid, steps.written, steps.with_base_written, steps.through_local)
+    return [f for f in every if f"{f.__name__}(" in text]
+
+
 def body_code(program: Program) -> str:
-    then, sample = program.then, program.sample
-    lines = []
-    if then.startswith("again("):
-        first = with_indexed_tensors(arguments_text(parse_prior_call(sample.op, then)))
+    """The body of `program(x)` in a script, for the tensors `x`: the op and its follow-up steps."""
+    sample, writes = program.sample, mutates(program.sample.op)
+    *between, last = follow_ups.steps_of(program.then) or ("",)
+    lines: list[str] = []
+    if last.startswith("again("):
+        first = with_indexed_tensors(arguments_text(parse_prior_call(sample.op, last)))
         given = first.replace("x[", "given[")
         lines = ["given = [t.clone() for t in x]", f"torch.ops.{sample.op}({given})  # the call before"]
-    value = "op(x)"
-    if then.startswith("only "):
-        value = f"[op(x)[{then.removeprefix('only ')}]]"
-    elif then.startswith("grad of "):
-        one = f"lambda given: [op(given)[{then.removeprefix('grad of ')}]]"
-        value = f"gradients({one}, x, Replicate(), {mutates(sample.op)})"
-    elif then in follow_ups.GRADS:
-        value = follow_ups.GRADS[then].replace("writes", str(mutates(sample.op)))
-    elif then == "base":
-        value = "with_bases(op, x)"
-    elif follow_ups.needs_results_only(then):
-        lines = ["outs = [out for out in op(x) if isinstance(out, torch.Tensor)]"]
-        value = f"flat([{follow_ups.follow_up(then).text} for x in outs])"
+    if not last or follow_ups.needs_results_only(last):
+        lines, value = _steps_code(follow_ups.steps_of(program.then))
+    else:
+        op = "chain" if between else "op"
+        if between:
+            steps, returned = _steps_code(between)
+            lines = ["def chain(x):", *(f"    {line}" for line in [*steps, f"return {returned}"]), "", *lines]
+        value = f"{op}(x)"
+        if last.startswith("grad of "):
+            one = f"lambda given: [{op}(given)[{last.removeprefix('grad of ')}]]"
+            value = f"gradients({one}, x, Replicate(), {writes})"
+        elif last in follow_ups.GRADS:
+            value = follow_ups.GRADS[last].replace("(op,", f"({op},").replace("writes", str(writes))
+        elif last == "base":
+            value = f"with_bases({op}, x)"
     leaves = written_leaves(sample.call)
     also = f" + [{', '.join(f'given_[{leaf}]' for leaf in leaves)}]" if leaves else ""
     if also:
         lines.insert(0, "given_ = x")
-    return "\n".join(f"    {line}" for line in [*lines, f"return {value}{also}"])
+    return "\n".join(f"    {line}" if line else "" for line in [*lines, f"return {value}{also}"])
+
+
+def _steps_code(steps: Sequence[str]) -> tuple[list[str], str]:
+    """The lines before the last of these steps on the results of `op(x)`, and the expression of its results."""
+    lines, value = [], "op(x)"
+    for step in steps:
+        if step.startswith("only "):
+            value = f"[{value}[{step.removeprefix('only ')}]]"
+        else:
+            lines.append(f"outs = [out for out in {value} if isinstance(out, torch.Tensor)]")
+            value = f"flat([{follow_ups.follow_up(step).text} for x in outs])"
+    return lines, value

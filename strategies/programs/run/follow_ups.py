@@ -2,7 +2,7 @@
 
 Each is an expression of one result `x` of the op, the same for a plain tensor and for a DTensor, and the same in the
 scripts that reproduce a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "base",
-"only 1", "again(x0, 2)".
+"only 1", "again(x0, 2)".  A chain is several steps, of which only the last may be around the whole: "exp | S(0) | grad".
 """
 
 from __future__ import annotations
@@ -57,7 +57,15 @@ RESULT_STEPS = {
     "column": "x.split(1, -1)[0]", "row": "x.unbind(0)[0]", "mean -1": "x.mean(-1)", "amax": "x.amax(0)",
     "less its mean": "x - x.mean()",
     "local": "through_local(x)",
+    "unflatten": "x.unflatten(-1, (-1, 2))", "squeeze": "x.squeeze()", "expand": "x.unsqueeze(0).expand(3, *x.shape)",
+    "repeat": "torch.stack([x] * 2).flatten(0, 1)", "flip": "x.flip(0)", "roll": "x.roll(1, -1)", "cumsum": "x.cumsum(-1)",
+    "sort": "x.sort(-1)", "argmax": "x.argmax(-1)", "logsumexp": "x.logsumexp(-1)", "norm": "torch.linalg.vector_norm(x)",
+    "std": "x.std(-1, correction=0)", "tanh": "x.tanh()", "root": "x.abs().sqrt()", "masked": "x.masked_fill(x > 0, 0)", "lower": "x.tril()",
+    "layer norm": "torch.nn.functional.layer_norm(x, x.shape[-1:])", "times its sum": "x * x.sum(-1, keepdim=True)",
+    "outer": "x.reshape(-1, 1) * x.reshape(1, -1)", "concatenated": "torch.cat([x, x * 2], -1)",
 }  # fmt: skip
+CHAIN_SIGN = " | "
+"""What separates the steps of a chain in its name."""
 GRADS = {
     "grad": "gradients(op, x, Replicate(), writes)", "grad S(0)": "gradients(op, x, Shard(0), writes)",
     "grad twice": "gradients(op, x, Replicate(), writes, twice=True)",
@@ -88,9 +96,30 @@ class FollowUp:
 _compiled = functools.cache(functools.partial(compile, filename="<follower>", mode="eval"))
 
 
-def needs_results_only(then: str) -> bool:
+def steps_of(then: str) -> tuple[str, ...]:
+    """The names of the steps of a chain, in their order; one for a single step, none without a follow-up.
+
+    >>> steps_of("exp | S(0) | grad"), steps_of("sum"), steps_of("")
+    (('exp', 'S(0)', 'grad'), ('sum',), ())
+    """
+    if then.startswith("again("):  # the arguments of a call may hold the sign
+        return (then,)
+    return tuple(then.split(CHAIN_SIGN)) if then else ()
+
+
+def shorter_chains(then: str) -> list[str]:
+    """The chain without one of its steps, each in turn; without the only one, there is no follow-up.
+
+    >>> shorter_chains("exp | sum"), shorter_chains("sum"), shorter_chains("")
+    (['sum', 'exp'], [''], [])
+    """
+    steps = steps_of(then)
+    return [CHAIN_SIGN.join((*steps[:i], *steps[i + 1 :])) for i in range(len(steps))]
+
+
+def needs_results_only(step: str) -> bool:
     """Whether the step of that name needs only the results of the op."""
-    return then in RESULT_STEPS or then in VIEW_STEPS or then.startswith("to (")
+    return step in RESULT_STEPS or step in VIEW_STEPS or step.startswith(("to (", "only "))
 
 
 def follow_up(name: str) -> FollowUp:
@@ -114,36 +143,43 @@ class CallWithFollowUp(Call):
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Any]:
         """All results to be compared.  Raises ValueError for an unknown follow-up step."""
+        *between, last = steps_of(self.then) or ("",)
 
         def op(given: Sequence[Any]) -> list[Any]:
-            return flat_results(Call.__call__(self, given))
+            return _applied(between, flat_results(Call.__call__(self, given)))
 
         writes = mutates(self.op)
-        if self.then.startswith("again("):
-            parse_prior_call(self.op, self.then)([x.clone() for x in tensors] if writes else tensors)
+        if last.startswith("again("):
+            parse_prior_call(self.op, last)([x.clone() for x in tensors] if writes else tensors)
             return op(tensors)
-        if self.then.startswith("grad of "):
-            number = int(self.then.removeprefix("grad of "))
+        if last.startswith("grad of "):
+            number = int(last.removeprefix("grad of "))
             return gradients(lambda given: [op(given)[number]], tensors, Replicate(), writes)
-        if self.then in GRADS:
+        if last in GRADS:
             scope = {"torch": torch, "gradients": gradients, "trained": trained, "Replicate": Replicate, "Shard": Shard}
             around = {"op": op, "x": tensors, "writes": writes}
-            return list(eval(_compiled(GRADS[self.then]), {**scope, **around}))  # noqa: S307  # of GRADS
-        if self.then == "base":
+            return list(eval(_compiled(GRADS[last]), {**scope, **around}))  # noqa: S307  # of GRADS
+        if last == "base":
             return with_bases(op, tensors)
-        return self.after(op(tensors))
+        return _applied([last] if last else [], op(tensors))
 
     @property
     def alone(self) -> Call | None:
-        """The op's own call, if the step needs only its results, so that `after` may be run separately; else None."""
-        own = needs_results_only(self.then) or self.then.startswith("only ")
+        """The op's own call, if the steps need only its results, so that `after` may be run separately; else None."""
+        own = self.then and all(map(needs_results_only, steps_of(self.then)))
         return Call(self.op, self.args, self.kwargs) if own else None
 
     def after(self, outs: Sequence[Any]) -> list[Any]:
-        """The results of the follow-up step on the results of the op."""
-        if self.then.startswith("only "):
-            return [outs[int(self.then.removeprefix("only "))]]
-        return follow_up(self.then).apply(outs) if self.then else list(outs)
+        """The results of the follow-up steps on the results of the op."""
+        return _applied(steps_of(self.then), outs)
+
+
+def _applied(steps: Sequence[str], outs: Sequence[Any]) -> list[Any]:
+    """The results of one step after another."""
+    for step in steps:
+        number = step.removeprefix("only ")
+        outs = [outs[int(number)]] if number != step else follow_up(step).apply(outs)
+    return list(outs)
 
 
 def with_bases(op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import JUMP_SHARE, is_inexact, max_abs, noise_factor
 from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle, share_unstable
 from strategies.model.rule import Call, Program, Sample
-from strategies.programs.run.follow_ups import CallWithFollowUp
+from strategies.programs.run.follow_ups import CallWithFollowUp, steps_of
 
 FINE_UNITS, COARSE_UNITS = 64.0, 2.0
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
@@ -61,11 +61,19 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
             continue
         slack = [_with_jumps(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
     if then:
-        _, outs = run_call(sample.call, sample.tensors, mutates=mutates(sample.op))
-        inexact = [x.dtype for x in outs if isinstance(x, Tensor) and is_inexact(x)]
-        eps = max((torch.finfo(dtype).eps for dtype in inexact), default=0.0)  # limits the precision of the step
+        eps = _coarsest_step(sample, then)
         slack = [_with_coarse_dtype(s, want, eps) for s, want in zip(slack, truth.outputs, strict=True)]
     return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
+
+
+def _coarsest_step(sample: Sample, then: str) -> float:
+    """The coarsest precision of the results before the last step: it limits that of the last step."""
+    _, outs = run_call(sample.call, sample.tensors, mutates=mutates(sample.op))
+    found = [*outs]
+    for step in steps_of(then)[:-1]:
+        outs = CallWithFollowUp(sample.op, (), (), step).after(outs)
+        found += outs
+    return max((torch.finfo(x.dtype).eps for x in found if isinstance(x, Tensor) and is_inexact(x)), default=0.0)
 
 
 def _with_coarse_dtype(slack: Tensor | None, want: object, eps: float) -> Tensor | None:

@@ -26,6 +26,7 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model import arguments
 from strategies.model.arguments import counts_dims, repeats_sizes, scalar_arguments, trusts_caller
 from strategies.model.rule import Leaf, Program, overload
+from strategies.programs.run.follow_ups import shorter_chains
 from strategies.programs.shrink.values import simpler_scalars, simpler_values, with_call, with_tensors, without_tensors
 
 Places = frozenset[tuple[int, int]]
@@ -255,9 +256,9 @@ def fewer_axes(program: Program) -> Iterator[Program]:
 
 
 def fewer_operands(program: Program) -> Iterator[Program]:
-    """The program without its follow-up step, without an optional tensor, with shorter lists, with more replicas."""
-    if program.then:
-        yield replace(program, then="")
+    """The program without a follow-up step, without an optional tensor, with shorter lists, with more replicas."""
+    for then in shorter_chains(program.then):
+        yield replace(program, then=then)
     call = program.sample.call
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
     for where, name, value in arguments.named_arguments(call):
