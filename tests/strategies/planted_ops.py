@@ -158,6 +158,11 @@ plant("far_by_lanes_(Tensor(a!) x) -> Tensor(a!)", far_by_lanes_in_place, meta=l
 plant("far(Tensor x) -> Tensor", far)
 plant("patched_floor(Tensor x) -> Tensor", patched_floor)
 plant("patched(Tensor x) -> Tensor", patched, "S")
+plant(
+    "has_nan(Tensor x) -> Tensor",
+    lambda x: x.isnan().any().double(),
+    meta=lambda x: x.new_empty((), dtype=torch.float64),
+)
 plant("approximate(Tensor x) -> Tensor", approximate, "S")
 plant("approximate_floor(Tensor x) -> Tensor", approximate_floor)
 plant("alive(Tensor x) -> Tensor", alive)
