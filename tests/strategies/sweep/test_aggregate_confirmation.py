@@ -68,6 +68,22 @@ def test_a_suspect_that_no_case_shows_is_suspect_still_and_says_why():
     assert only.finding.reason == "wrong (not confirmed: DTensor's own run is right)"
 
 
+LATER = Confirmation("", "only in processes that have run other calls: it raises", after_others=True)
+
+
+def test_a_call_that_raises_only_the_second_time_is_a_finding_with_the_call_before():
+    ((only,), asked) = settled({"a": [suspect()]}, LATER, Confirmation("", "it raises", refused="ValueError: once"))
+    assert asked == [(2, 24), "aten.cumprod.default on (2,): S(1), then again(x0, -1)"]
+    assert (only.name, only.finding.verdict, only.finding.title) == ("a", Verdict.REFUSED, asked[1])
+    assert "ValueError: once" in only.finding.reason and "  # the call before" in only.finding.script
+
+
+def test_a_call_that_raises_only_after_others_and_not_the_second_time_is_no_finding():
+    refused = replace(suspect().instance, verdict=Verdict.REFUSED)
+    ((only,), asked) = settled({"a": [Candidate(refused)]}, LATER, RIGHT)
+    assert (only, len(asked)) == (RuleOutcome("a", None), 2)
+
+
 def test_what_the_probe_could_not_judge_is_cleared_by_a_run_that_is_right():
     (found, _) = settled({"a": [suspect(), suspect(3)]}, RIGHT, RIGHT, doubted=set())
     assert found == [RuleOutcome("a", None)]
