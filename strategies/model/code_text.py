@@ -13,8 +13,10 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import StridedShard, is_inexact, max_abs
 
 FLATTEN_FUNCTION = '''def flat(out):
-    """All results of an op, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+    """All results of an op, in one list; none of an op that returns nothing."""
+    if isinstance(out, (tuple, list)):
+        return [leaf for item in out for leaf in ([item] if item is None else flat(item))]
+    return [] if out is None else [out]
 '''
 """The function of a script that flattens the results of an op."""
 COMPARISON_FUNCTION = '''def differs(got, want, atol):

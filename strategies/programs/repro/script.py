@@ -51,7 +51,7 @@ got = torch.ops.{op}({distributed})
 
 wants, gots = {results}
 wrong = False
-for want, got, atol in zip(wants, gots, {slack}):
+for want, got, atol in zip(wants, gots, {slack}, strict=True):
     wrong |= want is not None and differs(got, want, atol)
 """
 
@@ -88,9 +88,8 @@ def _import_code(module: str) -> str:
 def _results(case: Case) -> str:
     """The two lists to compare: the op's results, and the arguments that it writes to without returning them."""
     leaves = written_leaves(case.sample.call)
-    own = ["flat(want)", "flat(got)"] if case.truth.raw is not None else ["[]", "[]"]
     also = [f" + [{', '.join(f'{letter}{leaf}' for leaf in leaves)}]" if leaves else "" for letter in "xd"]
-    return ", ".join(a + b for a, b in zip(own, also, strict=True))
+    return ", ".join(f"flat({name}){more}" for name, more in zip(("want", "got"), also, strict=True))
 
 
 def argument_code(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
@@ -153,7 +152,7 @@ def program(x):
 wants = program([{plain}])
 gots = program([{distributed}])
 wrong = False
-for want, got, atol in zip(wants, gots, {slack}):
+for want, got, atol in zip(wants, gots, {slack}, strict=True):
     wrong |= want is not None and differs(got, want, atol)
 """
 

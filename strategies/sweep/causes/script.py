@@ -110,7 +110,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed.
+    """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed, or the
+    first rank with a piece of a wrong shape.
 
     `verdict` is "shows", "does not show" or "cannot be run".
     """
@@ -233,7 +234,7 @@ def _general(program: Program, atols: str) -> tuple[list[str], list[str]]:
     lines = [
         f"wants = program([{', '.join(names)}])",
         f"gots = program([{_on_dtensors(', '.join(names))}])",
-        f"return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {atols}) if want is not None])",
+        f"return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {atols}, strict=True) if want is not None])",
     ]
     helpers = [FLATTEN_FUNCTION.strip(), *(text.strip() for text in helper_functions(program.then)), op.strip()]
     return [*_cloned(program, names), *lines], [*helpers, whole.strip()]
@@ -268,7 +269,8 @@ def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tup
         return (SHOWS if raises else FAILED), said.splitlines()[0]
     values = returned_values(outcomes)
     wrong = any(wrong for wrong, _ in values)
-    prints = next((printed for _, printed in values if printed), "")
+    every = sorted((printed for _, printed in values if printed), key=lambda text: " holds shape " not in text)
+    prints = every[0] if every else ""
     return (SHOWS if wrong else RIGHT), prints
 
 

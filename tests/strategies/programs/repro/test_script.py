@@ -275,6 +275,14 @@ def test_the_script_of_a_right_program_passes(ran_program, program):
         assert f"rank {rank} right" in printed
 
 
+def test_the_last_argument_of_an_op_that_returns_nothing_is_compared_too(ran_program, monkeypatch):
+    program = on(sample("_foreach_neg_.default", [X, X]), "S(0), S(0)")
+    assert [code for code, _ in ran_program(program)] == [0, 0]
+    text = program_script(program, "it is a test", "it.py").replace("wrong = False", "d1.add_(1)\nwrong = False")
+    monkeypatch.setitem(globals(), "program_script", lambda *given: text)
+    assert [code for code, _ in ran_program(program)] == [1, 1]
+
+
 def test_a_program_script_imports_nothing_but_torch_and_python():
     found = set()
     for then in ("grad S(0)", "full twice", "base", "S(0)"):
