@@ -24,8 +24,10 @@ from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.run.verdict import (
     LOCAL_REFUSAL,
+    META_KERNEL,
     Confirmation,
     local_refusal,
+    meta_difference,
     program_rank_diagram,
     rank_diagram,
     with_refusal,
@@ -134,8 +136,8 @@ _ORDER = {Verdict.UNSOUND: 0, Verdict.REFUSED: 1, Verdict.SUSPECT: 2, Verdict.MI
 
 
 def _place(f: Finding) -> tuple[int, bool, str]:
-    """The order of findings in a report: local calls that plain torch refuses come last among those of a verdict."""
-    return _ORDER.get(f.verdict, 9), LOCAL_REFUSAL in f.reason, f.name
+    """The order of findings in a report: what plain torch does without DTensor, too, comes last among those of a verdict."""
+    return _ORDER.get(f.verdict, 9), LOCAL_REFUSAL in f.reason or META_KERNEL in f.reason, f.name
 
 
 def _rank(f: Finding) -> tuple[int, int, int]:
@@ -363,7 +365,8 @@ class RealConfirmation:
 
     def _fault(self, candidate: Candidate, outcome: Confirmation) -> Finding:
         verdict = Verdict.REFUSED if outcome.refused else Verdict.UNSOUND
-        found = finding_of_candidate(candidate, verdict, outcome.wrong)
+        reason = outcome.wrong + meta_difference(candidate.instance.sample)
+        found = finding_of_candidate(candidate, verdict, reason)
         evidence = candidate.instance.evidence
         got, want = outcome.got or evidence.got, outcome.want or evidence.want
         command = self._command(candidate)
@@ -376,7 +379,7 @@ class RealConfirmation:
             return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
         text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
-        reason = outcome.wrong + (local_refusal(case) if " raises " in outcome.wrong else "")
+        reason += local_refusal(case) if " raises " in outcome.wrong else ""
         return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
 
     def _command(self, candidate: Candidate) -> str:

@@ -186,6 +186,7 @@ for _later in (once, spoils, spoilt, unwilling):
     plant(f"{_later.__name__}(Tensor x) -> Tensor", _later, "S")
 plant("patched_floor(Tensor x) -> Tensor", patched_floor)
 plant("patched(Tensor x) -> Tensor", patched, "S")
+plant("mislabelled(Tensor x) -> Tensor", lambda x: x.sum(), "S")
 plant(
     "has_nan(Tensor x) -> Tensor",
     lambda x: x.isnan().any().double(),

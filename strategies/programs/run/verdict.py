@@ -69,6 +69,31 @@ def local_refusal(case: Case) -> str:
     return ""
 
 
+META_KERNEL = "the op's own meta kernel"
+"""Part of the reason of a finding whose op has other results on the meta device than on real tensors, without DTensor."""
+
+
+def meta_difference(sample: Sample) -> str:
+    """How the op's results on the meta device differ from its real ones, for the reason of a finding; empty if in nothing.
+
+    DTensor takes shapes and dtypes of whole results from there: a rule cannot be right where they are wrong.
+    """
+    call = sample.call
+    try:
+        _, real = run_call(call, sample.tensors, mutates=mutates(call.op))
+        _, meta = run_call(call, [x.to("meta") for x in sample.tensors], mutates=mutates(call.op))
+    except (
+        Exception
+    ):  # why: a meta kernel that is missing, or depends on values, raises anything, and shows nothing here
+        return ""
+    pairs = [(a, b) for a, b in zip(real, meta, strict=False) if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    for i, (a, b) in enumerate(pairs):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            gives, has = (f"{x.dtype} of shape {tuple(x.shape)}" for x in (b, a))
+            return f"; {META_KERNEL} gives {gives} for result {i}, which is {has}, also without DTensor"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The result of a run: `wrong` is why it is wrong, or empty; `note` describes a run that is not wrong.
