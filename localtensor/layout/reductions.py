@@ -11,8 +11,9 @@ Partial values satisfy `fold_partials(parts(x, kind, n, rng), kind) == x`: exact
 to rounding for sums, averages and products of floats.  They are adversarial, since an honest split such as x/n on each
 rank lets wrong rules pass.  Addends cancel, change sign, and are non-zero where the total is zero; in `sparse` splits
 half of them are zero where the total is not.  Minima and maxima have another owner for each element and random
-distances, with ties in `sparse` splits.  Where the total is NaN or infinite, one part is, and the others are numbers,
-unless that makes another total.
+distances, with ties in `sparse` splits.  Where the total is infinite, one part is, and the others are numbers, unless
+that makes another total.  Where a sum, an average or a product is NaN, one part is, or several; where a minimum or a
+maximum is, all parts are, since it depends on the backend what they make of a number and a NaN.
 """
 
 from __future__ import annotations
@@ -289,9 +290,19 @@ def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
     if x.dtype in _SMALL_UNSIGNED:  # parts larger than the total would wrap, and so would what an op makes of them
         cuts = torch.rand(noise.shape, generator=rng, device=rng.device).to(x.device).sort(0).values
         noise = (cuts * x).floor().diff(dim=0, prepend=torch.zeros_like(x, dtype=cuts.dtype)[None]).to(x.dtype)
-    # Where the total is infinite or NaN, one rank holds that; inf - inf would make it NaN.
+    # Where the total is infinite, one rank holds that; inf - inf would make it NaN.
     last = x - noise.sum(0, dtype=x.dtype)
-    return torch.cat([noise, last[None]])
+    return torch.cat([_with_nans_of(x, noise, rng), last[None]])
+
+
+def _with_nans_of(x: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
+    """The parts of the other ranks, with NaN in about half of those of an element that is NaN.
+
+    One NaN is enough for a sum, an average or a product, and several make it, too: what counts NaN must not rely on one.
+    """
+    if not _is_inexact(x.dtype) or not bool(x.isnan().any()):
+        return others
+    return torch.where(x.isnan() & _coin(tuple(others.shape), rng, x.device, 0.5), x, others)
 
 
 def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
@@ -299,11 +310,11 @@ def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
     sign = torch.where(_coin(shape, rng, x.device, 0.5), 1, -1 if x.dtype.is_signed else 1)
     if not _is_inexact(x.dtype) or sparse:
         others = sign.to(x.dtype)
-        return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
+        return torch.cat([_with_nans_of(x, others, rng), (x * others.prod(0, dtype=x.dtype))[None]])
     others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
     if x.dtype.is_complex:
         others = others * torch.where(_coin(shape, rng, x.device, 0.5), 1j, 1.0)
-    return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
+    return torch.cat([_with_nans_of(x, others.to(x.dtype), rng), (x / others.prod(0)).to(x.dtype)[None]])
 
 
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
@@ -320,10 +331,11 @@ def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
 def _shift(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
     """x shifted by a distance, never past the ends of an integer dtype.
 
-    Where x is NaN, or infinite on the other side, the result is the noise, of both signs: any number is valid there.
+    Where x is infinite on the other side, the result is the noise, of both signs: any number is valid there.  Where x
+    is NaN, it is NaN: of a number and a NaN, gloo's minimum and maximum are the one or the other, by the order of ranks.
     """
     if _is_inexact(x.dtype):
-        free = x.isnan() | (x == (torch.inf if down else -torch.inf))
+        free = x == (torch.inf if down else -torch.inf)
         return torch.where(free, noise, x - distance if down else x + distance)
     ends = torch.iinfo(x.dtype)
     if down:

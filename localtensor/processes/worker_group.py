@@ -254,11 +254,14 @@ def _startup_error(reply: Reply | None) -> str:
     return f"exit code {body}" if reply.kind == "died" else f"{body[0]}: {body[1]}"
 
 
-def _context() -> Any:
-    """The fork server's context if there is one: a process that has imported torch and forks the ranks; else spawn."""
+def _context(modules: Sequence[str] = ()) -> Any:
+    """The fork server's context if there is one: a process that has imported torch and forks the ranks; else spawn.
+
+    `modules` are imported there, too, if it is not running yet.
+    """
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules)])
+        context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules), *modules])
         # Not ours in a forked copy (ChildProcessError); a long TMPDIR makes its socket's path too long (OSError).
         with _without_cpp_warnings(), contextlib.suppress(OSError):
             resource_tracker.ensure_running()  # it resets the signal mask, so not while the server starts
@@ -268,9 +271,9 @@ def _context() -> Any:
     return multiprocessing.get_context("spawn")
 
 
-def prepare() -> None:
-    """Start the fork server, if there is one, without waiting until it has imported torch."""
-    _context()
+def prepare(*modules: str) -> None:
+    """Start the fork server, if there is one, without waiting until it has imported torch and these modules."""
+    _context(modules)
 
 
 def worker_environment(ranks: int) -> dict[str, str]:

@@ -13,24 +13,45 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import StridedShard, is_inexact, max_abs
 
 FLATTEN_FUNCTION = '''def flat(out):
-    """All results of an op, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+    """All results of an op, in one list; none of an op that returns nothing."""
+    if isinstance(out, (tuple, list)):
+        return [leaf for item in out for leaf in ([item] if item is None else flat(item))]
+    return [] if out is None else [out]
 '''
 """The function of a script that flattens the results of an op."""
-COMPARISON_CODE = """\
-        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+COMPARISON_FUNCTION = '''def differs(got, want, atol):
+    """Whether what DTensor gives is not what is right, in the ranks' pieces or as a whole.  It prints both; all ranks call it."""
+    rank, placements = dist.get_rank(), getattr(got, "placements", None)
+    if placements is not None:
+        print(f"rank {rank} placements {placements}", flush=True)
+    if isinstance(got, DTensor) and isinstance(want, torch.Tensor):
+        layout, apart = [Replicate() if p.is_partial() else p for p in placements], False
+        if all(type(p) is Replicate or (type(p) is Shard and p.dim < want.ndim) for p in layout):
+            held, right = got.to_local(), distribute_tensor(want, got.device_mesh, layout, src_data_rank=None).to_local()
+            apart = held.shape != right.shape
+            if apart:
+                print(f"rank {rank} holds shape {tuple(held.shape)}, its piece of {tuple(want.shape)} has {tuple(right.shape)}", flush=True)
+        wrong_pieces = torch.tensor([float(apart)])
+        dist.all_reduce(wrong_pieces)
+        if wrong_pieces.item():
+            print(f"rank {rank} WRONG", flush=True)
+            return True
+        got = got.full_tensor()
+    if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor):
+        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=atol, equal_nan=True)
         want, got = want.tolist(), got.tolist()
-    elif isinstance(want, (bool, int, float)):
-        same = got == want
     else:
-        continue
-    wrong |= not same
-    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
+        same = type(got) is type(want) and (got == want or got != got and want != want)
+    print(f"rank {rank} got  {got}\\nrank {rank} want {want}\\nrank {rank} {'right' if same else 'WRONG'}", flush=True)
+    return not same
+'''
+"""The function of a script that compares a result of DTensor with the right one, as `Confirmation` does."""
+END_CODE = """\
 dist.barrier()
 dist.destroy_process_group()
 sys.exit(1 if wrong else 0)
 """
-"""The end of a script once `got` is gathered: it compares, prints both, and sets the exit code."""
+"""The end of a script, which sets the exit code."""
 
 
 def docstring_code(shown: str, wrong: str, ranks: int, name: str, prints: str) -> str:

@@ -21,15 +21,16 @@ from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, Wo
 from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.programs.run.rank_run import WrongPieceShape
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.run.verdict import (
     LOCAL_REFUSAL,
+    META_KERNEL,
     Confirmation,
-    is_claimed,
     local_refusal,
+    meta_difference,
     program_rank_diagram,
     rank_diagram,
+    with_refusal,
 )
 from strategies.validation import finding
 from strategies.validation.finding import (
@@ -39,7 +40,7 @@ from strategies.validation.finding import (
     case_of,
     case_text,
     finding_of_candidate,
-    refusal_text,
+    repeated,
 )
 
 
@@ -135,8 +136,8 @@ _ORDER = {Verdict.UNSOUND: 0, Verdict.REFUSED: 1, Verdict.SUSPECT: 2, Verdict.MI
 
 
 def _place(f: Finding) -> tuple[int, bool, str]:
-    """The order of findings in a report: local calls that plain torch refuses come last among those of a verdict."""
-    return _ORDER.get(f.verdict, 9), LOCAL_REFUSAL in f.reason, f.name
+    """The order of findings in a report: what plain torch does without DTensor, too, comes last among those of a verdict."""
+    return _ORDER.get(f.verdict, 9), LOCAL_REFUSAL in f.reason or META_KERNEL in f.reason, f.name
 
 
 def _rank(f: Finding) -> tuple[int, int, int]:
@@ -305,7 +306,7 @@ def leave_unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[R
 class RealConfirmation:
     """Confirms candidates on real processes, in order of their ranks: another number of ranks needs other processes.
 
-    A rule that is wrong there too is Unsound, one for which every rank raises there is Refused.  A rule that is right
+    A rule that is wrong there too is Unsound, one for which every rank raises in fresh processes is Refused.  A rule that is right
     there is cleared, if the probe could not judge it.
     """
 
@@ -323,13 +324,22 @@ class RealConfirmation:
             for name in list(left):
                 here = [s for s in left[name] if s.instance.ranks == ranks]
                 for candidate in here:
-                    last[name] = candidate, _with_refusal(candidate, self._run_for_real(candidate), name in suspected)
+                    last[name] = self._confirmed(candidate, name in suspected)
                     if last[name][1].wrong:
                         break
                 left[name] = [s for s in left[name] if s.instance.ranks > ranks]
                 if last.get(name) and (last[name][1].wrong or not left[name]):
                     del left[name]
                     yield self._result(name, *last[name], suspected=name in suspected)
+
+    def _confirmed(self, candidate: Candidate, suspected: bool) -> tuple[Candidate, Confirmation]:
+        """The candidate and what real processes make of it; if only a second call raises there, the program of both."""
+        outcome = with_refusal(candidate, self._run_for_real(candidate), suspected)
+        if outcome.after_others and (twice := repeated(candidate)) is not None:
+            again = with_refusal(twice, self._run_for_real(twice), True)
+            if again.refused:
+                return twice, again
+        return candidate, outcome
 
     def _run_for_real(self, candidate: Candidate) -> Confirmation:
         if candidate.program is not None:
@@ -355,7 +365,8 @@ class RealConfirmation:
 
     def _fault(self, candidate: Candidate, outcome: Confirmation) -> Finding:
         verdict = Verdict.REFUSED if outcome.refused else Verdict.UNSOUND
-        found = finding_of_candidate(candidate, verdict, outcome.wrong)
+        reason = outcome.wrong + meta_difference(candidate.instance.sample)
+        found = finding_of_candidate(candidate, verdict, reason)
         evidence = candidate.instance.evidence
         got, want = outcome.got or evidence.got, outcome.want or evidence.want
         command = self._command(candidate)
@@ -368,7 +379,7 @@ class RealConfirmation:
             return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
         text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
-        reason = outcome.wrong + (local_refusal(case) if " raises " in outcome.wrong else "")
+        reason += local_refusal(case) if " raises " in outcome.wrong else ""
         return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
 
     def _command(self, candidate: Candidate) -> str:
@@ -378,21 +389,3 @@ class RealConfirmation:
             return f"localtensor validate{rules}{confirm} --case {case_text(candidate, self._seed)}"
         except codec.NotEncodable:
             return ""
-
-
-def _with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -> Confirmation:
-    """Wrong, where every rank raises for a call that plain torch takes: such a rule is as wrong as one of wrong numbers.
-
-    A rule that the probe did not find wrong is right where only its result cannot be gathered: gloo has no averages.
-    """
-    if not outcome.refused or not is_claimed(outcome.refused):
-        return outcome
-    gathered = bool(outcome.rank_results and outcome.rank_results[0].failed == "full_tensor")
-    if gathered and not suspected:
-        return outcome
-    seen = candidate.instance.evidence.reason
-    if outcome.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: gloo would end the process
-        text = outcome.refused.partition(": ")[2]
-        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}; {seen}")
-    why = f"; {seen}" if gathered and " raises " not in seen else ""
-    return replace(outcome, wrong=refusal_text(outcome.refused) + why)

@@ -26,10 +26,12 @@ from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
+from strategies.programs.run import rank_run
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
+from strategies.torch_api.rank_runs import RANK_MODULES
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, TaskResult
@@ -220,7 +222,7 @@ class _Validation:
     def _prepare_confirmation(self) -> None:
         """Start what real processes are forked from: they will be needed soon."""
         if self.settings.confirm != "none":
-            pool.prepare()
+            pool.prepare(*RANK_MODULES, rank_run.__name__)
 
     def _workers(self) -> Workers:
         if self.settings.executor:

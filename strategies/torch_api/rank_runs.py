@@ -27,6 +27,8 @@ RETRY_FACTOR = 3.0
 waits on an idle machine, too, is a finding."""
 BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
+RANK_MODULES = ("torch._dynamo",)
+"""What DTensor imports at its first call, for seconds in each rank: the fork server imports it once for all."""
 T = TypeVar("T")
 
 
@@ -142,6 +144,10 @@ class RankProcesses:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def fresh(self, ranks: int) -> bool:
+        """Whether the next call of so many ranks is the first of its processes."""
+        return self._pool is None or self._pool.ranks != ranks or not self._pool.pids
 
     def close(self) -> None:
         """End all processes; the next call starts new ones."""

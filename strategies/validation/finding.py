@@ -17,6 +17,7 @@ from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import is_standard, parse, short
 from strategies.inputs.variants.all_variants import oracle_with_values, values_named
 from strategies.model import codec
+from strategies.model.call_signature import parse_prior_call, prior_call_text
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
 from strategies.model.settings import BadSetting
@@ -65,6 +66,21 @@ def refused_program(program: Program, error: str) -> Candidate:
     rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
     evidence = Evidence(refusal_text(error), "", program.draw)
     return Candidate(Instance(rule, program.ranks, program.sample, Verdict.REFUSED, "simulated", evidence), program)
+
+
+def repeated(candidate: Candidate) -> Candidate | None:
+    """The op's call after an equal one, as a program; None if the call or a placement has no text."""
+    instance, program = candidate.instance, candidate.program
+    inputs = program.inputs if program else tuple((p or Replicate(),) for p in instance.rule.inputs)
+    then = prior_call_text(instance.sample.call)
+    try:
+        parse_prior_call(instance.sample.op, then)
+    except (ValueError, SyntaxError):
+        return None
+    if not all(is_standard(p) for layout in inputs for p in layout):
+        return None
+    one = program or Program(instance.sample, (instance.ranks,), inputs)
+    return refused_program(replace(one, then=then), "the second time")
 
 
 def refusal_key(candidate: Candidate) -> str:

@@ -137,6 +137,32 @@ def one_hangs(x: Tensor) -> Tensor:
     return x * 2
 
 
+def once(x: Tensor) -> Tensor:
+    """A process of a rank can call it once."""
+    CALLS["once"] += dist.is_initialized()
+    if CALLS["once"] > 1:
+        raise ValueError("once only")
+    return x * 2
+
+
+def spoils(x: Tensor) -> Tensor:
+    """After it `spoilt` raises in the same process of a rank."""
+    CALLS["spoils"] += dist.is_initialized()
+    return x * 2
+
+
+def spoilt(x: Tensor) -> Tensor:
+    if CALLS["spoils"]:
+        raise ValueError("spoilt")
+    return x * 2
+
+
+def unwilling(x: Tensor) -> Tensor:
+    if dist.is_initialized():
+        raise ValueError("never on a rank")
+    return x * 2
+
+
 def one_dies(x: Tensor) -> Tensor:
     if alone_on_rank(1):
         os._exit(7)
@@ -156,8 +182,16 @@ plant("by_lanes_(Tensor(a!) x) -> Tensor(a!)", by_lanes_in_place, meta=lambda x:
 plant("far_by_lanes(Tensor x) -> Tensor", far_by_lanes)
 plant("far_by_lanes_(Tensor(a!) x) -> Tensor(a!)", far_by_lanes_in_place, meta=lambda x: x)
 plant("far(Tensor x) -> Tensor", far)
+for _later in (once, spoils, spoilt, unwilling):
+    plant(f"{_later.__name__}(Tensor x) -> Tensor", _later, "S")
 plant("patched_floor(Tensor x) -> Tensor", patched_floor)
 plant("patched(Tensor x) -> Tensor", patched, "S")
+plant("mislabelled(Tensor x) -> Tensor", lambda x: x.sum(), "S")
+plant(
+    "has_nan(Tensor x) -> Tensor",
+    lambda x: x.isnan().any().double(),
+    meta=lambda x: x.new_empty((), dtype=torch.float64),
+)
 plant("approximate(Tensor x) -> Tensor", approximate, "S")
 plant("approximate_floor(Tensor x) -> Tensor", approximate_floor)
 plant("alive(Tensor x) -> Tensor", alive)

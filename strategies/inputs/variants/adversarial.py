@@ -204,9 +204,10 @@ def with_nan_and_infinities(sample: Sample, rng: torch.Generator) -> tuple[Tenso
 
 
 def with_nans(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """NaN at random positions, a third of the elements and at most eight.
+    """NaN at random positions, a third of the elements and at most eight: several ranks have some of them.
 
-    Of a partial value one rank has the NaN.  The other ranks' numbers expose a wrong rule at some positions only.
+    Of a partial value one rank or several have the NaN; of a minimum or maximum, all.  The other ranks' numbers expose a
+    wrong rule at some positions only.
     """
     return _sprinkled(sample, rng, torch.full((8,), torch.nan), share=3)
 
@@ -366,7 +367,7 @@ def _takes_any_integers(sample: Sample) -> bool:
 VALUES: tuple[Values, ...] = (
     Values("specials", "NaN and infinities spread, or are dropped, unlike numbers",
            with_nan_and_infinities, partial="never", wild=True),
-    Values("holes", "one rank's part is NaN, and the others' are numbers", with_nans, partial="only", wild=True),
+    Values("holes", "NaN on several ranks, in shards and in parts of a total", with_nans, wild=True),
     Values("cancelling", "parts a thousand times larger than their total cross every threshold",
            lambda sample, _: sample.tensors, partial="only", split="far"),
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from localtensor.layout import local_shapes_on, short
 from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call
 from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.local_inputs import local_inputs_of
-from strategies.programs.run.rank_run import ProgramRankResult
+from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.validation.difference import ElementDifference, folding_error, tensor_text
+from strategies.validation.finding import Candidate, refusal_text
 from strategies.validation.probe import Case
 
 
@@ -68,6 +69,31 @@ def local_refusal(case: Case) -> str:
     return ""
 
 
+META_KERNEL = "the op's own meta kernel"
+"""Part of the reason of a finding whose op has other results on the meta device than on real tensors, without DTensor."""
+
+
+def meta_difference(sample: Sample) -> str:
+    """How the op's results on the meta device differ from its real ones, for the reason of a finding; empty if in nothing.
+
+    DTensor takes shapes and dtypes of whole results from there: a rule cannot be right where they are wrong.
+    """
+    call = sample.call
+    try:
+        _, real = run_call(call, sample.tensors, mutates=mutates(call.op))
+        _, meta = run_call(call, [x.to("meta") for x in sample.tensors], mutates=mutates(call.op))
+    except (
+        Exception
+    ):  # why: a meta kernel that is missing, or depends on values, raises anything, and shows nothing here
+        return ""
+    pairs = [(a, b) for a, b in zip(real, meta, strict=False) if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    for i, (a, b) in enumerate(pairs):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            gives, has = (f"{x.dtype} of shape {tuple(x.shape)}" for x in (b, a))
+            return f"; {META_KERNEL} gives {gives} for result {i}, which is {has}, also without DTensor"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """The result of a run: `wrong` is why it is wrong, or empty; `note` describes a run that is not wrong.
@@ -83,6 +109,8 @@ class Confirmation:
     failed: str = ""
     refused: str = ""
     """The error that every rank raised, if they did: in the op, or when the result was gathered."""
+    after_others: bool = False
+    """Whether it raised in processes that had run other calls before, and not in fresh ones."""
 
 
 def raises(reason: str) -> bool:
@@ -96,6 +124,24 @@ def is_claimed(error: str) -> bool:
     DTensor raises NotImplementedError for an op without a rule, and the name of an op whose result has no known size.
     """
     return not error.startswith("NotImplementedError") and not re.fullmatch(r"\w+: \w+\.\w+\.\w+", error)
+
+
+def with_refusal(candidate: Candidate, outcome: Confirmation, suspected: bool) -> Confirmation:
+    """Wrong, where every rank raises for a call that plain torch takes: such a rule is as wrong as one of wrong numbers.
+
+    A rule that the probe did not find wrong is right where only its result cannot be gathered: gloo has no averages.
+    """
+    if not outcome.refused or not is_claimed(outcome.refused):
+        return outcome
+    gathered = bool(outcome.rank_results and outcome.rank_results[0].failed == "full_tensor")
+    if gathered and not suspected:
+        return outcome
+    seen = candidate.instance.evidence.reason
+    if outcome.refused.startswith(f"{WrongPieceShape.__name__}: "):  # found by us: gloo would end the process
+        text = outcome.refused.partition(": ")[2]
+        return replace(outcome, refused="", wrong=f"DTensor's result does not fit its own placement: {text}; {seen}")
+    why = f"; {seen}" if gathered and " raises " not in seen else ""
+    return replace(outcome, wrong=refusal_text(outcome.refused) + why)
 
 
 def confirmation_of(

@@ -20,7 +20,14 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import pickling
 from localtensor.layout import Layout, Mesh, is_supported
-from strategies.model.code_text import FLATTEN_FUNCTION, flatten_code, placements_code, slack_text, tensor_literal
+from strategies.model.code_text import (
+    COMPARISON_FUNCTION,
+    FLATTEN_FUNCTION,
+    flatten_code,
+    placements_code,
+    slack_text,
+    tensor_literal,
+)
 from strategies.model.oracle import REJECTIONS, mutates
 from strategies.model.rule import Program
 from strategies.programs.repro.script import argument_code, body_code, helper_functions, tolerances_code
@@ -52,35 +59,13 @@ import time
 import traceback
 {imports}
 RANKS, RAISES = {ranks}, {raises}
+
+
 {helpers}
+
 
 def check():
 {body}
-
-
-def differs(got, want, atol):
-    """Print what DTensor gives and what is right; whether they differ, in the ranks' pieces or as a whole."""
-    rank, apart, placements = dist.get_rank(), False, getattr(got, "placements", None)
-    if isinstance(got, DTensor) and isinstance(want, torch.Tensor):
-        layout = [Replicate() if p.is_partial() else p for p in placements]
-        if all(not p.is_shard() or p.dim < want.ndim for p in layout):
-            held, right = got.to_local(), distribute_tensor(want, got.device_mesh, layout, src_data_rank=None).to_local()
-            apart = held.shape != right.shape
-            if apart:
-                print(f"rank {{rank}} holds shape {{tuple(held.shape)}}, and {{placements}} of {{tuple(want.shape)}} is {{tuple(right.shape)}}", flush=True)
-    flag = torch.tensor([float(apart)])
-    dist.all_reduce(flag)
-    if flag.item():
-        return True
-    got = got.full_tensor() if isinstance(got, DTensor) else got
-    if isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor):
-        alike = (got.shape, got.dtype) == (want.shape, want.dtype)
-        apart = not (alike and torch.allclose(got, want, rtol=0.0, atol=atol, equal_nan=True))
-    else:
-        apart = got != want
-    if rank == 0:
-        print(f"DTensor gives {{got}}{{f', from {{placements}}' if placements else ''}}\\nright is {{want}}", flush=True)
-    return apart
 
 
 def main():
@@ -125,7 +110,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed.
+    """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed, or the
+    first rank with a piece of a wrong shape.
 
     `verdict` is "shows", "does not show" or "cannot be run".
     """
@@ -169,7 +155,7 @@ def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Se
     return _SCRIPT.format(
         title=title, about=textwrap.fill(about, 110), name=name, ranks=program.ranks, raises=case.severity.raises,
         imports=_IMPORTS.format(more=more, private=private),
-        helpers="\n\n" + "\n\n\n".join(helpers) + "\n" if helpers else "", body=textwrap.indent(shown, "    "),
+        helpers="\n\n\n".join([COMPARISON_FUNCTION.strip(), *helpers]), body=textwrap.indent(shown, "    "),
     )  # fmt: skip
 
 
@@ -248,7 +234,7 @@ def _general(program: Program, atols: str) -> tuple[list[str], list[str]]:
     lines = [
         f"wants = program([{', '.join(names)}])",
         f"gots = program([{_on_dtensors(', '.join(names))}])",
-        f"return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {atols}) if want is not None])",
+        f"return any([differs(got, want, atol) for got, want, atol in zip(gots, wants, {atols}, strict=True) if want is not None])",
     ]
     helpers = [FLATTEN_FUNCTION.strip(), *(text.strip() for text in helper_functions(program.then)), op.strip()]
     return [*_cloned(program, names), *lines], [*helpers, whole.strip()]
@@ -283,7 +269,8 @@ def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tup
         return (SHOWS if raises else FAILED), said.splitlines()[0]
     values = returned_values(outcomes)
     wrong = any(wrong for wrong, _ in values)
-    prints = next((printed for _, printed in values if printed), "")
+    every = sorted((printed for _, printed in values if printed), key=lambda text: " holds shape " not in text)
+    prints = every[0] if every else ""
     return (SHOWS if wrong else RIGHT), prints
 
 

@@ -45,7 +45,7 @@ def call(given):
     """The op on these tensors: what it returns, and the tensors that it writes to without returning them."""
     x = [tensor.clone() for tensor in given]
     out = torch.ops.{op}({arguments})
-    return (flat(out) if out is not None else []) + [{written}]
+    return flat(out) + [{written}]
 
 
 # The tensors of the call, and what each rank holds of them.

@@ -62,31 +62,27 @@ from math import inf, nan  # noqa: F401 (some values below are not finite)
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: F401
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: F401
 
 {function}
+
+
+{helpers}
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 {inputs}
-
-
-'''
-    + code_text.FLATTEN_FUNCTION
-    + """
-
 wants = flat(fn({wholes}))
 gots = flat(fn({given}))
 wrong = False
-for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
-    print(f"rank {{rank}} placements {{got.placements}}, claimed {{placements}}", flush=True)
+for want, got, placements, atol in zip(wants, gots, {placements}, {slack}):
+    print(f"rank {{rank}} is claimed to give {{placements}}", flush=True)
     wrong |= tuple(got.placements) != placements
-    if isinstance(want, torch.Tensor):
-        got = got.full_tensor()
-"""
-    + code_text.COMPARISON_CODE
+    wrong |= differs(got, want, atol)
+'''
+    + code_text.END_CODE
 )
 
 
@@ -303,7 +299,7 @@ def sharding_script(
     slack = [code_text.slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
-        names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
+        helpers=f"{code_text.FLATTEN_FUNCTION}\n\n{code_text.COMPARISON_FUNCTION}", names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
         wholes=", ".join(f"x{i}" for i in range(len(held))), given=", ".join(f"d{i}" for i in range(len(held))),
         placements=f"[{', '.join(map(_torch_code, claim.outputs))}]", slack=f"[{', '.join(slack)}]",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from strategies.sweep.aggregate import RealConfirmation, leave_unconfirmed
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, RuleOutcome
 from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import planted
 from tests.strategies.validation.test_finding_candidate import instance
 
 WRONG, RIGHT = Confirmation("it is wrong", got="[3]", want="[4]"), Confirmation("", "DTensor's own run is right")
@@ -66,6 +67,33 @@ def test_a_suspect_that_no_case_shows_is_suspect_still_and_says_why():
     ((only,), asked) = settled({"a": [suspect(), suspect(3)]}, RIGHT, RIGHT)
     assert (only.finding.verdict, only.finding.confirmed_on, len(asked)) == (Verdict.SUSPECT, None, 2)
     assert only.finding.reason == "wrong (not confirmed: DTensor's own run is right)"
+
+
+LATER = Confirmation("", "only in processes that have run other calls: it raises", after_others=True)
+
+
+def test_a_call_that_raises_only_the_second_time_is_a_finding_with_the_call_before():
+    ((only,), asked) = settled({"a": [suspect()]}, LATER, Confirmation("", "it raises", refused="ValueError: once"))
+    assert asked == [(2, 24), "aten.cumprod.default on (2,): S(1), then again(x0, -1)"]
+    assert (only.name, only.finding.verdict, only.finding.title) == ("a", Verdict.REFUSED, asked[1])
+    assert "ValueError: once" in only.finding.reason and "  # the call before" in only.finding.script
+
+
+def test_a_call_that_raises_only_after_others_and_not_the_second_time_is_no_finding():
+    refused = replace(suspect().instance, verdict=Verdict.REFUSED)
+    ((only,), asked) = settled({"a": [Candidate(refused)]}, LATER, RIGHT)
+    assert (only, len(asked)) == (RuleOutcome("a", None), 2)
+
+
+def test_a_result_that_the_ops_own_meta_kernel_makes_otherwise_is_said_without_dtensor():
+    ((only,), _) = settled({"a": [Candidate(instance(planted("mislabelled", numbers(4)), "S(0) -> S(0)"))]}, WRONG)
+    assert only.finding.reason == (
+        "it is wrong; the op's own meta kernel gives torch.float64 of shape (4,) for result 0, which is torch.float64 of"
+        " shape (), also without DTensor"
+    )
+    ((right,), _) = settled({"a": [suspect()]}, WRONG)
+    assert right.finding.reason == "it is wrong"
+    assert sorted([only.finding, right.finding], key=confirmation._place) == [right.finding, only.finding]
 
 
 def test_what_the_probe_could_not_judge_is_cleared_by_a_run_that_is_right():

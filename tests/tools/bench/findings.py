@@ -36,8 +36,8 @@ sweep.jsonl --repro scripts`, which prints a page and writes a script for each r
 A cause is the function of torch whose replacement makes its findings vanish. The rows are in the order of severity: silent ones
 first, then by reach (everyday calls, uneven shards, arguments, NaN, other dtypes, private ops, `out=`, empty shards).
 
-A finding whose input is P(min) or P(max) with NaN on one rank holds where the reduction propagates NaN, as torch's own minimum and
-maximum do. gloo's reduction keeps or drops it by the order of the ranks; what other backends do was not measured.
+No finding depends on what a reduction makes of a number and a NaN, which gloo keeps or drops by the order of the ranks: where an
+input that is P(min) or P(max) is NaN, every rank has it.
 """
 
 

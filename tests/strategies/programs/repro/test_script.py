@@ -105,6 +105,22 @@ def test_the_script_of_a_right_rule_passes(ran, one, line):
         assert f"rank {rank} right" in printed
 
 
+def test_a_piece_of_a_wrong_shape_is_wrong_although_what_the_ranks_gather_is_right(ran):
+    """Both ranks have the one row of S(0), whose first copy DTensor takes for the whole."""
+    one = sample("sum.dim_IntList", numbers(2, 3), [0], True)
+    text = (
+        written(one, "R -> R")
+        .replace("got = torch", "got = moved(torch", 1)
+        .replace("(d0, [0], True)", "(d0, [0], True))")
+    )
+    moved = "def moved(x):\n    local = x.to_local()\n    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=local.shape, stride=local.stride())\n"
+    text = text.replace("\nwant = torch", f"\n{moved}\nwant = torch", 1)
+    assert [code for code, _ in ran(written(one, "R -> R"))] == [0, 0]
+    for rank, (code, printed) in enumerate(ran(text)):
+        assert code == 1 and printed.endswith(f"rank {rank} WRONG\n")
+        assert "rank 1 holds shape (1, 3), its piece of (1, 3) has (0, 3)" in printed or rank == 0
+
+
 def test_partial_inputs_are_the_very_parts_of_the_case(ran):
     one = sample("neg.default", torch.tensor([4, 6]))
     case = probe(one).case(rule(one, "P(sum) -> P(sum)"), 0)
@@ -257,6 +273,14 @@ def test_the_script_of_a_right_program_passes(ran_program, program):
     for rank, (code, printed) in enumerate(ran_program(program)):
         assert (code, printed.count("WRONG")) == (0, 0), printed
         assert f"rank {rank} right" in printed
+
+
+def test_the_last_argument_of_an_op_that_returns_nothing_is_compared_too(ran_program, monkeypatch):
+    program = on(sample("_foreach_neg_.default", [X, X]), "S(0), S(0)")
+    assert [code for code, _ in ran_program(program)] == [0, 0]
+    text = program_script(program, "it is a test", "it.py").replace("wrong = False", "d1.add_(1)\nwrong = False")
+    monkeypatch.setitem(globals(), "program_script", lambda *given: text)
+    assert [code for code, _ in ran_program(program)] == [1, 1]
 
 
 def test_a_program_script_imports_nothing_but_torch_and_python():

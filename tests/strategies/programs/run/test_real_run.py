@@ -104,6 +104,33 @@ def test_a_process_that_dies_is_wrong_and_the_next_case_is_heard(court):
     assert_cleared(court.confirm(case_of(sample("neg.default", X), "S(0) -> S(0)")), "DTensor's own run is right")
 
 
+# What raises is run once more in fresh processes.
+
+
+def test_a_call_that_raises_only_after_others_in_the_same_processes_is_not_refused(court):
+    court.confirm(case_of(planted("spoils", X), "S(0) -> S(0)"))
+    found = court.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)"))
+    why = "only in processes that have run other calls: DTensor refuses this call on every rank: ValueError: spoilt"
+    assert_cleared(found, why)
+    assert found.after_others and not found.refused
+    assert not court.confirm(case_of(planted("spoilt", X), "S(0) -> S(0)")).after_others  # the processes are new
+
+
+def test_a_call_that_raises_in_fresh_processes_too_is_refused(court):
+    court.confirm(case_of(planted("remembered", X), "S(0) -> S(0)"))
+    before = court._pool.pids
+    found = court.confirm(case_of(planted("unwilling", X), "S(0) -> S(0)"))
+    assert (found.refused, found.after_others) == ("ValueError: never on a rank", False)
+    assert not set(before) & set(court._pool.pids)
+
+
+def test_an_equal_call_before_is_part_of_a_program_that_raises_in_fresh_processes(court):
+    one = planted("once", X)
+    assert not court.confirm_program(on(one, "S(0)")).refused
+    assert court.confirm_program(on(one, "S(0)")).after_others
+    assert court.confirm_program(on(one, "S(0)", then="again(x0)")).refused == "ValueError: once only"
+
+
 def test_nothing_hangs(court, monkeypatch):
     right = case_of(sample("neg.default", X), "S(0) -> S(0)")
     court.confirm(right)  # so that there is a pool
@@ -174,6 +201,8 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
 
     class Stand:
         """A pool without processes, in which every rank is right."""
+
+        pids = (1, 2)
 
         def __init__(self, ranks, **options):
             self.ranks = ranks

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 from strategies.model.rule import Call, Leaf
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import RIGHT, SHOWS, run_first_that_shows
+from strategies.sweep.causes.script import RIGHT, SHOWS, run, run_first_that_shows, scripts_of
 from strategies.torch_api.rank_runs import RankProcesses
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -43,6 +43,14 @@ def test_a_piece_of_a_wrong_shape_shows_although_the_whole_is_right(processes):
     if not torch.__version__.startswith("2.13"):
         pytest.skip("other versions may place it otherwise")
     assert found.verdict == SHOWS and "holds shape (1,)" in found.prints
+
+
+def test_the_last_argument_of_an_op_that_returns_nothing_is_compared_too(processes):
+    x = torch.arange(1.0, 5.0)
+    given = program(Call("aten._foreach_neg_.default", ([Leaf(0), Leaf(1)],)), x, x, inputs=((Shard(0),), (Shard(0),)))
+    ((text, _),) = scripts_of(case(given), "a", "about", "script.py")
+    assert run(processes, text, 2, raises=False)[0] == RIGHT
+    assert run(processes, text.replace("return any(", "d1.add_(1); return any("), 2, raises=False)[0] == SHOWS
 
 
 def test_a_script_that_shows_nothing_says_so(processes):
