@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from strategies.model.cause import CauseRecord
 from strategies.model.rule import DTYPE_CLASSES, Rule, Sample
 
 
@@ -145,6 +146,11 @@ class Report:
     seconds: tuple[tuple[str, float], ...] = ()
     unfinished: int = 0
     """Units that are planned and not done: those of other shards, or of an interrupted run."""
+    causes: tuple[CauseRecord, ...] = ()
+    """The causes of findings, where the journal has them: `localtensor causes JOURNAL` computes them."""
+
+    def cause_of(self, finding: Finding) -> CauseRecord | None:
+        return next((cause for cause in self.causes if finding.name in cause.findings), None)
 
     @property
     def exit_code(self) -> int:

@@ -15,6 +15,7 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
 from strategies.model import codec
+from strategies.model.cause import of_findings, read_causes
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
@@ -96,6 +97,7 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         _untested(results),
         tuple(seconds),
         sum(unit not in done for unit in planned_units(begin)),
+        of_findings(read_causes(lines), (f.name for f in found)),
     )
 
 

@@ -40,6 +40,14 @@ from strategies.torch_api.rank_runs import MeshTask, run_on_threads
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.finding import Candidate, case_of
 
+PLAIN_MOVES = "each redistribution replaced by a gather of the whole tensor and a new cut"
+PLAIN_HANDLER = "DTensor's handler replaced by the op itself on gathered tensors"
+OP_BY_OP = "the decomposition run op by op on DTensors, and not traced once for its placements"
+REPLICAS = "the registered function replaced by one that takes and gives replicas"
+WHOLE_CUT = "the op run on gathered tensors, its results cut by the placements that DTensor gives them"
+WHOLE_REPLICATED = "the op run on gathered tensors, its results as replicas"
+"""What is replaced, in words that follow "with", for each function of `strategies.torch_api.counterfactuals`."""
+BY_PIECES = "the op's own results on the ranks' pieces show that the rule is wrong, whatever runs it"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
@@ -48,6 +56,8 @@ Replacement = Callable[[], AbstractContextManager[Any]]
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """The cause of one finding: its kind, the function, the op that it affects, and the replacement that cured it.
+
+    `why` says in words why there is no function, or no replacement that cured it.
 
     `detail` is the redistribution (`P(sum) -> R`), or the inputs and outputs of the op at fault.  `program` is the program
     that ran; `reason` what was wrong with it.  The kind is "unknown" where no single replacement cures it, and `place` is
@@ -59,6 +69,7 @@ class Attribution:
     op: str = ""
     detail: str = ""
     fix: str = ""
+    why: str = ""
     reason: str = ""
     program: Program | None = None
     judged: bool = False
@@ -165,8 +176,7 @@ class Attributor:
             return None
         wrong = trace.wrong[0]
         detail = f"{wrong.source} -> {wrong.target}"
-        fix = "every redistribution replaced by a gather of the whole tensor and a new cut"
-        return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, fix)
+        return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, PLAIN_MOVES)
 
     def _op(self, steps: Sequence[OpStep], *around: Replacement) -> Attribution | None:
         outer: dict[str, list[OpStep]] = {}
@@ -176,7 +186,7 @@ class Attributor:
         for keep in (True, False):
             for op, calls in outer.items():
                 if self.cures(*around, _op_replaced(op, keep=keep)):
-                    return self._part(max(calls, key=_spread), around)
+                    return self._part(max(calls, key=_spread), around, keep=keep)
         return None
 
     def _by_probe(self, trace: Trace) -> Attribution | None:
@@ -186,27 +196,26 @@ class Attributor:
             return None
         step = outer[0]
         kind = step.how if step.how in (DECOMPOSITION, HANDLER) else RULE
-        return Attribution(kind, step.place, step.op, f"{_listed(step.inputs)} -> {_listed(step.outputs)}")
+        detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
+        return Attribution(kind, step.place, step.op, detail, why=BY_PIECES)
 
-    def _part(self, step: OpStep, around: Sequence[Replacement]) -> Attribution:
+    def _part(self, step: OpStep, around: Sequence[Replacement], *, keep: bool) -> Attribution:
         """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""
         detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
         if step.how == HANDLER:
-            fix = "the op run on gathered tensors in place of its handler"
-            return Attribution(HANDLER, step.place, step.op, detail, fix)
+            return Attribution(HANDLER, step.place, step.op, detail, PLAIN_HANDLER)
         if step.how == DECOMPOSITION and not around:
             whole = _decomposition_replaced(step.op)
             if self.cures(whole):
-                fix = "the decomposition run op by op on DTensors, in place of one trace for the placements"
-                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, fix)
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, OP_BY_OP)
             trace, _ = self._traced(whole)
             inner = self._op(trace.steps, whole)
             if inner is not None:
-                return inner
-        fix = "the function replaced by one that takes and gives replicas"
+                return replace(inner, fix=f"{OP_BY_OP}, and in it {inner.fix}")
         if step.place is not None and (self.cures(*around, _rule_replaced(step.place, step.op))):
-            return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
-        fix = "the op run on gathered tensors, with the placements that DTensor gives its results"
+            kind = RULE if step.how != DECOMPOSITION else DECOMPOSITION
+            return Attribution(kind, step.place, step.op, detail, REPLICAS)
+        fix = WHOLE_CUT if keep else WHOLE_REPLICATED
         if self._judged or not _has_own_dispatch(step.op):
             return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
         return Attribution(DISPATCHER, dispatcher_place(), step.op, detail, fix)

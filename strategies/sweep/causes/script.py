@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import pickling
 from localtensor.layout import Layout, Mesh, is_supported
+from strategies.model.cause import FAILED, RIGHT, SHOWS
 from strategies.model.code_text import FLATTEN_FUNCTION, flatten_code, placements_code, slack_text, tensor_literal
 from strategies.model.oracle import REJECTIONS, mutates
 from strategies.model.rule import Program
@@ -30,8 +31,8 @@ from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import spelled
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
+from strategies.validation.difference import tensor_text
 
-SHOWS, RIGHT, FAILED = "shows", "does not show", "cannot be run"
 MOST_WRITTEN = 16
 """Elements of a tensor that are written one by one; a longer one that counts is written as `arange`."""
 
@@ -270,6 +271,13 @@ def run_first_that_shows(processes: RankProcesses, case: Case, title: str, about
         if verdict == SHOWS:
             break
     return last
+
+
+def right_text(program: Program) -> str:
+    """What plain torch gives on whole tensors, in one line; "" where it gives nothing that can be compared."""
+    with contextlib.suppress(*REJECTIONS):
+        return ", ".join(tensor_text(x) for x in oracle_of_program(program).outputs if x is not None)
+    return ""
 
 
 def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tuple[str, str]:

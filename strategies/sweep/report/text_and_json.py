@@ -15,6 +15,7 @@ from rich.text import Text
 
 from localtensor.layout import short
 from strategies.base import atomic_files
+from strategies.model.cause import CauseRecord, json_data
 from strategies.model.verdict import FAULTS, Counts, Finding, Report, Verdict, digest
 from strategies.programs.run.verdict import raises
 
@@ -76,7 +77,8 @@ def as_json(report: Report) -> str:
         "exit_code": report.exit_code,
         "unfinished": report.unfinished,
         "counts": asdict(report.counts),
-        "findings": [_finding(f) for f in report.findings],
+        "findings": [_finding(f, report.cause_of(f)) for f in report.findings],
+        "causes": [json_data(cause) for cause in report.causes],
         "crashed": [asdict(c) for c in report.crashed],
         "untestable": [{"rule": rule, "reason": why} for rule, why in report.untestable],
         "skipped": [{"what": what, "samples": count} for what, count in report.skipped],
@@ -88,7 +90,7 @@ def as_json(report: Report) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
-def _finding(f: Finding) -> dict[str, Any]:
+def _finding(f: Finding, cause: CauseRecord | None) -> dict[str, Any]:
     return {
         "op": f.rule.op,
         "inputs": [short(p) for p in f.rule.inputs],
@@ -107,6 +109,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "picture": f.picture or None,
         "repro": f.repro,
         "command": f.command or None,
+        "cause": cause.id if cause else None,
     }
 
 
