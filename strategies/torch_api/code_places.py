@@ -9,6 +9,7 @@ list in its module is the `detail`.
 | the registries of `dtensor.registered_functions`               | 2.11 - 2.15 | 2.13   |
 | ._decompositions.DecompShardingStrategy._propagate_through_decomp | 2.11 - 2.15 | 2.13   |
 | ._op_dispatcher._dispatch_fast_path_python_tail, .wrap         | by feature     | 2.13   |
+| ._try_replicate_spec_for_scalar_tensor, unwrap_to_op_info       | by feature     | 2.13   |
 | torch._decomp.decomposition_table, OpOverload._can_decompose   | 2.11 - 2.15 | 2.13   |
 
 `tests/strategies/torch_api/test_counterfactuals.py` checks each part by name.
@@ -139,3 +140,14 @@ def dispatcher_place() -> CodePlace:
 def tracer_place() -> CodePlace:
     """The part of DTensor that traces a decomposition once for the placements."""
     return place_of(DecompShardingStrategy._propagate_through_decomp)
+
+
+def arguments_place() -> CodePlace:
+    """The part of the dispatcher that takes a plain tensor among DTensors as a replica, or refuses it."""
+    dispatcher: Any = type(DTensor._op_dispatcher)
+    return place_of(getattr(dispatcher, "_try_replicate_spec_for_scalar_tensor", dispatcher.unwrap_to_op_info))
+
+
+def native_dispatcher_place() -> CodePlace:
+    """The part of the dispatcher that is native code, and makes the key of a call before any rule is looked for."""
+    return CodePlace("DTensor's dispatch of a call (C++)", "", 0)

@@ -16,6 +16,7 @@ An op whose results are as its placements claim is not the cause, even if replic
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -23,17 +24,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, overload
+from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
 from strategies.programs.shrink.search import failure_kind, program_of
 from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace, dispatcher_place, tracer_place
+from strategies.torch_api.code_places import (
+    CodePlace,
+    arguments_place,
+    dispatcher_place,
+    native_dispatcher_place,
+    tracer_place,
+)
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.torch_api.rank_runs import MeshTask, run_on_threads
@@ -47,7 +58,14 @@ REPLICAS = "the registered function replaced by one that takes and gives replica
 WHOLE_CUT = "the op run on gathered tensors, its results cut by the placements that DTensor gives them"
 WHOLE_REPLICATED = "the op run on gathered tensors, its results as replicas"
 """What is replaced, in words that follow "with", for each function of `strategies.torch_api.counterfactuals`."""
+IMPLICIT = (
+    "plain tensors beside DTensors taken as replicas (`torch.distributed.tensor.experimental.implicit_replication`)"
+)
 BY_PIECES = "the op's own results on the ranks' pieces show that the rule is wrong, whatever runs it"
+NOT_SIMULATED = "no run on rank threads goes wrong: it shows on real processes only"
+NO_PART = "more than one part of DTensor is wrong in it, or one that none of the replacements reaches"
+FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
+BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
@@ -92,16 +110,21 @@ def attribution(task: AttributionTask, note: Callable[[int], None]) -> Attributi
     if task.home[0]:
         import_rules(*task.home)
     note(0)
+    unlike: Attribution | None = None
     for candidate in task.candidates:
         try:
             program, work = work_of(candidate, task.seed)
         except (*REJECTIONS, LocalTensorError):  # the candidate is of another version of torch or of this tool
             continue
         judged = task.judged and candidate.program is None
-        found = Attributor(work, judged=judged).cause(task.reason)
+        attributor = Attributor(work, judged=judged, program=program)
+        found = attributor.cause(task.reason)
         if found is not None:
             return replace(found, program=program, judged=judged)
-    return Attribution(UNKNOWN, reason="no simulated run shows it")
+        if unlike is None and (found := attributor.cause()) is not None:
+            unlike = replace(found, program=program, judged=judged)
+    # The finding was confirmed on a smaller case, which may go wrong in another way: as a shape and not a value, say.
+    return unlike or Attribution(UNKNOWN, reason=task.reason, why=NOT_SIMULATED)
 
 
 def work_of(candidate: Candidate, seed: int) -> tuple[Program, MeshTask[Confirmation]]:
@@ -143,18 +166,45 @@ def fault_of(found: Confirmation) -> str:
     return found.note if any(result.errors for result in found.rank_results) else ""
 
 
+def _with_implicit_replication(work: MeshTask[Confirmation]) -> MeshTask[Confirmation]:
+    """The same, with DTensor's own switch on in each rank: it is of a thread."""
+
+    def on_rank(mesh: DeviceMesh, rank: int) -> Any:
+        with implicit_replication():
+            return work.on_rank(mesh, rank)
+
+    return replace(work, on_rank=on_rank)
+
+
+def dispatched_ops(program: Program) -> list[str]:
+    """The overloads that the program dispatches on whole tensors, in order, each once."""
+    found: dict[str, None] = {}
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found[str(func)] = None
+            return func(*args, **(kwargs or {}))
+
+    with contextlib.suppress(*REJECTIONS), Ops():
+        oracle_of_program(program)
+    return list(found)
+
+
 class Attributor:
     """The search for the cause of one run that goes wrong."""
 
-    def __init__(self, work: MeshTask[Confirmation], *, judged: bool) -> None:
-        self._work, self._judged = work, judged
+    def __init__(self, work: MeshTask[Confirmation], *, judged: bool, program: Program | None = None) -> None:
+        self._work, self._judged, self._program = work, judged, program
+        self._first: tuple[Trace, str] | None = None
 
     def cause(self, like: str = "") -> Attribution | None:
         """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
-        trace, reason = self._traced()
+        self._first = self._first or self._traced()
+        trace, reason = self._first
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
-        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or Attribution(UNKNOWN)
+        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
+        found = found or self._refused(trace, reason) or Attribution(UNKNOWN, why=NO_PART)
         return replace(found, reason=reason)
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
@@ -198,6 +248,23 @@ class Attributor:
         kind = step.how if step.how in (DECOMPOSITION, HANDLER) else RULE
         detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
         return Attribution(kind, step.place, step.op, detail, why=BY_PIECES)
+
+    def _refused(self, trace: Trace, reason: str) -> Attribution | None:
+        """The part of the dispatcher that refuses a call before it looks for a rule; None for any other fault."""
+        if self._program is None or fault_class(reason) != REFUSED:
+            return None
+        if not fault_of(outcome(_with_implicit_replication(self._work))):
+            why = FORMULA if self._program.then in GRADS or self._program.then.startswith("grad") else ""
+            return Attribution(DISPATCHER, arguments_place(), "", "a plain tensor beside DTensors", IMPLICIT, why)
+        seen = {step.op for step in trace.steps}
+        for op in dispatched_ops(self._program):
+            if op not in seen and self.cures(_op_replaced(op, keep=False)):
+                said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
+                said = re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))
+                return Attribution(
+                    DISPATCHER, native_dispatcher_place(), "", said[:100], WHOLE_REPLICATED, BEFORE_RULES
+                )
+        return None
 
     def _part(self, step: OpStep, around: Sequence[Replacement], *, keep: bool) -> Attribution:
         """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""

@@ -187,6 +187,8 @@ def result_class(detail: str) -> str:
 
 def dispatch_trait(found: Attribution) -> str:
     """What of a call DTensor's dispatcher gets wrong: the trait in which the call differs from a plain one."""
+    if not found.op:  # refused before a rule was looked for
+        return found.detail
     op = overload(found.op)
     if reason := special_dispatch_reason(op):
         return reason
@@ -301,7 +303,8 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
 
     def shows(program: Program) -> bool:
         try:
-            found = Attributor(program_work(program), judged=start.judged and not program.then).cause(start.reason)
+            judged = start.judged and not program.then
+            found = Attributor(program_work(program), judged=judged, program=program).cause(start.reason)
         except (*REJECTIONS, LocalTensorError):
             return False
         if found is None:

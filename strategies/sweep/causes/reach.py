@@ -202,8 +202,13 @@ def spellings(call: Call) -> Iterator[str]:
             yield f"{owner}({text})"
         elif args and isinstance(args[0], Leaf):
             yield f"{argument_text(args[0])}.{owner.removeprefix('Tensor.')}({rest})"
-    plain = ", ".join([*map(argument_text, call.args), *(f"{n}={argument_text(v)}" for n, v in call.kwargs)])
-    yield f"torch.ops.{call.op}({plain})"
+    yield raw_spelling(call)
+
+
+def raw_spelling(call: Call) -> str:
+    """The call of the overload itself: `torch.ops.aten.mul.Scalar(x0, 2)`."""
+    given = ", ".join([*map(argument_text, call.args), *(f"{n}={argument_text(v)}" for n, v in call.kwargs)])
+    return f"torch.ops.{call.op}({given})"
 
 
 def spelled(sample: Sample) -> str:

@@ -29,7 +29,7 @@ from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.sweep.causes.cause import Case
-from strategies.sweep.causes.reach import spelled
+from strategies.sweep.causes.reach import raw_spelling, spelled
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
 from strategies.validation.difference import tensor_text
 
@@ -147,11 +147,13 @@ def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[tuple[
         truth = oracle_of_program(program)
         atols = [slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True)]
         bodies: list[tuple[list[str], list[str]]] = []
-        if program.then in GRADS and not mutates(program.sample.op):
+        if program.then in GRADS and not mutates(program.sample.op) and _has_plain_gradient(program):
             bodies.append((_gradient(program), []))
         elif not program.then and len(truth.outputs) == 1 and not mutates(program.sample.op):
-            text = spelled(program.sample)
-            bodies.append(([f"return differs({_on_dtensors(text)}, {text}, {atols[0]})"], []))
+            texts = dict.fromkeys(
+                (spelled(program.sample), raw_spelling(program.sample.call))
+            )  # other calls, other ops
+            bodies += [([f"return differs({_on_dtensors(text)}, {text}, {atols[0]})"], []) for text in texts]
         bodies.append(_general(program, tolerances_code(truth)))
         for lines, helpers in bodies:
             shown = "\n".join([_mesh(program), *inputs, *lines])
@@ -223,6 +225,19 @@ def _has_default_dtype(x: Tensor) -> bool:
 
 def _on_dtensors(text: str) -> str:
     return re.sub(r"\bx(\d+)\b", r"d\1", text)
+
+
+def _has_plain_gradient(program: Program) -> bool:
+    """Whether plain torch runs the lines of `_gradient`: not for a complex result, say, whose sum has no gradient."""
+    scope = {"torch": torch, "F": torch.nn.functional, "inf": math.inf, "nan": math.nan}
+    inexact = [x.dtype.is_floating_point or x.dtype.is_complex for x in program.sample.tensors]
+    leaves = [x.clone().requires_grad_(y) for x, y in zip(program.sample.tensors, inexact, strict=True)]
+    text = f"{_summed(spelled(program.sample))}.backward()"
+    try:
+        eval(text, scope | {f"x{i}": x for i, x in enumerate(leaves)})  # noqa: S307  # of our own making
+    except (*REJECTIONS, AttributeError):
+        return False
+    return all(x.grad is not None for x in leaves if x.requires_grad)
 
 
 def _gradient(program: Program) -> list[str]:
