@@ -39,7 +39,7 @@ class _StaticDecompositions:
 
     def propagate_strategy(self, schema: OpSchema) -> Any:
         with candidates_set(self.prop, self):
-            return DecompShardingStrategy.propagate_strategy(schema, self.prop)  # type: ignore[call-arg,arg-type]
+            return DecompShardingStrategy.propagate_strategy(schema, self.prop)  # type: ignore[arg-type]
 
 
 def decompositions(prop: Any) -> Any:

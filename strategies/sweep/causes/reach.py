@@ -354,14 +354,14 @@ def _more_ordinary(stage: Callable[[Program], Iterator[Program]]) -> Callable[[P
     return candidates
 
 
-def call_text(program: Program) -> str:
-    """The call of a program with shapes and placements: `torch.cumprod(f32[4] S(0), -1)`."""
+def call_text(program: Program, spelling: str = "") -> str:
+    """The call of a program, as it is spelled, with shapes and placements: `torch.cumprod(f32[4] S(0), -1)`."""
 
     def named(found: re.Match[str]) -> str:
         x = program.sample.tensors[int(found[1])]
         return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[int(found[1])])}"
 
-    text = re.sub(r"\bx(\d+)\b", named, spelled(program.sample))
+    text = re.sub(r"\bx(\d+)\b", named, spelling or spelled(program.sample))
     return text + (f", then {program.then}" if program.then else "")
 
 

@@ -16,10 +16,10 @@ import torch
 
 from strategies.base.journal import JournalLines, Line, lines_of_kind, open_journal
 from strategies.base.progress import Progress
-from strategies.model.cause import KIND, CauseRecord, causes_line, read_causes
+from strategies.model.cause import KIND, SHOWS, CauseRecord, causes_line, read_causes
 from strategies.sweep import aggregate
-from strategies.sweep.causes.cause import Cause, causes_of, is_fault
-from strategies.sweep.causes.reach import call_text
+from strategies.sweep.causes.cause import Case, Cause, causes_of, is_fault
+from strategies.sweep.causes.reach import Reach, call_text, raw_spelling
 from strategies.sweep.causes.script import ScriptRun, right_text, run_first_that_shows
 from strategies.torch_api.rank_runs import RankProcesses
 
@@ -42,7 +42,7 @@ def records_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pr
         for number in ranked:
             made[number] = with_run(causes[number], processes)
             progress.tick()
-    return tuple(made[number] for number in range(len(causes)))
+    return tuple(sorted(made.values(), key=lambda record: record.order))
 
 
 def with_run(cause: Cause, processes: RankProcesses) -> CauseRecord:
@@ -52,13 +52,19 @@ def with_run(cause: Cause, processes: RankProcesses) -> CauseRecord:
         return record
     record = replace(record, call=call_text(cause.case.program))
     ran = run_first_that_shows(processes, cause.case, record.name, _about(record), record.script_name)
-    return record if ran is None else _ran(record, cause, ran)
+    return record if ran is None else _ran(record, cause.case, ran)
 
 
-def _ran(record: CauseRecord, cause: Cause, ran: ScriptRun) -> CauseRecord:
+def _ran(record: CauseRecord, case: Case, ran: ScriptRun) -> CauseRecord:
+    if ran.verdict == SHOWS and ran.spelling == raw_spelling(
+        case.program.sample.call
+    ):  # no public function makes this very call
+        private = replace(case.severity, reach=max(case.severity.reach, Reach.PRIVATE))
+        order = tuple(map(int, private.order))
+        record = replace(record, severity=str(private), rank=order, call=call_text(case.program, ran.spelling))
     prints, said, right = ran.prints.partition("\nright is ")
     if not said or "\nright is " in right:  # it printed nothing of the kind, or so for several results
-        prints, right = ran.prints, right_text(cause.case.program) if cause.case is not None else ""
+        prints, right = ran.prints, right_text(case.program)
     return replace(
         record,
         lines=ran.lines,
@@ -100,7 +106,9 @@ def known_versions(record: CauseRecord) -> tuple[tuple[str, str], ...]:
     words, _ = _title_parts(f"{record.function or 'not attributed'}: {record.words}")
     own = set(record.families)
     rows = [row for row in _known() if row[0] == words and (row[1] & own or not (row[1] or own))]
-    return rows[0][2] if len(rows) == 1 else ()
+    shown = rows[0][2] if len(rows) == 1 else ()
+    # A script that does not show the fault where it was found says nothing of other versions.
+    return shown if dict(shown).get(record.found_on, "").startswith("present") else ()
 
 
 def kept(read: JournalLines) -> tuple[CauseRecord, ...] | None:

@@ -5,12 +5,13 @@ import sys
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
+from strategies.model.cause import RIGHT, SHOWS
 from strategies.model.rule import Call, Leaf
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import RIGHT, SHOWS, run_first_that_shows
+from strategies.sweep.causes.script import run_first_that_shows, scripts_of
 from strategies.torch_api.rank_runs import RankProcesses
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -48,6 +49,24 @@ def test_a_piece_of_a_wrong_shape_shows_although_the_whole_is_right(processes):
 def test_a_script_that_shows_nothing_says_so(processes):
     found = run_first_that_shows(processes, case(FINE), "times two", "about", "fine.py")
     assert found.verdict == RIGHT
+
+
+def test_a_gradient_that_plain_torch_itself_does_not_take_is_no_evidence(processes):
+    given = program(
+        Call("aten.polar.default", (Leaf(0), Leaf(1))), torch.ones(2), torch.ones(2), inputs=((Replicate(),), (Replicate(),)),
+        then="grad",
+    )  # fmt: skip
+    lines = [one.lines for one in scripts_of(case(given, raises=True), "polar", "about", "polar.py")]
+    assert lines and not any(".sum().backward()" in text for text in lines)
+
+
+def test_a_call_that_no_public_function_makes_is_spelled_by_its_overload(processes):
+    given = program(Call("aten.mul.Scalar", (Leaf(0), 2 - 3j)), torch.ones(4), inputs=((Shard(0),),))
+    found = run_first_that_shows(processes, case(given, raises=True), "mul", "about", "mul.py")
+    if not torch.__version__.startswith("2.13"):
+        pytest.skip("other versions may take it")
+    assert found.verdict == SHOWS and "torch.ops.aten.mul.Scalar(d0, (2-3j))" in found.lines
+    assert "unhashable type: 'complex'" in found.prints
 
 
 @pytest.mark.slow
