@@ -100,9 +100,10 @@ class CauseRecord:
         """A sentence on a script that does not show the fault, with the torch that ran it; "" where it does."""
         if self.verdict in ("", SHOWS):
             return ""
-        found = f"Found on torch {self.found_on}, this no longer reproduces"
         what = "its script shows nothing wrong" if self.verdict == RIGHT else "its script cannot be run"
-        return f"{found}: {what} on torch {self.ran_on}."
+        if self.ran_on == self.found_on:
+            return f"On torch {self.ran_on} {what}: those of its findings show it."
+        return f"Found on torch {self.found_on}, this no longer reproduces: {what} on torch {self.ran_on}."
 
     @property
     def versions_text(self) -> str:

@@ -10,6 +10,8 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | the decomposition that was traced, by running it op by op            | the decomposition, as DTensor traces it    |
 | the rule, by replicas                                                | the registered function                    |
 | neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
+| plain tensors beside DTensors, by replicas; of a call that is refused | the dispatcher's check of arguments        |
+| an op for which no rule was looked for, by the op on whole tensors   | the dispatch in native code                |
 
 An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
 """
@@ -203,8 +205,10 @@ class Attributor:
         trace, reason = self._first
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
-        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
-        found = found or self._refused(trace, reason) or Attribution(UNKNOWN, why=NO_PART)
+        refused = fault_class(reason) == REFUSED
+        found = self._plain_tensor() if refused else None
+        found = found or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
+        found = found or (self._before_rules(trace, reason) if refused else None) or Attribution(UNKNOWN, why=NO_PART)
         return replace(found, reason=reason)
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
@@ -249,15 +253,17 @@ class Attributor:
         detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
         return Attribution(kind, step.place, step.op, detail, why=BY_PIECES)
 
-    def _refused(self, trace: Trace, reason: str) -> Attribution | None:
-        """The part of the dispatcher that refuses a call before it looks for a rule; None for any other fault."""
-        if self._program is None or fault_class(reason) != REFUSED:
+    def _plain_tensor(self) -> Attribution | None:
+        """The part that refuses a plain tensor beside DTensors, if nothing else is wrong with the run."""
+        if self._program is None or fault_of(outcome(_with_implicit_replication(self._work))):
             return None
-        if not fault_of(outcome(_with_implicit_replication(self._work))):
-            why = FORMULA if self._program.then in GRADS or self._program.then.startswith("grad") else ""
-            return Attribution(DISPATCHER, arguments_place(), "", "a plain tensor beside DTensors", IMPLICIT, why)
+        why = FORMULA if self._program.then in GRADS or self._program.then.startswith("grad") else ""
+        return Attribution(DISPATCHER, arguments_place(), "", "a plain tensor beside DTensors", IMPLICIT, why)
+
+    def _before_rules(self, trace: Trace, reason: str) -> Attribution | None:
+        """The dispatch in native code, where it refuses an op of the program for which no rule was looked for."""
         seen = {step.op for step in trace.steps}
-        for op in dispatched_ops(self._program):
+        for op in dispatched_ops(self._program) if self._program is not None else ():
             if op not in seen and self.cures(_op_replaced(op, keep=False)):
                 said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
                 said = re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))

@@ -94,6 +94,7 @@ def test_what_was_tried_is_a_sentence(count, every, words):
 def test_a_script_that_no_longer_reproduces_says_so_and_with_which_torch(verdict, what):
     gone = replace(SCAN, verdict=verdict, ran_on="2.15.0")
     assert gone.run_text == f"Found on torch 2.13.0, this no longer reproduces: {what} on torch 2.15.0."
+    assert replace(gone, ran_on="2.13.0").run_text == f"On torch 2.13.0 {what}: those of its findings show it."
     assert SCAN.run_text == UNKNOWN.run_text == ""
 
 
