@@ -72,6 +72,7 @@ class MergeOptions:
 class CoverageOptions:
     journal: Annotated[Path | None, Argument(metavar="JOURNAL", help="What --journal wrote.", show_default=False)] = None
     json: Annotated[Path | None, Option("--json", help="Write the whole table here.")] = None
+    left_out: Annotated[bool, Option("--left-out", help="Also list what each overload was not tested with, and why.")] = False
     seed: Seed = 0
     workers: Workers = None
     quiet: Quiet = False

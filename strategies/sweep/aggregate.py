@@ -32,6 +32,7 @@ from strategies.programs.run.verdict import (
     program_rank_diagram,
     rank_diagram,
 )
+from strategies.sweep.coverage import left_out_of
 from strategies.validation import finding
 from strategies.validation.finding import (
     Candidate,
@@ -97,6 +98,7 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         _untested(results),
         tuple(seconds),
         sum(unit not in done for unit in planned_units(begin)),
+        left_out_of(lines),
         of_findings(read_causes(lines), (f.name for f in found)),
     )
 

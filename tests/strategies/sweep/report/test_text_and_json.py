@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import strategies
 from localtensor.layout.spec import parse
 from strategies.model.rule import Program, Rule
-from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
+from strategies.model.verdict import Counts, Crash, Finding, LeftOut, Report, Verdict
 from strategies.sweep.report import text_and_json
 from tests.strategies.cases import numbers, sample
 from tests.strategies.model.test_cause import SCAN
@@ -92,6 +92,13 @@ def test_a_finding_names_its_cause_and_the_causes_are_there():
         "scan_1.py",
     )
     assert told["versions"] == {"2.13.0": "present"} and told["tried"].startswith("With replicas, ")
+
+
+def test_what_was_left_out_of_each_overload_is_there():
+    left = (LeftOut("aten.add.Tensor", "real", "dtypes that do not apply", ("float8_e4m3fn",)),)
+    body = body_of(replace(FULL, left_out=left))
+    check_schema(body)
+    assert body["left_out"] == {"aten.add.Tensor": {"real": {"dtypes that do not apply": ["float8_e4m3fn"]}}}
 
 
 def without(name):
