@@ -37,6 +37,7 @@ from strategies.torch_api.code_places import CodePlace
 from strategies.torch_api.counterfactuals import DECOMPOSITION
 from strategies.validation.finding import Candidate
 from tests.strategies.sweep.causes.programs import CUMPROD, program
+from tests.strategies.wrong_here import if_cumprod_has_a_rule
 
 SHIFT = program(Call("aten.__lshift__.Scalar", (Leaf(0), 1)), torch.arange(1, 5), inputs=((Shard(0),),))
 LOSS = program(
@@ -169,6 +170,7 @@ def test_replacing_another_function_does_not_cure_it():
     assert not attributor.cures(counterfactuals.redistribution_replaced)
 
 
+@if_cumprod_has_a_rule
 def test_faults_of_one_function_in_one_way_have_one_key():
     shorter = program(Call("aten.cumsum.default", (Leaf(0), -1)), torch.arange(1.0, 5.0), inputs=((Shard(0),),))
     one, other = caused_by(CUMPROD), caused_by(shorter)
