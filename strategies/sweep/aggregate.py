@@ -89,7 +89,7 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         begin["seed"],
         tuple(begin["ranks"]),
         begin["confirm"],
-        _counts(results, found, clean, untestable, crashed),
+        _counts(results, found, clean, untestable, len(crashed)),
         tuple(sorted(found, key=_place)),
         tuple(crashed),
         tuple(sorted(untestable.items())),
@@ -166,11 +166,7 @@ def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
 
 
 def _counts(
-    results: Sequence[TaskResult],
-    found: Sequence[Finding],
-    clean: set[str],
-    untestable: dict[str, str],
-    crashed: Sequence[Crash],
+    results: Sequence[TaskResult], found: Sequence[Finding], clean: set[str], untestable: dict[str, str], crashes: int
 ) -> Counts:
     by_verdict = Counter(f.verdict for f in found)
     samples: Counter[tuple[str, str]] = Counter()
@@ -184,7 +180,7 @@ def _counts(
         missing=by_verdict[Verdict.MISSING],
         suspect=by_verdict[Verdict.SUSPECT],
         untestable=len(untestable),
-        crashed=len(crashed),
+        crashed=crashes,
         samples=sum(samples.values()),
         overloads=len({r.unit.op for r in results if r.tried}),
         instances=sum(r.tried for r in results),
