@@ -94,7 +94,7 @@ def _known() -> tuple[tuple[str, frozenset[str], tuple[tuple[str, str], ...]], .
 
 def _title_parts(title: str) -> tuple[str, frozenset[str]]:
     """The words of a cause's name and the families of ops in it: those that are named, not those that are counted."""
-    words, _, families = re.sub(r" \(\w+\.py\)$| and \d+ more$", "", title).partition(", for ")
+    words, _, families = re.sub(r" and \d+ more$", "", title).partition(", for ")
     return words, frozenset(families.split(", ")) - {""}
 
 
