@@ -92,7 +92,7 @@ def test_the_data_of_versions_is_the_table_of_the_documentation():
     assert [*data["torch"]] == head[1:]
     told = {row[0].replace("&lt;", "<"): [*row[1:]] for row in rows}
     titles = Counter(one["title"] for one in data["scripts"])
-    labels = [one["title"] + f" ({one['script']})" * (titles[one["title"]] > 1) for one in data["scripts"]]
+    labels = [f"{t} ({one['script']})" if titles[t := one["title"]] > 1 else t for one in data["scripts"]]
     kept = [[v["kind"] for v in one["outcomes"].values()] for one in data["scripts"]]
     assert dict(zip(labels, kept, strict=True)) == told
 
