@@ -102,6 +102,7 @@ def _parse_line(row: bytes) -> Line | None:
 
 _REQUIRED_KEYS = {
     "begin": ("format",), "unit": ("unit",), "settled": ("rule", "verdict"), "captured": ("crashed", "refused"),
+    "causes": ("torch", "shard", "causes"),
 }  # fmt: skip
 """The required keys of each kind of line."""
 

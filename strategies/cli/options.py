@@ -72,6 +72,7 @@ class MergeOptions:
 class CoverageOptions:
     journal: Annotated[Path | None, Argument(metavar="JOURNAL", help="What --journal wrote.", show_default=False)] = None
     json: Annotated[Path | None, Option("--json", help="Write the whole table here.")] = None
+    left_out: Annotated[bool, Option("--left-out", help="Also list what each overload was not tested with, and why.")] = False
     seed: Seed = 0
     workers: Workers = None
     quiet: Quiet = False
@@ -86,6 +87,7 @@ class CausesOptions:
     what: Annotated[tuple[str, ...], Argument(metavar="JOURNAL|OP...", help="What `localtensor validate --journal` wrote; or ops to validate now.", show_default=False)]
     json: Annotated[Path | None, Option("--json", help="Write the causes here.")] = None
     repro: Annotated[Path | None, Option("--repro", help="Write the script of every cause into this folder.")] = None
+    again: Annotated[bool, Option("--again", help="Look for the causes anew, although the journal has them.")] = False
     seed: Seed = 0
     workers: Workers = None
     quiet: Quiet = False

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from strategies.model.cause import CauseRecord
 from strategies.model.rule import DTYPE_CLASSES, Rule, Sample
 
 
@@ -124,6 +125,19 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Names of inputs or follow-up steps with which an overload was not tested on one class of dtypes.
+
+    `what` says what they are and why: `forms that do not apply`, `steps without a turn`.
+    """
+
+    op: str
+    dtypes: str
+    what: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The result of a validation.
 
@@ -145,6 +159,12 @@ class Report:
     seconds: tuple[tuple[str, float], ...] = ()
     unfinished: int = 0
     """Units that are planned and not done: those of other shards, or of an interrupted run."""
+    left_out: tuple[LeftOut, ...] = ()
+    causes: tuple[CauseRecord, ...] = ()
+    """The causes of findings, where the journal has them: `localtensor causes JOURNAL` computes them."""
+
+    def cause_of(self, finding: Finding) -> CauseRecord | None:
+        return next((cause for cause in self.causes if finding.name in cause.findings), None)
 
     @property
     def exit_code(self) -> int:

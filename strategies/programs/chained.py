@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from torch import Tensor
@@ -33,7 +35,7 @@ from strategies.validation.finding import (
     refusal_key,
     refused_program,
 )
-from strategies.validation.overload import KEPT_CANDIDATES, Note, Recorder
+from strategies.validation.overload import KEPT_CANDIDATES, NO_TURN, Note, Recorder
 from strategies.validation.probe import check_claims
 
 MAX_PROGRAMS, FURTHER_PROGRAMS = 12, 4
@@ -54,6 +56,7 @@ _OF_ITS_OWN = (
 )  # fmt: skip
 """Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear: the first three, and
 three of the rest in turn."""
+_FAMILIES = (_OF_PARTIAL, _OF_SHARDS, _OF_ITS_OWN, tuple(GRADS))
 PLAIN_GRADS = ("grad", "grad S(0)")
 """Gradients of all results, with incoming gradients that are replicated or sharded."""
 
@@ -170,8 +173,8 @@ REDISTRIBUTIONS_PER_MESH = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
-Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed], tuple[int, Found]]
-"""A function that tries programs of one sample on one mesh: how many, and those that are wrong."""
+Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed], tuple[list[str], Found]]
+"""A function that tries programs of one sample on one mesh: their follow-up steps, and those that are wrong."""
 
 
 def validate_with_follow_ups(task: OverloadTask, note: Note) -> list[TaskResult]:
@@ -186,6 +189,7 @@ def validate_on_meshes(task: OverloadTask, note: Note) -> list[TaskResult]:
 
 def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     bench = Recorder(task)
+    steps: dict[str, set[str]] = {}
     for number, sample in enumerate(task.samples):
         for i in bench.meshes(number):
             if task.kind == PAIRS and not any(_budgets(task, number, task.meshes[i])):
@@ -202,10 +206,25 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
                 bench.crash(number, error)
                 continue
             result.samples += 1
-            result.tried += tried
+            result.tried += len(tried)
+            steps.setdefault(dtype_class(sample), set()).update(tried)
             for candidate in map(_candidate, found):
                 keep_smallest(result.suspects.setdefault(_key(candidate), []), candidate, KEPT_CANDIDATES)
+    for number, sample in enumerate(task.samples if task.kind == PAIRS else ()):
+        if bench.meshes(number):
+            bench.leave_out(sample, f"steps {NO_TURN}", steps_left(steps.get(dtype_class(sample), set())))
     return bench.all()
+
+
+def steps_left(tried: AbstractSet[str]) -> list[str]:
+    """The follow-up steps that were not tried, of those for the placements that were met.
+
+    >>> steps_left({"slice"}), len(steps_left({"select"})) == len(_OF_SHARDS) - 1
+    ([], True)
+    """
+    every = Counter(name for family in _FAMILIES for name in family)
+    met = [family for family in _FAMILIES if any(every[name] == 1 and name in tried for name in family)]
+    return [name for name in dict.fromkeys(itertools.chain(*met)) if name not in tried]
 
 
 def _key(candidate: Candidate) -> str:
@@ -233,17 +252,17 @@ def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tupl
 
 def _pairs(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
-) -> tuple[int, Found]:
+) -> tuple[list[str], Found]:
     sample = task.samples[number]
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
-        return 0, []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
+        return [], []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
     most, chains = _budgets(task, number, mesh)
     lines = claimed[mesh[-1]]
     tried = follow_up_programs(sample, lines, mesh, before=task.samples, most=most, seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
         tried += view_programs(sample, mesh, task.seed)
     chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
-    return len(tried) + len(chained), wrong_programs(tried) + wrong_chains(chained)
+    return [program.then for program in (*tried, *chained)], wrong_programs(tried) + wrong_chains(chained)
 
 
 def _budgets(task: OverloadTask, number: int, mesh: tuple[int, ...]) -> tuple[int, int]:
@@ -261,14 +280,14 @@ def _budgets(task: OverloadTask, number: int, mesh: tuple[int, ...]) -> tuple[in
 
 def _meshes(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
-) -> tuple[int, Found]:
+) -> tuple[list[str], Found]:
     sample = task.samples[number]
     by_size = dict(_not_unsound(sample, truth, claimed, task.seed))
     tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
-    return len(tried), mesh_validation.smallest_wrong_programs(tried)
+    return [program.then for program, _ in tried], mesh_validation.smallest_wrong_programs(tried)
 
 
 def _not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:

@@ -15,6 +15,7 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, JournalLines, Line, lines_of_kind, load_journal, run_difference
 from strategies.model import codec
+from strategies.model.cause import of_findings, read_causes
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
@@ -32,6 +33,7 @@ from strategies.programs.run.verdict import (
     rank_diagram,
     with_refusal,
 )
+from strategies.sweep.coverage import left_out_of
 from strategies.validation import finding
 from strategies.validation.finding import (
     Candidate,
@@ -88,7 +90,7 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         begin["seed"],
         tuple(begin["ranks"]),
         begin["confirm"],
-        _counts(results, found, clean, untestable, crashed),
+        _counts(results, found, clean, untestable, len(crashed)),
         tuple(sorted(found, key=_place)),
         tuple(crashed),
         tuple(sorted(untestable.items())),
@@ -97,6 +99,8 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
         _untested(results),
         tuple(seconds),
         sum(unit not in done for unit in planned_units(begin)),
+        left_out_of(lines),
+        of_findings(read_causes(lines), (f.name for f in found)),
     )
 
 
@@ -163,11 +167,7 @@ def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
 
 
 def _counts(
-    results: Sequence[TaskResult],
-    found: Sequence[Finding],
-    clean: set[str],
-    untestable: dict[str, str],
-    crashed: Sequence[Crash],
+    results: Sequence[TaskResult], found: Sequence[Finding], clean: set[str], untestable: dict[str, str], crashes: int
 ) -> Counts:
     by_verdict = Counter(f.verdict for f in found)
     samples: Counter[tuple[str, str]] = Counter()
@@ -181,7 +181,7 @@ def _counts(
         missing=by_verdict[Verdict.MISSING],
         suspect=by_verdict[Verdict.SUSPECT],
         untestable=len(untestable),
-        crashed=len(crashed),
+        crashed=crashes,
         samples=sum(samples.values()),
         overloads=len({r.unit.op for r in results if r.tried}),
         instances=sum(r.tried for r in results),

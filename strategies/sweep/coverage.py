@@ -10,8 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from strategies.model.verdict import Verdict
-from strategies.sweep.report.text_and_json import by_reason
+from strategies.base.journal import Line
+from strategies.model.verdict import LeftOut, Verdict, read_unit
+from strategies.sweep.report.text_and_json import by_reason, left_out_data, left_out_text
 from strategies.torch_api.population import FAMILIES, RegisteredOverload
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value, Verdict.REFUSED.value})
@@ -60,6 +61,7 @@ class SweepCoverage:
     unexercised: tuple[Reason, ...]
     undecided: tuple[Reason, ...]
     others: int = 0
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def total(self) -> FamilyCoverage:
@@ -77,8 +79,24 @@ class SweepCoverage:
         return self.total.decided / self.total.able if self.total.able else 1.0
 
 
+def left_out_of(lines: Iterable[Line]) -> tuple[LeftOut, ...]:
+    """What each overload was not tested with, by the lines of a journal, sorted."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
+    for line in lines:
+        if line["kind"] == "unit" and line.get("left_out"):
+            unit = read_unit(line["unit"])
+            for what, names in line["left_out"].items():
+                found.setdefault((unit.op, unit.dtypes, what), {}).update(dict.fromkeys(names))
+    return tuple(LeftOut(*key, tuple(names)) for key, names in sorted(found.items(), key=lambda pair: pair[0]))
+
+
 def coverage_table(
-    members: Sequence[RegisteredOverload], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
+    members: Sequence[RegisteredOverload],
+    tried: Mapping[str, OverloadCoverage],
+    *,
+    torch: str,
+    device: str = "cpu",
+    left_out: tuple[LeftOut, ...] = (),
 ) -> SweepCoverage:
     """The coverage of these overloads.  Every one is in the counts, and each that is not decided has a reason."""
     there = {m.family for m in members}
@@ -92,7 +110,7 @@ def coverage_table(
     unexercised = _grouped((_why(m, tried, UNTRIED), m.op) for m in missed)
     undecided = _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_)
     others = sum(1 for op, what in tried.items() if op not in names and what.samples)
-    return SweepCoverage(torch, device, rows, cannot, unexercised, undecided, others)
+    return SweepCoverage(torch, device, rows, cannot, unexercised, undecided, others, left_out)
 
 
 def _of(member: RegisteredOverload, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:
@@ -122,12 +140,13 @@ def as_json(coverage: SweepCoverage) -> str:
         "total": asdict(coverage.total),
         "share": round(coverage.share, 4),
         "decided_share": round(coverage.decided_share, 4),
+        "left_out": left_out_data(coverage.left_out),
     }
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
 
 
-def render(coverage: SweepCoverage) -> Group:
-    """The coverage for a terminal: the table by family, then every reason with its overloads."""
+def render(coverage: SweepCoverage, *, left_out: bool = False) -> Group:
+    """The coverage for a terminal: the table by family, every reason with its overloads, and what was left out of each."""
     shown = Table(title=f"DTensor's registered overloads in torch {coverage.torch} on {coverage.device}")
     for heading in ("family", "registered", f"a {coverage.device.upper()} can run", "exercised", "with a verdict"):
         shown.add_column(heading, justify="left" if heading == "family" else "right")
@@ -146,6 +165,8 @@ def render(coverage: SweepCoverage) -> Group:
     ):
         lines += [Text(f"{heading}:")] if reasons else []
         lines += [Text(f"  {len(r.ops):4d}  {r.text}: {', '.join(r.ops)}") for r in reasons]
+    if left_out:
+        lines += [Text("Left out of the tests of each overload:"), *left_out_text(coverage.left_out)]
     return Group(shown, *lines)
 
 

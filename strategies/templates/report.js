@@ -3,13 +3,14 @@
   const $ = (selector, root = document) => root.querySelector(selector);
   const $$ = (selector, root = document) => Array.from(root.querySelectorAll(selector));
   const root = document.documentElement;
-  const findings = $$(".finding");
+  const findings = $$(".finding"), causes = $$(".cause");
   const families = $$(".map tbody").map((body, place) => ({
     body, place, name: body.dataset.name, bad: +body.dataset.bad, rules: +body.dataset.rules,
     head: $(".head", body), button: $(".head button", body), open: false,
     rows: $$("tr.op", body).map((row) => ({ row, op: row.dataset.op.toLowerCase(), verdicts: row.dataset.v.split(" ") })),
   }));
-  const said = findings.map((one) => $("summary", one).textContent.toLowerCase());
+  const words = (one) => (one ? $("summary", one).textContent.toLowerCase() : "");
+  const said = findings.map((one) => `${words(one)} ${words(one.closest(".cause"))}`);
   const form = $("#filters"), text = $("#text"), tiles = $$(".tile"), selects = $$("select[data-filter]");
   const count = (many) => many.toLocaleString("en");
   let at = -1;
@@ -36,6 +37,13 @@
     });
     $("#found-count").textContent = seen === findings.length ? `${count(seen)} findings` : `${count(seen)} of ${count(findings.length)} findings`;
     $("#no-findings").hidden = seen > 0;
+    for (const cause of causes) {
+      const own = $$(".finding", cause), left = own.filter((one) => !one.hidden).length;
+      cause.hidden = left === 0;
+      $(".many", cause).textContent = `${left < own.length ? `${count(left)} of ` : ""}${count(own.length)} finding${own.length === 1 ? "" : "s"}`;
+    }
+    const open = causes.filter((one) => !one.hidden).length;
+    if (causes.length) $("#cause-count").textContent = open === causes.length ? `${count(open)} causes` : `${count(open)} of ${count(causes.length)} causes`;
     const kept = wanted.length ? new Set(findings.filter((one) => !one.hidden).map((one) => one.dataset.op.toLowerCase())) : null;
     let shown = 0, all = 0;
     for (const family of families) {
@@ -93,6 +101,8 @@
     findings.forEach((other) => other.classList.remove("at"));
     at = findings.indexOf(one);
     if (at >= 0) one.classList.add("at");
+    const cause = one.closest(".cause");
+    if (cause) cause.open = true;
     $("summary", one).focus({ preventScroll: true });
     one.scrollIntoView({ block: "start" });
   }
@@ -164,7 +174,7 @@
     }
   });
   window.addEventListener("hashchange", () => open(location.hash.slice(1)));
-  window.addEventListener("beforeprint", () => findings.forEach((one) => { if (!one.hidden) one.open = true; }));
+  window.addEventListener("beforeprint", () => [...causes, ...findings].forEach((one) => { if (!one.hidden) one.open = true; }));
 
   const theme = $("#theme");
   const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";

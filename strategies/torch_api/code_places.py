@@ -7,8 +7,9 @@ list in its module is the `detail`.
 | torch part (under torch.distributed.tensor)                  | read on     | run on |
 |----------------------------------------------------------------|-------------|--------|
 | the registries of `dtensor.registered_functions`               | 2.11 - 2.15 | 2.13   |
-| ._sharding_prop: decomp_strategy._propagate_through_decomp     | by feature     | 2.13   |
+| ._decompositions.DecompShardingStrategy._propagate_through_decomp | 2.11 - 2.15 | 2.13   |
 | ._op_dispatcher._dispatch_fast_path_python_tail, .wrap         | by feature     | 2.13   |
+| ._try_replicate_spec_for_scalar_tensor, unwrap_to_op_info       | by feature     | 2.13   |
 | torch._decomp.decomposition_table, OpOverload._can_decompose   | 2.11 - 2.15 | 2.13   |
 
 `tests/strategies/torch_api/test_counterfactuals.py` checks each part by name.
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
 
 from strategies.torch_api.dtensor import propagator, registry_of
 
@@ -137,5 +139,15 @@ def dispatcher_place() -> CodePlace:
 
 def tracer_place() -> CodePlace:
     """The part of DTensor that traces a decomposition once for the placements."""
-    decompositions: Any = type(getattr(propagator(), "decomp_strategy", None))
-    return place_of(decompositions._propagate_through_decomp)
+    return place_of(DecompShardingStrategy._propagate_through_decomp)
+
+
+def arguments_place() -> CodePlace:
+    """The part of the dispatcher that takes a plain tensor among DTensors as a replica, or refuses it."""
+    dispatcher: Any = type(DTensor._op_dispatcher)
+    return place_of(getattr(dispatcher, "_try_replicate_spec_for_scalar_tensor", dispatcher.unwrap_to_op_info))
+
+
+def native_dispatcher_place() -> CodePlace:
+    """The part of the dispatcher that is native code, and makes the key of a call before any rule is looked for."""
+    return CodePlace("DTensor's dispatch of a call (C++)", "", 0)

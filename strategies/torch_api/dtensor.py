@@ -9,8 +9,6 @@
 | .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant       | by feature     | 2.13   |
 | ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
 | ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
-| .decomp_strategy.has_decomp, .propagate_strategy                | by feature     | 2.13   |
-| .decomp_strategy._get_candidate_placements (set on a copy)      | by feature     | 2.13   |
 | _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
 | _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
 | _op_schema.OutputSharding: output_spec, redistribute_schema,    |                |        |
@@ -44,6 +42,7 @@ from torch.utils import _pytree as pytree
 
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Call, Leaf, Sample, overload
+from strategies.torch_api.decompositions import candidates_set, decompositions
 
 Outputs = tuple[Placement | None, ...]
 LineRow = tuple[tuple[Placement | None, ...], Outputs]
@@ -65,8 +64,7 @@ def registry_of(op: torch._ops.OpOverload) -> str:
         return "single-dim strategy"
     if op in prop.op_strategy_funcs:
         return "op strategy"
-    decompositions = getattr(prop, "decomp_strategy", None)
-    if decompositions is not None and op not in prop.op_to_rules and decompositions.has_decomp(op):
+    if op not in prop.op_to_rules and decompositions(prop).has_decomp(op):
         return "decomposition"
     return "rule" if op in prop.op_to_rules else ""
 
@@ -189,7 +187,7 @@ class PropagatorQuery:
 
         Those that leave all tensors but one replicated come first: one rule differs from the next in them.
         """
-        strategy = copy.copy(self.prop.decomp_strategy)
+        strategy = copy.copy(decompositions(self.prop))
         every = strategy._get_candidate_placements
 
         def drawn(schema: OpSchema) -> list[Any]:
@@ -284,7 +282,7 @@ class PropagatorQuery:
         function = self.prop.op_strategy_funcs.get(self.op)
         if function is not None:
             return function(self.prop._wrap_with_op_strategy(schema))  # type: ignore[no-any-return]
-        return self.prop.decomp_strategy.propagate_strategy(schema)  # type: ignore[no-any-return]
+        return decompositions(self.prop).propagate_strategy(schema)  # type: ignore[no-any-return]
 
     def propagate(self, placements: Sequence[Placement | None], rank: int = 0) -> tuple[Outputs, Call | None] | None:
         """The output placements for inputs with these placements, and this rank's call if DTensor changes its arguments.
@@ -292,7 +290,8 @@ class PropagatorQuery:
         None if DTensor would redistribute the inputs first.
         """
         schema = self.schema(placements, rank)
-        answer = self.prop.propagate_op_sharding_non_cached(schema)
+        with candidates_set(self.prop):
+            answer = self.prop.propagate_op_sharding_non_cached(schema)
         wanted = answer.redistribute_schema
         if wanted is not None:
             pairs = zip(schema.args_spec, wanted.args_spec, strict=True)

@@ -305,6 +305,8 @@ class TaskResult:
     untestable: dict[str, str] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     crashed: list[Crash] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """Names of what was not tried on this class of dtypes, by what they are and why; in the first unit of the class."""
 
 
 def describe(sample: Sample) -> str:
@@ -329,6 +331,7 @@ def task_line(result: TaskResult, seconds: float) -> dict[str, Any]:
         "untestable": dict(sorted(result.untestable.items())),
         "crashed": [asdict(crash) for crash in result.crashed],
         "skipped": dict(sorted(skipped.items())),
+        "left_out": result.left_out,
     }
     return {name: value for name, value in body.items() if value not in ({}, [], 0)} | {"seconds": round(seconds, 3)}
 
@@ -367,6 +370,7 @@ def read_task(body: dict[str, Any]) -> TaskResult:
         dict(body.get("untestable", {})),
         Counter(body.get("skipped", {})),
         [Crash(**crash) for crash in body.get("crashed", ())],
+        dict(body.get("left_out", {})),
     )
 
 

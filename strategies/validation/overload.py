@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch.distributed.tensor import Replicate
@@ -16,11 +16,11 @@ from torch.distributed.tensor import Replicate
 from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE
 from strategies.inputs.variants.adversarial import VALUES
-from strategies.inputs.variants.all_variants import adverse, variations
-from strategies.inputs.variants.undrawn import Undrawn
+from strategies.inputs.variants.all_variants import FORMS, adverse, variations
+from strategies.inputs.variants.undrawn import Undrawn, choice_text
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Sample, dtype_class, overload
-from strategies.model.verdict import Crash, Instance, Verdict, WorkUnit
+from strategies.model.verdict import ALONE, Crash, Instance, Verdict, WorkUnit
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import claims
 from strategies.validation.finding import (
@@ -44,6 +44,8 @@ VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 tried with more, so that every kind of values is tried."""
 PARTIALS = 4
 """Samples of one decomposition that are also traced with partial inputs: each kind is a trace of its own."""
+REFUSED, NO_TURN = "that do not apply", "without a turn"
+"""Why a form, values, a dtype, an argument or a step was left out: no sample takes it, or others came before."""
 Note = Callable[[int], None]
 """Notes the number of the step that begins."""
 Variation = tuple[Sample, OracleResult, str]
@@ -52,10 +54,12 @@ Variation = tuple[Sample, OracleResult, str]
 
 @dataclass(slots=True)
 class VariantCounts:
-    """The number of times that each form and each kind of values was tried on samples of one class of dtypes."""
+    """The number of times that each form and each kind of values was tried, or refused, on samples of one class of dtypes."""
 
     forms: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
+    refused_forms: Counter[str] = field(default_factory=Counter)
+    refused_values: Counter[str] = field(default_factory=Counter)
 
 
 def validate_overload(task: OverloadTask, note: Note) -> list[TaskResult]:
@@ -129,8 +133,39 @@ class Recorder:
         crash = Crash(self.task.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
         self.result_of(sample, self.task.meshes[self.meshes(number)[0]]).crashed.append(crash)
 
+    def leave_out(self, sample: Sample, what: str, names: Sequence[str]) -> None:
+        """Record names that were not tried on samples of this one's class of dtypes, once for all meshes."""
+        if names:
+            self._first_result(dtype_class(sample)).left_out[what] = list(names)
+
+    def _first_result(self, dtypes: str) -> TaskResult:
+        return self._results[min(unit for unit in self._results if unit.dtypes == dtypes)]
+
     def all(self) -> list[TaskResult]:
+        """The results, with what was left out of the inputs of each class of dtypes."""
+        for dtypes in sorted({unit.dtypes for unit, result in self._results.items() if result.samples}):
+            if self.task.kind == ALONE:
+                self._first_result(dtypes).left_out |= _left_out(self._turns[dtypes], self._undrawn.get(dtypes))
         return [self._results[unit] for unit in sorted(self._results)]
+
+
+def _left_out(turns: VariantCounts, undrawn: Undrawn | None) -> dict[str, list[str]]:
+    """Names of what was not tried, by what they are and why: the op took no such call, or others came before."""
+    found: dict[str, list[str]] = {}
+
+    def add(what: str, name: str, refused: int) -> None:
+        found.setdefault(f"{what} {REFUSED if refused else NO_TURN}", []).append(name)
+
+    for form in FORMS:
+        if not turns.forms[form.name]:
+            add("forms", form.name, turns.refused_forms[form.name])
+    for kind in VALUES:
+        if not turns.values[kind.name]:
+            add("values", kind.name, turns.refused_values[kind.name])
+    for choice in undrawn.left if undrawn else ():
+        if undrawn and choice not in undrawn.taken:
+            add("arguments" if choice[0] else "dtypes", choice_text(choice), undrawn.refused.get(choice, 0))
+    return found
 
 
 def _noted(every: Iterable[Variation], step: int, note: Note) -> Iterator[Variation]:
@@ -153,7 +188,10 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
         recorder.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
         return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
-    yield from variations(sample, truth, number, seed=seed, traced=traced, turns=recorder.turns(sample).forms)
+    turns = recorder.turns(sample)
+    yield from variations(
+        sample, truth, number, seed=seed, traced=traced, turns=turns.forms, refused=turns.refused_forms
+    )
     yield from recorder.undrawn(sample).calls(sample, seed)
 
 
@@ -166,7 +204,10 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
     question = dtensor.PropagatorQuery(sample, 1, truth.raw)
     question.partials = number < PARTIALS
     budget = VALUES_PER_FORM if name else recorder.values(own)
-    variants = adverse(sample, truth, number, seed=task.seed, budget=budget, turns=recorder.turns(own).values)
+    turns = recorder.turns(own)
+    variants = adverse(
+        sample, truth, number, seed=task.seed, budget=budget, turns=turns.values, refused=turns.refused_values
+    )
     for i in recorder.meshes(number):
         note(task.step(number, i))
         (ranks,) = task.meshes[i]
@@ -184,6 +225,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             continue
         if question.drawn:
             drawn, every = question.drawn
+            recorder.leave_out(own, "placement tuples", [f"{every - drawn:,} of {every:,} not drawn"])
             result.skipped[
                 f"DTensor traces {every} placement tuples through this decomposition; {drawn} are drawn"
             ] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from localtensor.errors import LocalTensorError, refusal_sentence
@@ -11,10 +12,12 @@ from strategies.base.progress import Progress, error_console, progress_bar
 from strategies.base.signals import print_error, quiet_on_one_thread, set_stop_note, worker_count
 from strategies.cli.commands.output import deliver_text, fail
 from strategies.cli.options import CausesOptions
+from strategies.model.cause import CauseRecord
 from strategies.model.settings import BadSetting, Settings, UnknownOp
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
+from strategies.sweep import aggregate
 from strategies.sweep.causes import pages
-from strategies.sweep.causes.cause import causes_of
+from strategies.sweep.causes.records import keep, kept, records_of
 from strategies.sweep.session import run_validation
 
 CALL = "localtensor causes"
@@ -24,38 +27,56 @@ MESHES = ((2, 2),)
 
 @quiet_on_one_thread()
 def run(options: CausesOptions) -> int:
-    """The exit code: 0 for no finding, 1 for a cause, 2 for no journal or no op, 3 where nothing was tested or written."""
+    """The exit code: 0 for no finding, 1 for a cause, 2 for no journal or no op, 3 where nothing was tested or written.
+
+    The causes of a journal are kept in it, and taken from it when they are there.
+    """
     try:
         with progress_bar(error_console(), options.quiet) as progress:
-            begin, lines, cut = _lines(options, progress)
-            report, causes = causes_of(begin, lines, workers=worker_count(options.workers), progress=progress)
-            made = pages.pages_of(causes, progress)
+            read = _lines(options, progress)
+            records = None if options.again else kept(read)
+            computed = records is None
+            if records is None:
+                records = records_of(read.begin, read.lines, workers=worker_count(options.workers), progress=progress)
+            report = replace(aggregate.report(read.begin, read.lines), causes=records)
     except (BadSetting, UnknownOp, journal.BadJournal) as error:
         return fail(str(error), USAGE)
     except journal.FOREIGN_LINE_ERRORS as error:
         return fail(str(journal.foreign_line_error(", ".join(options.what), error, CALL)), USAGE)
     except LocalTensorError as error:
         return fail(f"localtensor itself failed: {error}", NOTHING)
-    if cut:
-        print_error(cut)
+    if read.cut:
+        print_error(read.cut)
     if not report.counts.instances:
         what = ", ".join(options.what)
         return fail(refusal_sentence(CALL, "JOURNAL", what, "nothing was tested in it", "Validate something."), NOTHING)
     set_stop_note("; what was to be written is written whole, or not at all")
-    code = WRONG if causes else CLEAN
-    files = [(options.json, pages.as_json(report, made, code))] if options.json else []
-    files += [(options.repro / page.file, page.run.script) for page in made if options.repro and page.run]
-    return deliver_text(pages.as_text(report, made), files, code)
+    code = WRONG if records else CLEAN
+    files = [(options.json, pages.as_json(report, code))] if options.json else []
+    files += [(options.repro / one.script_name, one.script) for one in records if options.repro and one.script]
+    lost = _kept_in_journal(options, records) if computed and read.whole else ""
+    code = deliver_text(pages.as_text(report), files, code)
+    return fail(lost, NOTHING) if lost else code
 
 
-def _lines(options: CausesOptions, progress: Progress) -> tuple[journal.Line, Sequence[journal.Line], str]:
-    """The lines of the journal that is named, or those of a validation of the ops that are named."""
+def _kept_in_journal(options: CausesOptions, records: Sequence[CauseRecord]) -> str:
+    """Add the causes to the journal.  Returns why they are not in it on a full disk; a journal of others is left alone."""
+    try:
+        keep(Path(options.what[0]), records)
+    except journal.DiskFull as error:
+        return f"{CALL}: the causes are not in the journal: {error}"
+    except journal.BadJournal as error:
+        print_error(f"{CALL}: the causes are not kept in the journal: {error}")
+    return ""
+
+
+def _lines(options: CausesOptions, progress: Progress) -> journal.JournalLines:
+    """The lines of the journal that is named, or those of a validation of the ops that are named, in no file."""
     if len(options.what) == 1 and Path(options.what[0]).exists():
-        read = journal.load_journal(Path(options.what[0]), CALL)
-        return read.begin, read.lines, read.cut
+        return journal.load_journal(Path(options.what[0]), CALL)
     settings = Settings(
         patterns=options.what, pairs=True, meshes=MESHES, seed=options.seed, workers=worker_count(options.workers)
     )
-    with journal.open_journal(None, resume=False) as kept:
-        run_validation(settings, kept, progress)
-        return kept.begun or {}, tuple(kept.lines), ""
+    with journal.open_journal(None, resume=False) as made:
+        run_validation(settings, made, progress)
+        return journal.JournalLines(made.begun or {}, tuple(made.lines), 0)

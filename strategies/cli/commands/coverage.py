@@ -27,7 +27,7 @@ from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
 from strategies.ops.validation.claims import calls_of_overloads
 from strategies.ops.validation.coverage import OverloadComparison, coverage, most_used
 from strategies.ops.validation.run import RuleResult, ValidationEffort, validate_rules
-from strategies.sweep.coverage import OverloadCoverage, as_json, coverage_table, render
+from strategies.sweep.coverage import OverloadCoverage, as_json, coverage_table, left_out_of, render
 from strategies.sweep.session import run_validation
 from strategies.torch_api import population
 
@@ -52,16 +52,19 @@ def run(options: CoverageOptions) -> int:
         return fail(f"localtensor itself failed: {error}", NOTHING)
     try:
         tried, torch_tried, device = coverage_of_lines(lines), str(begin["torch"]), str(begin["device"])
+        left_out = left_out_of(lines)
     except journal.FOREIGN_LINE_ERRORS as error:
         return fail(str(journal.foreign_line_error(options.journal or "", error, CALL)), USAGE)
-    found = coverage_table(population.all_registered_overloads(device), tried, torch=torch_tried, device=device)
+    found = coverage_table(
+        population.all_registered_overloads(device), tried, torch=torch_tried, device=device, left_out=left_out
+    )
     lost = ""
     if options.json is not None:
         try:
             write_whole(options.json, as_json(found))
         except OSError as error:  # the table is printed all the same: it may be the work of minutes
             lost = f"cannot write {options.json}: {error.strerror}."
-    if problem := print_stdout(lambda console: console.print(render(found))) or lost:
+    if problem := print_stdout(lambda console: console.print(render(found, left_out=options.left_out))) or lost:
         return fail(f"{CALL}: {problem}", NOTHING)
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
 

@@ -39,6 +39,7 @@ def variations(
     traced: bool,
     budget: int = PER_SAMPLE,
     turns: Counter[str] | None = None,
+    refused: Counter[str] | None = None,
     forms: Sequence[InputForm] = FORMS,
 ) -> Iterator[tuple[Sample, OracleResult, str]]:
     """The sample, then at most `budget` other calls made from it that the op accepts, each with its oracle and form name.
@@ -46,9 +47,10 @@ def variations(
     Forms with `always` are tested on the first samples in addition.  `number` is the number of the sample in its
     overload.  `turns` counts how often each form was tested on the samples of this overload before, and is updated:
     forms with the fewest turns come first, rotated by `number`.  Pass one counter for all samples of an overload, in
-    their order.
+    their order.  `refused` counts how often a form made no call that the op accepts, and is updated.
     """
     yield sample, truth, ""
+    refused = Counter() if refused is None else refused
     turns = Counter() if turns is None else turns
     own = sample.origin.startswith("samples()")  # the user's own samples: only calls with the same results
     able = [form for form in forms if form.same or not own]
@@ -61,7 +63,9 @@ def variations(
         if not left and not free:
             return
         found = _first(form, sample, truth, turns[form.name], seed, seen)
-        if found is not None:
+        if found is None:
+            refused[form.name] += 1
+        else:
             turns[form.name] += 1
             left -= 0 if free else 1
             yield (*found, form.name)
@@ -124,20 +128,24 @@ def adverse(
     seed: int,
     budget: int = VALUES_PER_SAMPLE,
     turns: Counter[str] | None = None,
+    refused: Counter[str] | None = None,
     values: Sequence[Values] = VALUES,
 ) -> dict[str, OracleResult]:
     """At most `budget` other values for one sample: their names, each with its oracle.
 
-    `number` and `turns` are as in `variations`, for values.
+    `number`, `turns` and `refused` are as in `variations`, for values.
     """
     turns = Counter() if turns is None else turns
+    refused = Counter() if refused is None else refused
     found: dict[str, OracleResult] = {}
     shift = {kind.name: (i - number) % len(values) for i, kind in enumerate(values)}
     for kind in sorted(values, key=lambda kind: (turns[kind.name], shift[kind.name])):
         if len(found) == budget:
             break
         other = oracle_with_values(sample, truth, kind.name, seed)
-        if other is not None:
+        if other is None:
+            refused[kind.name] += 1
+        else:
             turns[kind.name] += 1
             found[kind.name] = other
     return found

@@ -69,6 +69,7 @@ class Undrawn:
 
     left: dict[Choice, int]
     refused: dict[Choice, int] = field(default_factory=dict)
+    taken: set[Choice] = field(default_factory=set)
 
     @classmethod
     def of(cls, samples: Sequence[Sample], *, dtypes: bool = True) -> Undrawn:
@@ -92,11 +93,17 @@ class Undrawn:
             found = next(_accepted(_made(sample, choice), seed, dtype_class(sample)), None)
             if found is not None:
                 self.left[choice] -= 1
+                self.taken.add(choice)
                 yield (*found, f"{choice[0]}={choice[1]}" if choice[0] else choice[1])
             else:
                 self.refused[choice] = self.refused.get(choice, 0) + 1
                 if self.refused[choice] == MOST_REFUSED:
                     self.left[choice] = 0
+
+
+def choice_text(choice: Choice) -> str:
+    """`rounding_mode='floor'`, or the name of a dtype."""
+    return f"{choice[0]}={choice[1]}" if choice[0] else choice[1].removeprefix("torch.")
 
 
 def drawn_choices(sample: Sample) -> set[Choice]:

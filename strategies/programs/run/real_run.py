@@ -169,7 +169,9 @@ def mesh_task_of(program: Program, truth: OracleResult, parts: Sequence[ProgramR
         return confirmation_of(truth, program.mesh, list(given.values()), coarse=coarse)
 
     def on_rank(mesh: DeviceMesh, rank: int) -> ProgramRankResult:
-        return rank_run.run_task(parts[rank], mesh)
+        # An op in place writes to its pieces: each run of the same work begins with the values that were drawn.
+        fresh = replace(parts[rank], pieces=tuple(piece.clone() for piece in parts[rank].pieces))
+        return rank_run.run_task(fresh, mesh)
 
     mesh = world_mesh, "cpu", program.mesh, program.flattened
     return MeshTask(program.ranks, mesh, functools.partial(_lockstep_results, parts), on_rank, verdict)

@@ -10,12 +10,15 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | the decomposition that was traced, by running it op by op            | the decomposition, as DTensor traces it    |
 | the rule, by replicas                                                | the registered function                    |
 | neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
+| plain tensors beside DTensors, by replicas; of a call that is refused | the dispatcher's check of arguments        |
+| an op for which no rule was looked for, by the op on whole tensors   | the dispatch in native code                |
 
 An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -23,23 +26,48 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, overload
+from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
 from strategies.programs.shrink.search import failure_kind, program_of
 from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace, dispatcher_place, tracer_place
+from strategies.torch_api.code_places import (
+    CodePlace,
+    arguments_place,
+    dispatcher_place,
+    native_dispatcher_place,
+    tracer_place,
+)
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.torch_api.rank_runs import MeshTask, run_on_threads
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.finding import Candidate, case_of
 
+PLAIN_MOVES = "each redistribution replaced by a gather of the whole tensor and a new cut"
+PLAIN_HANDLER = "DTensor's handler replaced by the op itself on gathered tensors"
+OP_BY_OP = "the decomposition run op by op on DTensors, and not traced once for its placements"
+REPLICAS = "the registered function replaced by one that takes and gives replicas"
+WHOLE_CUT = "the op run on gathered tensors, its results cut by the placements that DTensor gives them"
+WHOLE_REPLICATED = "the op run on gathered tensors, its results as replicas"
+"""What is replaced, in words that follow "with", for each function of `strategies.torch_api.counterfactuals`."""
+IMPLICIT = (
+    "plain tensors beside DTensors taken as replicas (`torch.distributed.tensor.experimental.implicit_replication`)"
+)
+BY_PIECES = "the op's own results on the ranks' pieces show that the rule is wrong, whatever runs it"
+NOT_SIMULATED = "no run on rank threads goes wrong: it shows on real processes only"
+NO_PART = "more than one part of DTensor is wrong in it, or one that none of the replacements reaches"
+FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
+BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
 KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
@@ -48,6 +76,8 @@ Replacement = Callable[[], AbstractContextManager[Any]]
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """The cause of one finding: its kind, the function, the op that it affects, and the replacement that cured it.
+
+    `why` says in words why there is no function, or no replacement that cured it.
 
     `detail` is the redistribution (`P(sum) -> R`), or the inputs and outputs of the op at fault.  `program` is the program
     that ran; `reason` what was wrong with it.  The kind is "unknown" where no single replacement cures it, and `place` is
@@ -59,6 +89,7 @@ class Attribution:
     op: str = ""
     detail: str = ""
     fix: str = ""
+    why: str = ""
     reason: str = ""
     program: Program | None = None
     judged: bool = False
@@ -81,16 +112,21 @@ def attribution(task: AttributionTask, note: Callable[[int], None]) -> Attributi
     if task.home[0]:
         import_rules(*task.home)
     note(0)
+    unlike: Attribution | None = None
     for candidate in task.candidates:
         try:
             program, work = work_of(candidate, task.seed)
         except (*REJECTIONS, LocalTensorError):  # the candidate is of another version of torch or of this tool
             continue
         judged = task.judged and candidate.program is None
-        found = Attributor(work, judged=judged).cause(task.reason)
+        attributor = Attributor(work, judged=judged, program=program)
+        found = attributor.cause(task.reason)
         if found is not None:
             return replace(found, program=program, judged=judged)
-    return Attribution(UNKNOWN, reason="no simulated run shows it")
+        if unlike is None and (found := attributor.cause()) is not None:
+            unlike = replace(found, program=program, judged=judged)
+    # The finding was confirmed on a smaller case, which may go wrong in another way: as a shape and not a value, say.
+    return unlike or Attribution(UNKNOWN, reason=task.reason, why=NOT_SIMULATED)
 
 
 def work_of(candidate: Candidate, seed: int) -> tuple[Program, MeshTask[Confirmation]]:
@@ -132,18 +168,47 @@ def fault_of(found: Confirmation) -> str:
     return found.note if any(result.errors for result in found.rank_results) else ""
 
 
+def _with_implicit_replication(work: MeshTask[Confirmation]) -> MeshTask[Confirmation]:
+    """The same, with DTensor's own switch on in each rank: it is of a thread."""
+
+    def on_rank(mesh: DeviceMesh, rank: int) -> Any:
+        with implicit_replication():
+            return work.on_rank(mesh, rank)
+
+    return replace(work, on_rank=on_rank)
+
+
+def dispatched_ops(program: Program) -> list[str]:
+    """The overloads that the program dispatches on whole tensors, in order, each once."""
+    found: dict[str, None] = {}
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found[str(func)] = None
+            return func(*args, **(kwargs or {}))
+
+    with contextlib.suppress(*REJECTIONS), Ops():
+        oracle_of_program(program)
+    return list(found)
+
+
 class Attributor:
     """The search for the cause of one run that goes wrong."""
 
-    def __init__(self, work: MeshTask[Confirmation], *, judged: bool) -> None:
-        self._work, self._judged = work, judged
+    def __init__(self, work: MeshTask[Confirmation], *, judged: bool, program: Program | None = None) -> None:
+        self._work, self._judged, self._program = work, judged, program
+        self._first: tuple[Trace, str] | None = None
 
     def cause(self, like: str = "") -> Attribution | None:
         """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
-        trace, reason = self._traced()
+        self._first = self._first or self._traced()
+        trace, reason = self._first
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
-        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or Attribution(UNKNOWN)
+        refused = fault_class(reason) == REFUSED
+        found = self._plain_tensor() if refused else None
+        found = found or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
+        found = found or (self._before_rules(trace, reason) if refused else None) or Attribution(UNKNOWN, why=NO_PART)
         return replace(found, reason=reason)
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
@@ -165,8 +230,7 @@ class Attributor:
             return None
         wrong = trace.wrong[0]
         detail = f"{wrong.source} -> {wrong.target}"
-        fix = "every redistribution replaced by a gather of the whole tensor and a new cut"
-        return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, fix)
+        return Attribution(REDISTRIBUTION, wrong.methods[-1] if wrong.methods else None, "", detail, PLAIN_MOVES)
 
     def _op(self, steps: Sequence[OpStep], *around: Replacement) -> Attribution | None:
         outer: dict[str, list[OpStep]] = {}
@@ -176,7 +240,7 @@ class Attributor:
         for keep in (True, False):
             for op, calls in outer.items():
                 if self.cures(*around, _op_replaced(op, keep=keep)):
-                    return self._part(max(calls, key=_spread), around)
+                    return self._part(max(calls, key=_spread), around, keep=keep)
         return None
 
     def _by_probe(self, trace: Trace) -> Attribution | None:
@@ -186,27 +250,45 @@ class Attributor:
             return None
         step = outer[0]
         kind = step.how if step.how in (DECOMPOSITION, HANDLER) else RULE
-        return Attribution(kind, step.place, step.op, f"{_listed(step.inputs)} -> {_listed(step.outputs)}")
+        detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
+        return Attribution(kind, step.place, step.op, detail, why=BY_PIECES)
 
-    def _part(self, step: OpStep, around: Sequence[Replacement]) -> Attribution:
+    def _plain_tensor(self) -> Attribution | None:
+        """The part that refuses a plain tensor beside DTensors, if nothing else is wrong with the run."""
+        if self._program is None or fault_of(outcome(_with_implicit_replication(self._work))):
+            return None
+        why = FORMULA if self._program.then in GRADS or self._program.then.startswith("grad") else ""
+        return Attribution(DISPATCHER, arguments_place(), "", "a plain tensor beside DTensors", IMPLICIT, why)
+
+    def _before_rules(self, trace: Trace, reason: str) -> Attribution | None:
+        """The dispatch in native code, where it refuses an op of the program for which no rule was looked for."""
+        seen = {step.op for step in trace.steps}
+        for op in dispatched_ops(self._program) if self._program is not None else ():
+            if op not in seen and self.cures(_op_replaced(op, keep=False)):
+                said = re.sub(r".*?: (?=\w+(Error|Exception): )", "", reason.splitlines()[0])
+                said = re.sub(r"\w+\.\w+\.\w+", "an op", re.sub(r"[0-9]+", "#", said))
+                return Attribution(
+                    DISPATCHER, native_dispatcher_place(), "", said[:100], WHOLE_REPLICATED, BEFORE_RULES
+                )
+        return None
+
+    def _part(self, step: OpStep, around: Sequence[Replacement], *, keep: bool) -> Attribution:
         """The part of DTensor that is wrong for this op: on whole tensors the op gives the right result."""
         detail = f"{_listed(step.inputs)} -> {_listed(step.outputs)}"
         if step.how == HANDLER:
-            fix = "the op run on gathered tensors in place of its handler"
-            return Attribution(HANDLER, step.place, step.op, detail, fix)
+            return Attribution(HANDLER, step.place, step.op, detail, PLAIN_HANDLER)
         if step.how == DECOMPOSITION and not around:
             whole = _decomposition_replaced(step.op)
             if self.cures(whole):
-                fix = "the decomposition run op by op on DTensors, in place of one trace for the placements"
-                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, fix)
+                return Attribution(DECOMPOSITION, tracer_place(), step.op, detail, OP_BY_OP)
             trace, _ = self._traced(whole)
             inner = self._op(trace.steps, whole)
             if inner is not None:
-                return inner
-        fix = "the function replaced by one that takes and gives replicas"
+                return replace(inner, fix=f"{OP_BY_OP}, and in it {inner.fix}")
         if step.place is not None and (self.cures(*around, _rule_replaced(step.place, step.op))):
-            return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
-        fix = "the op run on gathered tensors, with the placements that DTensor gives its results"
+            kind = RULE if step.how != DECOMPOSITION else DECOMPOSITION
+            return Attribution(kind, step.place, step.op, detail, REPLICAS)
+        fix = WHOLE_CUT if keep else WHOLE_REPLICATED
         if self._judged or not _has_own_dispatch(step.op):
             return Attribution(RULE if step.how != DECOMPOSITION else DECOMPOSITION, step.place, step.op, detail, fix)
         return Attribution(DISPATCHER, dispatcher_place(), step.op, detail, fix)

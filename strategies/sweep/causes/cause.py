@@ -16,9 +16,10 @@ from localtensor.errors import LocalTensorError
 from strategies.base.journal import Line, lines_of_kind
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TaskDone, WorkerPool
+from strategies.model.cause import CauseRecord
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Program, out_leaves, overload
-from strategies.model.verdict import Finding, Report, Verdict
+from strategies.model.verdict import Finding, Report, Verdict, digest
 from strategies.programs.run.verdict import raises
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
@@ -62,32 +63,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One fault of torch.
+    """One fault of torch, as its record without a run of its script, and the case that shows it best."""
 
-    `ops` are the overloads at fault, `findings` the names of all findings that it makes.  `fix` was tried: it cured `cured`
-    of them.  `versions` are the versions of torch that have it.
-    """
-
-    key: Key
-    kind: str
-    place: CodePlace | None
-    what: str
-    ops: tuple[str, ...]
-    findings: tuple[str, ...]
-    versions: tuple[str, ...]
-    fix: str
-    cured: int
+    record: CauseRecord
     case: Case | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.place.name if self.place else 'not attributed'}: {self.what}"
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Causes in this order: those with the widest reach; of equal ones those that affect most ops."""
-        found = self.case.severity.order if self.case else ()
-        return self.kind == UNKNOWN, self.case is None, found, -len(self.ops), self.name
 
 
 def attribution_tasks(begin: Line, lines: Sequence[Line]) -> tuple[Report, list[AttributionTask]]:
@@ -137,7 +116,7 @@ def causes_of(begin: Line, lines: Sequence[Line], *, workers: int, progress: Pro
     made = [
         _cause(key, members, case, report.torch) for (key, members), case in zip(groups.items(), cases, strict=True)
     ]
-    return report, sorted(made, key=lambda cause: cause.order)
+    return report, sorted(made, key=lambda cause: cause.record.order)
 
 
 Members = list[tuple[str, Attribution]]
@@ -208,6 +187,8 @@ def result_class(detail: str) -> str:
 
 def dispatch_trait(found: Attribution) -> str:
     """What of a call DTensor's dispatcher gets wrong: the trait in which the call differs from a plain one."""
+    if not found.op:  # refused before a rule was looked for
+        return found.detail
     op = overload(found.op)
     if reason := special_dispatch_reason(op):
         return reason
@@ -227,23 +208,22 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _words(key: Key, members: Members) -> str:
+def _words(key: Key, members: Members) -> tuple[str, tuple[str, ...]]:
+    """What is wrong, and the families of ops that are named with it."""
     kind = key[0]
     if kind == UNKNOWN:
-        return f"{key[1]}, {key[2]}"
+        return f"{key[1]}, {key[2]}", ()
     if kind == REDISTRIBUTION:
-        return f"{_happens(key[3])} in {key[2]}" + (f" {key[4]}" if key[4] else "")
+        return f"{_happens(key[3])} in {key[2]}" + (f" {key[4]}" if key[4] else ""), ()
     if kind == DISPATCHER:
-        return f"{key[2]} ({_happens(key[3])})"
+        return f"{key[2]} ({_happens(key[3])})", ()
     if key[2] in (IN_PLACE, OUT):
         words = f"{key[2]} {'do not keep their placement' if key[2] == IN_PLACE else 'are refused'}"
     elif key[3] in (RAISES, REFUSED):
         words = _happens(key[3])
     else:
         words = _WORDS.get((key[2], key[3]), f"wrong {key[3] or 'results'}")
-    ops = list(dict.fromkeys(family_of(one.op) for _, one in members))
-    some = ", ".join(ops[:3]) + (f" and {len(ops) - 3} more" if len(ops) > 3 else "")
-    return f"{words}, for {some}"
+    return words, tuple(dict.fromkeys(family_of(one.op) for _, one in members))
 
 
 def _happens(wrong: str) -> str:
@@ -252,17 +232,27 @@ def _happens(wrong: str) -> str:
 
 def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
     first = next((one for _, one in members if one.fix), members[0][1])
-    fixes = Counter(one.fix for _, one in members if one.fix)
-    fix, cured = (fixes.most_common(1)[0][0], sum(fixes.values())) if fixes else ("", 0)
-    place = first.place
-    if key[2:3] == (IN_PLACE,):
-        place = tracer_place()
-    ops = sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})
-    names = tuple(sorted(name for name, _ in members))
-    return Cause(
-        key, first.kind, place, _words(key, members), tuple(ops), names, (torch,), fix,
-        cured, case,
+    place = tracer_place() if key[2:3] == (IN_PLACE,) else first.place
+    place = place or CodePlace("", "", 0)
+    words, families = _words(key, members)
+    made = CauseRecord(
+        id="", key=key, kind=first.kind, words=words, found_on=torch, families=families,
+        findings=tuple(sorted(name for name, _ in members)),
+        ops=tuple(sorted({one.op or (one.program.sample.op if one.program else "") for _, one in members} - {""})),
+        function=place.name, file=place.file, line=place.line, detail=place.detail,
+        why=next((one.why for _, one in members if one.why), ""),
+        tried=tuple(Counter(one.fix for _, one in members if one.fix).most_common()),
     )  # fmt: skip
+    if case is not None:
+        order = tuple(map(int, case.severity.order))
+        made = replace(made, severity=str(case.severity), rank=order, reason=case.reason, ranks=case.program.ranks)
+    return Cause(replace(made, id=_id(made)), case)
+
+
+def _id(record: CauseRecord) -> str:
+    """The name of a cause's script without its suffix: the same for the same cause in every run."""
+    words = re.sub(r"\W+", "_", f"{record.function or record.kind} {record.what}").strip("_")
+    return f"{words[:70].rstrip('_')}_{digest(record.key)[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +303,8 @@ def _ordinary(key: Key, start: Attribution) -> Case | None:
 
     def shows(program: Program) -> bool:
         try:
-            found = Attributor(program_work(program), judged=start.judged and not program.then).cause(start.reason)
+            judged = start.judged and not program.then
+            found = Attributor(program_work(program), judged=judged, program=program).cause(start.reason)
         except (*REJECTIONS, LocalTensorError):
             return False
         if found is None:

@@ -22,6 +22,7 @@ import contextlib
 import enum
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,12 +33,12 @@ from torch.distributed.tensor import Partial
 from torch.utils import _pytree as pytree
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout import all_finite, is_float8, is_inexact, local_shapes_on, shard_cut
+from localtensor.layout import all_finite, is_float8, is_inexact, local_shapes_on, shape_text, shard_cut
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
 from strategies.model.call_signature import argument_text
 from strategies.model.oracle import REJECTIONS, equal_within
-from strategies.model.rule import Call, Leaf, Program, Sample, leaf_numbers, out_leaves, overload
+from strategies.model.rule import Call, Leaf, Program, Sample, leaf_numbers, out_leaves, overload, placements_text
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized
 from strategies.programs.shrink.values import simpler_scalars, with_tensors, without_tensors
 
@@ -201,8 +202,13 @@ def spellings(call: Call) -> Iterator[str]:
             yield f"{owner}({text})"
         elif args and isinstance(args[0], Leaf):
             yield f"{argument_text(args[0])}.{owner.removeprefix('Tensor.')}({rest})"
-    plain = ", ".join([*map(argument_text, call.args), *(f"{n}={argument_text(v)}" for n, v in call.kwargs)])
-    yield f"torch.ops.{call.op}({plain})"
+    yield raw_spelling(call)
+
+
+def raw_spelling(call: Call) -> str:
+    """The call of the overload itself: `torch.ops.aten.mul.Scalar(x0, 2)`."""
+    given = ", ".join([*map(argument_text, call.args), *(f"{n}={argument_text(v)}" for n, v in call.kwargs)])
+    return f"torch.ops.{call.op}({given})"
 
 
 def spelled(sample: Sample) -> str:
@@ -346,6 +352,17 @@ def _more_ordinary(stage: Callable[[Program], Iterator[Program]]) -> Callable[[P
                     yield one
 
     return candidates
+
+
+def call_text(program: Program, spelling: str = "") -> str:
+    """The call of a program, as it is spelled, with shapes and placements: `torch.cumprod(f32[4] S(0), -1)`."""
+
+    def named(found: re.Match[str]) -> str:
+        x = program.sample.tensors[int(found[1])]
+        return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[int(found[1])])}"
+
+    text = re.sub(r"\bx(\d+)\b", named, spelling or spelled(program.sample))
+    return text + (f", then {program.then}" if program.then else "")
 
 
 def forward_programs(program: Program) -> Iterator[Program]:

@@ -11,7 +11,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import pickling
 from localtensor.layout import Layout, Mesh, is_supported
+from strategies.model.cause import FAILED, RIGHT, SHOWS
 from strategies.model.code_text import (
     COMPARISON_FUNCTION,
     FLATTEN_FUNCTION,
@@ -35,10 +36,10 @@ from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.sweep.causes.cause import Case
-from strategies.sweep.causes.reach import spelled
+from strategies.sweep.causes.reach import raw_spelling, spelled
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
+from strategies.validation.difference import tensor_text
 
-SHOWS, RIGHT, FAILED = "shows", "does not show", "cannot be run"
 MOST_WRITTEN = 16
 """Elements of a tensor that are written one by one; a longer one that counts is written as `arange`."""
 
@@ -113,34 +114,39 @@ class ScriptRun:
     """A script and what came of its run: `lines` are the lines that show the fault, `prints` what rank 0 printed, or the
     first rank with a piece of a wrong shape.
 
-    `verdict` is "shows", "does not show" or "cannot be run".
+    `verdict` is "shows", "does not show" or "cannot be run".  `spelling` is the call as it is written in it.
     """
 
     script: str
     lines: str
     prints: str
     verdict: str
+    spelling: str = ""
 
 
-def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[tuple[str, str]]:
-    """Scripts for the case, the shortest first, each with the lines that show it.  None where it cannot be written."""
+def scripts_of(case: Case, title: str, about: str, name: str) -> Iterator[ScriptRun]:
+    """Scripts for the case that have not run, the shortest first; those of a public call before those of the overload.
+
+    None where it cannot be written.
+    """
     program = case.program
     if not all(is_supported(p) for layout in program.inputs for p in layout):
         return
     with contextlib.suppress(*REJECTIONS):
         inputs = _inputs(program)
         truth = oracle_of_program(program)
-        atols = [slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True)]
-        bodies: list[tuple[list[str], list[str]]] = []
-        if program.then in GRADS and not mutates(program.sample.op):
-            bodies.append((_gradient(program), []))
-        elif not program.then and len(truth.outputs) == 1 and not mutates(program.sample.op):
-            text = spelled(program.sample)
-            bodies.append(([f"return differs({_on_dtensors(text)}, {text}, {atols[0]})"], []))
-        bodies.append(_general(program, tolerances_code(truth)))
-        for lines, helpers in bodies:
-            shown = "\n".join([_mesh(program), *inputs, *lines])
-            yield _text(case, title, about, name, shown, helpers), shown
+        plain = not mutates(program.sample.op)
+        for spelling in dict.fromkeys((spelled(program.sample), raw_spelling(program.sample.call))):
+            bodies: list[tuple[list[str], list[str]]] = []
+            if program.then in GRADS and plain and _has_plain_gradient(program, spelling):
+                bodies.append((_gradient(program, spelling), []))
+            elif not program.then and len(truth.outputs) == 1 and plain:
+                atol = slack_text(truth.outputs[0], truth.slack[0])
+                bodies.append(([f"return differs({_on_dtensors(spelling)}, {spelling}, {atol})"], []))
+            bodies.append(_general(program, spelling, tolerances_code(truth)))
+            for lines, helpers in bodies:
+                shown = "\n".join([_mesh(program), *inputs, *lines])
+                yield ScriptRun(_text(case, title, about, name, shown, helpers), shown, "", "", spelling)
 
 
 def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Sequence[str]) -> str:
@@ -210,9 +216,21 @@ def _on_dtensors(text: str) -> str:
     return re.sub(r"\bx(\d+)\b", r"d\1", text)
 
 
-def _gradient(program: Program) -> list[str]:
-    """Lines that compare gradients of the sum of the result."""
-    text = spelled(program.sample)
+def _has_plain_gradient(program: Program, spelling: str) -> bool:
+    """Whether plain torch runs the lines of `_gradient`: not for a complex result, say, whose sum has no gradient."""
+    scope = {"torch": torch, "F": torch.nn.functional, "inf": math.inf, "nan": math.nan}
+    inexact = [x.dtype.is_floating_point or x.dtype.is_complex for x in program.sample.tensors]
+    leaves = [x.clone().requires_grad_(y) for x, y in zip(program.sample.tensors, inexact, strict=True)]
+    text = f"{_summed(spelling)}.backward()"
+    try:
+        eval(text, scope | {f"x{i}": x for i, x in enumerate(leaves)})  # noqa: S307  # of our own making
+    except (*REJECTIONS, AttributeError):
+        return False
+    return all(x.grad is not None for x in leaves if x.requires_grad)
+
+
+def _gradient(program: Program, text: str) -> list[str]:
+    """Lines that compare gradients of the sum of the result of the call `text`."""
     real = [i for i, x in enumerate(program.sample.tensors) if x.dtype.is_floating_point or x.dtype.is_complex]
     leaves = "; ".join(f"x{i}.requires_grad_(); d{i}.requires_grad_()" for i in real)
     lines = leaves.split("; ")
@@ -225,10 +243,10 @@ def _summed(text: str) -> str:
     return f"{text}.sum()" if re.fullmatch(r"[\w.]+\(.*\)", text) else f"({text}).sum()"
 
 
-def _general(program: Program, atols: str) -> tuple[list[str], list[str]]:
+def _general(program: Program, spelling: str, atols: str) -> tuple[list[str], list[str]]:
     """Lines for any program, and the functions that they use."""
     names = [f"x{i}" for i in range(len(program.sample.tensors))]
-    text = re.sub(r"\bx(\d+)\b", r"x[\1]", spelled(program.sample))
+    text = re.sub(r"\bx(\d+)\b", r"x[\1]", spelling)
     op = f"def op(x):\n    return flat({text})\n"
     whole = f"def program(x):\n{body_code(program)}\n"
     lines = [
@@ -250,12 +268,19 @@ def _cloned(program: Program, names: Sequence[str]) -> list[str]:
 def run_first_that_shows(processes: RankProcesses, case: Case, title: str, about: str, name: str) -> ScriptRun | None:
     """The first script of the case that shows the fault on real processes; the last one where none does."""
     last = None
-    for text, lines in scripts_of(case, title, about, name):
-        verdict, prints = run(processes, text, case.program.ranks, raises=case.severity.raises)
-        last = ScriptRun(text, lines, prints, verdict)
+    for one in scripts_of(case, title, about, name):
+        verdict, prints = run(processes, one.script, case.program.ranks, raises=case.severity.raises)
+        last = replace(one, verdict=verdict, prints=prints)
         if verdict == SHOWS:
             break
     return last
+
+
+def right_text(program: Program) -> str:
+    """What plain torch gives on whole tensors, in one line; "" where it gives nothing that can be compared."""
+    with contextlib.suppress(*REJECTIONS):
+        return ", ".join(tensor_text(x) for x in oracle_of_program(program).outputs if x is not None)
+    return ""
 
 
 def run(processes: RankProcesses, text: str, ranks: int, *, raises: bool) -> tuple[str, str]:

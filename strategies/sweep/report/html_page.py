@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from strategies.base.journal import Line
 from strategies.base.progress import xml_safe
+from strategies.model.cause import CauseRecord
 from strategies.model.verdict import FAULTS, Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parse_picture
@@ -42,6 +43,30 @@ class ShownFinding:
     picture: tuple[TensorPicture, ...]
     script: str
     file: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCause:
+    """A cause as the page shows it: its anchor, "silent" or "loud", what happens in its case, and its findings."""
+
+    cause: CauseRecord
+    anchor: str
+    loudness: str
+    happens: str
+    findings: tuple[ShownFinding, ...]
+
+
+def show_causes(causes: Sequence[CauseRecord], found: Sequence[ShownFinding]) -> list[ShownCause]:
+    """The causes with their findings, each in the order of the report."""
+    by_name = {one.finding.name: one for one in found}
+    order = {one.finding.name: place for place, one in enumerate(found)}
+    shown = []
+    for cause in causes:
+        own = tuple(by_name[name] for name in sorted(cause.findings, key=order.__getitem__))
+        silent = not cause.rank[0] if cause.rank else all(one.loudness == "silent" for one in own)
+        happens = (cause.reason or own[0].finding.reason).splitlines()[0]
+        shown.append(ShownCause(cause, anchor(cause.id), "silent" if silent else "loud", happens, own))
+    return shown
 
 
 def show_finding(finding: Finding) -> ShownFinding:
@@ -97,6 +122,8 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
     """The page of a journal's lines, and the report that it shows.  `cut` is a sentence on a truncated last line."""
     report = aggregate.report(begin, lines)
     found = [show_finding(finding) for finding in report.findings]
+    causes = show_causes(report.causes, found)
+    attributed = {one.finding.name for cause in causes for one in cause.findings}
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -107,6 +134,7 @@ def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tup
     )
     text = environment.get_template("report.html.j2").render(
         name=name, cut=cut, begin=begin, report=report, facts=_facts(begin, report), found=found,
+        causes=causes, rest=[one for one in found if one.finding.name not in attributed],
         families=families(begin["ops"], lines, report), takes=TAKES, gives=GIVES,
         signs={verdict.value: sign for verdict, sign in SIGNS.items()},
         totals=[(verdict.value, int(getattr(report.counts, verdict.value))) for verdict in SIGNS],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from rich.text import Text
 
 from localtensor.layout import short
 from strategies.base import atomic_files
-from strategies.model.verdict import FAULTS, Counts, Finding, Report, Verdict, digest
+from strategies.model.cause import CauseRecord, json_data
+from strategies.model.verdict import FAULTS, Counts, Finding, LeftOut, Report, Verdict, digest
 from strategies.programs.run.verdict import raises
 
 _COLOUR = {
@@ -76,19 +77,39 @@ def as_json(report: Report) -> str:
         "exit_code": report.exit_code,
         "unfinished": report.unfinished,
         "counts": asdict(report.counts),
-        "findings": [_finding(f) for f in report.findings],
+        "findings": [_finding(f, report.cause_of(f)) for f in report.findings],
+        "causes": [json_data(cause) for cause in report.causes],
         "crashed": [asdict(c) for c in report.crashed],
         "untestable": [{"rule": rule, "reason": why} for rule, why in report.untestable],
         "skipped": [{"what": what, "samples": count} for what, count in report.skipped],
         "ignored": [op for op, _ in report.ignored],
         "ignored_because": dict(report.ignored),
         "untested": dict(report.untested),
+        "left_out": left_out_data(report.left_out),
         "seconds": dict(report.seconds),
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
-def _finding(f: Finding) -> dict[str, Any]:
+def left_out_data(found: Iterable[LeftOut]) -> dict[str, dict[str, dict[str, list[str]]]]:
+    """What was left out, for JSON: names by overload, class of dtypes, and what they are."""
+    data: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for one in found:
+        data.setdefault(one.op, {}).setdefault(one.dtypes, {})[one.what] = list(one.names)
+    return data
+
+
+def left_out_text(found: Iterable[LeftOut]) -> Iterator[Text]:
+    """What was left out, for a terminal: a heading for each overload, and a line for each class of dtypes and each reason."""
+    last = ""
+    for one in found:
+        if one.op != last:
+            yield Text(one.op, "bold")
+        last = one.op
+        yield Text(f"  {one.dtypes}: {one.what}: {', '.join(one.names)}")
+
+
+def _finding(f: Finding, cause: CauseRecord | None) -> dict[str, Any]:
     return {
         "op": f.rule.op,
         "inputs": [short(p) for p in f.rule.inputs],
@@ -107,6 +128,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "picture": f.picture or None,
         "repro": f.repro,
         "command": f.command or None,
+        "cause": cause.id if cause else None,
     }
 
 

@@ -1,13 +1,19 @@
 """The page of a real little sweep in headless Chromium, offline: looked at, clicked through, and driven by keys."""
 
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from strategies.base.journal import load_journal
 from strategies.cli.commands.report import run
 from strategies.cli.options import ReportOptions
+from strategies.model.cause import causes_line
+from strategies.sweep import aggregate
 from tests.strategies import journals
+from tests.strategies.model.test_cause import SCAN
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 image = pytest.importorskip("PIL.Image", reason="pillow is not installed: it comes with matplotlib")
@@ -240,3 +246,70 @@ def test_hostile_text_runs_nothing(look, tmp_path):
     assert page.locator("script").count() == 1
     page.locator(SHOWN, has_text="my.bad.default").first.click()
     assert "<script>alert(1)</script>" in page.locator(".finding[open]").first.inner_text()
+
+
+# Causes.
+
+
+@pytest.fixture(scope="module")
+def caused(tmp_path_factory):
+    """The page of the little sweep with causes for all its findings but the last two."""
+    folder = tmp_path_factory.mktemp("caused")
+    read = load_journal(LITTLE)
+    names = [f.name for f in aggregate.report(read.begin, read.lines).findings]
+    cut = len(names) // 2
+    first = replace(SCAN, findings=tuple(names[:cut]))
+    second = replace(SCAN, id="other", key=("other",), words="an error on all ranks", families=(), rank=(1, 0, 0, 1),
+                     severity="raises, everyday", findings=tuple(names[cut:-2]))  # fmt: skip
+    path = folder / "caused.jsonl"
+    path.write_text(LITTLE.read_text() + json.dumps(causes_line([first, second], "2.13.0", None)) + "\n")
+    assert run(ReportOptions(path, folder / "caused.html")) == 0
+    return folder / "caused.html"
+
+
+def test_causes_stand_above_the_map_and_open_onto_their_findings(look, caused):
+    page = look(caused)
+    causes = page.locator(".cause")
+    assert causes.count() == 2 and page.inner_text("#cause-count") == "2 causes"
+    top = causes.first.bounding_box()["y"]
+    assert top < page.locator(".map").bounding_box()["y"] < page.locator("#findings").bounding_box()["y"]
+    assert not causes.first.locator(".finding").first.is_visible()
+    causes.first.locator("> summary").click()
+    assert causes.first.locator(".finding").first.is_visible()
+    assert causes.first.locator("pre.lines").inner_text() == "x = 1"
+    assert "With replicas" in causes.first.locator(".tried").inner_text()
+    assert page.locator("section:has(#findings) .finding").count() == 2
+
+
+def test_a_cause_without_a_finding_that_passes_the_filters_is_hidden(look, caused):
+    page = look(caused)
+    every = shown(page)
+    name = page.locator(".cause").first.locator(".finding b").first.text_content()
+    page.fill("#text", name)
+    left = shown(page, ".cause:not([hidden])")
+    assert 0 < shown(page) < every and left == 1
+    assert page.inner_text("#cause-count") == "1 of 2 causes"
+    assert " of " in page.locator(".cause:not([hidden]) .many").inner_text()
+    page.fill("#text", "an error on all ranks")  # the words of a cause are those of its findings, too
+    assert shown(page, ".cause:not([hidden])") == 1
+    assert shown(page) == page.locator(".cause").nth(1).locator(".finding").count()
+    page.keyboard.press("Escape")
+    assert shown(page) == every and page.inner_text("#cause-count") == "2 causes"
+
+
+def test_a_link_to_a_finding_opens_its_cause(look, caused):
+    page = look(caused)
+    anchor = page.locator(".cause .finding").first.get_attribute("id")
+    again = look(caused, f"#{anchor}")
+    assert again.locator(".cause[open]").count() == 1
+    assert again.locator(f"[id='{anchor}'][open]").is_visible()
+    assert again.locator(".finding[open]").bounding_box()["y"] < 400
+    page.keyboard.press("j")
+    assert page.locator(".cause[open]").count() == 1 and page.locator(".finding.at").is_visible()
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_an_open_cause_does_not_scroll_the_page_sideways(look, caused, width):
+    page = look(caused, viewport={"width": width, "height": 900})
+    page.locator(".cause > summary").first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

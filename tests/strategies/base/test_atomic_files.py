@@ -1,5 +1,7 @@
+import errno
 import os
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -175,3 +177,27 @@ def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path):
 def test_a_full_disk_names_the_file():
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         write_whole(Path("/dev/full"), "text")
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from strategies.base.atomic_files import write_whole
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+try:
+    write_whole(Path(sys.argv[1]), "new" * 100_000)
+except OSError as error:
+    print(error.errno, error.filename)
+"""
+"""No file may grow beyond 8 kB: the write fails half way, as on a full disk."""
+
+
+@pytest.mark.parametrize("old", ["old", None])
+def test_a_write_that_fails_half_way_leaves_the_old_file_or_none(old, tmp_path):
+    file = tmp_path / "report.html"
+    if old is not None:
+        file.write_text(old)
+    done = subprocess.run([sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{errno.EFBIG} {file}\n"
+    assert [path.read_text() for path in tmp_path.iterdir()] == [old] * (old is not None)

@@ -210,3 +210,14 @@ def test_a_type_error_of_ours_is_a_crash_and_no_refusal(monkeypatch):
     monkeypatch.setattr(chained, "follow_up_programs", slips)
     hearing = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
     assert ([c.error for c in hearing.crashed], hearing.skipped) == (["TypeError: ours"], {})
+
+
+def test_the_follow_up_steps_that_had_no_turn_are_recorded():
+    found = only(validate_with_follow_ups(docket(sample("neg.default", X)), silent))
+    left = found.left_out["steps without a turn"]
+    assert left and len(set(left)) == len(left)
+    assert set(left) < {name for family in chained._FAMILIES for name in family}
+    assert not {"softmax", "clamp"} & set(left), "neg gives no placement of DTensor's own"
+    few = docket(*[sample("neg.default", numbers(4 + i, 6)) for i in range(3)])
+    again = only(validate_with_follow_ups(few, silent)).left_out["steps without a turn"]
+    assert len(again) < len(left)

@@ -2,9 +2,11 @@
 
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
+from strategies.model.verdict import LeftOut
 from strategies.sweep.coverage import (
     UNDECIDED,
     UNTRIED,
@@ -12,6 +14,7 @@ from strategies.sweep.coverage import (
     SweepCoverage,
     as_json,
     coverage_table,
+    left_out_of,
     render,
 )
 from strategies.torch_api.population import RegisteredOverload
@@ -98,9 +101,9 @@ def test_json_says_the_same_each_time():
     assert body["unexercised"][0] == {"text": "it refuses all calls", "ops": ["aten.neg.default"]}
 
 
-def text(coverage: SweepCoverage) -> str:
+def text(coverage: SweepCoverage, *, left_out: bool = False) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(render(coverage))
+    console.print(render(coverage, left_out=left_out))
     return console.export_text()
 
 
@@ -121,3 +124,36 @@ def test_all_but_one_of_many_is_not_all():
     }
     told = coverage_table([*members, RegisteredOverload("aten.sin.default", "")], tried, torch="2.13.0")
     assert "99.9 % exercised" in text(told)
+
+
+# What was left out.
+
+LINES = [
+    {"kind": "unit", "unit": "aten.b.default alone real 2", "left_out": {"forms that do not apply": ["x", "y"]}},
+    {"kind": "unit", "unit": "aten.b.default pairs real 2", "left_out": {"steps without a turn": ["sgd"]}},
+    {"kind": "unit", "unit": "aten.a.default alone bool 3", "left_out": {"placement tuples": ["7 of 9 not drawn"]}},
+    {"kind": "unit", "unit": "aten.b.default alone real 3", "left_out": {"forms that do not apply": ["y", "z"]}},
+    {"kind": "unit", "unit": "aten.c.default alone real 3"},
+    {"kind": "settled", "rule": "x", "left_out": {"no": ["no"]}},
+]
+LEFT = left_out_of(LINES)
+
+
+def test_what_was_left_out_is_by_overload_and_class_of_dtypes_each_name_once():
+    assert (
+        LeftOut("aten.a.default", "bool", "placement tuples", ("7 of 9 not drawn",)),
+        LeftOut("aten.b.default", "real", "forms that do not apply", ("x", "y", "z")),
+        LeftOut("aten.b.default", "real", "steps without a turn", ("sgd",)),
+    ) == LEFT
+
+
+def test_what_was_left_out_is_in_the_json_and_on_request_in_the_text():
+    coverage = replace(made(), left_out=LEFT)
+    assert json.loads(as_json(coverage))["left_out"] == {
+        "aten.a.default": {"bool": {"placement tuples": ["7 of 9 not drawn"]}},
+        "aten.b.default": {"real": {"forms that do not apply": ["x", "y", "z"], "steps without a turn": ["sgd"]}},
+    }
+    assert "aten.a.default" not in text(coverage)
+    shown = text(coverage, left_out=True)
+    assert "aten.a.default\n  bool: placement tuples: 7 of 9 not drawn\naten.b.default\n  real: forms" in shown
+    assert "  real: steps without a turn: sgd" in shown and shown.count("aten.b.default") == 1

@@ -86,14 +86,6 @@ PARTS = {
         "ShardingPropagator._wrap_with_op_strategy": lambda: propagator()._wrap_with_op_strategy,
         "ShardingPropagator.propagate_op_sharding_non_cached": lambda: propagator().propagate_op_sharding_non_cached,
     },
-    ".decomp_strategy.has_decomp, .propagate_strategy": {
-        "ShardingPropagator.decomp_strategy": lambda: propagator().decomp_strategy,
-        "decomp_strategy.has_decomp": lambda: propagator().decomp_strategy.has_decomp,
-        "decomp_strategy.propagate_strategy": lambda: propagator().decomp_strategy.propagate_strategy,
-    },
-    ".decomp_strategy._get_candidate_placements (set on a copy)": {
-        "decomp_strategy._get_candidate_placements": lambda: propagator().decomp_strategy._get_candidate_placements,
-    },
     "_op_dispatcher._custom_op_handlers, ._random_ops": {
         "OpDispatcher._custom_op_handlers": lambda: DTensor._op_dispatcher._custom_op_handlers,
         "OpDispatcher._random_ops": lambda: DTensor._op_dispatcher._random_ops,
@@ -122,7 +114,7 @@ PARTS = {
     "device_mesh.DeviceMesh(_init_backend=False, _rank=r)": {"DeviceMesh's private arguments": meshes},
 }  # fmt: skip
 """Each row of the table at the head of the room, and how each part in it is reached."""
-BY_FEATURE = ("op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant", "decomp_strategy")
+BY_FEATURE = ("op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
 
 
 def check_part(name, find):
@@ -169,7 +161,7 @@ def test_a_feature_that_went_is_skipped_and_named(monkeypatch):
 @pytest.mark.parametrize(("op", "source"), [
     ("aten.mm.default", "single-dim strategy"),
     ("aten.view.default", "op strategy"),
-    pytest.param("aten.aminmax.default", "decomposition", marks=if_torch_has("decomp_strategy")),
+    ("aten.aminmax.default", "decomposition"),
     ("aten._unique2.default", ""),
 ])  # fmt: skip
 def test_the_registry_that_answers_is_named(dtensor, op, source):
@@ -324,7 +316,6 @@ def test_the_lines_of_an_op_strategy_for_several_inputs_are_put_together(ask):
     assert found == ["S(0) -> S(0)", "S(1) -> S(2)", "P(sum) -> P(sum)"]
 
 
-@if_torch_has("decomp_strategy")
 def test_a_decomposition_gives_lines_for_each_output(ask):
     found = lines(ask(sample("aminmax.default", X, dim=0), 1).strategy_rows([[Shard(0)], [Replicate()]]))
     assert {"R -> R, R", "S(0) -> P(min), P(max)", "S(1) -> S(0), S(0)"} == set(found)

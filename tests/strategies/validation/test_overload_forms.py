@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, variations
+from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, VALUES, variations
 from strategies.model.oracle import run_oracle, same_results
 from strategies.model.verdict import WorkUnit
 from strategies.validation import claim_sources, overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.validation.test_overload import by_unit, case, heard
-from tests.strategies.wrong_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_has_a_rule, if_cumprod_is_wrong
 
 X = numbers(4, 6)
 
@@ -55,6 +55,7 @@ def test_only_a_spelling_that_gives_the_same_is_tried(tried):
     assert same_results(run_oracle(one), run_oracle(respelled[0]))
 
 
+@if_cumprod_has_a_rule
 @pytest.mark.usefixtures("all_drawn")
 def test_each_form_counts_as_a_sample_with_all_its_claims():
     one = sample("cumprod.default", X, 1)
@@ -95,6 +96,7 @@ def test_a_users_own_samples_are_tried_in_forms_of_the_same_call_only(tried):
     assert not all(same_results(run_oracle(given), run_oracle(other)) for other, _ in tried)
 
 
+@if_cumprod_has_a_rule
 @pytest.mark.usefixtures("all_drawn")
 def test_forms_take_turns_over_the_samples_of_one_class(tried):
     def origins(count):
@@ -145,3 +147,69 @@ def test_other_values_take_turns_over_the_samples(tried):
     assert any(variants for one, variants in tried if one.origin != "test")
     names = [name for _, variants in tried for name in variants]
     assert {"specials", "holes", "ascending", "ties", "zeros", "negative"} <= set(names)
+
+
+# What was left out.
+
+
+def left_out(*samples, **task):
+    """What each unit records as left out, by unit; units without anything are not there."""
+    return {str(h.unit): h.left_out for h in by_unit(*samples, **task) if h.left_out}
+
+
+def test_each_form_and_each_kind_of_values_was_tried_or_is_recorded_as_left_out(tried, monkeypatch):
+    met = set()
+
+    def noted(*given, **more):
+        for made in variations(*given, **more):
+            met.add(made[2])
+            yield made
+
+    monkeypatch.setattr(overload, "variations", noted)
+    one = sample("cumprod.default", X, 1)
+    (unit,) = found = left_out(one, ranks=(2, 3))
+    assert unit == "aten.cumprod.default alone real 2", "once for all meshes"
+    forms = {n for what, names in found[unit].items() if what.startswith("forms") for n in names}
+    values = {n for what, names in found[unit].items() if what.startswith("values") for n in names}
+    assert forms == {form.name for form in FORMS} - met and 0 < len(forms) < len(FORMS)
+    assert values == {kind.name for kind in VALUES} - {name for _, names in tried for name in names}
+
+
+@if_cumprod_has_a_rule
+def test_what_a_sample_refuses_is_told_from_what_had_no_turn(tried):
+    one = sample("cumprod.default", X, 1)
+    few = left_out(one)["aten.cumprod.default alone real 2"]
+    assert "keepdim" in few["forms that do not apply"], "cumprod has no such argument"
+    assert "uneven" in few["forms without a turn"], "two forms of a sample are tried, and there is one sample"
+    many = left_out(*[sample("cumprod.default", numbers(4 + i, 6), 1) for i in range(14)])
+    assert "keepdim" in many["aten.cumprod.default alone real 2"]["forms that do not apply"]
+    assert "forms without a turn" not in many["aten.cumprod.default alone real 2"]
+
+
+def test_a_dtype_that_the_op_does_not_take_is_left_out_and_one_that_it_takes_is_not(tried):
+    found = left_out(sample("cumprod.default", X, 1), sample("cumprod.default", X, 0))[
+        "aten.cumprod.default alone real 2"
+    ]
+    assert found["dtypes that do not apply"] == ["float8_e4m3fn"]
+    assert any(x.dtype == torch.bfloat16 for other, _ in tried for x in other.tensors)
+
+
+def test_placement_tuples_of_a_decomposition_that_were_not_drawn_are_counted(monkeypatch):
+    from strategies.validation import claim_sources as sources
+
+    one = sample("mse_loss.default", X, X)
+    if overload.dtensor.registry_of(torch.ops.aten.mse_loss.default) != "decomposition":
+        pytest.skip("this torch has a rule for it")
+    every = left_out(one)["aten.mse_loss.default alone real 2"]
+    assert "placement tuples" not in every
+    monkeypatch.setattr(sources, "MOST_TRACES", 5)
+    (told,) = left_out(one)["aten.mse_loss.default alone real 2"]["placement tuples"]
+    drawn, of = told.removesuffix(" not drawn").split(" of ")
+    assert int(of) - int(drawn) == 5
+
+
+def test_a_journal_keeps_what_was_left_out():
+    from strategies.validation.finding import read_task, task_line
+
+    (result,) = [h for h in by_unit(sample("cumprod.default", X, 1)) if h.left_out]
+    assert read_task(task_line(result, 0.0)).left_out == result.left_out

@@ -8,7 +8,7 @@ python -m tests.tools.bench.findings sweep.jsonl --write     # and write README.
 import argparse
 import datetime as dt
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from strategies.base.atomic_files import write_whole
@@ -17,9 +17,9 @@ from strategies.base.progress import Progress
 from strategies.base.signals import worker_count
 from strategies.model.settings import Settings
 from strategies.model.verdict import Finding, Report, Verdict
+from strategies.sweep import aggregate
 from strategies.sweep.causes import pages
-from strategies.sweep.causes.cause import causes_of
-from strategies.sweep.causes.pages import Page
+from strategies.sweep.causes.records import records_of
 from strategies.sweep.report.text_and_json import is_silent
 from strategies.sweep.session import run_validation
 
@@ -60,11 +60,11 @@ def totals(report: Report) -> str:
     )
 
 
-def whole(report: Report, made: Sequence[Page]) -> str:
+def whole(report: Report) -> str:
     """The page with every cause."""
     parts = [
-        "# What the sweep finds in torch, by cause\n", totals(report), pages.totals(report, made) + "\n",
-        ABOUT, pages.table(made),
+        "# What the sweep finds in torch, by cause\n", totals(report), pages.totals(report) + "\n",
+        ABOUT, pages.table(report.causes),
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -83,9 +83,9 @@ def main() -> int:
                 Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))), journal, Progress()
             )
             begin, lines = journal.begun or {}, tuple(journal.lines)
-    report, causes = causes_of(begin, lines, workers=worker_count(None), progress=Progress())
-    found = pages.pages_of(causes, Progress())
-    made = f"{totals(report)}\n{pages.totals(report, found)}\n\n{pages.short_table(found, SHOWN)}"
+    causes = records_of(begin, lines, workers=worker_count(None), progress=Progress())
+    report = replace(aggregate.report(begin, lines), causes=causes)
+    made = f"{totals(report)}\n{pages.totals(report)}\n\n{pages.short_table(causes, SHOWN)}"
     sys.stdout.write(made)
     if asked.write:
         text = (ROOT / "README.md").read_text()
@@ -93,7 +93,7 @@ def main() -> int:
         more = "All of them: [docs/findings.md](docs/findings.md). These are the ten with the widest reach:\n\n"
         body = made.replace("| what is wrong |", f"{more}| what is wrong |", 1)
         write_whole(ROOT / "README.md", f"{head}{START}\n\n{body}\n{END}{rest.split(END)[1]}")
-        write_whole(ROOT / "docs" / "findings.md", whole(report, found))
+        write_whole(ROOT / "docs" / "findings.md", whole(report))
     return 0
 
 

@@ -179,3 +179,14 @@ def test_a_failure_of_our_own_is_no_verdict(monkeypatch, capsys):
     monkeypatch.setattr(coverage, "run_validation", put_on_trial)
     code, _, errors = ran(capsys, None)
     assert (code, errors) == (3, "localtensor itself failed: no room\n")
+
+
+def test_what_was_left_out_is_listed_on_request(tmp_path, capsys, members):
+    journal = written(
+        tmp_path / "s.jsonl", line(samples=3, sound={RULE}, left_out={"forms that do not apply": ["even"]})
+    )
+    for asked in (False, True):
+        assert run(CoverageOptions(journal, tmp_path / "c.json", left_out=asked)) == 0
+        assert ("real: forms that do not apply: even" in capsys.readouterr().out) is asked
+        body = json.loads((tmp_path / "c.json").read_text())
+        assert body["left_out"] == {CUMPROD: {"real": {"forms that do not apply": ["even"]}}}

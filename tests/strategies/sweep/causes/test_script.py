@@ -5,12 +5,13 @@ import sys
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
+from strategies.model.cause import RIGHT, SHOWS
 from strategies.model.rule import Call, Leaf
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
-from strategies.sweep.causes.script import RIGHT, SHOWS, run, run_first_that_shows, scripts_of
+from strategies.sweep.causes.script import run, run_first_that_shows, scripts_of
 from strategies.torch_api.rank_runs import RankProcesses
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
@@ -48,7 +49,7 @@ def test_a_piece_of_a_wrong_shape_shows_although_the_whole_is_right(processes):
 def test_the_last_argument_of_an_op_that_returns_nothing_is_compared_too(processes):
     x = torch.arange(1.0, 5.0)
     given = program(Call("aten._foreach_neg_.default", ([Leaf(0), Leaf(1)],)), x, x, inputs=((Shard(0),), (Shard(0),)))
-    ((text, _),) = scripts_of(case(given), "a", "about", "script.py")
+    text = next(scripts_of(case(given), "a", "about", "script.py")).script
     assert run(processes, text, 2, raises=False)[0] == RIGHT
     assert run(processes, text.replace("return any(", "d1.add_(1); return any("), 2, raises=False)[0] == SHOWS
 
@@ -56,6 +57,24 @@ def test_the_last_argument_of_an_op_that_returns_nothing_is_compared_too(process
 def test_a_script_that_shows_nothing_says_so(processes):
     found = run_first_that_shows(processes, case(FINE), "times two", "about", "fine.py")
     assert found.verdict == RIGHT
+
+
+def test_a_gradient_that_plain_torch_itself_does_not_take_is_no_evidence(processes):
+    given = program(
+        Call("aten.polar.default", (Leaf(0), Leaf(1))), torch.ones(2), torch.ones(2), inputs=((Replicate(),), (Replicate(),)),
+        then="grad",
+    )  # fmt: skip
+    lines = [one.lines for one in scripts_of(case(given, raises=True), "polar", "about", "polar.py")]
+    assert lines and not any(".sum().backward()" in text for text in lines)
+
+
+def test_a_call_that_no_public_function_makes_is_spelled_by_its_overload(processes):
+    given = program(Call("aten.mul.Scalar", (Leaf(0), 2 - 3j)), torch.ones(4), inputs=((Shard(0),),))
+    found = run_first_that_shows(processes, case(given, raises=True), "mul", "about", "mul.py")
+    if not torch.__version__.startswith("2.13"):
+        pytest.skip("other versions may take it")
+    assert found.verdict == SHOWS and "torch.ops.aten.mul.Scalar(d0, (2-3j))" in found.lines
+    assert "unhashable type: 'complex'" in found.prints
 
 
 @pytest.mark.slow

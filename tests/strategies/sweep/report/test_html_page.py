@@ -1,13 +1,16 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 import torch
 
+from strategies.model.cause import RIGHT, causes_line
 from strategies.model.verdict import Verdict
 from strategies.sweep.report.html_page import anchor, class_of, page, show_finding
 from tests.strategies.gate_cases import HOSTILE, finding
 from tests.strategies.journals import LOUD, OPS, PROGRAM, SILENT, begin, heard, hostile, lines, settled
+from tests.strategies.model.test_cause import SCAN
 
 
 class Reader(HTMLParser):
@@ -205,3 +208,64 @@ def test_an_anchor_stays_and_is_its_own():
 )
 def test_the_class_of_a_call(sample, told):
     assert class_of(sample) == told
+
+
+# Causes.
+
+
+def with_causes(*records):
+    return [*lines(), causes_line(records, "2.13.0", None)]
+
+
+def test_causes_come_first_with_their_findings_below_them_and_the_rest_after():
+    first = replace(SCAN, findings=(SILENT.name, PROGRAM.name))
+    second = replace(SCAN, id="scan_2", key=("two",), words="an error", findings=(LOUD.name,), rank=(1, 0, 0, 1))
+    found = read(with_causes(second, first))
+    marked = [
+        attrs
+        for tag, attrs in found.tags
+        if tag == "details" and attrs.get("class", "").split()[0] in ("cause", "finding")
+    ]
+    order = [(attrs["class"].split()[0], attrs.get("data-op", "")) for attrs in marked]
+    assert [kind for kind, _ in order] == ["cause", "finding", "finding", "cause", "finding", "finding"]
+    assert order[4] == ("finding", LOUD.rule.op) and [a["data-how"] for a in marked if a["class"] == "cause"] == [
+        "silent",
+        "loud",
+    ]
+    said = text_of(found)
+    assert said.index("Causes 2 causes") < said.index("Overloads by placement") < said.index("Findings without a cause")
+    assert len(found.having("id")) == len(set(found.having("id")))
+
+
+def test_a_cause_says_where_what_and_how_it_was_found():
+    given = replace(
+        SCAN, findings=(SILENT.name,), tried=(("the function replaced by replicas", 1),), why="it is odd",
+        versions=(("2.12.1", "present"), ("2.15.0", "fixed")),
+    )  # fmt: skip
+    said = text_of(read(with_causes(given)))
+    for words in (
+        "scan_strategy shards with wrong values, for cumprod 1 where the op gives 2", "torch/x.py:7",
+        "present in torch 2.12.1 and 2.13.0; not 2.15.0 (fixed)", "aten.cumprod.default", "silent, everyday",
+        "With the function replaced by replicas, its one finding is right. It is odd.", "x = 1",
+        "prints DTensor gives 1 right is 2", "python scan_1.py", "Its script shows it on real gloo processes, torch 2.13.0.",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+def test_a_cause_that_no_longer_reproduces_says_so_on_the_page():
+    gone = replace(SCAN, findings=(SILENT.name,), verdict=RIGHT, ran_on="2.15.0")
+    said = text_of(read(with_causes(gone)))
+    assert gone.run_text in said and "Its script shows it" not in said
+
+
+def test_without_causes_there_is_no_such_section():
+    said = text_of(read())
+    assert "Causes" not in said and "Findings without a cause" not in said and "Findings 4 findings" in said
+
+
+def test_hostile_words_of_a_cause_are_text():
+    bad = replace(SCAN, findings=(SILENT.name,), words=HOSTILE, function=HOSTILE, file=HOSTILE, lines=HOSTILE, prints=HOSTILE,
+                  right=HOSTILE, script=HOSTILE, why=HOSTILE, call=HOSTILE, reason=HOSTILE, tried=((HOSTILE, 1),))  # fmt: skip
+    found = read(with_causes(bad))
+    assert sum(tag == "script" for tag, _ in found.tags) == 1
+    assert text_of(found).count("<script>alert(1)</script>") >= 10

@@ -13,9 +13,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import strategies
 from localtensor.layout.spec import parse
 from strategies.model.rule import Program, Rule
-from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
+from strategies.model.verdict import Counts, Crash, Finding, LeftOut, Report, Verdict
 from strategies.sweep.report import text_and_json
 from tests.strategies.cases import numbers, sample
+from tests.strategies.model.test_cause import SCAN
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/report.json").read_text())
 
@@ -73,7 +74,31 @@ def test_a_finding_is_written_in_short_form():
         "confirmed_on": "gloo", "reason": "1 at [0] where the op gives 2", "sample": ["f64[2,4]", "-1"],
         "origin": "cumprod #1", "elements": 0, "kinds": [["real", "1 axis"]], "got": "[1]", "want": "[2]",
         "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "command": None, "repro": None,
+        "cause": None,
     }  # fmt: skip
+
+
+def test_a_finding_names_its_cause_and_the_causes_are_there():
+    cause = replace(SCAN, findings=(WRONG.name,))
+    body = body_of(replace(FULL, causes=(cause,)))
+    check_schema(body)
+    assert [one["cause"] for one in body["findings"]] == ["scan_1", None, None]
+    (told,) = body["causes"]
+    assert (told["id"], told["findings"], told["file"], told["line"]) == ("scan_1", [WRONG.name], "torch/x.py", 7)
+    assert (told["lines"], told["prints"], told["right"], told["script"]) == (
+        "x = 1",
+        "DTensor gives 1",
+        "2",
+        "scan_1.py",
+    )
+    assert told["versions"] == {"2.13.0": "present"} and told["tried"].startswith("With replicas, ")
+
+
+def test_what_was_left_out_of_each_overload_is_there():
+    left = (LeftOut("aten.add.Tensor", "real", "dtypes that do not apply", ("float8_e4m3fn",)),)
+    body = body_of(replace(FULL, left_out=left))
+    check_schema(body)
+    assert body["left_out"] == {"aten.add.Tensor": {"real": {"dtypes that do not apply": ["float8_e4m3fn"]}}}
 
 
 def without(name):

@@ -1,0 +1,56 @@
+"""DTensor's tracer of decompositions: one object for each propagator since torch 2.12, a class of static functions in 2.11.
+
+| torch part (under torch.distributed.tensor)                               | read on     | run on     |
+|-----------------------------------------------------------------------------|-------------|------------|
+| ShardingPropagator.decomp_strategy: has_decomp, propagate_strategy,       | by feature  | 2.13       |
+| _get_candidate_placements (set on a copy)                                 |             |            |
+| without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
+
+`tests/strategies/torch_api/test_decompositions.py` checks each part by name.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor._op_schema import OpSchema
+
+from localtensor._util.patching import replaced
+
+
+class _StaticDecompositions:
+    """The tracer of decompositions where its class has static functions, which take the propagator: torch 2.11.
+
+    Its functions call one another by the name of the class, so that candidates of ours are set on the class.
+    """
+
+    def __init__(self, prop: Any) -> None:
+        self.prop = prop
+        self._get_candidate_placements = DecompShardingStrategy._get_candidate_placements
+
+    def has_decomp(self, op: torch._ops.OpOverload) -> bool:
+        """Whether DTensor traces the op; one with a composite kernel runs op by op there."""
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        whole = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite)
+        return not whole and DecompShardingStrategy.has_decomp(op)
+
+    def propagate_strategy(self, schema: OpSchema) -> Any:
+        with candidates_set(self.prop, self):
+            return DecompShardingStrategy.propagate_strategy(schema, self.prop)  # type: ignore[arg-type]
+
+
+def decompositions(prop: Any) -> Any:
+    """What traces decompositions for this propagator: `has_decomp(op)`, `propagate_strategy(schema)`."""
+    found = getattr(prop, "decomp_strategy", None)
+    return _StaticDecompositions(prop) if found is None else found
+
+
+def candidates_set(prop: Any, tracer: Any = None) -> AbstractContextManager[None]:
+    """While active, the candidates of a copied tracer, by default that of `prop`, are those of the class, where it is static."""
+    own = tracer or getattr(prop, "decomp_strategy", None)
+    if not isinstance(own, _StaticDecompositions):
+        return nullcontext()
+    return replaced(DecompShardingStrategy, "_get_candidate_placements", staticmethod(own._get_candidate_placements))

@@ -1,0 +1,100 @@
+"""DTensor's tracer of decompositions, as an object of the propagator (torch 2.12 and later) and as a static class (2.11)."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+
+from strategies.model.oracle import run_oracle
+from strategies.model.rule import overload
+from strategies.torch_api import decompositions, dtensor
+from strategies.torch_api.code_places import tracer_place
+from tests.strategies.cases import numbers, sample
+
+X = numbers(4, 6)
+AMINMAX = "aten.aminmax.default"
+
+
+def propagator():
+    return DTensor._op_dispatcher.sharding_propagator
+
+
+class Static:
+    """The class of torch 2.11, as far as it is called: static functions that call one another by its name."""
+
+    @staticmethod
+    def has_decomp(op):
+        return op._can_decompose() or op is overload(AMINMAX)
+
+    @staticmethod
+    def _get_candidate_placements(schema):
+        assert schema
+        return [(Replicate(),), (Shard(0),), (Partial(),)]
+
+    @staticmethod
+    def propagate_strategy(schema, prop):
+        return prop.name, decompositions.DecompShardingStrategy._get_candidate_placements(schema)
+
+
+@pytest.fixture
+def static(monkeypatch):
+    monkeypatch.setattr(decompositions, "DecompShardingStrategy", Static)
+    return SimpleNamespace(name="a propagator")
+
+
+@pytest.mark.parametrize(
+    "name", ["has_decomp", "propagate_strategy", "_get_candidate_placements", "_propagate_through_decomp"]
+)
+def test_torch_has_the_part(name):
+    assert hasattr(DecompShardingStrategy, name), (
+        f"torch {torch.__version__} has no DecompShardingStrategy.{name} any more"
+    )
+    if name != "_propagate_through_decomp":
+        assert callable(getattr(decompositions.decompositions(propagator()), name))
+
+
+def test_the_tracer_is_that_of_the_propagator_where_it_has_one():
+    own = object()
+    assert decompositions.decompositions(SimpleNamespace(decomp_strategy=own)) is own
+    with decompositions.candidates_set(SimpleNamespace(decomp_strategy=own)):
+        pass
+
+
+def test_a_static_class_is_called_with_the_propagator(static):
+    tracer = decompositions.decompositions(static)
+    name, candidates = tracer.propagate_strategy("a schema")
+    assert name == "a propagator" and len(candidates) == 3
+
+
+def test_candidates_of_a_copy_hold_while_it_traces_and_no_longer(static):
+    tracer = decompositions.decompositions(static)
+    tracer._get_candidate_placements = lambda schema: [(Replicate(),)]
+    assert tracer.propagate_strategy("a schema")[1] == [(Replicate(),)]
+    assert len(decompositions.decompositions(static).propagate_strategy("a schema")[1]) == 3
+    static.decomp_strategy = tracer  # as `trace_at_most` leaves it on a copy of the propagator
+    with decompositions.candidates_set(static):
+        assert Static._get_candidate_placements("a schema") == [(Replicate(),)]
+    assert len(Static._get_candidate_placements("a schema")) == 3
+
+
+def test_a_static_class_does_not_trace_ops_with_a_composite_kernel(static):
+    tracer = decompositions.decompositions(static)
+    assert tracer.has_decomp(overload(AMINMAX))
+    outer = overload("aten.outer.default")
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        outer.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+    assert composite and Static.has_decomp(outer) and not tracer.has_decomp(outer)
+
+
+def test_a_decomposition_is_found_and_traced_on_this_torch():
+    """On 2.11 by the static class, on later ones by the propagator's own."""
+    assert dtensor.registry_of(overload(AMINMAX)) == "decomposition"
+    one = sample("aminmax.default", X, dim=0)
+    query = dtensor.PropagatorQuery(one, 1, run_oracle(one).raw)
+    query.trace_at_most(2)
+    rows = query.strategy_rows([[Shard(0)]])
+    assert rows and query.drawn is not None and query.drawn[0] == 2 < query.drawn[1]
+    assert tracer_place().name == "DecompShardingStrategy._propagate_through_decomp" and tracer_place().line > 1
