@@ -20,6 +20,8 @@ from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.mesh_validation import Found
+from strategies.programs.public_api import drawing as public_api
+from strategies.programs.public_api.table import without_programs
 from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS
 from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
@@ -120,11 +122,19 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     some = (f"grad of {turn // 2 % len(line[1])}",) if len(line[1]) > 1 else ()
     if any(map(is_inexact, sample.tensors)):  # autograd has no gradients for the results that a loss does not use
         yield from _turned((*some, PLAIN_GRADS[turn // 2 % 2 if some else turn % 2]), turn)
+        yield from _input_alone(sample, turn)
         yield _turned(tuple(name for name in GRADS if name not in PLAIN_GRADS), turn)[0]
     yield from itertools.islice(prior_calls(sample, before), 1)
     if len(line[1]) > 1:
         yield f"only {turn % len(line[1])}"
     yield from own[1:3]
+
+
+def _input_alone(sample: Sample, turn: int) -> Iterator[str]:
+    """The gradient of one of several tensors of floats alone: the op's gradient is then called without the others."""
+    floats = [i for i, x in enumerate(sample.tensors) if is_inexact(x)]
+    if len(floats) > 1:
+        yield f"grad of input {floats[turn // 3 % len(floats)]} alone"
 
 
 def _turned(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
@@ -223,6 +233,8 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
                 continue
             result.samples += 1
             result.tried += tried
+            if play is _pairs and task.op == redistributions.COPY:
+                result.untestable |= without_programs()
             for candidate in map(_candidate, found):
                 keep_smallest(result.suspects.setdefault(_key(candidate), []), candidate, KEPT_CANDIDATES)
     return bench.all()
@@ -231,6 +243,8 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
 def _key(candidate: Candidate) -> str:
     """The name under which candidates are one: refusals by their error, writes through views by the layout of the base."""
     program = candidate.program
+    if program is not None and program.public_call:
+        return public_api.fault_name(program, candidate.instance.evidence.reason)
     if candidate.instance.verdict is Verdict.REFUSED:
         return refusal_key(candidate)
     if program is not None and program.then in VIEW_STEPS:
@@ -255,12 +269,20 @@ def _pairs(
     task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
 ) -> tuple[int, Found]:
     sample = task.samples[number]
+    count, wrong = _public(task, number, public_api.MESHES)
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
-        return 0, []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
+        return count, wrong  # an empty result shows nothing, and DTensor 2.13 searches for a view of it for ever
     tried = follow_up_programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
         tried += view_programs(sample, mesh, task.seed)
-    return len(tried), wrong_programs(tried)
+    return len(tried) + count, wrong_programs(tried) + wrong
+
+
+def _public(task: OverloadTask, number: int, meshes: Sequence[tuple[int, ...]]) -> tuple[int, Found]:
+    """The programs of DTensor's public calls, which are of no op in particular: a part with each sample of a copy."""
+    if task.op != redistributions.COPY:
+        return 0, []
+    return public_api.try_public_programs(meshes, seed=task.seed, share=number, shares=len(task.samples))
 
 
 def _meshes(
@@ -272,7 +294,8 @@ def _meshes(
     if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
-    return len(tried), mesh_validation.smallest_wrong_programs(tried)
+    count, wrong = _public(task, number, [mesh])
+    return len(tried) + count, mesh_validation.smallest_wrong_programs(tried) + wrong
 
 
 def _not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:

@@ -23,7 +23,8 @@ from strategies.model.code_text import (
     tensor_literal,
 )
 from strategies.model.oracle import OracleResult, mutates
-from strategies.model.rule import Program, placements_text, written_leaves
+from strategies.model.rule import PUBLIC, Program, placements_text, written_leaves
+from strategies.programs.public_api import table as public_api
 from strategies.programs.run import follow_ups, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
@@ -203,6 +204,8 @@ def is_writable_program(program: Program) -> bool:
 
 def helper_functions(then: str) -> list[str]:
     """The source of our functions that the program uses: the script runs the same code as the validation."""
+    if then.startswith(PUBLIC):
+        return public_api.sources(follow_ups.follow_up(then).text)
     used: list[Any] = []
     if then.startswith("grad of ") or then in follow_ups.GRADS:
         used += [local_inputs.spread, local_inputs.uneven, step_functions.coming_gradients]
@@ -229,6 +232,8 @@ def body_code(program: Program) -> str:
     value = "op(x)"
     if then.startswith("only "):
         value = f"[op(x)[{then.removeprefix('only ')}]]"
+    elif alone := follow_ups.input_alone(then):
+        value = f"gradients(op, x, Replicate(), {mutates(sample.op)}, only={alone})"
     elif then.startswith("grad of "):
         one = f"lambda given: [op(given)[{then.removeprefix('grad of ')}]]"
         value = f"gradients({one}, x, Replicate(), {mutates(sample.op)})"

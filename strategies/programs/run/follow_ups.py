@@ -1,13 +1,14 @@
 """Follow-up steps of an op in a program, by name: cheap steps that reveal a wrong placement of the result.
 
 Each is an expression of one result `x` of the op, the same for a plain tensor and for a DTensor, and the same in the
-scripts that reproduce a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "base",
-"only 1", "again(x0, 2)".
+scripts that reproduce a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "grad of
+input 1 alone", "base", "only 1", "again(x0, 2)".
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from localtensor.layout import StridedShard
 from strategies.model.call_signature import parse_prior_call
 from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
-from strategies.model.rule import Call, flat_results, read_layout
+from strategies.model.rule import PUBLIC, Call, flat_results, read_layout
+from strategies.programs.public_api import table as public_api
 from strategies.programs.run.local_inputs import laid, whole
 from strategies.programs.run.step_functions import (
     gradients,
@@ -80,7 +82,7 @@ class FollowUp:
         scope = {
             "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
             "_StridedShard": StridedShard, "written": written, "with_base_written": with_base_written,
-            "through_local": through_local,
+            "through_local": through_local, **public_api.scope(),
         }  # fmt: skip
         return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of ours
 
@@ -88,16 +90,24 @@ class FollowUp:
 _compiled = functools.cache(functools.partial(compile, filename="<follower>", mode="eval"))
 
 
+def input_alone(then: str) -> str:
+    """The number of the input of which a step `grad of input 1 alone` takes the gradient; empty for another step."""
+    found = re.fullmatch(r"grad of input (\d+) alone", then)
+    return found[1] if found else ""
+
+
 def needs_results_only(then: str) -> bool:
     """Whether the step of that name needs only the results of the op."""
-    return then in RESULT_STEPS or then in VIEW_STEPS or then.startswith("to (")
+    return then in RESULT_STEPS or then in VIEW_STEPS or then.startswith(("to (", PUBLIC))
 
 
 def follow_up(name: str) -> FollowUp:
-    """The step of that name; `to (S(0), R)` is a redistribution to that layout.
+    """The step of that name; `to (S(0), R)` is a redistribution to that layout, and `public ...` a use of a public call.
 
     Raises ValueError for an unknown name, and BadPlacement for an invalid layout.
     """
+    if name.startswith(PUBLIC):
+        return FollowUp(name, public_api.public_step(name)[1].code)
     if name.startswith("to ("):
         return FollowUp(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
     every = RESULT_STEPS | VIEW_STEPS
@@ -122,6 +132,8 @@ class CallWithFollowUp(Call):
         if self.then.startswith("again("):
             parse_prior_call(self.op, self.then)([x.clone() for x in tensors] if writes else tensors)
             return op(tensors)
+        if alone := input_alone(self.then):
+            return gradients(op, tensors, Replicate(), writes, only=int(alone))
         if self.then.startswith("grad of "):
             number = int(self.then.removeprefix("grad of "))
             return gradients(lambda given: [op(given)[number]], tensors, Replicate(), writes)
