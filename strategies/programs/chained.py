@@ -22,7 +22,7 @@ from strategies.programs import mesh_validation
 from strategies.programs.mesh_validation import Found
 from strategies.programs.public_api import drawing as public_api
 from strategies.programs.public_api.table import without_programs
-from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS
+from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.program_oracle import oracle_of_sample
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed, layout_or_none
@@ -149,7 +149,7 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     the cause: then the program is that step, on an `alias` of the tensor.
     """
     played = list(zip(tried, run_simulated_programs(tried), strict=True))
-    wrong = [(p, found) for p, found in played if found.wrong and p.then]
+    wrong = _as_plain_gradients([(p, found) for p, found in played if found.wrong and p.then])
     alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
     fresh = [_on_fresh_tensor(p, one) for p, _, one in left]
@@ -158,7 +158,16 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     for (program, found, _), other in zip(left, fresh, strict=True):
         own = next(others) if other is not None else None
         made.append((other, own) if other is not None and own is not None and own.wrong else (program, found))
-    return made + _refused_programs([(p, found) for p, found in played if found.refused])
+    return made + _refused_programs(_as_plain_gradients([(p, found) for p, found in played if found.refused]))
+
+
+def _as_plain_gradients(found: Found) -> Found:
+    """The same, with the gradient of all inputs in place of that of one alone where both fail: they are one fault."""
+    alone = [p for p, _ in found if input_alone(p.then)]
+    whole = [replace(p, then=PLAIN_GRADS[0]) for p in alone]
+    played = dict(zip(map(id, alone), zip(whole, run_simulated_programs(whole), strict=True), strict=True))
+    both = [(pair, played.get(id(pair[0]), pair)) for pair in found]
+    return [other if other[1].wrong or other[1].refused else pair for pair, other in both]
 
 
 def _refused_programs(refused: Found) -> Found:

@@ -83,8 +83,8 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
     groups: dict[str, list[PublicStep]] = {}
     for step in steps_of(name, len(mesh)):
         groups.setdefault(step.group, []).append(step)
-    for steps in groups.values():
-        random.Random(f"{seed} {name}").shuffle(steps)
+    for group, steps in groups.items():
+        random.Random(f"{seed} {name} {group}").shuffle(steps)
     rounds = itertools.zip_longest(*groups.values())
     steps = [step for row in rounds for step in row if step is not None]
     most = min(MOST[name in MODULE_STEPS], REPEATS * len(steps))

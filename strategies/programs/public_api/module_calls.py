@@ -23,7 +23,15 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F  # noqa: N812  # its usual name, which scripts have, too
 
-from strategies.programs.public_api.tensor_calls import eighths, is_even, leaf_of, number_along, on_mesh, pulled_back
+from strategies.programs.public_api.tensor_calls import (
+    eighths,
+    has_layout,
+    is_even,
+    leaf_of,
+    number_along,
+    on_mesh,
+    pulled_back,
+)
 
 
 class Two(nn.Module):
@@ -97,13 +105,14 @@ def parallelized(
     module, given = module_for(x, make), leaf_of(x)
     with torch.enable_grad():
         if not isinstance(x, DTensor):
-            return trained_once(module, module(given), [given])
+            return [torch.tensor(True), *trained_once(module, module(given), [given])]
         like = module(x.full_tensor())
         if not alike:
             unlike_on_ranks(module, x.device_mesh)
         module = parallel.parallelize_module(module, x.device_mesh, plan, **options)
         out = module(fed(given, takes))
-        return trained_once(module, gathered(out, like, x.device_mesh, gives), [given])
+        named = has_layout(out, [gives])
+        return [named, *trained_once(module, gathered(out, like, x.device_mesh, gives), [given])]
 
 
 def prepared(
@@ -111,6 +120,7 @@ def prepared(
     plan: Any,
     takes: Sequence[Placement | None],
     gives: Sequence[Placement],
+    promised: Sequence[Placement] = (),
     *,
     scaled: bool = True,
     local: bool = True,
@@ -119,21 +129,23 @@ def prepared(
     """A module of two tensors under a style that prepares what it takes or what it gives.
 
     The tensors have the layouts `takes`, None for that of x, and come as plain pieces where they are `local`; `gives` are
-    the layouts of the results.  The second tensor may come by `keyword`.
+    the layouts of the results that are pieces, and the style has `promised` those of the first results.  The second tensor
+    may come by `keyword`.
     """
     given = [leaf_of(x), leaf_of(x)]
     module = module_for(x, lambda features: Two(features, scaled))
     with torch.enable_grad():
         if not isinstance(x, DTensor):
-            outs = module(*given)
+            outs, named = module(*given), [torch.tensor(True)] * len(promised)
         else:
             mesh = x.device_mesh
             module = parallel.parallelize_module(distribute_module(module, mesh), mesh, plan)
             moved = [v if p is None else v.redistribute(placements=[p]) for v, p in zip(given, takes, strict=True)]
             fed_in = [fed(v, p) if local else v for v, p in zip(moved, takes, strict=True)]
             outs = module(fed_in[0], y=fed_in[1]) if keyword else module(*fed_in)
+            named = [has_layout(out, [p]) for out, p in zip(outs, promised, strict=False)]
             outs = [gathered(out, x, mesh, p) for out, p in zip(outs, gives, strict=True)]
-        return [*pulled_back(outs[0], given[:1]), *trained_once(module, outs[1], given[1:])]
+        return [*named, *pulled_back(outs[0], given[:1]), *trained_once(module, outs[1], given[1:])]
 
 
 def module_distributed(

@@ -176,9 +176,12 @@ def prepare_output(axes: int) -> Iterator[PublicStep]:
             "output_layouts": _pair(given, given), "desired_output_layouts": _pair(wanted, wanted),
             "use_local_output": one["local"],
         }  # fmt: skip
-        yield _prepared("PrepareModuleOutput", own, _pair(given, given), _pair(wanted, wanted), local=False)
+        both = _pair(wanted, wanted)
+        yield _prepared("PrepareModuleOutput", own, _pair(given, given), both, promised=both, local=False)
         some = {**own, "output_layouts": _pair(given, None), "desired_output_layouts": _pair(wanted, None)}
-        yield _prepared("PrepareModuleOutput", some, _pair(given, given), _pair(wanted, given), local=False)
+        first = f"({placement_code(wanted)},)"
+        ends = _pair(wanted, given)
+        yield _prepared("PrepareModuleOutput", some, _pair(given, given), ends, promised=first, local=False)
 
 
 def prepare_both(axes: int) -> Iterator[PublicStep]:
@@ -191,7 +194,7 @@ def prepare_both(axes: int) -> Iterator[PublicStep]:
                 "output_layouts": _pair(wanted, wanted), "desired_output_layouts": _pair(out, out),
                 "use_local_output": one["local"],
             }  # fmt: skip
-            more = {"keyword": keyword or None}
+            more = {"keyword": keyword or None, "promised": _pair(out, out)}
             yield _prepared("PrepareModuleInputOutput", {**own, **ends}, takes, _pair(out, out), **more)
             local = {**own, "use_local_input": True, **ends}
             yield _prepared("PrepareModuleInputOutput", local, takes, _pair(out, out), scaled=False, **more)

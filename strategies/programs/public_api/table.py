@@ -79,6 +79,14 @@ def public_step(then: str) -> tuple[str, PublicStep]:
     return found
 
 
+def public_object(then: str) -> Any:
+    """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
+    package, _, name = public_step(then)[0].partition(".")
+    return getattr(
+        {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "DTensor": DTensor}[package], name
+    )
+
+
 IMPORTS = """\
 import contextlib
 

@@ -73,13 +73,16 @@ def on_mesh(values: Tensor, like: Any, placements: Sequence[Placement]) -> Any:
     return DTensor.from_local(piece, mesh, placements, shape=values.shape, stride=values.stride())
 
 
+def has_layout(x: Any, placements: Sequence[Placement]) -> Tensor:
+    """Whether a DTensor has this layout, dims counted from the front; true of a plain tensor."""
+    named = tuple(Shard(p.dim % x.ndim) if isinstance(p, Shard) else p for p in placements)
+    return torch.tensor(not isinstance(x, DTensor) or x.placements == named)
+
+
 def held(x: Any, placements: Sequence[Placement]) -> list[Any]:
     """The tensor held in these placements, and whether DTensor names them so, dims counted from the front."""
     made = on_mesh(whole(x), x, placements)
-    if not isinstance(x, DTensor):
-        return [made, torch.tensor(True)]
-    named = tuple(Shard(p.dim % x.ndim) if isinstance(p, Shard) else p for p in placements)
-    return [made, torch.tensor(made.placements == named)]
+    return [made, has_layout(made, placements)]
 
 
 def pulled_back(out: Any, leaves: Sequence[Any], placements: Sequence[Placement] | None = None) -> list[Any]:
@@ -166,7 +169,7 @@ def redistributed(
             out = given.redistribute(placements=placements, **options)
         else:
             out = given.to(options.get("forward_dtype") or x.dtype, copy=True)
-        return pulled_back(out, [given], coming)
+        return [has_layout(out, placements), *pulled_back(out, [given], coming)]
 
 
 def created(x: Any, factory: str, placements: Sequence[Placement] | None, *values: Any, **options: Any) -> list[Any]:

@@ -10,6 +10,7 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | the decomposition that was traced, by running it op by op            | the decomposition, as DTensor traces it    |
 | the rule, by replicas                                                | the registered function                    |
 | neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
+| nothing, in a program of a public call                               | the public function                        |
 
 An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
 """
@@ -27,13 +28,14 @@ import torch
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
-from strategies.model.rule import Program, overload
+from strategies.model.rule import PUBLIC, Program, overload
+from strategies.programs.public_api.table import public_object, public_step
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
 from strategies.programs.run.verdict import Confirmation, raises
 from strategies.programs.shrink.search import failure_kind, program_of
 from strategies.torch_api import counterfactuals
-from strategies.torch_api.code_places import CodePlace, dispatcher_place, tracer_place
+from strategies.torch_api.code_places import CodePlace, dispatcher_place, place_of, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.torch_api.rank_runs import MeshTask, run_on_threads
@@ -41,7 +43,8 @@ from strategies.torch_api.user_modules import import_rules
 from strategies.validation.finding import Candidate, case_of
 
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
-KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, UNKNOWN)
+PUBLIC_CALL = "public call"
+KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, PUBLIC_CALL, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
 
 
@@ -87,7 +90,7 @@ def attribution(task: AttributionTask, note: Callable[[int], None]) -> Attributi
         except (*REJECTIONS, LocalTensorError):  # the candidate is of another version of torch or of this tool
             continue
         judged = task.judged and candidate.program is None
-        found = Attributor(work, judged=judged).cause(task.reason)
+        found = Attributor(work, judged=judged, then=program.then).cause(task.reason)
         if found is not None:
             return replace(found, program=program, judged=judged)
     return Attribution(UNKNOWN, reason="no simulated run shows it")
@@ -135,16 +138,22 @@ def fault_of(found: Confirmation) -> str:
 class Attributor:
     """The search for the cause of one run that goes wrong."""
 
-    def __init__(self, work: MeshTask[Confirmation], *, judged: bool) -> None:
-        self._work, self._judged = work, judged
+    def __init__(self, work: MeshTask[Confirmation], *, judged: bool, then: str = "") -> None:
+        self._work, self._judged, self._then = work, judged, then
 
     def cause(self, like: str = "") -> Attribution | None:
         """The cause; None if the run is right, or wrong in another way than by the reason `like`."""
         trace, reason = self._traced()
         if not reason or (like and fault_class(like) != fault_class(reason)):
             return None
-        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or Attribution(UNKNOWN)
-        return replace(found, reason=reason)
+        found = self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace) or self._public_call()
+        return replace(found or Attribution(UNKNOWN), reason=reason)
+
+    def _public_call(self) -> Attribution | None:
+        """The public function that the program uses, where none of the ops and redistributions that it runs is wrong."""
+        if not self._then.startswith(PUBLIC):
+            return None
+        return Attribution(PUBLIC_CALL, place_of(public_object(self._then)), detail=public_step(self._then)[0])
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
         with ExitStack() as stack:

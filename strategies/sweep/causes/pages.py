@@ -10,7 +10,7 @@ from typing import Any
 
 from localtensor.layout import shape_text
 from strategies.base.progress import Progress
-from strategies.model.rule import placements_text
+from strategies.model.rule import Program, placements_text
 from strategies.model.verdict import Report, digest
 from strategies.sweep.causes.cause import Cause
 from strategies.sweep.causes.reach import spelled
@@ -186,18 +186,21 @@ def short_table(pages: Sequence[Page], most: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def named_tensor(program: Program, number: int) -> str:
+    """A tensor of a program with its placements: `f32[4] S(0)`."""
+    x = program.sample.tensors[number]
+    return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[number])}"
+
+
 def call_text(page: Page) -> str:
     """The call of the case with shapes and placements: `torch.cumprod(f32[4] S(0), -1)`."""
     case = page.cause.case
     if case is None:
         return page.cause.findings[0]
     program = case.program
-
-    def named(found: re.Match[str]) -> str:
-        x = program.sample.tensors[int(found[1])]
-        return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[int(found[1])])}"
-
-    text = re.sub(r"\bx(\d+)\b", named, spelled(program.sample))
+    if program.public_call:
+        return f"{program.public_call} of {named_tensor(program, 0)}"
+    text = re.sub(r"\bx(\d+)\b", lambda found: named_tensor(program, int(found[1])), spelled(program.sample))
     return text + (f", then {program.then}" if program.then else "")
 
 
