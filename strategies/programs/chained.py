@@ -211,7 +211,7 @@ REDISTRIBUTIONS_PER_MESH = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
-Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed], tuple[int, Found]]
+Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed, Note], tuple[int, Found]]
 """A function that tries programs of one sample on one mesh: how many, and those that are wrong."""
 
 
@@ -236,7 +236,7 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
                 if isinstance(oracle, str):
                     result.skipped[oracle] += 1
                     continue
-                tried, found = play(task, number, oracle[0], task.meshes[i], oracle[1])
+                tried, found = play(task, number, oracle[0], task.meshes[i], oracle[1], note)
             except Exception as error:  # why: one sample's failure is reported as Crashed, and the others are validated
                 bench.crash(number, error)
                 continue
@@ -275,10 +275,10 @@ def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tupl
 
 
 def _pairs(
-    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
+    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[int, Found]:
     sample = task.samples[number]
-    count, wrong = _public(task, number, public_api.MESHES)
+    count, wrong = _public(task, number, mesh, public_api.MESHES, note)
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
         return count, wrong  # an empty result shows nothing, and DTensor 2.13 searches for a view of it for ever
     tried = follow_up_programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
@@ -287,15 +287,22 @@ def _pairs(
     return len(tried) + count, wrong_programs(tried) + wrong
 
 
-def _public(task: OverloadTask, number: int, meshes: Sequence[tuple[int, ...]]) -> tuple[int, Found]:
+def _public(
+    task: OverloadTask, number: int, mesh: tuple[int, ...], meshes: Sequence[tuple[int, ...]], note: Note
+) -> tuple[int, Found]:
     """The programs of DTensor's public calls, which are of no op in particular: a part with each sample of a copy."""
     if task.op != redistributions.COPY:
         return 0, []
-    return public_api.try_public_programs(meshes, seed=task.seed, share=number, shares=len(task.samples))
+    steps = task.step(number, task.meshes.index(mesh)), task.truth_step(number)
+
+    def began(batch: int) -> None:  # numbers of this sample in turn: the pool ends a worker whose number stays the same
+        note(steps[batch % 2])
+
+    return public_api.try_public_programs(meshes, seed=task.seed, share=number, shares=len(task.samples), began=began)
 
 
 def _meshes(
-    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
+    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[int, Found]:
     sample = task.samples[number]
     by_size = dict(_not_unsound(sample, truth, claimed, task.seed))
@@ -303,7 +310,7 @@ def _meshes(
     if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
-    count, wrong = _public(task, number, [mesh])
+    count, wrong = _public(task, number, mesh, [mesh], note)
     return len(tried) + count, mesh_validation.smallest_wrong_programs(tried) + wrong
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
-from strategies.programs.public_api.module_steps import MODULE_STEPS
 from strategies.programs.public_api.step import (
     EVEN_SEQUENCES,
     FLOATS,
@@ -39,8 +38,8 @@ MESHES = ((2,), (3,), (4,))
 """The meshes of one axis on which every public name is tried."""
 _ORDER = (*MESHES, (2, 2), (2, 3))
 """Meshes that follow each other: each has the steps of a name that come after those of the mesh before."""
-MOST = {False: 10, True: 8}
-"""The largest number of programs of one public name on one mesh; modules take longer."""
+MOST = 8
+"""The largest number of programs of one public name on one mesh."""
 REPEATS = 2
 """How often one step is drawn for one mesh, at most: with other tensors and layouts."""
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -58,6 +57,8 @@ DTYPES = {NUMBERS: (torch.float64, torch.float32, torch.int64), INDICES: (torch.
 """The dtypes of each kind; floats of both sizes for the others."""
 FIRST_ROWS = 5
 """Indices are below this number, which every table of the steps has."""
+BATCH = 48
+"""The number of programs that are run at one time, a second or two."""
 TRIES = 30
 """Draws of a tensor and a layout for one step, until one has a meaning."""
 
@@ -87,7 +88,7 @@ def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tu
         random.Random(f"{seed} {name} {group}").shuffle(steps)
     rounds = itertools.zip_longest(*groups.values())
     steps = [step for row in rounds for step in row if step is not None]
-    most = min(MOST[name in MODULE_STEPS], REPEATS * len(steps))
+    most = min(MOST, REPEATS * len(steps))
     for i in range(turn * most, (turn + 1) * most):
         yield steps[i % len(steps)], i
 
@@ -116,16 +117,26 @@ def _layout(x: Tensor, mesh: Sequence[int], rng: random.Random) -> Layout:
 
 
 def try_public_programs(
-    meshes: Sequence[tuple[int, ...]], *, seed: int, share: int = 0, shares: int = 1
+    meshes: Sequence[tuple[int, ...]],
+    *,
+    seed: int,
+    share: int = 0,
+    shares: int = 1,
+    began: Callable[[int], None] = lambda batch: None,
 ) -> tuple[int, list[tuple[Program, Confirmation]]]:
     """How many programs of public calls were run on these meshes, and those that are wrong on simulated ranks.
 
     A documented call that every rank refuses is among them, unless an op in it has no rule.  Of `shares` equal parts of the
-    programs that of number `share` is run.
+    programs that of number `share` is run.  `began` gets the number of each batch before it runs, and their number at last.
     """
     turns = ((mesh, _ORDER.index(mesh) if mesh in _ORDER else 0) for mesh in meshes)
     programs = [p for mesh, turn in turns for p in draw_public_programs(mesh, seed=seed, turn=turn)][share::shares]
-    played = zip(programs, run_simulated_programs(programs), strict=True)
+    played: list[tuple[Program, Confirmation]] = []
+    batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
+    for number, batch in enumerate(batches):
+        began(number)
+        played += zip(batch, run_simulated_programs(batch), strict=True)
+    began(len(batches))
     return len(programs), [(p, f) for p, f in played if f.wrong or (f.refused and is_claimed(f.refused))]
 
 

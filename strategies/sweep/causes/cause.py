@@ -180,7 +180,7 @@ def cause_key(found: Attribution, name: str = "") -> Key:
 def _subject(text: str) -> str:
     """What a finding's name begins with: the family of an op, or a public call without its arguments."""
     is_op = re.fullmatch(r"\w+\.\w+\.\w+", text)
-    return family_of(text) if is_op else re.sub(r"(?<=\w)\(.*", "", text)
+    return family_of(text) if is_op else text if text.startswith("[") else text.partition("(")[0]
 
 
 IN_PLACE, OUT = "ops in place", "ops with out="

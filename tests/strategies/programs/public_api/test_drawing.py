@@ -16,8 +16,9 @@ from strategies.validation.finding import OverloadTask
 from tests.strategies.cases import numbers, sample, silent
 
 
-def programs_of(name, mesh=(2,), seed=0):
-    return [p for p in drawing.draw_public_programs(mesh, seed=seed) if public_step(p.then)[0] == name]
+def programs_of(name, mesh=(2,), seed=0, turns=1):
+    drawn = (p for turn in range(turns) for p in drawing.draw_public_programs(mesh, seed=seed, turn=turn))
+    return [p for p in drawn if public_step(p.then)[0] == name]
 
 
 def wrong(programs):
@@ -60,7 +61,11 @@ def test_shares_are_all_programs_once(monkeypatch):
     run = []
     nothing = Confirmation("")
     monkeypatch.setattr(drawing, "run_simulated_programs", lambda some: run.append(some) or [nothing] * len(some))
-    counts = [drawing.try_public_programs([(2,), (3,)], seed=0, share=share, shares=3)[0] for share in range(3)]
+    meshes, began = [(2,), (3,)], []
+    counts = [
+        drawing.try_public_programs(meshes, seed=0, share=share, shares=3, began=began.append)[0] for share in range(3)
+    ]
+    assert began == [*range(len(run) // 3 + 1)] * 3 and len(run) > 3
     every = [p for turn, mesh in enumerate([(2,), (3,)]) for p in drawing.draw_public_programs(mesh, seed=0, turn=turn)]
     assert sum(counts) == len(every)
     assert sorted(str(p) for programs in run for p in programs) == sorted(map(str, every))
@@ -111,9 +116,10 @@ def test_a_gradient_of_pieces_that_ignores_its_placements_is_found_by_public_pro
         ctx.grad_placements = None
         return own(ctx, gradient)
 
-    before = wrong(programs_of("DTensor.from_local"))
+    programs = programs_of("DTensor.from_local", turns=3)
+    before = wrong(programs)
     monkeypatch.setattr(_api._FromTorchTensor, "backward", staticmethod(backward))
-    found = {text: why for text, why in wrong(programs_of("DTensor.from_local")).items() if text not in before}
+    found = {text: why for text, why in wrong(programs).items() if text not in before}
     assert found
     assert all(text.startswith("DTensor.from_local(") and "grad_placements=[Partial('sum')]" in text for text in found)
     assert_ordinary_programs_find_nothing()
@@ -124,7 +130,7 @@ def test_a_style_that_forgets_to_redistribute_is_found_by_public_programs_alone(
         return outputs.to_local() if use_local_output else outputs
 
     monkeypatch.setattr(ColwiseParallel, "_prepare_output_fn", staticmethod(forgets))
-    found = wrong(programs_of("parallel.ColwiseParallel"))
+    found = wrong(programs_of("parallel.ColwiseParallel", turns=3))
     assert found and all("ColwiseParallel(" in text and "output_layouts=" in text for text in found)
     assert any("use_local_output=False" in text for text in found) and any("_output=" not in text for text in found)
     assert wrong(programs_of("parallel.RowwiseParallel")) == {}
@@ -192,12 +198,11 @@ def test_rules_that_programs_register_are_gone_after_their_run():
 
 def test_an_error_in_the_context_of_a_loss_does_not_affect_later_programs():
     """torch 2.13: `loss_parallel` stays on after an exception, which is found; the program switches it off itself."""
-    one = [
-        p for p in drawing.draw_public_programs((2,), seed=0, turn=1) if "an exception within loss_parallel" in p.then
-    ]
-    others = [p for p in programs_of("parallel.loss_parallel") if "a target ignored" not in p.then][:2]
+    every = programs_of("parallel.loss_parallel", turns=4)
+    one = [p for p in every if "an exception within" in p.then][:1]
+    others = [p for p in every if "an exception within" not in p.then and "a target ignored" not in p.then][:2]
     assert wrong(others) == {}
-    run_simulated_programs(one)
+    assert len(wrong(one)) == 1
     x = torch.ones(3, 4)
     assert torch.nn.functional.cross_entropy(x, torch.tensor([0, 1, 2])) > 0
     assert wrong(others) == {}

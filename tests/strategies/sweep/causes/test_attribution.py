@@ -5,7 +5,19 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from strategies.model.rule import Call, Leaf, Program, Sample
-from strategies.sweep.causes.attribution import DISPATCHER, REDISTRIBUTION, RULE, Attributor, fault_class, program_work
+from strategies.programs.public_api.drawing import draw_public_programs
+from strategies.sweep.causes.attribution import (
+    DISPATCHER,
+    PUBLIC_CALL,
+    REDISTRIBUTION,
+    REFUSED,
+    RULE,
+    UNKNOWN,
+    Attribution,
+    Attributor,
+    fault_class,
+    program_work,
+)
 from strategies.sweep.causes.cause import cause_key, result_class
 from strategies.torch_api.counterfactuals import DECOMPOSITION
 from tests.strategies.sweep.causes.programs import CUMPROD, program
@@ -80,3 +92,25 @@ def test_the_class_of_a_fault_is_read_from_its_reason():
         "S",
         "P",
     )
+
+
+def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_function():
+    """torch 2.13: `rand` raises on a CPU mesh."""
+    given = next(p for p in draw_public_programs((2,), seed=0) if p.public_call.startswith("rand("))
+    found = Attributor(program_work(given), judged=False, then=given.then).cause()
+    assert (found.kind, found.place.name, found.detail) == (PUBLIC_CALL, "rand", "tensor.rand")
+    assert cause_key(found, str(given)) == (PUBLIC_CALL, "tensor.rand", REFUSED)
+    assert caused_by(given).kind == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("aten.add_.Tensor on (2,): S(0), then sum", "add"),
+        ("DTensor.from_local(grad_placements=[Partial('sum')]) on (2,): R", "DTensor.from_local"),
+        ("[Shard(0)] on (2,): R", "[Shard(0)]"),
+        ("an exception within loss_parallel() on (2,): S(1)", "an exception within loss_parallel"),
+    ],
+)
+def test_a_finding_without_a_function_is_named_by_its_op_or_its_public_call(name, subject):
+    assert cause_key(Attribution(UNKNOWN, reason="every rank raises E: x"), name)[1] == subject
