@@ -57,8 +57,8 @@ DTYPES = {NUMBERS: (torch.float64, torch.float32, torch.int64), INDICES: (torch.
 """The dtypes of each kind; floats of both sizes for the others."""
 FIRST_ROWS = 5
 """Indices are below this number, which every table of the steps has."""
-BATCH = 48
-"""The number of programs that are run at one time, a second or two."""
+BATCH = 24
+"""The number of programs that are run at one time, a second at most."""
 TRIES = 30
 """Draws of a tensor and a layout for one step, until one has a meaning."""
 

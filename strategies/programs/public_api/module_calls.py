@@ -96,12 +96,16 @@ def parallelized(
     gives: Placement,
     *,
     alike: bool = False,
+    sequence: bool = False,
     **options: Any,
 ) -> list[Any]:
     """A module under `parallelize_module`, of plain pieces of x in the layout `takes`; its result has the layout `gives`.
 
-    The parameters of all ranks but the first are others than the first rank's, unless they are `alike`.
+    The parameters of all ranks but the first are others than the first rank's, unless they are `alike`.  A `sequence` has
+    three dims, and of its result no layout is promised.  Raises ValueError for a sequence of fewer dims.
     """
+    if sequence and x.ndim < 3:
+        raise ValueError(f"a sequence has three dims, and this tensor has {x.ndim}")
     module, given = module_for(x, make), leaf_of(x)
     with torch.enable_grad():
         if not isinstance(x, DTensor):
@@ -111,7 +115,7 @@ def parallelized(
             unlike_on_ranks(module, x.device_mesh)
         module = parallel.parallelize_module(module, x.device_mesh, plan, **options)
         out = module(fed(given, takes))
-        named = has_layout(out, [gives])
+        named = torch.tensor(True) if sequence else has_layout(out, [gives])
         return [named, *trained_once(module, gathered(out, like, x.device_mesh, gives), [given])]
 
 

@@ -63,7 +63,7 @@ def _style(
     style: str, module: str, kind: str, takes: Placement | None, gives: Placement, *, alike: bool = False, **own: Any
 ) -> PublicStep:
     plan = call_text(style, **own)
-    options = ", alike=True" if alike else ""
+    options = ", alike=True, sequence=True" if alike else ""
     given = f"{placement_code(takes) if takes else None}, {placement_code(gives)}{options}"
     code = f"parallelized(x, lambda n: {module}, parallel.{plan}, {given})"
     return PublicStep(f"{plan} of {module}", code, kind, group=module)

@@ -5,14 +5,17 @@ import torch
 from torch.distributed.tensor import _api
 from torch.distributed.tensor.parallel import ColwiseParallel
 
+from strategies.model.rule import PUBLIC
 from strategies.model.verdict import Verdict
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.public_api import drawing
-from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, public_step
+from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, public_step, steps_of
+from strategies.programs.run.follow_ups import follow_up
 from strategies.programs.run.real_run import ProgramRealRuns, run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
+from strategies.sweep.report.text_and_json import call_text, file_name
 from strategies.torch_api import dtensor
-from strategies.validation.finding import OverloadTask
+from strategies.validation.finding import OverloadTask, finding_of_candidate
 from tests.strategies.cases import numbers, sample, silent
 
 
@@ -206,3 +209,18 @@ def test_an_error_in_the_context_of_a_loss_does_not_affect_later_programs():
     x = torch.ones(3, 4)
     assert torch.nn.functional.cross_entropy(x, torch.tensor([0, 1, 2])) > 0
     assert wrong(others) == {}
+
+
+def test_a_finding_is_named_and_filed_by_its_public_call(few):
+    task = OverloadTask("aten.clone.default", (sample("clone.default", numbers(3)),), ((2,),), 0, "pairs")
+    (found,) = [result for result in validate_with_follow_ups(task, silent) if result.samples]
+    first = found.suspects["tensor.rand: every rank raises AssertionError: -"][0]
+    finding = finding_of_candidate(first, Verdict.REFUSED, first.instance.evidence.reason)
+    assert finding.name == str(first.program)
+    assert call_text(finding).startswith("x = ") and file_name(finding).startswith("rand_x_shape_dtype_torch_float64_")
+
+
+def test_a_sequence_has_three_dims():
+    (step, *_) = [s for s in steps_of("parallel.SequenceParallel", 1) if "LayerNorm" in s.call]
+    with pytest.raises(ValueError, match="three dims, and this tensor has 2"):
+        follow_up(PUBLIC + step.call).apply([torch.ones(2, 3)])
