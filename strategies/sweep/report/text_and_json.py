@@ -147,7 +147,7 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
 
 def is_public(finding: Finding) -> bool:
     """Whether the finding is about a public call of DTensor, which its title begins with, and not about an op."""
-    return bool(finding.title) and not finding.title.startswith(finding.rule.op)
+    return bool(finding.title) and not re.match(r"\w+\.\w+\.\w+ on \(", finding.title)
 
 
 def call_text(finding: Finding) -> str:
