@@ -222,6 +222,10 @@ def dtype_class(sample: Sample) -> str:
     return "bool" if all("bool" in str(t.dtype) for t in sample.tensors) else "integer"
 
 
+PUBLIC = "public "
+"""How the step of a program begins that is a use of DTensor's public calls."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """One call of an op through DTensor on a mesh of one or more axes, and a cheap op after it.
@@ -243,9 +247,19 @@ class Program:
     def ranks(self) -> int:
         return math.prod(self.mesh)
 
+    @property
+    def public_call(self) -> str:
+        """The use of DTensor's public calls that the program tests, as a user writes it; empty where it tests an op."""
+        return self.then.removeprefix(PUBLIC) if self.then.startswith(PUBLIC) else ""
+
     def __str__(self) -> str:
-        """`aten.add.Tensor on (2, 2): (S(0), R), R, then sum`: one placement where a tensor has the same on each axis."""
+        """`aten.add.Tensor on (2, 2): (S(0), R), R, then sum`: one placement where a tensor has the same on each axis.
+
+        A program of a public call is `DTensor.full_tensor() on (2,): S(0)`.
+        """
         held = ", ".join(placements_text(placements) for placements in self.inputs)
+        if self.public_call:
+            return f"{self.public_call} on {self.mesh}: {held}"
         shown = f"{self.sample.op} on {self.mesh}: {held}"
         shown += f", then {self.then}" if self.then else ""
         return shown + (", a flattened submesh present" if self.flattened else "")

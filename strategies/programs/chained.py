@@ -17,13 +17,15 @@ from localtensor.errors import error_in_one_line
 from localtensor.layout import is_inexact, is_standard
 from strategies.model.call_signature import prior_calls
 from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
-from strategies.model.rule import Claim, Program, Rule, Sample, dtype_class, overload
+from strategies.model.rule import PUBLIC, Claim, Program, Rule, Sample, dtype_class, overload
 from strategies.model.verdict import PAIRS, Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.chains import chain_programs, is_drawn, on_fresh_tensor, wrong_chains
 from strategies.programs.mesh_validation import Found
-from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS
+from strategies.programs.public_api import drawing as public_api
+from strategies.programs.public_api.table import without_programs
+from strategies.programs.run.follow_ups import GRADS, RESULT_STEPS, VIEW_STEPS, input_alone
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
 from strategies.validation.claim_sources import claims
@@ -39,9 +41,9 @@ from strategies.validation.overload import KEPT_CANDIDATES, NO_TURN, Note, Recor
 from strategies.validation.probe import check_claims
 
 MAX_PROGRAMS, FURTHER_PROGRAMS = 12, 4
-"""The largest numbers of programs with a single step of one sample on one mesh: for the first samples, for further ones."""
+"""The largest numbers of programs with a single step of one sample: for the first samples, and for further ones."""
 WHOLE_SAMPLES, CHAINED_SAMPLES = 2, 3
-"""How many samples of a class of dtypes have all steps on every mesh, and how many of floats a chain."""
+"""How many samples of a class of dtypes have all steps, and how many of floats a chain."""
 _OF_PARTIAL = (
     "R", "times -1", "plus 1", "sum", "cast float32", "cast int64", "S(0)", "squared", "absolute", "times 2", "slice",
     "full twice", "cast bool", "sum 0", "transpose", "S(1)", "cast float64", "local",
@@ -118,11 +120,19 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     some = (f"grad of {turn // 2 % len(line[1])}",) if len(line[1]) > 1 else ()
     if any(map(is_inexact, sample.tensors)):  # autograd has no gradients for the results that a loss does not use
         yield from _turned((*some, PLAIN_GRADS[turn // 2 % 2 if some else turn % 2]), turn)
+        yield from _input_alone(sample, turn)
         yield _turned(tuple(name for name in GRADS if name not in PLAIN_GRADS), turn)[0]
     yield from itertools.islice(prior_calls(sample, before), 1)
     if len(line[1]) > 1:
         yield f"only {turn % len(line[1])}"
     yield from own[1:3]
+
+
+def _input_alone(sample: Sample, turn: int) -> Iterator[str]:
+    """The gradient of one of several tensors of floats alone: the op's gradient is then called without the others."""
+    floats = [i for i, x in enumerate(sample.tensors) if is_inexact(x)]
+    if len(floats) > 1:
+        yield f"grad of input {floats[turn // 3 % len(floats)]} alone"
 
 
 def _turned(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
@@ -137,7 +147,7 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     the cause: then the program is that step, on an `alias` of the tensor.
     """
     played = list(zip(tried, run_simulated_programs(tried), strict=True))
-    wrong = [(p, found) for p, found in played if found.wrong and p.then]
+    wrong = _as_plain_gradients([(p, found) for p, found in played if found.wrong and p.then])
     alone = run_simulated_programs([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
     fresh = [
@@ -148,7 +158,16 @@ def wrong_programs(tried: Sequence[Program]) -> list[tuple[Program, Confirmation
     for (program, found, _), other in zip(left, fresh, strict=True):
         own = next(others) if other is not None else None
         made.append((other, own) if other is not None and own is not None and own.wrong else (program, found))
-    return made + _refused_programs([(p, found) for p, found in played if found.refused])
+    return made + _refused_programs(_as_plain_gradients([(p, found) for p, found in played if found.refused]))
+
+
+def _as_plain_gradients(found: Found) -> Found:
+    """The same, with the gradient of all inputs in place of that of one alone where both fail: they are one fault."""
+    alone = [p for p, _ in found if input_alone(p.then)]
+    whole = [replace(p, then=PLAIN_GRADS[0]) for p in alone]
+    played = dict(zip(map(id, alone), zip(whole, run_simulated_programs(whole), strict=True), strict=True))
+    both = [(pair, played.get(id(pair[0]), pair)) for pair in found]
+    return [other if other[1].wrong or other[1].refused else pair for pair, other in both]
 
 
 def _refused_programs(refused: Found) -> Found:
@@ -173,7 +192,7 @@ REDISTRIBUTIONS_PER_MESH = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
-Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed], tuple[list[str], Found]]
+Play = Callable[[OverloadTask, int, OracleResult, tuple[int, ...], Claimed, Note], tuple[list[str], Found]]
 """A function that tries programs of one sample on one mesh: their follow-up steps, and those that are wrong."""
 
 
@@ -192,8 +211,6 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
     steps: dict[str, set[str]] = {}
     for number, sample in enumerate(task.samples):
         for i in bench.meshes(number):
-            if task.kind == PAIRS and not any(_budgets(task, number, task.meshes[i])):
-                continue
             note(task.step(number, i))
             result = bench.result_of(sample, task.meshes[i])
             try:
@@ -201,13 +218,15 @@ def _each(task: OverloadTask, note: Note, play: Play) -> list[TaskResult]:
                 if isinstance(oracle, str):
                     result.skipped[oracle] += 1
                     continue
-                tried, found = play(task, number, oracle[0], task.meshes[i], oracle[1])
+                tried, found = play(task, number, oracle[0], task.meshes[i], oracle[1], note)
             except Exception as error:  # why: one sample's failure is reported as Crashed, and the others are validated
                 bench.crash(number, error)
                 continue
             result.samples += 1
             result.tried += len(tried)
             steps.setdefault(dtype_class(sample), set()).update(tried)
+            if play is _pairs and task.op == redistributions.COPY:
+                result.untestable |= without_programs()
             for candidate in map(_candidate, found):
                 keep_smallest(result.suspects.setdefault(_key(candidate), []), candidate, KEPT_CANDIDATES)
     for number, sample in enumerate(task.samples if task.kind == PAIRS else ()):
@@ -230,6 +249,8 @@ def steps_left(tried: AbstractSet[str]) -> list[str]:
 def _key(candidate: Candidate) -> str:
     """The name under which candidates are one: refusals by their error, writes through views by the layout of the base."""
     program = candidate.program
+    if program is not None and program.public_call:
+        return public_api.fault_name(program, candidate.instance.evidence.reason)
     if candidate.instance.verdict is Verdict.REFUSED:
         return refusal_key(candidate)
     if program is not None and program.then in VIEW_STEPS:
@@ -251,35 +272,48 @@ def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tupl
 
 
 def _pairs(
-    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
+    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
+    public, found = _public(task, number, mesh, public_api.MESHES, note)
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
-        return [], []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
-    most, chains = _budgets(task, number, mesh)
+        return public, found  # an empty result shows nothing, and DTensor 2.13 searches for a view of it for ever
+    most, chains = _budgets(task, number)
     lines = claimed[mesh[-1]]
     tried = follow_up_programs(sample, lines, mesh, before=task.samples, most=most, seed=task.seed)
     if sample.op == redistributions.COPY and number == 0:  # views are of no op in particular: they are tried once
         tried += view_programs(sample, mesh, task.seed)
     chained = chain_programs(sample, [line[0] for line in _lines(sample, lines)], mesh, seed=task.seed, most=chains)
-    return [program.then for program in (*tried, *chained)], wrong_programs(tried) + wrong_chains(chained)
+    found += wrong_programs(tried) + wrong_chains(chained)
+    return [*public, *(program.then for program in (*tried, *chained))], found
 
 
-def _budgets(task: OverloadTask, number: int, mesh: tuple[int, ...]) -> tuple[int, int]:
-    """The largest numbers of programs with single steps and of chains for a sample on a mesh.
-
-    The first samples of a class of dtypes have all steps on every mesh, the others some on one mesh in turn.  A chain
-    follows each of the first few samples of floats, on one mesh in turn.
-    """
+def _budgets(task: OverloadTask, number: int) -> tuple[int, int]:
+    """The largest numbers of programs with single steps and of chains for a sample: more for the first of its dtypes."""
     kind = dtype_class(task.samples[number])
     before = sum(dtype_class(sample) == kind for sample in task.samples[:number])
-    turn = mesh == task.meshes[before % len(task.meshes)]
-    steps = MAX_PROGRAMS if before < WHOLE_SAMPLES else FURTHER_PROGRAMS if turn else 0
-    return steps, int(turn and kind == "real" and before < CHAINED_SAMPLES)
+    steps = MAX_PROGRAMS if before < WHOLE_SAMPLES else FURTHER_PROGRAMS
+    return steps, int(kind == "real" and before < CHAINED_SAMPLES)
+
+
+def _public(
+    task: OverloadTask, number: int, mesh: tuple[int, ...], meshes: Sequence[tuple[int, ...]], note: Note
+) -> tuple[list[str], Found]:
+    """The programs of DTensor's public calls, which are of no op in particular: a part with each sample of a copy."""
+    if task.op != redistributions.COPY:
+        return [], []
+    steps = task.step(number, task.meshes.index(mesh)), task.truth_step(number)
+
+    def began(batch: int) -> None:  # numbers of this sample in turn: the pool ends a worker whose number stays the same
+        note(steps[batch % 2])
+
+    shares = len(task.samples)
+    count, found = public_api.try_public_programs(meshes, seed=task.seed, share=number, shares=shares, began=began)
+    return [PUBLIC] * count, found
 
 
 def _meshes(
-    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed
+    task: OverloadTask, number: int, truth: OracleResult, mesh: tuple[int, ...], claimed: Claimed, note: Note
 ) -> tuple[list[str], Found]:
     sample = task.samples[number]
     by_size = dict(_not_unsound(sample, truth, claimed, task.seed))
@@ -287,7 +321,9 @@ def _meshes(
     if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
         moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=REDISTRIBUTIONS_PER_MESH)
         tried += zip(moves, run_simulated_programs(moves), strict=True)
-    return [program.then for program, _ in tried], mesh_validation.smallest_wrong_programs(tried)
+    public, wrong = _public(task, number, mesh, [mesh], note)
+    thens = [program.then for program, _ in tried]
+    return [*thens, *public], mesh_validation.smallest_wrong_programs(tried) + wrong
 
 
 def _not_unsound(sample: Sample, truth: OracleResult, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:

@@ -23,11 +23,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -89,6 +90,26 @@ def registered_functions() -> dict[tuple[str, torch._ops.OpOverload], Any]:
         "rule": prop.op_to_rules,
     }
     return {(name, op): func for name, table in tables.items() for op, func in table.items()}
+
+
+_TABLES = (
+    "op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_rules", "op_to_schema_info",
+    "op_to_schema_info_for_single_dim_strategy",
+)  # fmt: skip
+"""The tables of a propagator that registrations write to."""
+
+
+@contextlib.contextmanager
+def registrations_restored() -> Iterator[None]:
+    """After it DTensor has the rules that it had before."""
+    before = {name: dict(getattr(propagator(), name)) for name in _TABLES if hasattr(propagator(), name)}
+    try:
+        yield
+    finally:
+        for name, content in before.items():
+            table = getattr(propagator(), name)  # rank threads put tables of theirs there
+            table.clear()
+            table.update(content)
 
 
 def is_overlaid(op: torch._ops.OpOverload) -> bool:

@@ -56,21 +56,11 @@ def write(folder: Path, name: str, body: str) -> str:
 @contextlib.contextmanager
 def undone() -> Iterator[None]:
     """DTensor's registries, the modules, the path and the silence of a run are put back."""
-    prop = dtensor.propagator()
-    tables = (
-        "op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_rules", "op_to_schema_info",
-        "op_to_schema_info_for_single_dim_strategy",
-    )  # fmt: skip
-    before = {table: dict(getattr(prop, table)) for table in tables}
     path, modules, silence = list(sys.path), set(sys.modules), logging.root.manager.disable
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), dtensor.registrations_restored():
         try:
             yield
         finally:
-            for name, content in before.items():
-                table = getattr(prop, name)  # rank threads put tables of theirs there
-                table.clear()
-                table.update(content)
             sys.path[:] = path
             for name in set(sys.modules) - modules:
                 if not name.startswith(("torch", "numpy", "strategies", "localtensor", "multiprocessing")):

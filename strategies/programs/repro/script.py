@@ -24,7 +24,8 @@ from strategies.model.code_text import (
     tensor_literal,
 )
 from strategies.model.oracle import OracleResult, mutates
-from strategies.model.rule import Program, placements_text, written_leaves
+from strategies.model.rule import PUBLIC, Program, placements_text, written_leaves
+from strategies.programs.public_api import table as public_api
 from strategies.programs.run import follow_ups, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
@@ -196,6 +197,8 @@ def is_writable_program(program: Program) -> bool:
 
 def helper_functions(then: str) -> list[str]:
     """The source of our functions that the program uses: the script runs the same code as the validation."""
+    if then.startswith(PUBLIC):
+        return public_api.sources(follow_ups.follow_up(then).text)
     used = dict.fromkeys(function for step in follow_ups.steps_of(then) for function in _functions_of(step))
     return [inspect.getsource(function) for function in used]
 
@@ -231,7 +234,9 @@ def body_code(program: Program) -> str:
             steps, returned = _steps_code(between)
             lines = ["def chain(x):", *(f"    {line}" for line in [*steps, f"return {returned}"]), "", *lines]
         value = f"{op}(x)"
-        if last.startswith("grad of "):
+        if alone := follow_ups.input_alone(last):
+            value = f"gradients({op}, x, Replicate(), {writes}, only={alone})"
+        elif last.startswith("grad of "):
             one = f"lambda given: [{op}(given)[{last.removeprefix('grad of ')}]]"
             value = f"gradients({one}, x, Replicate(), {writes})"
         elif last in follow_ups.GRADS:

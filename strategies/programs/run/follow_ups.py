@@ -1,13 +1,15 @@
 """Follow-up steps of an op in a program, by name: cheap steps that reveal a wrong placement of the result.
 
 Each is an expression of one result `x` of the op, the same for a plain tensor and for a DTensor, and the same in the
-scripts that reproduce a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "base",
-"only 1", "again(x0, 2)".  A chain is several steps, of which only the last may be around the whole: "exp | S(0) | grad".
+scripts that reproduce a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "grad of
+input 1 alone", "base", "only 1", "again(x0, 2)".  A chain is several steps, of which only the last may be around the
+whole: "exp | S(0) | grad".
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,8 @@ from localtensor.layout import StridedShard
 from strategies.model.call_signature import parse_prior_call
 from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
-from strategies.model.rule import Call, flat_results, read_layout
+from strategies.model.rule import PUBLIC, Call, flat_results, read_layout
+from strategies.programs.public_api import table as public_api
 from strategies.programs.run.local_inputs import laid, whole
 from strategies.programs.run.step_functions import (
     gradients,
@@ -88,12 +91,18 @@ class FollowUp:
         scope = {
             "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
             "_StridedShard": StridedShard, "written": written, "with_base_written": with_base_written,
-            "through_local": through_local,
+            "through_local": through_local, **public_api.scope(),
         }  # fmt: skip
         return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of ours
 
 
 _compiled = functools.cache(functools.partial(compile, filename="<follower>", mode="eval"))
+
+
+def input_alone(then: str) -> str:
+    """The number of the input of which a step `grad of input 1 alone` takes the gradient; empty for another step."""
+    found = re.fullmatch(r"grad of input (\d+) alone", then)
+    return found[1] if found else ""
 
 
 def steps_of(then: str) -> tuple[str, ...]:
@@ -102,7 +111,7 @@ def steps_of(then: str) -> tuple[str, ...]:
     >>> steps_of("exp | S(0) | grad"), steps_of("sum"), steps_of("")
     (('exp', 'S(0)', 'grad'), ('sum',), ())
     """
-    if then.startswith("again("):  # the arguments of a call may hold the sign
+    if then.startswith(("again(", PUBLIC)):  # the arguments of a call may hold the sign
         return (then,)
     return tuple(then.split(CHAIN_SIGN)) if then else ()
 
@@ -119,14 +128,16 @@ def shorter_chains(then: str) -> list[str]:
 
 def needs_results_only(step: str) -> bool:
     """Whether the step of that name needs only the results of the op."""
-    return step in RESULT_STEPS or step in VIEW_STEPS or step.startswith(("to (", "only "))
+    return step in RESULT_STEPS or step in VIEW_STEPS or step.startswith(("to (", "only ", PUBLIC))
 
 
 def follow_up(name: str) -> FollowUp:
-    """The step of that name; `to (S(0), R)` is a redistribution to that layout.
+    """The step of that name; `to (S(0), R)` is a redistribution to that layout, and `public ...` a use of a public call.
 
     Raises ValueError for an unknown name, and BadPlacement for an invalid layout.
     """
+    if name.startswith(PUBLIC):
+        return FollowUp(name, public_api.public_step(name)[1].code)
     if name.startswith("to ("):
         return FollowUp(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
     every = RESULT_STEPS | VIEW_STEPS
@@ -152,6 +163,8 @@ class CallWithFollowUp(Call):
         if last.startswith("again("):
             parse_prior_call(self.op, last)([x.clone() for x in tensors] if writes else tensors)
             return op(tensors)
+        if alone := input_alone(last):
+            return gradients(op, tensors, Replicate(), writes, only=int(alone))
         if last.startswith("grad of "):
             number = int(last.removeprefix("grad of "))
             return gradients(lambda given: [op(given)[number]], tensors, Replicate(), writes)

@@ -9,6 +9,7 @@ wrong, runs again on rank threads, where each rank has its own control flow and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from strategies.programs.run.program_oracle import has_partial, oracle_of_progra
 from strategies.programs.run.rank_run import ProgramRankResult, ProgramRankTask
 from strategies.programs.run.verdict import Confirmation, confirmation_of, raises
 from strategies.torch_api import rank_runs
+from strategies.torch_api.dtensor import registrations_restored
 from strategies.torch_api.mesh_and_caches import averages_as_sums, world_mesh
 from strategies.torch_api.rank_runs import MeshTask, RankProcesses
 from strategies.validation.difference import coarsest_eps
@@ -135,7 +137,10 @@ def run_simulated_programs(programs: Sequence[Program]) -> list[Confirmation]:
     truths: dict[Any, OracleResult] = {}
     for first in range(0, len(programs), BATCH):
         works: dict[int, MeshTask[Confirmation]] = {}
-        with quiet(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]):  # for random ops
+        around = quiet(), averages_as_sums("simulated"), torch.random.fork_rng(devices=[]), registrations_restored()
+        with contextlib.ExitStack() as stack:  # random ops draw, and programs may register rules
+            for one in around:
+                stack.enter_context(one)
             for number, program in enumerate(programs[first : first + BATCH], first):
                 try:
                     parts = program_tasks(program, "cpu")

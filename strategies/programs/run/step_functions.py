@@ -28,13 +28,16 @@ def gradients(
     placement: Placement,
     writes: bool,
     twice: bool = False,
+    only: int | None = None,
 ) -> list[Any]:
     """The gradient of each tensor that can have one; None where the result does not depend on it.
 
-    What comes in has this placement.  With `twice`, the gradients of the gradients are appended.  An op that `writes` to
-    its arguments gets copies.  Raises RuntimeError where the call has no gradient, as autograd does.
+    What comes in has this placement.  With `twice`, the gradients of the gradients are appended.  With `only`, no tensor but
+    that of this number requires a gradient.  An op that `writes` to its arguments gets copies.  Raises RuntimeError where
+    the call has no gradient, as autograd does.
     """
     real = [x.dtype.is_floating_point or x.dtype.is_complex for x in tensors]
+    real = [has and only in (None, i) for i, has in enumerate(real)]
     leaves = [x.detach().requires_grad_(has) for x, has in zip(tensors, real, strict=True)]
     asked = [x for x in leaves if x.requires_grad]
     with torch.enable_grad():

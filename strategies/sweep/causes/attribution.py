@@ -12,6 +12,7 @@ of each.  Then one part at a time is replaced, and the part whose replacement ma
 | neither of these two                                                 | DTensor's dispatcher, or the op's handler  |
 | plain tensors beside DTensors, by replicas; of a call that is refused | the dispatcher's check of arguments        |
 | an op for which no rule was looked for, by the op on whole tensors   | the dispatch in native code                |
+| nothing, in a program of a public call                               | the public function                        |
 
 An op whose results are as its placements claim is not the cause, even if replicas in its place hide the error of a later op.
 """
@@ -33,7 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS
-from strategies.model.rule import Program, overload
+from strategies.model.rule import PUBLIC, Program, overload
+from strategies.programs.public_api.table import public_object, public_step
 from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import case_tasks, mesh_task_of, program_tasks
@@ -45,6 +47,7 @@ from strategies.torch_api.code_places import (
     arguments_place,
     dispatcher_place,
     native_dispatcher_place,
+    place_of,
     tracer_place,
 )
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER, OpStep, Trace
@@ -69,7 +72,8 @@ NO_PART = "more than one part of DTensor is wrong in it, or one that none of the
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
-KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, UNKNOWN)
+PUBLIC_CALL = "public call"
+KINDS = (RULE, DECOMPOSITION, HANDLER, REDISTRIBUTION, DISPATCHER, PUBLIC_CALL, UNKNOWN)
 Replacement = Callable[[], AbstractContextManager[Any]]
 
 
@@ -208,8 +212,15 @@ class Attributor:
         refused = fault_class(reason) == REFUSED
         found = self._plain_tensor() if refused else None
         found = found or self._redistribution(trace) or self._op(trace.steps) or self._by_probe(trace)
-        found = found or (self._before_rules(trace, reason) if refused else None) or Attribution(UNKNOWN, why=NO_PART)
-        return replace(found, reason=reason)
+        found = found or (self._before_rules(trace, reason) if refused else None) or self._public_call()
+        return replace(found or Attribution(UNKNOWN, why=NO_PART), reason=reason)
+
+    def _public_call(self) -> Attribution | None:
+        """The public function that the program uses, where none of the ops and redistributions that it runs is wrong."""
+        then = self._program.then if self._program else ""
+        if not then.startswith(PUBLIC):
+            return None
+        return Attribution(PUBLIC_CALL, place_of(public_object(then)), detail=public_step(then)[0])
 
     def _traced(self, *around: Replacement) -> tuple[Trace, str]:
         with ExitStack() as stack:

@@ -24,6 +24,7 @@ from strategies.programs.run.verdict import raises
 from strategies.sweep import aggregate
 from strategies.sweep.causes.attribution import (
     DISPATCHER,
+    PUBLIC_CALL,
     RAISES,
     REDISTRIBUTION,
     REFUSED,
@@ -135,7 +136,9 @@ def cause_key(found: Attribution, name: str = "") -> Key:
     wrong = fault_class(found.reason)
     place = str(found.place)
     if found.kind == UNKNOWN:
-        return (UNKNOWN, family_of(re.split(r": | on ", name)[0]), wrong)
+        return (UNKNOWN, _subject(re.split(r": | on ", name)[0]), wrong)
+    if found.kind == PUBLIC_CALL:
+        return (PUBLIC_CALL, found.detail, wrong)
     if found.kind == REDISTRIBUTION:
         flattened = "with a flattened submesh" if found.program is not None and found.program.flattened else ""
         return (REDISTRIBUTION, place, _classes(found.detail), wrong, flattened)
@@ -151,6 +154,12 @@ def cause_key(found: Attribution, name: str = "") -> Key:
         family_of(found.op).removeprefix("prims.") if found.kind == RULE and _is_own_choice(found, gives, wrong) else ""
     )
     return (found.kind, place, gives, wrong, family)
+
+
+def _subject(text: str) -> str:
+    """What a finding's name begins with: the family of an op, or a public call without its arguments."""
+    is_op = re.fullmatch(r"\w+\.\w+\.\w+", text)
+    return family_of(text) if is_op else text if text.startswith("[") else text.partition("(")[0]
 
 
 IN_PLACE, OUT = "ops in place", "ops with out="
@@ -213,6 +222,8 @@ def _words(key: Key, members: Members) -> tuple[str, tuple[str, ...]]:
     kind = key[0]
     if kind == UNKNOWN:
         return f"{key[1]}, {key[2]}", ()
+    if kind == PUBLIC_CALL:
+        return f"{_happens(key[2])}, of the public {key[1]}", ()
     if kind == REDISTRIBUTION:
         return f"{_happens(key[3])} in {key[2]}" + (f" {key[4]}" if key[4] else ""), ()
     if kind == DISPATCHER:

@@ -357,11 +357,13 @@ def _more_ordinary(stage: Callable[[Program], Iterator[Program]]) -> Callable[[P
 def call_text(program: Program, spelling: str = "") -> str:
     """The call of a program, as it is spelled, with shapes and placements: `torch.cumprod(f32[4] S(0), -1)`."""
 
-    def named(found: re.Match[str]) -> str:
-        x = program.sample.tensors[int(found[1])]
-        return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[int(found[1])])}"
+    def named(number: int) -> str:
+        x = program.sample.tensors[number]
+        return f"{shape_text(x.shape, x.dtype)} {placements_text(program.inputs[number])}"
 
-    text = re.sub(r"\bx(\d+)\b", named, spelling or spelled(program.sample))
+    if program.public_call:
+        return f"{program.public_call} of {named(0)}"
+    text = re.sub(r"\bx(\d+)\b", lambda found: named(int(found[1])), spelling or spelled(program.sample))
     return text + (f", then {program.then}" if program.then else "")
 
 

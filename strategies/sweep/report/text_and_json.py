@@ -57,7 +57,9 @@ def file_name(finding: Finding) -> str:
         return "_".join("".join(c for c in short(p) if c.isalnum()) or "none" for p in placements)
 
     op = finding.rule.op.removeprefix("aten.").replace(".", "_")
-    if finding.title:
+    if is_public(finding):
+        stem = re.sub(r"\W+", "_", finding.title.replace("-", "minus")).strip("_")
+    elif finding.title:
         title = re.sub(r"(, |: )\((?=[A-Z])", r"\1each ", finding.title.partition(" on ")[2])  # where a tensor begins
         words = re.sub(r"\W+", "_", title.replace("-", "minus")).strip("_")
         stem = f"{op}__on_{words}"
@@ -165,8 +167,15 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
     console.print(_totals(report))
 
 
+def is_public(finding: Finding) -> bool:
+    """Whether the finding is about a public call of DTensor, which its title begins with, and not about an op."""
+    return bool(finding.title) and not re.match(r"\w+\.\w+\.\w+ on \(", finding.title)
+
+
 def call_text(finding: Finding) -> str:
-    """The call of the smallest case: `cumprod(f64[2], -1)`."""
+    """The call of the smallest case: `cumprod(f64[2], -1)`; the tensor alone where the finding is about a public call."""
+    if is_public(finding):
+        return f"x = {', '.join(finding.sample)}"
     packet = finding.rule.op.split(".")[1]
     return f"{packet}({', '.join(finding.sample)})"
 

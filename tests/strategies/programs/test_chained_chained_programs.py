@@ -9,8 +9,10 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Claim, Rule, overload
+from strategies.programs import chained
 from strategies.programs.chained import follow_up_programs, wrong_programs
 from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample
@@ -138,3 +140,26 @@ def test_a_gradient_that_goes_wrong_is_a_finding_about_the_pair():
     one = sample("scatter_add.default", numbers(8, 4), 1, index, numbers(4, 4, seed=1))
     ((program, _),) = wrong_programs([on(one, "R, R, R", then="grad S(0)")])
     assert (program.sample.op, program.then) == (one.op, "grad S(0)")
+
+
+@pytest.mark.parametrize(("wrong", "then"), [
+    (("grad", "grad of input 1 alone"), "grad"), (("grad of input 1 alone",), "grad of input 1 alone"),
+])  # fmt: skip
+def test_a_gradient_of_one_input_alone_is_a_finding_only_where_that_of_all_inputs_is_right(monkeypatch, wrong, then):
+    def played(programs):
+        return [Confirmation("rank 0 assembles another" if p.then in wrong else "") for p in programs]
+
+    monkeypatch.setattr(chained, "run_simulated_programs", played)
+    one = on(sample("mul.Tensor", X, X), "S(0), S(0)", then="grad of input 1 alone")
+    ((program, _),) = wrong_programs([one])
+    assert program.then == then
+
+
+def test_of_several_floats_each_has_its_turn_alone():
+    thens = {
+        p.then
+        for rows in range(2, 40)
+        for p in tried(sample("mul.Tensor", numbers(rows, 4), numbers(rows, 4)), "S(0), S(0) -> S(0)")
+    }
+    assert {"grad of input 0 alone", "grad of input 1 alone"} <= thens
+    assert not any("alone" in p.then for p in tried(sample("neg.default", X), "S(0) -> S(0)"))

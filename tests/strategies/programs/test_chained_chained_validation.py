@@ -29,6 +29,12 @@ def registries():
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_public_programs(monkeypatch):
+    """They run with a copy, and have tests of their own."""
+    monkeypatch.setattr(chained.public_api, "try_public_programs", lambda *_, **__: (0, []))
+
+
 def docket(*samples, trial="pairs", mesh=(2,), **more):
     return OverloadTask(samples[0].op, samples, (mesh,), 0, trial, **more)
 
@@ -99,6 +105,33 @@ def test_calls_before_are_those_of_the_same_docket(monkeypatch):
     samples = (sample("neg.default", X), sample("neg.default", numbers(3)))
     validate_with_follow_ups(docket(*samples), silent)
     assert [[id(one) for one in before] for before in asked] == [[id(one) for one in samples]] * 2
+
+
+def mislays_where_no_weight_needs_a_gradient():
+    """DTensor's own rule for the gradient of a layer norm gives way to one that is wrong without that of the weight."""
+    backward = overload("aten.native_layer_norm_backward.default")
+    for table in ("op_single_dim_strategy_funcs", "op_to_schema_info_for_single_dim_strategy"):
+        getattr(dtensor.propagator(), table).pop(backward, None)
+
+    def rule(gradient, x, shape, mean, rstd, weight, bias, mask):
+        first = Replicate() if mask[1] else Partial("sum")
+        takes = [p and Replicate() for p in (gradient, x, None, mean, rstd, weight, bias, None)]
+        return [([first, Replicate(), Replicate()], takes)]
+
+    register_sharding(backward)(rule)
+
+
+@pytest.mark.usefixtures("registries")
+def test_a_gradient_that_is_wrong_where_another_is_not_needed_is_found_by_that_of_one_input_alone():
+    norm = [
+        sample("native_layer_norm.default", numbers(4, n), [n], numbers(n), numbers(n, seed=1), 1e-5)
+        for n in range(5, 13)
+    ]
+    right = only(validate_with_follow_ups(docket(*norm), silent))
+    mislays_where_no_weight_needs_a_gradient()
+    wrong = only(validate_with_follow_ups(docket(*norm), silent))
+    new = set(wrong.suspects) - set(right.suspects)
+    assert new and all(name.endswith("alone") for name in new)
 
 
 # On several axes.

@@ -126,15 +126,6 @@ def wrong_for_nine_columns():
     register_sharding(op)(lambda x, y: odd if x.shape[-1] == 9 else [([S0], [S0, None])])
 
 
-def test_further_calls_of_an_overload_are_followed_on_one_mesh_in_turn():
-    samples = tuple(sample("logical_not.default", torch.tensor([1.0, 0.0, 2.0])[:n]) for n in (3, 2, 3, 2, 3, 2))
-    found = validate_with_follow_ups(
-        OverloadTask(samples[0].op, samples, ((2,), (3,), (4,)), 0, "pairs"), (noted := []).append
-    )
-    assert {r.unit.mesh: r.samples for r in found if r.unit.dtypes == "real"} == {(2,): 3, (3,): 3, (4,): 4}
-    assert len(noted) == 10  # the first two on each mesh, the other four on one
-
-
 def test_a_rule_that_is_wrong_for_a_further_call_alone_is_found():
     samples = tuple(sample("amax.default", numbers(4, n), [0]) for n in (4, 5, 6, 9))
 

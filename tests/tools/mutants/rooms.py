@@ -13,6 +13,8 @@ MOST = 3
 """A room that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
     "strategies/programs/run/step_functions.py": "test_follow_ups test_follow_ups_gradients",
+    **dict.fromkeys((f"strategies/programs/public_api/{name}.py" for name in
+        ["step", "tensor_calls", "module_calls", "tensor_steps", "module_steps"]), "strategies/programs/public_api/test_drawing"),
     "strategies/sweep/causes/pages.py": "strategies/sweep/causes/test_script end_to_end/test_bench_findings",
     "strategies/ops/pointwise/monotone.py": "test_unary_binary",
     "localtensor/processes/worker_group.py": "test_pool test_forked",

@@ -3,7 +3,7 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from strategies.model.rule import flat_results
-from strategies.programs.run.follow_ups import gradients
+from strategies.programs.run.follow_ups import CallWithFollowUp, gradients, input_alone
 from strategies.programs.run.local_inputs import uneven
 from tests.strategies.cases import numbers, sample
 
@@ -38,3 +38,31 @@ def test_an_op_that_writes_gets_copies():
 def test_a_call_without_a_gradient_is_refused_by_autograd():
     with pytest.raises(RuntimeError):
         taken(sample("argmax.default", X, 0))
+
+
+def test_the_gradient_of_one_input_alone_leaves_the_others_without_one():
+    one = sample("native_layer_norm.default", numbers(3, 4), [4], numbers(4, seed=1), numbers(4, seed=2), 1e-5)
+    asked = []
+
+    def op(given):
+        asked.append([x.requires_grad for x in given])
+        return flat_results(one.call(given))
+
+    every = gradients(op, one.tensors, Replicate(), False)
+    (weight,) = gradients(op, one.tensors, Replicate(), False, only=1)
+    assert asked == [[True] * 3, [False, True, False]]
+    torch.testing.assert_close(weight, every[1])
+
+
+def test_an_integer_alone_has_no_gradient():
+    one = sample("gather.default", X, 0, torch.tensor([[0, 1, 2]]))
+    with pytest.raises(RuntimeError, match="no result of this call has a gradient"):
+        gradients(lambda given: flat_results(one.call(given)), one.tensors, Replicate(), False, only=1)
+
+
+def test_the_step_by_its_name_is_that_gradient():
+    one = sample("mm.default", X, Y)
+    call = CallWithFollowUp(one.op, one.call.args, one.call.kwargs, "grad of input 1 alone")
+    (dy,) = call(one.tensors)
+    torch.testing.assert_close(dy, taken(one)[1])
+    assert input_alone(call.then) == "1" and input_alone("grad of 1") == ""

@@ -8,6 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Call, Leaf, Program, Rule, Sample
 from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.programs.public_api.drawing import draw_public_programs
 from strategies.sweep.causes.attribution import (
     BEFORE_RULES,
     DISPATCHER,
@@ -16,7 +17,9 @@ from strategies.sweep.causes.attribution import (
     NOT_SIMULATED,
     OP_BY_OP,
     PLAIN_MOVES,
+    PUBLIC_CALL,
     REDISTRIBUTION,
+    REFUSED,
     REPLICAS,
     RULE,
     UNKNOWN,
@@ -189,3 +192,25 @@ def test_the_class_of_a_fault_is_read_from_its_reason():
         "S",
         "P",
     )
+
+
+def test_what_no_replacement_cures_in_a_program_of_a_public_call_is_that_function():
+    """torch 2.13: `rand` raises on a CPU mesh."""
+    given = next(p for p in draw_public_programs((2,), seed=0) if p.public_call.startswith("rand("))
+    found = Attributor(program_work(given), judged=False, program=given).cause()
+    assert (found.kind, found.place.name, found.detail) == (PUBLIC_CALL, "rand", "tensor.rand")
+    assert cause_key(found, str(given)) == (PUBLIC_CALL, "tensor.rand", REFUSED)
+    assert Attributor(program_work(given), judged=False).cause().kind == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("aten.add_.Tensor on (2,): S(0), then sum", "add"),
+        ("DTensor.from_local(grad_placements=[Partial('sum')]) on (2,): R", "DTensor.from_local"),
+        ("[Shard(0)] on (2,): R", "[Shard(0)]"),
+        ("an exception within loss_parallel() on (2,): S(1)", "an exception within loss_parallel"),
+    ],
+)
+def test_a_finding_without_a_function_is_named_by_its_op_or_its_public_call(name, subject):
+    assert cause_key(Attribution(UNKNOWN, reason="every rank raises E: x"), name)[1] == subject

@@ -1,0 +1,147 @@
+"""Programs of public calls: which steps, on which tensors and layouts, and their simulated runs.
+
+Of each public name some steps are tried on each mesh, those of other meshes first: together they are all or as many as there
+is time for.  The rest of a step's choices are drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial
+
+from localtensor.layout import Layout, has_one_meaning
+from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
+from strategies.programs.mesh_programs import placement_options
+from strategies.programs.public_api.step import (
+    EVEN_SEQUENCES,
+    FLOATS,
+    INDICES,
+    LOGITS,
+    MATRICES,
+    NUMBERS,
+    ROWS,
+    SEQUENCES,
+    PublicStep,
+)
+from strategies.programs.public_api.table import STEPS, public_step, steps_of
+from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.run.verdict import Confirmation, is_claimed
+from strategies.programs.shrink.search import failure_kind
+
+MESHES = ((2,), (3,), (4,))
+"""The meshes of one axis on which every public name is tried."""
+_ORDER = (*MESHES, (2, 2), (2, 3))
+"""Meshes that follow each other: each has the steps of a name that come after those of the mesh before."""
+MOST = 8
+"""The largest number of programs of one public name on one mesh."""
+REPEATS = 2
+"""How often one step is drawn for one mesh, at most: with other tensors and layouts."""
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    FLOATS: ((8, 6), (5, 3), (4, 2, 6), (1, 4), (6, 12)),
+    NUMBERS: ((8, 6), (5, 3), (3,), (4, 2, 6), (1, 4)),
+    MATRICES: ((12, 12), (24, 12)),
+    ROWS: ((8, 6), (5, 3), (1, 4), (6, 12)),
+    SEQUENCES: ((2, 4, 6), (2, 12, 5), (3, 5, 4), (4, 8, 4)),
+    EVEN_SEQUENCES: ((12, 24, 2), (24, 12, 3)),
+    INDICES: ((4, 6), (5, 3), (3,), (12, 2)),
+    LOGITS: ((8, 6), (5, 12), (4, 5), (3, 8, 2), (2, 6, 4)),
+}
+"""Shapes that are even, uneven, and shorter than the mesh, for each kind of tensors."""
+DTYPES = {NUMBERS: (torch.float64, torch.float32, torch.int64), INDICES: (torch.int64,)}
+"""The dtypes of each kind; floats of both sizes for the others."""
+FIRST_ROWS = 5
+"""Indices are below this number, which every table of the steps has."""
+BATCH = 24
+"""The number of programs that are run at one time, a second at most."""
+TRIES = 30
+"""Draws of a tensor and a layout for one step, until one has a meaning."""
+
+
+@functools.cache
+def _sample(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Sample:
+    """A call that keeps a tensor and its layout, on which a public call follows; equal samples are one, so that they share an oracle."""
+    steps = torch.arange(torch.Size(shape).numel())
+    values = (steps * 3 + 1) % FIRST_ROWS if kind == INDICES else steps * 2 - len(steps)
+    x = (values / 8 if dtype.is_floating_point else values).reshape(shape).to(dtype)
+    return Sample(Call("aten.alias.default", (Leaf(0),)), (x,), "a public call of DTensor")
+
+
+def draw_public_programs(mesh: tuple[int, ...], *, seed: int, turn: int = 0) -> list[Program]:
+    """Programs of every public name on this mesh, the same for a seed in any process.  `turn` counts the meshes."""
+    drawn = ((step, number) for name in STEPS for step, number in _some(name, mesh, seed, turn))
+    found = (_program(step, mesh, seed, number) for step, number in drawn)
+    return list(dict.fromkeys(program for program in found if program is not None))
+
+
+def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tuple[PublicStep, int]]:
+    """Some steps of a name, from where those of the mesh before end, each with the number of its draw; all groups in turn."""
+    groups: dict[str, list[PublicStep]] = {}
+    for step in steps_of(name, len(mesh)):
+        groups.setdefault(step.group, []).append(step)
+    for group, steps in groups.items():
+        random.Random(f"{seed} {name} {group}").shuffle(steps)
+    rounds = itertools.zip_longest(*groups.values())
+    steps = [step for row in rounds for step in row if step is not None]
+    most = min(MOST, REPEATS * len(steps))
+    for i in range(turn * most, (turn + 1) * most):
+        yield steps[i % len(steps)], i
+
+
+def _program(step: PublicStep, mesh: tuple[int, ...], seed: int, number: int) -> Program | None:
+    """The step on a tensor and a layout that it takes; None if none of the draws is one.  The tensor is the same on all meshes."""
+    tensors = random.Random(f"{seed} {number % REPEATS} {step.call}")
+    layouts = random.Random(f"{seed} {number} {step.call} {mesh}")
+    for _ in range(TRIES):
+        shape = tensors.choice(SHAPES[step.takes])
+        dtype = tensors.choice(DTYPES.get(step.takes, (torch.float64, torch.float32)))
+        sample = _sample(step.takes, shape, dtype)
+        layout = _layout(sample.tensors[0], mesh, layouts)
+        given = (layout, *step.layouts)
+        if step.fits(sample.tensors[0], layout) and all(has_one_meaning(p, shape, dtype, mesh) for p in given):
+            return Program(sample, mesh, (layout,), PUBLIC + step.call, seed)
+    return None
+
+
+def _layout(x: Tensor, mesh: Sequence[int], rng: random.Random) -> Layout:
+    """Any layout, in which no more than one placement in three is partial."""
+    every = placement_options(x)
+    partial = [p for p in every if isinstance(p, Partial)]
+    others = [p for p in every if not isinstance(p, Partial)]
+    return tuple(rng.choice([*others, *others, *rng.choices(partial, k=len(others))]) for _ in mesh)
+
+
+def try_public_programs(
+    meshes: Sequence[tuple[int, ...]],
+    *,
+    seed: int,
+    share: int = 0,
+    shares: int = 1,
+    began: Callable[[int], None] = lambda batch: None,
+) -> tuple[int, list[tuple[Program, Confirmation]]]:
+    """How many programs of public calls were run on these meshes, and those that are wrong on simulated ranks.
+
+    A documented call that every rank refuses is among them, unless an op in it has no rule.  Of `shares` equal parts of the
+    programs that of number `share` is run.  `began` gets the number of each batch before it runs, and their number at last.
+    """
+    turns = ((mesh, _ORDER.index(mesh) if mesh in _ORDER else 0) for mesh in meshes)
+    programs = [p for mesh, turn in turns for p in draw_public_programs(mesh, seed=seed, turn=turn)][share::shares]
+    played: list[tuple[Program, Confirmation]] = []
+    batches = [programs[first : first + BATCH] for first in range(0, len(programs), BATCH)]
+    for number, batch in enumerate(batches):
+        began(number)
+        played += zip(batch, run_simulated_programs(batch), strict=True)
+    began(len(batches))
+    return len(programs), [(p, f) for p, f in played if f.wrong or (f.refused and is_claimed(f.refused))]
+
+
+def fault_name(program: Program, reason: str) -> str:
+    """The name under which candidates of public calls are one: those of one public name that fail in one way."""
+    kind = failure_kind(reason)
+    stops = " stops" if reason.startswith("stops") else ""
+    return f"{public_step(program.then)[0]}: {kind.what}{stops}"

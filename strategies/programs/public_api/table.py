@@ -1,0 +1,125 @@
+"""All public names of DTensor: which have programs, and which have none, with the reason.
+
+The names are those in `__all__` of `torch.distributed.tensor` and of its packages `experimental` and `parallel`, and the
+public methods of `DTensor`, so that a name of a later torch is one without programs until it is listed here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import tensor as dtensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, experimental, parallel
+from torch.nn import functional as F  # noqa: N812  # its usual name, which scripts have, too
+
+from strategies.model.rule import PUBLIC
+from strategies.programs.public_api import module_calls, tensor_calls
+from strategies.programs.public_api.module_steps import MODULE_STEPS
+from strategies.programs.public_api.step import PublicStep
+from strategies.programs.public_api.tensor_steps import TENSOR_STEPS, Generator
+from strategies.programs.run.local_inputs import whole
+
+STEPS: dict[str, Generator] = {**TENSOR_STEPS, **MODULE_STEPS}
+"""A generator of steps for each public name that has programs."""
+ONE_AXIS = frozenset(
+    name for name in MODULE_STEPS if name not in ("tensor.distribute_module", "parallel.loss_parallel")
+)
+"""Names whose calls take a mesh of one axis."""
+WITHOUT_PROGRAMS = {
+    "tensor.DTensor": "a class: its methods have programs",
+    "DTensor.device_mesh": "an attribute, which every program reads",
+    "DTensor.placements": "an attribute, which every program reads",
+    "tensor.Placement": "the base class of Replicate, Shard and Partial, which have programs",
+    "parallel.ParallelStyle": "the base class of the styles, which have programs",
+    "experimental.context_parallel": "it changes how attention runs on buffers that it cuts itself: it has no program here",
+}
+"""Public names without programs of their own, and the reason."""
+MOST_AXES = 2
+"""Steps have layouts for meshes of one axis up to so many."""
+
+
+def public_names() -> list[str]:
+    """Each public name of the installed torch, by its package: `tensor.zeros`, `parallel.ColwiseParallel`; or `DTensor.to_local`."""
+    packages = (("tensor", dtensor), ("experimental", experimental), ("parallel", parallel))
+    names = [f"{package}.{name}" for package, module in packages for name in module.__all__]
+    return [*names, *(f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_"))]
+
+
+def without_programs() -> dict[str, str]:
+    """The public names of the installed torch that have no program, with the reason."""
+    new = "it is public in this torch, and has no program yet"
+    return {name: WITHOUT_PROGRAMS.get(name, new) for name in public_names() if name not in STEPS}
+
+
+@functools.cache
+def steps_of(name: str, axes: int) -> tuple[PublicStep, ...]:
+    """The steps of a public name on a mesh of so many axes, each once."""
+    if axes > (1 if name in ONE_AXIS else MOST_AXES):
+        return ()
+    return tuple({step.call: step for step in STEPS[name](axes)}.values())
+
+
+@functools.cache
+def _by_call() -> dict[str, tuple[str, PublicStep]]:
+    return {
+        step.call: (name, step) for name in STEPS for axes in range(1, MOST_AXES + 1) for step in steps_of(name, axes)
+    }
+
+
+def public_step(then: str) -> tuple[str, PublicStep]:
+    """The public name and the step of a program's `then`.  Raises ValueError for a text that is none."""
+    found = _by_call().get(then.removeprefix(PUBLIC))
+    if not then.startswith(PUBLIC) or found is None:
+        raise ValueError(f"no public call of DTensor is written {then.removeprefix(PUBLIC)!r} here")
+    return found
+
+
+def public_object(then: str) -> Any:
+    """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
+    package, _, name = public_step(then)[0].partition(".")
+    return getattr(
+        {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "DTensor": DTensor}[package], name
+    )
+
+
+IMPORTS = """\
+import contextlib
+
+from torch import nn
+from torch.distributed import tensor as dtensor
+from torch.distributed.tensor import distribute_module, experimental, parallel
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional as F
+"""
+"""What the functions of steps need besides torch, DTensor, `distribute_tensor` and the placements."""
+FUNCTIONS: dict[str, Any] = {
+    name: value
+    for module in (tensor_calls, module_calls)
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", "") == module.__name__
+} | {"whole": whole}
+"""All functions and classes that steps use, by name."""
+
+
+def scope() -> dict[str, Any]:
+    """The names that the code of a step may use besides `x`."""
+    named = {"torch": torch, "nn": nn, "F": F, "experimental": experimental, "parallel": parallel}
+    return {**FUNCTIONS, **named, "Partial": Partial, "Replicate": Replicate, "Shard": Shard}
+
+
+def sources(code: str) -> list[str]:
+    """The text that a script needs for the code of a step: the imports, then each function that it uses and those that these use."""
+    used: dict[str, str] = {}
+    texts = [code]
+    while texts:
+        text = texts.pop()
+        for name, value in FUNCTIONS.items():
+            if name not in used and re.search(rf"(?<![\w.]){name}\(", text):
+                used[name] = inspect.getsource(value)
+                texts.append(used[name])
+    return [IMPORTS, *(used[name] for name in sorted(used, key=list(FUNCTIONS).index))]
