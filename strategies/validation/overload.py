@@ -135,17 +135,19 @@ class Recorder:
 
     def leave_out(self, sample: Sample, what: str, names: Sequence[str]) -> None:
         """Record names that were not tried on samples of this one's class of dtypes, once for all meshes."""
-        if names:
-            self._first_result(dtype_class(sample)).left_out[what] = list(names)
+        first = self._first_result(dtype_class(sample))
+        if names and first is not None:
+            first.left_out[what] = list(names)
 
-    def _first_result(self, dtypes: str) -> TaskResult:
-        return self._results[min(unit for unit in self._results if unit.dtypes == dtypes)]
+    def _first_result(self, dtypes: str) -> TaskResult | None:
+        """The result of the class on the first mesh; None where that unit is not wanted, being in the journal already."""
+        return self._results.get(WorkUnit(self.task.op, self.task.kind, dtypes, min(self.task.meshes)))
 
     def all(self) -> list[TaskResult]:
         """The results, with what was left out of the inputs of each class of dtypes."""
         for dtypes in sorted({unit.dtypes for unit, result in self._results.items() if result.samples}):
-            if self.task.kind == ALONE:
-                self._first_result(dtypes).left_out |= _left_out(self._turns[dtypes], self._undrawn.get(dtypes))
+            if self.task.kind == ALONE and (first := self._first_result(dtypes)) is not None:
+                first.left_out |= _left_out(self._turns[dtypes], self._undrawn.get(dtypes))
         return [self._results[unit] for unit in sorted(self._results)]
 
 
