@@ -155,5 +155,6 @@ def test_what_was_left_out_is_in_the_json_and_on_request_in_the_text():
     }
     assert "aten.a.default" not in text(coverage)
     shown = text(coverage, left_out=True)
+    assert shown.startswith(text(coverage).rstrip())
     assert "aten.a.default\n  bool: placement tuples: 7 of 9 not drawn\naten.b.default\n  real: forms" in shown
     assert "  real: steps without a turn: sgd" in shown and shown.count("aten.b.default") == 1

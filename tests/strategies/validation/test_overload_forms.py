@@ -190,7 +190,7 @@ def test_a_dtype_that_the_op_does_not_take_is_left_out_and_one_that_it_takes_is_
     found = left_out(sample("cumprod.default", X, 1), sample("cumprod.default", X, 0))[
         "aten.cumprod.default alone real 2"
     ]
-    assert found["dtypes that do not apply"] == ["float8_e4m3fn"]
+    assert found["dtypes that do not apply"] == ["float8_e4m3fn"] and "dtypes without a turn" not in found
     assert any(x.dtype == torch.bfloat16 for other, _ in tried for x in other.tensors)
 
 
