@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Mesh, StridedShard, is_standard, is_supported
-from strategies.model.call_signature import arguments_text, parse_prior_call, with_indexed_tensors
+from strategies.model.call_signature import arguments_text, numeric_arguments, parse_prior_call, with_indexed_tensors
 from strategies.model.code_text import (
     COMPARISON_CODE,
     FLATTEN_FUNCTION,
@@ -24,7 +24,7 @@ from strategies.model.code_text import (
 )
 from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import Program, placements_text, written_leaves
-from strategies.programs.run import follow_ups, local_inputs, step_functions
+from strategies.programs.run import follow_ups, law_steps, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.validation.probe import Case
@@ -209,6 +209,14 @@ def helper_functions(then: str) -> list[str]:
         used.append(
             step_functions.trained if "trained(" in follow_ups.GRADS.get(then, "") else step_functions.gradients
         )
+    elif then in law_steps.LAWS:
+        helpers = (law_steps.copied, law_steps.random_run, law_steps.locals_of_ranks, local_inputs.whole)
+        used += [*helpers, local_inputs.spread, local_inputs.uneven]
+        used.append(getattr(law_steps, law_steps.LAWS[then].partition("(")[0]))
+        return [
+            f"import math\n\nOp = Callable[[Sequence[Any]], list[Any]]\nRISK = {law_steps.RISK}\n",
+            *map(inspect.getsource, used),
+        ]
     elif then == "base":
         used.append(follow_ups.with_bases)
     elif follow_ups.needs_results_only(then):
@@ -234,6 +242,9 @@ def body_code(program: Program) -> str:
         value = f"gradients({one}, x, Replicate(), {mutates(sample.op)})"
     elif then in follow_ups.GRADS:
         value = follow_ups.GRADS[then].replace("writes", str(mutates(sample.op)))
+    elif then in law_steps.LAWS:
+        value = law_steps.LAWS[then].replace("packet", repr(follow_ups.packet(sample.op)))
+        value = value.replace("arguments", repr(numeric_arguments(sample.call)))
     elif then == "base":
         value = "with_bases(op, x)"
     elif follow_ups.needs_results_only(then):

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
-from strategies.model.call_signature import parse_prior_call
+from strategies.model.call_signature import numeric_arguments, parse_prior_call
 from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
 from strategies.model.rule import Call, flat_results, read_layout
+from strategies.programs.run import law_steps
 from strategies.programs.run.local_inputs import laid, whole
 from strategies.programs.run.step_functions import (
     gradients,
@@ -129,6 +130,9 @@ class CallWithFollowUp(Call):
             scope = {"torch": torch, "gradients": gradients, "trained": trained, "Replicate": Replicate, "Shard": Shard}
             around = {"op": op, "x": tensors, "writes": writes}
             return list(eval(_compiled(GRADS[self.then]), {**scope, **around}))  # noqa: S307  # of GRADS
+        if self.then in law_steps.LAWS:
+            around = {"op": op, "x": tensors, "packet": packet(self.op), "arguments": numeric_arguments(self)}
+            return list(eval(_compiled(law_steps.LAWS[self.then]), {**vars(law_steps), **around}))  # noqa: S307  # of LAWS
         if self.then == "base":
             return with_bases(op, tensors)
         return self.after(op(tensors))
@@ -144,6 +148,11 @@ class CallWithFollowUp(Call):
         if self.then.startswith("only "):
             return [outs[int(self.then.removeprefix("only "))]]
         return follow_up(self.then).apply(outs) if self.then else list(outs)
+
+
+def packet(op: str) -> str:
+    """The name of an op without its overload, in place or not: `uniform` for `aten.uniform_.default`."""
+    return op.split(".")[1].rstrip("_")
 
 
 def with_bases(op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:
