@@ -166,15 +166,15 @@ def _try(sample: Sample, mesh: tuple[int, ...], seed: int, result: TaskResult) -
     holds = {name: True for _, names in tried for name in names}
     for (program, names), one in zip(tried, found, strict=True):
         if one.wrong:
-            candidate = law_candidate(program, one)
+            candidate = wrong_program_candidate(program, one)
             keep_smallest(result.suspects.setdefault(candidate.name, []), candidate, KEPT_CANDIDATES)
         if one.wrong or one.refused or not one.rank_results:
             holds.update(dict.fromkeys(names, False))
     result.by_metadata -= {name for name, holding in holds.items() if holding}
 
 
-def law_candidate(program: Program, found: Confirmation) -> Candidate:
-    """The program whose law does not hold as a candidate finding."""
+def wrong_program_candidate(program: Program, found: Confirmation) -> Candidate:
+    """A program that is wrong on simulated ranks as a candidate finding."""
     rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
     evidence = Evidence(found.wrong, "", program.draw, found.got, found.want)
     return Candidate(Instance(rule, program.ranks, program.sample, Verdict.UNSOUND, "simulated", evidence), program)

@@ -24,7 +24,7 @@ from strategies.model.code_text import (
 )
 from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import Program, placements_text, written_leaves
-from strategies.programs.run import follow_ups, law_steps, local_inputs, step_functions
+from strategies.programs.run import attention_steps, follow_ups, law_steps, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.validation.probe import Case
@@ -217,6 +217,10 @@ def helper_functions(then: str) -> list[str]:
             f"import math\n\nOp = Callable[[Sequence[Any]], list[Any]]\nRISK = {law_steps.RISK}\n",
             *map(inspect.getsource, used),
         ]
+    elif then in attention_steps.RINGS:
+        used += [local_inputs.whole, local_inputs.uneven, attention_steps.CpuKernels, attention_steps.ring_attention]
+        imports = "import torch.nn.functional as F\nfrom torch.utils._python_dispatch import TorchDispatchMode\n"
+        return [imports, *map(inspect.getsource, used)]
     elif then == "base":
         used.append(follow_ups.with_bases)
     elif follow_ups.needs_results_only(then):
@@ -245,6 +249,8 @@ def body_code(program: Program) -> str:
     elif then in law_steps.LAWS:
         value = law_steps.LAWS[then].replace("packet", repr(follow_ups.packet(sample.op)))
         value = value.replace("arguments", repr(numeric_arguments(sample.call)))
+    elif then in attention_steps.RINGS:
+        value = attention_steps.RINGS[then]
     elif then == "base":
         value = "with_bases(op, x)"
     elif follow_ups.needs_results_only(then):

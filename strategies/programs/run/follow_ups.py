@@ -21,7 +21,7 @@ from strategies.model.call_signature import numeric_arguments, parse_prior_call
 from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
 from strategies.model.rule import Call, flat_results, read_layout
-from strategies.programs.run import law_steps
+from strategies.programs.run import attention_steps, law_steps
 from strategies.programs.run.local_inputs import laid, whole
 from strategies.programs.run.step_functions import (
     gradients,
@@ -133,6 +133,9 @@ class CallWithFollowUp(Call):
         if self.then in law_steps.LAWS:
             around = {"op": op, "x": tensors, "packet": packet(self.op), "arguments": numeric_arguments(self)}
             return list(eval(_compiled(law_steps.LAWS[self.then]), {**vars(law_steps), **around}))  # noqa: S307  # of LAWS
+        if self.then in attention_steps.RINGS:
+            scope = {**vars(attention_steps), "x": tensors}
+            return list(eval(_compiled(attention_steps.RINGS[self.then]), scope))  # noqa: S307  # of RINGS
         if self.then == "base":
             return with_bases(op, tensors)
         return self.after(op(tensors))

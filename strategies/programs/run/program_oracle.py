@@ -12,8 +12,17 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import JUMP_SHARE, is_inexact, max_abs, noise_factor
-from strategies.model.oracle import REJECTIONS, OracleResult, mutates, run_call, run_oracle, share_unstable
+from strategies.model.oracle import (
+    REJECTIONS,
+    OracleResult,
+    mutates,
+    run_call,
+    run_function_oracle,
+    run_oracle,
+    share_unstable,
+)
 from strategies.model.rule import Call, Program, Sample
+from strategies.programs.run.attention_steps import RINGS
 from strategies.programs.run.follow_ups import CallWithFollowUp
 from strategies.programs.run.law_steps import LAWS
 
@@ -55,6 +64,8 @@ def oracle_of_sample(sample: Sample, then: str, seed: int = 0, *, partial: bool 
         raw, outputs = run_call(followed.call, sample.tensors, mutates=mutates(sample.op))
         exact = tuple(torch.zeros(()) if isinstance(x, Tensor) else None for x in outputs)
         return OracleResult(sample.tensors, tuple(outputs), exact, raw)
+    if then in RINGS:  # the op is random by its tag, for its dropout
+        return run_function_oracle(followed.call, sample.tensors, seed=seed)
     truth = run_oracle(followed, seed=seed)
     if truth.metadata_only:
         return truth
