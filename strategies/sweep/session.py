@@ -26,6 +26,8 @@ from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
+from strategies.programs.context_parallel import validate_context_parallel
+from strategies.programs.random_laws import validate_laws
 from strategies.programs.run import rank_run
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
@@ -59,7 +61,10 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
         return []
     if task.home[0]:
         import_rules(*task.home)
-    return _VALIDATORS[task.kind](task, note)
+    results = _VALIDATORS[task.kind](task, note)
+    validate_laws(task, results, note)
+    validate_context_parallel(task, results, note)
+    return results
 
 
 def validate_tasks(

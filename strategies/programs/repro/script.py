@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Mesh, StridedShard, is_standard, is_supported
-from strategies.model.call_signature import arguments_text, parse_prior_call, with_indexed_tensors
+from strategies.model.call_signature import arguments_text, numeric_arguments, parse_prior_call, with_indexed_tensors
 from strategies.model.code_text import (
     COMPARISON_FUNCTION,
     END_CODE,
@@ -24,9 +24,9 @@ from strategies.model.code_text import (
     tensor_literal,
 )
 from strategies.model.oracle import OracleResult, mutates
-from strategies.model.rule import PUBLIC, Program, placements_text, written_leaves
+from strategies.model.rule import PUBLIC, Program, Sample, placements_text, written_leaves
 from strategies.programs.public_api import table as public_api
-from strategies.programs.run import follow_ups, local_inputs, step_functions
+from strategies.programs.run import attention_steps, follow_ups, law_steps, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.validation.probe import Case
@@ -200,6 +200,12 @@ def helper_functions(then: str) -> list[str]:
     if then.startswith(PUBLIC):
         return public_api.sources(follow_ups.follow_up(then).text)
     used = dict.fromkeys(function for step in follow_ups.steps_of(then) for function in _functions_of(step))
+    if then in law_steps.LAWS:
+        shared = f"import math\n\nOp = Callable[[Sequence[Any]], list[Any]]\nRISK = {law_steps.RISK}\n"
+        return [shared, *map(inspect.getsource, used)]
+    if then in attention_steps.RINGS:
+        imports = "import torch.nn.functional as F\nfrom torch.utils._python_dispatch import TorchDispatchMode\n"
+        return [imports, *map(inspect.getsource, used)]
     return [inspect.getsource(function) for function in used]
 
 
@@ -208,6 +214,13 @@ def _functions_of(step: str) -> list[Any]:
     if step.startswith("grad of ") or step in follow_ups.GRADS:
         around = steps.trained if "trained(" in follow_ups.GRADS.get(step, "") else steps.gradients
         return [local_inputs.spread, local_inputs.uneven, steps.coming_gradients, around]
+    if step in law_steps.LAWS:
+        law = getattr(law_steps, law_steps.LAWS[step].partition("(")[0])
+        helpers = [law_steps.copied, law_steps.random_run, law_steps.locals_of_ranks, local_inputs.whole]
+        return [*helpers, local_inputs.spread, local_inputs.uneven, law]
+    if step in attention_steps.RINGS:
+        ring = attention_steps
+        return [local_inputs.whole, local_inputs.uneven, ring.CpuKernels, ring.ring_attention]
     if step == "base":
         return [follow_ups.with_bases]
     if step.startswith("only ") or not follow_ups.needs_results_only(step):
@@ -219,7 +232,7 @@ def _functions_of(step: str) -> list[Any]:
 
 def body_code(program: Program) -> str:
     """The body of `program(x)` in a script, for the tensors `x`: the op and its follow-up steps."""
-    sample, writes = program.sample, mutates(program.sample.op)
+    sample = program.sample
     *between, last = follow_ups.steps_of(program.then) or ("",)
     lines: list[str] = []
     if last.startswith("again("):
@@ -233,21 +246,30 @@ def body_code(program: Program) -> str:
         if between:
             steps, returned = _steps_code(between)
             lines = ["def chain(x):", *(f"    {line}" for line in [*steps, f"return {returned}"]), "", *lines]
-        value = f"{op}(x)"
-        if alone := follow_ups.input_alone(last):
-            value = f"gradients({op}, x, Replicate(), {writes}, only={alone})"
-        elif last.startswith("grad of "):
-            one = f"lambda given: [{op}(given)[{last.removeprefix('grad of ')}]]"
-            value = f"gradients({one}, x, Replicate(), {writes})"
-        elif last in follow_ups.GRADS:
-            value = follow_ups.GRADS[last].replace("(op,", f"({op},").replace("writes", str(writes))
-        elif last == "base":
-            value = f"with_bases({op}, x)"
+        value = _around(sample, op, last)
     leaves = written_leaves(sample.call)
     also = f" + [{', '.join(f'given_[{leaf}]' for leaf in leaves)}]" if leaves else ""
     if also:
         lines.insert(0, "given_ = x")
     return "\n".join(f"    {line}" if line else "" for line in [*lines, f"return {value}{also}"])
+
+
+def _around(sample: Sample, op: str, step: str) -> str:
+    """The expression of a step around the whole call, which the script defines under the name `op`."""
+    writes = str(mutates(sample.op))
+    if alone := follow_ups.input_alone(step):
+        return f"gradients({op}, x, Replicate(), {writes}, only={alone})"
+    if step.startswith("grad of "):
+        one = f"lambda given: [{op}(given)[{step.removeprefix('grad of ')}]]"
+        return f"gradients({one}, x, Replicate(), {writes})"
+    if step in follow_ups.GRADS:
+        return follow_ups.GRADS[step].replace("(op,", f"({op},").replace("writes", writes)
+    if step in law_steps.LAWS:
+        value = law_steps.LAWS[step].replace("packet", repr(follow_ups.packet(sample.op)))
+        return value.replace("arguments", repr(numeric_arguments(sample.call)))
+    if step in attention_steps.RINGS:
+        return attention_steps.RINGS[step]
+    return f"with_bases({op}, x)" if step == "base" else f"{op}(x)"
 
 
 def _steps_code(steps: Sequence[str]) -> tuple[list[str], str]:

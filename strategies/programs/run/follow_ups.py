@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
-from strategies.model.call_signature import parse_prior_call
+from strategies.model.call_signature import numeric_arguments, parse_prior_call
 from strategies.model.code_text import placements_code
 from strategies.model.oracle import mutates
 from strategies.model.rule import PUBLIC, Call, flat_results, read_layout
 from strategies.programs.public_api import table as public_api
+from strategies.programs.run import attention_steps, law_steps
 from strategies.programs.run.local_inputs import laid, whole
 from strategies.programs.run.step_functions import (
     gradients,
@@ -172,6 +173,12 @@ class CallWithFollowUp(Call):
             scope = {"torch": torch, "gradients": gradients, "trained": trained, "Replicate": Replicate, "Shard": Shard}
             around = {"op": op, "x": tensors, "writes": writes}
             return list(eval(_compiled(GRADS[last]), {**scope, **around}))  # noqa: S307  # of GRADS
+        if last in law_steps.LAWS:
+            around = {"op": op, "x": tensors, "packet": packet(self.op), "arguments": numeric_arguments(self)}
+            return list(eval(_compiled(law_steps.LAWS[last]), {**vars(law_steps), **around}))  # noqa: S307  # of LAWS
+        if last in attention_steps.RINGS:
+            scope = {**vars(attention_steps), "x": tensors}
+            return list(eval(_compiled(attention_steps.RINGS[last]), scope))  # noqa: S307  # of RINGS
         if last == "base":
             return with_bases(op, tensors)
         return _applied([last] if last else [], op(tensors))
@@ -193,6 +200,11 @@ def _applied(steps: Sequence[str], outs: Sequence[Any]) -> list[Any]:
         number = step.removeprefix("only ")
         outs = [outs[int(number)]] if number != step else follow_up(step).apply(outs)
     return list(outs)
+
+
+def packet(op: str) -> str:
+    """The name of an op without its overload, in place or not: `uniform` for `aten.uniform_.default`."""
+    return op.split(".")[1].rstrip("_")
 
 
 def with_bases(op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:

@@ -28,6 +28,8 @@ from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS, OracleResult
 from strategies.model.rule import Call, Program
 from strategies.programs.run import rank_run
+from strategies.programs.run.attention_steps import RINGS
+from strategies.programs.run.law_steps import LAWS
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import has_partial, oracle_of_program, oracle_of_sample, program_call
 from strategies.programs.run.rank_run import ProgramRankResult, ProgramRankTask
@@ -183,7 +185,13 @@ def mesh_task_of(program: Program, truth: OracleResult, parts: Sequence[ProgramR
 
 
 def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> list[ProgramRankResult]:
-    """The results of all ranks in lockstep, from one call on `LocalTensor` pieces."""
+    """The results of all ranks in lockstep, from one call on `LocalTensor` pieces.
+
+    Raises NotImplementedError for a law of random ops and context parallelism, which need a random
+    generator and a control flow for each rank.
+    """
+    if getattr(parts[0].call, "then", "") in {**LAWS, **RINGS}:
+        raise NotImplementedError("laws of random ops and context parallelism run on rank threads")
     columns = zip(*(part.pieces for part in parts), strict=True)
     pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
     outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
