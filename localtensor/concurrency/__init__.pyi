@@ -1,9 +1,9 @@
+from localtensor.concurrency.explorer import Failure as Failure
+from localtensor.concurrency.explorer import Program as Program
 from localtensor.concurrency.explorer import ProgramMaker as ProgramMaker
+from localtensor.concurrency.explorer import by_lines as by_lines
 from localtensor.concurrency.explorer import explore as explore
 from localtensor.concurrency.explorer import replay as replay
-from localtensor.concurrency.line_yield_points import by_lines as by_lines
-from localtensor.concurrency.results import Failure as Failure
-from localtensor.concurrency.results import Program as Program
 from localtensor.concurrency.single_flight import LIMIT as LIMIT
 from localtensor.concurrency.single_flight import SELF_KEYED_TYPES as SELF_KEYED_TYPES
 from localtensor.concurrency.single_flight import BadCache as BadCache

@@ -27,22 +27,104 @@ check: two additions made 1
 Replay: bounded:0:1:1:0
 >>> replay(program, found.failure.text) == found.failure
 True
+`by_lines` makes every line, or every bytecode, of some modules a yield point: races at unmarked places are explored, too.
+>>> class Count:
+...     hits = 0
+...     def add(self):
+...         self.hits = self.hits + 1
+>>> def program(sync):
+...     count = Count()
+...     def check():
+...         assert count.hits == 2, f"two additions made {count.hits}"
+...     return Program([count.add, count.add], check)
+>>> print(explore(by_lines(program, Count, opcodes=True), policy="bounded").failure.detail)
+two additions made 1
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import groupby, pairwise
+from textwrap import wrap
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
 from localtensor.concurrency import schedule as schedules_of
 from localtensor.concurrency.controlled_run import ControlledRun, ThreadGroup
-from localtensor.concurrency.results import ExplorationResult, Failure, Program
 from localtensor.concurrency.schedule import PctSchedule, RecordedSchedule, Schedule, ShuffledSchedule
 from localtensor.concurrency.sync import ScheduledSync
 from localtensor.errors.runs import BadExploration, BadProgram, BadSchedule, ReplayDiverged
+
+LINE_WIDTH = 110  # characters of one line of an interleaving
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Threads that share the objects of one call, and a check that raises unless all is well after they have ended."""
+
+    threads: Sequence[Callable[[], object]]
+    check: Callable[[], object] = lambda: None  # for threads that check everything themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One interleaving that went wrong.
+
+    kind: "raised" by a thread, "check" failed, "deadlock", "livelock" (past the limit of steps) or "hung" (a thread
+    ran for seconds without a yield point).
+    detail: what happened, in one sentence.
+    text: the schedule, which `replay` takes to repeat the failure.
+    steps: pairs (thread, action), in order.
+    repeats: whether a second run of the same schedule failed in the same way.
+
+    >>> print(Failure("check", "2 is not 3", "pct:7", ((0, "reads"), (0, "writes"), (1, "reads"))))
+    check: 2 is not 3
+      thread 0: reads, writes
+      thread 1: reads
+    Replay: pct:7
+    """
+
+    kind: str
+    detail: str
+    text: str
+    steps: tuple[tuple[int, str], ...]
+    repeats: bool = True
+
+    def __str__(self) -> str:
+        flaky = "\nThe same schedule did not fail again: something else than the schedule decides."
+        by_thread = groupby(self.steps, lambda step: step[0])
+        steps = "\n".join(line for who, steps in by_thread for line in _thread_lines(who, steps))
+        return f"{self.kind}: {self.detail}\n{steps}\nReplay: {self.text}{'' if self.repeats else flaky}"
+
+
+def _thread_lines(who: int, steps: Iterable[tuple[int, str]]) -> list[str]:
+    """`  thread 0: takes lock 1, spins 40 times`, in lines that fit."""
+    words = [(what, sum(1 for _ in same)) for what, same in groupby(what for _, what in steps)]
+    detail = ", ".join(what if times == 1 else f"{what} {times} times" for what, times in words)
+    head = f"  thread {who}: "
+    return wrap(detail, LINE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorationResult:
+    """schedules: how many were run.  complete: all within the bound were run.  longest: steps of the longest run."""
+
+    schedules: int
+    complete: bool
+    failure: Failure | None
+    longest: int = 0
+
+    def __str__(self) -> str:
+        if self.failure is None:
+            every = "all " if self.complete else ""
+            return f"{every}{self.schedules} schedules, at most {self.longest} steps each: nothing found"
+        return f"schedule {self.schedules}: {self.failure}"
+
 
 _TEXT = re.compile(r"bounded((?::[0-9]{1,9}:[0-9]{1,9})*)")
 
@@ -261,3 +343,58 @@ def _check_settings(policy: str, **settings: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             problem = f"it has to be a whole number from {least}"
             raise BadExploration(name, f"{name}={value!r}", problem, f"Pass {least} or more.")
+
+
+def by_lines(
+    program: Callable[[ScheduledSync], Program], *where: ModuleType | type | Callable[..., Any], opcodes: bool = False
+) -> Callable[[ScheduledSync], Program]:
+    """The program with a yield point at each line of `where` (modules, classes or functions).
+
+    With `opcodes` each bytecode is one: a schedule may switch threads between the read and the write of one `+=`.
+    """
+    files = {one.__file__ for one in where if hasattr(one, "__file__")}
+    codes = {code for one in where if not hasattr(one, "__file__") for code in _codes(one)}
+
+    def wanted(code: CodeType) -> bool:
+        return code.co_filename in files or code in codes
+
+    def made(sync: ScheduledSync) -> Program:
+        plain = program(sync)
+        tracer = _Tracer(sync, wanted, opcodes)
+        return Program([partial(tracer.run, thread) for thread in plain.threads], plain.check)
+
+    return made
+
+
+class _Tracer:
+    def __init__(self, sync: ScheduledSync, wanted: Callable[[CodeType], bool], opcodes: bool) -> None:
+        self._sync, self._wanted, self._opcodes = sync, wanted, opcodes
+
+    def run(self, thread: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            thread()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        if not self._wanted(frame.f_code):
+            return None
+        frame.f_trace_opcodes = self._opcodes
+        return self._within
+
+    def _within(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
+        if event == "line":
+            self._sync.step(f"{frame.f_code.co_name} line {frame.f_lineno}")
+        elif event == "opcode":
+            self._sync.step(f"{frame.f_code.co_name} line {frame.f_lineno} at {frame.f_lasti}")
+        return self._within
+
+
+def _codes(one: object) -> list[CodeType]:
+    """The code objects of a function, or of all functions of a class."""
+    if isinstance(one, type):
+        return [code for member in vars(one).values() for code in _codes(member)]
+    code = getattr(one, "__code__", None)
+    return [code] if isinstance(code, CodeType) else []

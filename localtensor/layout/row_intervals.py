@@ -23,7 +23,7 @@ def cuts_by_dim(spec: Spec) -> tuple[DimCuts, ...]:
     """The cuts of each dim, without those by axes of one rank, which have no effect.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> from localtensor.layout.spec import parse
     >>> placements = tuple(map(parse, ("SS(0,3)", "S(1)", "S(0)", "S(0)")))
     >>> cuts_by_dim(Spec(Mesh.of(2, 2, 3, 1), placements, (7, 4), torch.float32))

@@ -38,7 +38,7 @@ def ordered(spec: Spec) -> Spec:
     Raises `OtherRows` if no order of plain shards has those rows, and for symbolic sizes.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> from localtensor.layout.spec import parse
     >>> ordered(Spec(Mesh.of(dp=2, tp=3), (parse("SS(0,3)"), Shard(0)), (12,), torch.float32))
     f32[12] @ dp:S(0)[1], tp:S(0)[0]
@@ -61,7 +61,7 @@ def strided(spec: Spec) -> Spec:
     Raises `OtherRows` if strided shards, read from left to right, have other rows, and for symbolic sizes.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> strided(Spec(Mesh.of(dp=2, tp=3), (Shard(0), Shard(0)), (12,), torch.float32, ((0, (1, 0)),)))
     f32[12] @ dp:SS(0,3), tp:S(0)
     """
@@ -88,7 +88,7 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     `OtherRows` where rows must be compared and sizes are symbolic.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> from localtensor.layout.spec import parse
     >>> def spec(rows, *placements, order=()):
     ...     return Spec(Mesh.of(3, 2), tuple(map(parse, placements)), (rows,), torch.float32, order)

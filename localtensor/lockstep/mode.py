@@ -19,8 +19,8 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor.lockstep.comms import c10d_dispatch
+from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
-from localtensor.lockstep.comms.work import share_memory
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported

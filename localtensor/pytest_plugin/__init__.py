@@ -196,7 +196,7 @@ def pytest_runtest_makereport(
     report = yield
     test = item.stash.get(_TEST, None)
     if test is not None and call.excinfo is not None:
-        from localtensor.pytest_plugin.report import add_rank_section
+        from localtensor.pytest_plugin.item import add_rank_section
 
         add_rank_section(report, call.excinfo.value, test)
     return report

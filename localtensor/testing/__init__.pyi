@@ -1,7 +1,5 @@
 from localtensor.testing.compare_runs import assert_same as assert_same
 from localtensor.testing.hypothesis_strategies import draws as draws
-from localtensor.testing.lockstep_reference import check_op as check_op
-from localtensor.testing.lockstep_reference import rank_by_rank as rank_by_rank
 from localtensor.testing.schedule_contract import check_schedule as check_schedule
 from localtensor.testing.suites import RankThreads as RankThreads
 from localtensor.testing.suites import on_rank_threads as on_rank_threads

@@ -5,24 +5,123 @@ Nothing here depends on torch.distributed: `threads/process_group.py` defines wh
 Rank threads keep to one core.  Left to itself, the system wakes each thread on an idle core, which is never the core of
 the rank that hands over; a step of 16 ranks then takes twice as long (`python -m tests.tools.bench --only ranks`, with
 and without LOCALTENSOR_CORES=all).  The threads of a run move together when other processes keep their core busy.
+Its last part is the diagnosis of a failed run: one error from the state of its ranks.
 """
 
 import ctypes
 import os
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from localtensor import errors
 from localtensor._util import ambient
-from localtensor._util.events import Call, Wait
+from localtensor._util.events import Call, Place, Raised, Wait
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import ForeignThread, LocalTensorError, MessageMismatch, ProgramFault
-from localtensor.threads import diagnosis
-from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.run_token import Abort, RunToken
+
+# Refusals of collectives/reference.py because the ranks disagree, and the error of a run for each.
+_MISMATCH: dict[type[Exception], type[errors.CollectiveMismatch]] = {
+    errors.ShapesDiffer: errors.ShapeMismatch,
+    errors.SplitsDisagree: errors.SplitMismatch,
+    errors.ListsDiffer: errors.LengthMismatch,
+    errors.WrongListLength: errors.LengthMismatch,
+}
+
+
+@dataclass(slots=True)
+class RankEnd:
+    """How one rank ended: with a value, or with an exception and the user's line that raised it."""
+
+    value: Any = None
+    error: BaseException | None = None
+    place: Place | None = None
+
+
+def collective_error(rendezvous: Rendezvous, refusal: Exception) -> errors.LocalTensorError:
+    """The error of a complete rendezvous whose collective refused its inputs; torch's own exception is its `__cause__`."""
+    calls = [part.call() for part in rendezvous.parts.values()]
+    mismatch = _MISMATCH.get(type(refusal))
+    if mismatch:
+        return mismatch(calls, rendezvous.group.recent_calls())
+    if isinstance(refusal, errors.LocalTensorError):
+        return errors.CollectiveFailed(calls, str(refusal))
+    failed = errors.CollectiveFailed(calls, f"{type(refusal).__name__}: {refusal}")
+    failed.__cause__ = refusal
+    return failed
+
+
+def stuck_error(
+    ended: Mapping[int, RankEnd],
+    broken: Rendezvous | None,
+    waits: Sequence[Wait],
+    last: Mapping[int, Place | None],
+    *,
+    broke_first: bool,
+) -> errors.LocalTensorError:
+    """The error when some rank waits and none can run: the earlier of a mismatch and a rank that raised; else a rank
+    that has returned too early; else a deadlock."""
+    raised = [rank for rank, end in ended.items() if end.error is not None]
+    if broken is not None and (broke_first or not raised):
+        return broken.mismatch()
+    if raised:
+        return _rank_raised(ended, waits)
+    returned = sorted({rank for wait in waits for rank in wait.ranks if rank in ended})
+    return (
+        errors.EarlyReturn(waits, {rank: last.get(rank) for rank in returned}) if returned else errors.Deadlock(waits)
+    )
+
+
+def leftover_error(
+    ended: Mapping[int, RankEnd], broken: Rendezvous | None, unmet: Sequence[Ticket], handed_out: Sequence[Ticket]
+) -> errors.LocalTensorError | None:
+    """The error when all ranks have ended: what they left undone, or None."""
+    unwaited = [ticket.part.call() for ticket in handed_out if ticket not in unmet]
+    if any(end.error is not None for end in ended.values()):
+        return _rank_raised(ended, ())
+    if broken is not None:
+        return broken.mismatch()
+    if unmet:
+        return errors.MessagesLeftOver([ticket.part.call() for ticket in unmet])
+    return errors.WorkNotWaited(unwaited) if unwaited else None
+
+
+def partial_group_error(
+    declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]],
+) -> errors.LocalTensorError | None:
+    """The error for a group that only some of its members made, or None: on gloo, those that made it would wait."""
+    for key, by_rank in declared.items():
+        members = next(iter(by_rank.values()))[0]
+        missing = [rank for rank in members if rank not in by_rank]
+        if missing and len(missing) < len(members):
+            made = {rank: by_rank[rank][0] if rank in by_rank else () for rank in sorted({*by_rank, *members})}
+            places = {rank: Place(*line) if line else None for rank, (_, line) in by_rank.items()}
+            return errors.GroupMismatch(key.rpartition("/")[2], made, places)
+    return None
+
+
+def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> errors.RankRaised:
+    failed = {rank: (end.error, end.place) for rank, end in ended.items() if end.error is not None}
+    raised = [_raised_event(rank, error) for rank, (error, _) in failed.items()]
+    verdict = errors.RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})
+    verdict.errors = {rank: error for rank, (error, _) in failed.items() if error is not None}
+    verdict.__cause__ = verdict.errors[raised[0].rank]
+    return verdict
+
+
+def _raised_event(rank: int, error: BaseException) -> Raised:
+    kind = type(error).__name__
+    try:
+        return Raised(rank, kind, str(error), "".join(traceback.format_exception(error)))
+    except Exception as worse:  # why: an exception's own __str__ may raise anything
+        return Raised(rank, kind, f"(its own text failed: {type(worse).__name__})", "")
+
 
 CHECK_INTERVAL = 0.05  # seconds between two checks of the run's share of its core
 MIN_CPU_SHARE = 0.6  # of the time; below it, the run moves to the next core
@@ -131,7 +230,7 @@ class Simulation:
         except ProgramFault as fault:
             self.fail(fault)
         except (LocalTensorError, RuntimeError, MemoryError) as refusal:  # torch refuses with RuntimeError
-            self.fail(diagnosis.collective_error(rendezvous, refusal))
+            self.fail(collective_error(rendezvous, refusal))
         except Exception as crash:  # why: a bug of ours, no statement about the program; `run` raises it unchanged
             self.run_token.abort_with(crash)
         for ticket in tickets:
@@ -255,15 +354,15 @@ class Simulation:
 
     def _stuck_error(self) -> LocalTensorError:
         lines = {rank: part.place for rank, part in self.last_part.items()}
-        return diagnosis.stuck_error(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
+        return stuck_error(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
 
     def close(self) -> None:
         """Set the verdict of a run whose ranks have all ended by themselves."""
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
-            self.verdict = diagnosis.leftover_error(self.ended, self._broken, unmet, list(self._handed_out))
+            self.verdict = leftover_error(self.ended, self._broken, unmet, list(self._handed_out))
         if self.verdict is None:
-            self.verdict = diagnosis.partial_group_error(self.declared)
+            self.verdict = partial_group_error(self.declared)
 
     def matching_calls(self, part: Contribution, rank: int) -> list[Call]:
         """The call of another rank in the same collective, if the log still has it."""

@@ -1,19 +1,22 @@
 """The options of each command: a dataclass is both the command's part of the command line and the value it works with.
 
 Those of `localtensor gate` are in `strategies.gate.options`.
+The last part is what a command prints, the files it writes, and its exit code.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from strategies.base.atomic_files import write_whole
 from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder_exists, check_writable
-from strategies.base.signals import worker_count
+from strategies.base.signals import EXIT_NOTHING, print_error, worker_count, write_stdout
 
 # fmt: off
 
@@ -247,3 +250,23 @@ def parse_mesh(text: str) -> tuple[int, ...]:
         problem = f"these are more than {MOST_PLAN_RANKS} ranks"
         raise BadOption(PLANS, "--mesh", repr(text), problem, "Pass --mesh 2,2,2.")
     return found
+
+
+def fail(sentence: str, code: int) -> int:
+    """Print the sentence on standard error.  Returns the exit code."""
+    print_error(sentence)
+    return code
+
+
+def deliver_text(text: str, files: Sequence[tuple[Path, str]], code: int) -> int:
+    """Print the text, then write each file, whole or not at all.  Returns the exit code: 3 where a file is lost."""
+    problem = write_stdout(text)
+    if problem:
+        print_error(f"localtensor: {problem}")
+    above = "nor could the report be shown" if problem else "the report above is whole"
+    for path, content in files:
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            return fail(f"localtensor: {error.filename or path}: {error.strerror}; {above}", EXIT_NOTHING)
+    return (code or EXIT_NOTHING) if problem else code

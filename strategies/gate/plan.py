@@ -28,11 +28,11 @@ from strategies.gate.changes.version_view import OUTSIDE, rule_digests
 from strategies.gate.decision import RunCoverage
 from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache
-from strategies.inputs.selection import matching_overloads
+from strategies.inputs.gathering import matching_overloads
 from strategies.model.settings import Settings, meshes
 from strategies.model.verdict import Counts, Report, WorkUnit, mesh_kind, read_unit
 from strategies.sweep import aggregate
-from strategies.torch_api import population, user_modules
+from strategies.torch_api import user_modules
 
 REMEDY = "`samples(op)` in the rules module can give others"
 NO_TIME, PARTLY_TRIED = "the time was up before it", "the time was up before all of it was tried"
@@ -155,7 +155,7 @@ def _all(registered: user_modules.RegisteredRules | None, patterns: Sequence[str
     """All overloads that the module registers, or those of torch's own that the patterns name."""
     if registered is not None:
         return registered.every
-    every = tuple(member.op for member in population.all_registered_overloads("cpu"))
+    every = tuple(member.op for member in user_modules.all_registered_overloads("cpu"))
     return matching_overloads(patterns, every) if patterns else every
 
 

@@ -1,33 +1,139 @@
 """The samples of every overload to test: captured from OpInfo, derived for the rest, and reduced to a diverse subset.
 
 The samples of a sweep are stored beside its journal as JSON, one line per overload, so that resuming captures nothing again.
+
+Which op calls are tested is selected first: from names and globs to OpInfos and overloads, and the number of samples of each.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from strategies.base import worker_pool
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Workers
-from strategies.inputs import opinfo_samples, schema_samples, selection, typed_values
+from strategies.inputs import opinfo_samples, schema_samples, typed_values
 from strategies.inputs.schema_binding import Unbound
-from strategies.inputs.selection import SampleSelection
 from strategies.model import codec
 from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, overload
-from strategies.model.settings import DTYPES, BadSetting, Settings
+from strategies.model.settings import DTYPES, BadSetting, Settings, UnknownOp
 from strategies.model.verdict import Crash
-from strategies.torch_api import dtensor, population, user_modules
-from strategies.torch_api.user_modules import import_rules
+from strategies.torch_api import dtensor, user_modules
+from strategies.torch_api.user_modules import RegisteredRules, import_rules
+
+SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 10
+"""Samples tested per overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSelection:
+    """OpInfos to run, by number, and the overloads whose calls are recorded."""
+
+    infos: tuple[int, ...]
+    overloads: frozenset[str] = frozenset()
+    whole: tuple[int, ...] = ()
+    """OpInfos that the user named: all their own calls are recorded."""
+    everything: bool = False
+
+    def wants(self, number: int, sample: Sample) -> bool:
+        """Whether a sample that OpInfo `number` reaches is recorded."""
+        if self.everything or sample.op in self.overloads:
+            return True
+        return number in self.whole and ("backward" not in sample.origin or "backward" in sample.op)
+
+
+def pick(settings: Settings, rules: RegisteredRules | None) -> SampleSelection:
+    """The OpInfos and overloads that the settings select.  Raises `UnknownOp`."""
+    if rules is not None:
+        theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
+        # Importing OpInfo takes seconds.
+        return select_overloads(theirs, opinfo_samples.database()) if theirs else SampleSelection(())
+    database = opinfo_samples.database()
+    if settings.everything:
+        return SampleSelection(tuple(range(len(database))), everything=True)
+    whole: list[int] = []
+    overloads: set[str] = set()
+    known = sorted({str(op) for op in dtensor.registered_overloads()})
+    for pattern in settings.patterns:
+        infos = [n for n, info in enumerate(database) if fnmatch.filter(opinfo_samples.names(info), pattern)]
+        named = [op for op in known if fnmatch.filter(overload_names(op), pattern)] or _decomposed(pattern)
+        if not infos and not named:
+            raise UnknownOp(pattern, {*(x for info in database for x in opinfo_samples.names(info)), *known})
+        whole += infos
+        overloads |= set(() if infos else named)
+    others = select_overloads(frozenset(overloads), database)
+    return SampleSelection(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
+
+
+def _decomposed(name: str) -> list[str]:
+    """The overload of that full name, if DTensor has a rule for it in none of its registries."""
+    try:
+        op = overload(name)
+    except (ValueError, AttributeError):  # not three names, or no such op
+        return []
+    return [name] if dtensor.registry_of(op) else []
+
+
+def overload_names(op: str) -> tuple[str, ...]:
+    """The names by which a user may select an overload: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
+    namespace, packet, which = op.split(".")
+    return op, f"{packet}.{which}", f"{namespace}.{packet}", packet
+
+
+def matching_overloads(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
+    """The overloads that match the patterns.  Raises `UnknownOp` for a pattern without a match."""
+    found: set[str] = set()
+    for pattern in patterns:
+        named = {op for op in ops if fnmatch.filter(overload_names(op), pattern)}
+        if not named:
+            raise UnknownOp(pattern, {name for op in ops for name in overload_names(op)})
+        found |= named
+    return tuple(sorted(found))
+
+
+def select_overloads(ops: frozenset[str], database: Sequence[Any]) -> SampleSelection:
+    """The OpInfos with the overloads' names, else with a part of them (`select` for `select_backward`), else all."""
+    if not ops:
+        return SampleSelection(())
+    bearers: set[int] = set()
+    names = list(map(opinfo_samples.plain_names, database))
+    for op in ops:
+        packet = op.split(".")[1]
+        found = {n for n, known in enumerate(names) if {packet, packet.strip("_")} & known}
+        found = found or {n for n, known in enumerate(names) if any(x in packet for x in known if len(x) > 3)}
+        bearers |= found or set(range(len(database)))
+    return SampleSelection(tuple(sorted(bearers)), ops)
+
+
+def wider(picked: SampleSelection, met: Collection[str]) -> SampleSelection:
+    """The OpInfos not yet run, for the selected overloads without samples; none if all have some."""
+    lacking = frozenset(picked.overloads) - set(met)
+    rest = set(range(len(opinfo_samples.database()))) - set(picked.infos) if lacking else set()
+    return SampleSelection(tuple(sorted(rest)), lacking)
+
+
+def chosen_samples(
+    by_op: dict[str, list[Sample]], picked: SampleSelection, settings: Settings
+) -> Iterable[tuple[str, list[Sample]]]:
+    """The samples to test of each overload, sorted by overload."""
+    for op in sorted(by_op):
+        many = SEARCHED if settings.search else SAMPLES if picked.everything else NAMED
+        if dtensor.registry_of(overload(op)) == "decomposition":
+            many = TRACED if picked.everything else 2 * TRACED
+        if by_op[op]:
+            yield op, diverse_subset(by_op[op], many)
+
 
 SECONDS = 60.0
 """Time limit of one pass, and of the draws of one op."""
@@ -50,7 +156,7 @@ def gather_samples(
     workers: Workers, settings: Settings, rules: user_modules.RegisteredRules | None, progress: Progress
 ) -> CapturedSamples:
     """The samples of the selected overloads.  If the likely OpInfos do not reach one of them, all OpInfos run."""
-    picked = selection.pick(settings, rules)
+    picked = pick(settings, rules)
 
     def passes(count: int) -> None:
         progress.phase("capturing samples", count)
@@ -58,19 +164,19 @@ def gather_samples(
     by_op, crashed, refused = gather(workers, picked, settings, progress.tick, passes)
     drawn, without = _user_samples(workers, settings, [op for op in (rules.ops if rules else ()) if not by_op.get(op)])
     by_op |= drawn
-    more = selection.wider(picked, by_op)
+    more = wider(picked, by_op)
     if more.infos:
         found, dead, no = gather(workers, more, settings, progress.tick, passes)
         by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
     crashed += [dead for dead in without.values() if isinstance(dead, Crash)]
     wanted = sorted(picked.overloads)
     if picked.everything:
-        wanted = [m.op for m in population.all_registered_overloads(settings.device)]
+        wanted = [m.op for m in user_modules.all_registered_overloads(settings.device)]
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
     made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
     shelf: SamplesByOp = {op: ((), why) for op, why in {**without, **reasons}.items() if isinstance(why, str)}
     for op, own in (
-        *selection.chosen_samples(by_op, picked, settings),
+        *chosen_samples(by_op, picked, settings),
         *((op, diverse_subset(s, DERIVED)) for op, s in made.items()),
     ):
         kept = [sample for sample in own if codec.is_encodable(sample)]

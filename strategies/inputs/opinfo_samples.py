@@ -39,7 +39,7 @@ from strategies.inputs.schema_binding import BoundCall, Unbound, bind_to_sibling
 from strategies.inputs.typed_values import FIRST_DTYPES, draw_calls
 from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, call_of
-from strategies.torch_api.population import missing_kernel_reason
+from strategies.torch_api.user_modules import missing_kernel_reason
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput

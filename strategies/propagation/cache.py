@@ -138,7 +138,7 @@ def key_of(
 ) -> CallKey:
     """The key of a single call; see `Keys.of`.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> from localtensor.layout.spec import parse
     >>> spec = Spec(Mesh.of(dp=2), (parse("S(0)"),), (8, 4), torch.float32)
     >>> key = key_of("aten.sum.dim_IntList", [spec], (Leaf(0), [1]), {"keepdim": True})

@@ -1,6 +1,6 @@
 """`Propagator`: how a call of an op runs on a mesh, computed once for all threads.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> from localtensor.layout.spec import Spec, parse
     >>> from strategies.ops.semantics.rule_registry import RuleRegistry, PlacementRule, rules
     >>> def rows(query):

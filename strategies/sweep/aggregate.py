@@ -19,7 +19,6 @@ from strategies.model.cause import of_findings, read_causes
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
-from strategies.programs.repro.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import ProgramRealRuns
@@ -33,6 +32,7 @@ from strategies.programs.run.verdict import (
     rank_diagram,
     with_refusal,
 )
+from strategies.programs.script import case_script, is_writable_case, is_writable_program, program_script
 from strategies.sweep.coverage import left_out_of
 from strategies.validation import finding
 from strategies.validation.finding import (

@@ -13,7 +13,7 @@ from rich.text import Text
 from strategies.base.journal import Line
 from strategies.model.verdict import LeftOut, Verdict, read_unit
 from strategies.sweep.report.text_and_json import by_reason, left_out_data, left_out_text
-from strategies.torch_api.population import FAMILIES, RegisteredOverload
+from strategies.torch_api.user_modules import FAMILIES, RegisteredOverload
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value, Verdict.REFUSED.value})
 """The verdicts that are proved; an unconfirmed suspect is not."""

@@ -20,8 +20,7 @@ from strategies.base.journal import DiskFull, Journal, lines_of_kind, open_journ
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
-from strategies.inputs.gathering import SamplesByOp, gather_samples
-from strategies.inputs.selection import matching_overloads
+from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
 from strategies.model.rule import Sample, dtype_class
 from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit

@@ -1,4 +1,15 @@
-"""A user's own rules: importing the named module, and finding what it registered with DTensor."""
+"""A user's own rules: importing the named module, and finding what it registered with DTensor.
+
+Also every overload that DTensor registers itself, in order: each has to be validated by a sweep, or has a reason why it cannot be.
+
+| torch part (torch._C)                                                     | read on     | run on |
+|---------------------------------------------------------------------------|-------------|--------|
+| _dispatch_has_computed_kernel_for_dispatch_key(name, key): composite      |             |        |
+| kernels count                                                             | 2.11 - 2.15 | 2.13   |
+| _dispatch_dump_table(name): a line with the kernel of each key            | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/torch_api/test_user_modules_population.py` checks it by name.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +29,8 @@ import torch
 
 from localtensor._util import lazy
 from localtensor.errors import LocalTensorError, Refusal
-from strategies.torch_api import dtensor, population
+from strategies.model.rule import overload
+from strategies.torch_api import dtensor
 
 RegistryKey = tuple[str, torch._ops.OpOverload]
 """A registry and an overload in it."""
@@ -69,7 +81,7 @@ def load_rules(module: str, folder: str) -> RegisteredRules:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
     used = {op for table, op in changed if table == SINGLE_DIM}
-    ignored = {op: DECOMPOSED for _, op in changed if population.decomposes_first(op) and not dtensor.is_overlaid(op)}
+    ignored = {op: DECOMPOSED for _, op in changed if decomposes_first(op) and not dtensor.is_overlaid(op)}
     ignored |= {op: SINGLE_DIM_FIRST for _, op in changed if dtensor.has_unused_strategy(op) and op not in used}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
     return RegisteredRules(module, names, tuple(sorted((str(op), why) for op, why in ignored.items())))
@@ -150,3 +162,68 @@ def import_rules(module: str, folder: str) -> None:
     sys.path.insert(0, folder)
     lazy.find_strategies()
     importlib.import_module(module)
+
+
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+def missing_kernel_reason(op: str, device: str = "cpu") -> str:
+    """Why this device has no kernel for the overload of that name, or empty.  Raises as `overload` for an unknown name."""
+    known = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
+    if known is None or known(overload(op).name(), _KEYS[device]):
+        return ""
+    others = [name for name, key in _KEYS.items() if name != device and known(overload(op).name(), key)]
+    elsewhere = f"; it has one for {others[0].upper()}" if others else ""
+    return f"no kernel for {device.upper()} in this build of torch{elsewhere}"
+
+
+def decomposes_first(op: torch._ops.OpOverload, device: str = "cpu") -> bool:
+    """Whether autograd runs the op as the ops that it is made of, so that a tensor subclass never sees it.
+
+    It does where its autograd kernel is the implicit composite one: in inference mode DTensor sees the op all the same.
+    """
+    table = torch._C._dispatch_dump_table(op.name()).splitlines()
+    return any(line.startswith(f"Autograd{_KEYS[device]}:") and "[math kernel]" in line for line in table)
+
+
+FAMILIES = ("foreach", "fused", "prims", "out=", "backward", "in place", "views", "forward")
+"""Kinds of overloads; an overload belongs to the first that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredOverload:
+    """One overload, the registry that has its rule, and why this device cannot run it (empty if it can)."""
+
+    op: str
+    source: str
+    cannot: str = ""
+
+    @property
+    def family(self) -> str:
+        return family(self.op)
+
+
+def all_registered_overloads(device: str = "cpu") -> list[RegisteredOverload]:
+    """Every registered overload in the order of the names.  Nothing is run."""
+    named = sorted((str(op), dtensor.registry_of(op)) for op in dtensor.registered_overloads())
+    return [RegisteredOverload(name, registry, missing_kernel_reason(name, device)) for name, registry in named]
+
+
+def family(op: str) -> str:
+    """The kind of overload, by its namespace, its name and its schema."""
+    namespace, packet, _ = op.split(".")
+    if "foreach_" in packet:
+        return "foreach"
+    if packet.startswith("_fused_"):
+        return "fused"
+    if namespace != "aten":
+        return namespace
+    schema = overload(op)._schema
+    if any(a.is_out for a in schema.arguments):
+        return "out="
+    if "backward" in packet:
+        return "backward"
+    if schema.is_mutable:
+        return "in place"
+    views = any(r.alias_info is not None for r in schema.returns)
+    return "views" if views else "forward"

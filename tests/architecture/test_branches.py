@@ -11,7 +11,7 @@ from tests.tools.branches import __main__
 from tests.tools.branches.each import sitecustomize
 
 RUN = """
-from localtensor.layout.spec import Mesh
+from localtensor.layout.mesh import Mesh
 import tests.tools.branches.__main__
 Mesh((2, 2), ("dp", "tp"))
 """

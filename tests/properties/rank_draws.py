@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from localtensor.testing.programs.model import COLLECTIVES, MESSAGES, OBJECTS, REDUCING, ROOTED, SPLITS, Event, Step
-from localtensor.testing.programs.program import RankProgram
-from localtensor.testing.programs.strategy import DTYPES, rank_programs
+from tests.properties.programs.model import COLLECTIVES, MESSAGES, OBJECTS, REDUCING, ROOTED, SPLITS, Event, Step
+from tests.properties.programs.program import RankProgram
+from tests.properties.programs.strategy import DTYPES, rank_programs
 
 ANY = rank_programs(10, ranks=(2, 3, 4, 5, 6), for_gloo=False, closed=False)
 """RankPrograms that leave their groups behind, as a rank with a fault does anyway."""

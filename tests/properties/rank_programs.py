@@ -3,7 +3,7 @@
 from typing import Any
 
 import localtensor as lt
-from localtensor.testing.programs.program import RankProgram
+from tests.properties.programs.program import RankProgram
 
 
 def simulated(program: RankProgram, schedule: Any = None, timeout: float = 20.0) -> lt.Run:

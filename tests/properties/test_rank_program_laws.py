@@ -19,10 +19,10 @@ from torch import Tensor
 
 import localtensor as lt
 from localtensor.errors import CollectiveFailed, EarlyReturn, GroupMismatch, NeverEnded, ProgramFault
-from localtensor.testing.programs.model import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Step
-from localtensor.testing.programs.program import RankProgram
-from localtensor.testing.programs.reference import IllegalProgram
-from localtensor.testing.programs.strategy import DTYPES, OPS_OF, rank_programs
+from tests.properties.programs.model import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Step
+from tests.properties.programs.program import RankProgram
+from tests.properties.programs.reference import IllegalProgram
+from tests.properties.programs.strategy import DTYPES, OPS_OF, rank_programs
 from tests.properties.rank_draws import PLANTS, Fault, faults, planted
 from tests.properties.rank_gradients import adjoint, chains, gradients
 from tests.properties.rank_programs import simulated

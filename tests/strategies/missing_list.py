@@ -1,7 +1,7 @@
 """Rules with a verdict that was reached on paper: which hold, which do not, and why.
 
 `Row("add.Tensor", "R, P(max) -> P(max)", True, "alpha > 0", ...)`: for calls of which the condition is true.
-In a condition `ndims[i]` is how many dims tensor i has, and arguments go by their names, as in `strategies.validation.discovery.rule_inference`.
+In a condition `ndims[i]` is how many dims tensor i has, and arguments go by their names, as in `strategies.validation.rule_inference`.
 Nothing here was ever decided by asking a validator.
 """
 

@@ -16,10 +16,9 @@ Counterexamples shrink to
 
 1. fewer ranks, then fewer axes,
 2. `Replicate()`, then shards of the first dims, then partial values, then strided shards,
-3. fewer ops and calls (where a program is drawn),
-4. fewer dims, then smaller ones, down to 1; a dim of size 0 is left only where the failure needs it,
-5. simpler values: the first dtype (float32), the first pattern (zeros, ones, arange ...), the smallest seed,
-6. the first op and its first sample; the schedule `round_robin`.
+3. fewer dims, then smaller ones, down to 1; a dim of size 0 is left only where the failure needs it,
+4. simpler values: the first dtype (float32), the first pattern (zeros, ones, arange ...), the smallest seed,
+5. the first op and its first sample; the schedule `round_robin`.
 
 Arguments are checked when a strategy is made: each strategy raises `BadDraw` for invalid ones.  `dtype` is a dtype or
 None for any of `DTYPES`, `shape` a tuple of sizes or None for any, `kinds` a tuple out of `KINDS`: "R" (replicate),
@@ -44,11 +43,10 @@ from localtensor.testing.hypothesis_strategies import search, values
 from localtensor.testing.hypothesis_strategies.layouts import AXES, Sharded, placement_options, read_spec, spec_text
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall
 from localtensor.testing.hypothesis_strategies.values import DTYPES, KINDS, PATTERNS, USUAL, BadDraw, Drawn, no_gradient
-from localtensor.testing.programs.strategy import rank_programs
 
 __all__ = [
     "DTYPES", "KINDS", "PATTERNS", "PLAIN", "USUAL", "BadDraw", "Drawn", "Layout", "OpCall", "Sharded", "assemble",
-    "drawn", "layouts", "meshes", "op_calls", "placements", "rank_programs", "read_spec", "schedules", "shapes",
+    "drawn", "layouts", "meshes", "op_calls", "placements", "read_spec", "schedules", "shapes",
     "sharded", "spec_text", "specs", "tensor_of", "tensors",
 ]  # fmt: skip
 PLAIN = ("R", "S", "P")

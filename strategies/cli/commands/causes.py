@@ -10,8 +10,7 @@ from localtensor.errors import LocalTensorError, refusal_sentence
 from strategies.base import journal
 from strategies.base.progress import Progress, error_console, progress_bar
 from strategies.base.signals import print_error, quiet_on_one_thread, set_stop_note, worker_count
-from strategies.cli.commands.output import deliver_text, fail
-from strategies.cli.options import CausesOptions
+from strategies.cli.options import CausesOptions, deliver_text, fail
 from strategies.model.cause import CauseRecord
 from strategies.model.settings import BadSetting, Settings, UnknownOp
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG

@@ -18,18 +18,16 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.progress import Progress, error_console, progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, worker_count
 from strategies.base.worker_pool import WorkerPool
-from strategies.cli.commands.output import fail
-from strategies.cli.options import CoverageOptions
+from strategies.cli.options import CoverageOptions, fail
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
 from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
-from strategies.ops.validation.claims import calls_of_overloads
+from strategies.ops.validation.claims import RuleResult, ValidationEffort, calls_of_overloads, validate_rules
 from strategies.ops.validation.coverage import OverloadComparison, coverage, most_used
-from strategies.ops.validation.run import RuleResult, ValidationEffort, validate_rules
 from strategies.sweep.coverage import OverloadCoverage, as_json, coverage_table, left_out_of, render
 from strategies.sweep.session import run_validation
-from strategies.torch_api import population
+from strategies.torch_api import user_modules
 
 CALL = "localtensor coverage"
 
@@ -56,7 +54,7 @@ def run(options: CoverageOptions) -> int:
     except journal.FOREIGN_LINE_ERRORS as error:
         return fail(str(journal.foreign_line_error(options.journal or "", error, CALL)), USAGE)
     found = coverage_table(
-        population.all_registered_overloads(device), tried, torch=torch_tried, device=device, left_out=left_out
+        user_modules.all_registered_overloads(device), tried, torch=torch_tried, device=device, left_out=left_out
     )
     lost = ""
     if options.json is not None:

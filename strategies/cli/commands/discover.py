@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
 from strategies.base.signals import print_error, quiet_on_one_thread, worker_count, write_stdout
-from strategies.cli.commands.output import fail
-from strategies.cli.options import DiscoverOptions
+from strategies.cli.options import DiscoverOptions, fail
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
-from strategies.validation.discovery.codegen import NotEmitted, module_text
-from strategies.validation.discovery.discover import CALL, Discovery, discover, resolve_overloads
-from strategies.validation.discovery.rule_inference import infer_lines, line_text
+from strategies.validation.discover import CALL, Discovery, NotEmitted, discover, module_text, resolve_overloads
+from strategies.validation.rule_inference import infer_lines, line_text
 
 SECONDS = 600.0
 """Time limit of one overload."""

@@ -20,7 +20,7 @@ from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.options import BadOption
 from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, set_stop_note
-from strategies.cli.commands.output import fail
+from strategies.cli.options import fail
 from strategies.gate import baseline, decision, plan
 from strategies.gate.baseline import BadBaseline, Baseline, GateResult
 from strategies.gate.formats import github, wording

@@ -28,16 +28,14 @@ from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
 from strategies.base.progress import error_console
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
-from strategies.cli.commands.output import fail
-from strategies.cli.options import CostOptions, PlanOptions
+from strategies.cli.options import CostOptions, PlanOptions, fail
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
-from strategies.planner.metric_check.check import BadCost, check_metric
-from strategies.planner.picture import svg
-from strategies.planner.picture.ascii import ASCII, SIGNS, ascii_picture
 from strategies.planner.search.api import CHEAPEST, NoPlan, RankedPlan, alternatives, plan
+from strategies.planner.search.metric_check import BadCost, check_metric
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
-from strategies.planner.text import report
+from strategies.planner.text import report, svg
+from strategies.planner.text.ascii import ASCII, SIGNS, ascii_picture
 from strategies.planner.text.options import BadPlanOption, PlanRequest, parse_sizes, plan_request
 from strategies.planner.text.parser import text_of
 from strategies.torch_api.specs import device_mesh, to_torch

@@ -9,8 +9,7 @@ import torch
 
 from strategies.base.progress import ProgressBar, error_console, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_INTERRUPTED, EXIT_NOTHING, EXIT_WRONG, interruptible, write_stdout
-from strategies.cli.commands.output import deliver_text
-from strategies.cli.options import SAMPLES, ValidateOptions, parse_mesh
+from strategies.cli.options import SAMPLES, ValidateOptions, deliver_text, parse_mesh
 from strategies.planner.audit import report
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.script import script

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from strategies.base.progress import ProgressBar, error_console, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG, set_stop_note
-from strategies.cli.commands.output import deliver_text
-from strategies.cli.options import RacesOptions
+from strategies.cli.options import RacesOptions, deliver_text
 from strategies.propagation.races import explore
+from strategies.propagation.races.explore import GRACE, RACE_SCRIPTS, race_script, run_race_script
 from strategies.propagation.races.linearizability import ExploredProgram, ProgramSummary, RaceFinding
-from strategies.propagation.races.subprocesses import GRACE, RACE_SCRIPTS, race_script, run_race_script
 
 SCHEDULES = {"once": 20_000, "propagate": 2_000, "dtensor": 20}
 """Default for --schedules: schedules of the explored targets, rounds of the target whose threads run freely."""

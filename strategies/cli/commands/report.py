@@ -7,9 +7,8 @@ from pathlib import Path
 from localtensor.errors import refusal_sentence
 from strategies.base import atomic_files, journal
 from strategies.base.signals import SHORTAGES, print_error
-from strategies.cli.commands.output import fail
 from strategies.cli.commands.validate import deliver
-from strategies.cli.options import MergeOptions, ReportOptions
+from strategies.cli.options import MergeOptions, ReportOptions, fail
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_page import page

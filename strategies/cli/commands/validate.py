@@ -9,8 +9,7 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note, worker_count
-from strategies.cli.commands.output import fail
-from strategies.cli.options import ValidateOptions
+from strategies.cli.options import ValidateOptions, fail
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
 from strategies.model.verdict import NOTHING, USAGE, Report
 from strategies.sweep.report import text_and_json

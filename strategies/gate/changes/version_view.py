@@ -17,13 +17,12 @@ from typing import Any
 import torch
 
 from strategies.gate.changes import project as changed_project
-from strategies.gate.changes.dependency_slice import RuleNames, Slice, Slicer
+from strategies.gate.changes.dependency_slice import RuleNames, Slice, Slicer, roots_of
 from strategies.gate.changes.index import StatementIndex
 from strategies.gate.changes.module_model import Function, Statement, is_string_statement
 from strategies.gate.changes.name_resolution import imported_files
 from strategies.gate.changes.normal_form import UNBOUND
 from strategies.gate.changes.project import Project, ProjectFunctions, Version, rule_functions, start_files
-from strategies.gate.changes.roots import roots_of
 
 FILE_READERS = (
     "builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localtensor.layout import Spec, short
-from strategies.planner.picture.ascii import PlanStage, layout_text
-from strategies.planner.picture.svg import svg
+from strategies.planner.text.ascii import PlanStage, layout_text
+from strategies.planner.text.svg import svg
 
 PICO = 1_000_000_000_000
 """Prices are whole picoseconds or bytes: integer sums do not depend on their order, so a price is exactly a metric."""

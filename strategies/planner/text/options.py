@@ -13,7 +13,7 @@ from functools import partial
 
 from localtensor.errors import Refusal
 from localtensor.layout import Spec
-from strategies.planner.metric_check.check import PriceProbe, probe_price
+from strategies.planner.search.metric_check import PriceProbe, probe_price
 from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice
 from strategies.planner.steps.topology import RANKS_PER_NODE, cluster_from_json, parse_topology

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from strategies.planner.audit.compare import DTensorPlan
-from strategies.planner.picture.ascii import layout_text
 from strategies.planner.search.api import RankedPlan, price_of, step_texts
 from strategies.planner.steps.plan import PICO, Plan, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
+from strategies.planner.text.ascii import layout_text
 from strategies.planner.text.options import PRICES, BadPlanOption, PlanRequest
 from strategies.planner.text.parser import text_of
 

@@ -81,7 +81,7 @@ def allow_implicit_communication() -> ExplicitCommunication:
 def communicates(propagation: Propagation) -> tuple[int, ...]:
     """The inputs of a propagated call, by leaf number, whose redistribution communicates.  Nothing is run.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.mesh import Mesh
     >>> from localtensor.layout.spec import Spec, parse
     >>> from strategies.ops.all_rules import OUR_RULES
     >>> from strategies.propagation.propagator import Propagator

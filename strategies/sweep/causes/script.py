@@ -31,10 +31,10 @@ from strategies.model.code_text import (
 )
 from strategies.model.oracle import REJECTIONS, mutates
 from strategies.model.rule import Program
-from strategies.programs.repro.script import argument_code, body_code, helper_functions, tolerances_code
 from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.script import argument_code, body_code, helper_functions, tolerances_code
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import raw_spelling, spelled
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values

@@ -6,8 +6,7 @@ from math import comb
 import pytest
 
 from localtensor.concurrency import controlled_run
-from localtensor.concurrency.explorer import BoundedSchedule, Frontier, Program, explore, read_bounded, replay
-from localtensor.concurrency.results import Failure
+from localtensor.concurrency.explorer import BoundedSchedule, Failure, Frontier, Program, explore, read_bounded, replay
 from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.errors.runs import BadExploration, BadProgram, WaitsAlone

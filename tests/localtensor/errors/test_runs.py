@@ -7,6 +7,7 @@ import pytest
 
 from localtensor import errors
 from localtensor._util.events import Call, Place, Wait, Waiting
+from tests.localtensor.errors.test_runs_lockstep import CASES as LOCKSTEP
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 WAIT = Wait(0, (1,), Call(0, "all_reduce", "0", (0, 1), 4, place=THERE))
@@ -147,7 +148,7 @@ def test_a_refusal_word_for_word(name):
 def test_every_refusal_has_its_words_tested():
     door = [getattr(errors, name) for name in errors.__all__]
     public = {kind for kind in door if kind.__module__ == "localtensor.errors.runs"}
-    assert public == {type(case.error) for case in CASES.values()}
+    assert public == {type(case.error) for case in [*CASES.values(), *LOCKSTEP.values()]}
 
 
 def test_a_run_that_never_ended_names_where_it_was_first():

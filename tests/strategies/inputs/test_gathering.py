@@ -8,16 +8,17 @@ import torch
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.progress import Progress
-from strategies.inputs import gathering, opinfo_samples, selection
+from strategies.inputs import gathering, opinfo_samples
 from strategies.inputs.gathering import (
     CapturePass,
+    SampleSelection,
     UserOpTask,
     gather,
     gather_samples,
+    pick,
     run_capture_pass,
     user_op_samples,
 )
-from strategies.inputs.selection import SampleSelection, pick
 from strategies.model.rule import overload
 from strategies.model.settings import BadSetting, Settings
 from strategies.model.verdict import Crash
@@ -41,8 +42,8 @@ def world(monkeypatch):
         left = [first, second]
         picked = SampleSelection((1, 2), frozenset(wanted))
         lacking = SampleSelection((3,), frozenset(wanted) - set(first))
-        monkeypatch.setattr(selection, "pick", lambda settings, rules: picked)
-        monkeypatch.setattr(selection, "wider", lambda pick, met: lacking if lacking.overloads else SampleSelection(()))
+        monkeypatch.setattr(gathering, "pick", lambda settings, rules: picked)
+        monkeypatch.setattr(gathering, "wider", lambda pick, met: lacking if lacking.overloads else SampleSelection(()))
 
         def gather(hands, pick, settings, tick, units):
             asked.append(pick)

@@ -9,8 +9,7 @@ import torch
 
 from strategies.base.worker_pool import WorkerPool
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.validation.claims import calls_of_overloads
-from strategies.ops.validation.run import ValidationEffort, validate_rules
+from strategies.ops.validation.claims import ValidationEffort, calls_of_overloads, validate_rules
 
 MOST = 2
 TERMS = ValidationEffort(ranks=(3,), budget=1)

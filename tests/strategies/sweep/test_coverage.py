@@ -17,7 +17,7 @@ from strategies.sweep.coverage import (
     left_out_of,
     render,
 )
-from strategies.torch_api.population import RegisteredOverload
+from strategies.torch_api.user_modules import RegisteredOverload
 
 MEMBERS = [
     RegisteredOverload("aten.add.Tensor", "single-dim strategy"),

@@ -8,7 +8,7 @@ from strategies.model.verdict import Verdict
 from strategies.torch_api import dtensor
 from strategies.validation import claim_sources
 from strategies.validation.claim_sources import claims
-from strategies.validation.discovery.discover import discover
+from strategies.validation.discover import discover
 from strategies.validation.missing_rules import (
     missing_instances,
     missing_reason,

@@ -18,9 +18,9 @@ import torch
 
 from strategies.base import worker_pool
 from strategies.model.rule import Rule
-from strategies.validation.discovery.discover import Discovery, discover
-from strategies.validation.discovery.rule_inference import values_by_name
+from strategies.validation.discover import Discovery, discover
 from strategies.validation.missing_rules import Survey
+from strategies.validation.rule_inference import values_by_name
 from tests.strategies.cases import placements
 from tests.strategies.missing_list import Row, rows
 from tests.tools.bench.by_other_means import refuted

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from localtensor.concurrency.explorer import explore
-from localtensor.concurrency.results import ExplorationResult, Program
+from localtensor.concurrency.explorer import ExplorationResult, Program, explore
 from localtensor.concurrency.sync import ScheduledSync
 from strategies.propagation.races import explore as races
 from tests.tools.races.culprits import CULPRITS

@@ -63,9 +63,6 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "orders: bool = False": "`specs` always says it, and nobody else makes one"
     },
     "localtensor/testing/hypothesis_strategies/values.py": {"seed: int = 0": "any seed"},
-    "localtensor/testing/programs/program.py": {
-        'f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"': "no rank sends twice in a step that is no batch"
-    },
     "strategies/base/journal.py": {"if self._file is None or self.path is None:": "a journal has both or neither"},
     "strategies/programs/shrink/values.py": {
         "if x.numel() > MAX_ELEMENTS_SINGLY or _level(x) <= _ONES:": (
@@ -76,7 +73,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "break": "the budget stays spent: all that follows are passed over as well"
     },
     "strategies/model/call_signature.py": {"if dtype == torch.bool:": "torch has one object for each dtype"},
-    "strategies/torch_api/population.py": {
+    "strategies/torch_api/user_modules.py": {
         'elsewhere = f"; it has one for {others[0].upper()}" if others else ""': (
             "of two devices there is at most one other"
         )
@@ -107,7 +104,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "return slice(int(ids[0]), int(ids[0]) + 1, 1)": "a slice of one row is the same in steps of any length",
         "_MOST_KEPT = 4096": "any number: what is forgotten is worked out again",
     },
-    "localtensor/concurrency/results.py": {
+    "localtensor/concurrency/explorer.py": {
         'detail = ", ".join(what if times == 1 else f"{what} {times} times" for what, times in words)': (
             "groupby has no group of fewer than one"
         )

@@ -71,7 +71,7 @@ PLANTED: tuple[Planted, ...] = (
         "shrinking slips from wrong numbers to NaN, or stops"),
     bug("strategies/model/code_text::slack_text", 'return f"{max([*finite, 1e-9', 'return f"{min([*finite, 1e-9',
         "a script calls rounding wrong"),
-    bug("strategies/programs/repro/script::body_code",
+    bug("strategies/programs/script::body_code",
         "also = f\" + [{', '.join(f'given_[{leaf}]' for leaf in leaves)}]\" if leaves else \"\"", 'also = ""',
         "a script says nothing of the argument that went wrong"),
     bug("strategies/programs/chained::wrong_programs", "strict=True) if not one.wrong]", "strict=True) if one.wrong]",

@@ -26,9 +26,7 @@ SEEN_FROM = {
     "localtensor/errors/collectives.py": (
         "localtensor/collectives/test_argument_checks_refusals localtensor/layout/test_reductions"
     ),
-    "localtensor/concurrency/results.py": (
-        "test_explorer test_line_yield_points strategies/propagation/races/test_explore"
-    ),
+    "localtensor/concurrency/explorer.py": "strategies/propagation/races/test_explore",
     "localtensor/concurrency/single_flight.py": "strategies/propagation/test_cache_cache_key",
     "localtensor/lockstep/dispatch/op_table.py": "test_op_table test_batching",
     "localtensor/_util/rank_output.py": "localtensor/runner/test_torchrun",
@@ -36,7 +34,6 @@ SEEN_FROM = {
     "localtensor/lockstep/values/formatting.py": "localtensor/lockstep/patches/test_nn_modules test_rank_int",
     "localtensor/testing/hypothesis_strategies/values.py": "test_draws test_draws_values",
     "localtensor/testing/hypothesis_strategies/layouts.py": "test_draws test_draws_sharded",
-    "localtensor/testing/programs/program.py": "test_program",
     "localtensor/runner/torchrun_processes.py": "test_torchrun",
     "strategies/validation/assertions/script.py": "test_api",
     "strategies/validation/assertions/api.py": "test_api",
@@ -54,8 +51,7 @@ SEEN_FROM = {
     ),
     "strategies/ops/pointwise/creation.py": "test_creation",
     "localtensor/layout/mesh.py": "test_spec",
-    "localtensor/testing/programs/model.py": "test_program properties/test_rank_program_laws",
-    "strategies/model/code_text.py": "strategies/programs/repro/test_script strategies/programs/test_mesh_programs",
+    "strategies/model/code_text.py": "strategies/programs/test_script strategies/programs/test_mesh_programs",
     "strategies/propagation/model.py": "test_propagator test_mesh_expansion",
     "strategies/ops/lib/dim_maps.py": (
         "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"

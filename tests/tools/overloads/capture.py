@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util.opinfo import drawn_samples
-from localtensor.testing.lockstep_reference import leaves
+from tests.localtensor.lockstep.lockstep_reference import leaves
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
 MOST_SAMPLES = 24  # of an OpInfo and dtype that are run

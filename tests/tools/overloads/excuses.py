@@ -1,6 +1,6 @@
 """What the sweep lets pass, with the reason; everything else has to be what the op alone does."""
 
-from localtensor.testing.lockstep_reference import LockstepDifference
+from tests.localtensor.lockstep.lockstep_reference import LockstepDifference
 
 # Results that nobody has written yet.
 UNWRITTEN = ("aten::empty", "aten::new_empty")

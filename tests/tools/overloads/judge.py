@@ -13,7 +13,7 @@ from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.dispatch import execute
 from localtensor.lockstep.dispatch.op_table import op_traits
 from localtensor.lockstep.mode import LocalTensorMode
-from localtensor.testing.lockstep_reference import (
+from tests.localtensor.lockstep.lockstep_reference import (
     differences_from_reference,
     envelope,
     leaves,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localtensor.testing.lockstep_reference import leaves
+from tests.localtensor.lockstep.lockstep_reference import leaves
 from tests.tools.overloads.capture import Call
 
 RANKS = 6

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localtensor.concurrency.results import Failure
+from localtensor.concurrency.explorer import Failure
 from strategies.propagation.races import explore as races
 from strategies.propagation.races.linearizability import ExploredProgram
 from tests.tools.races import nightly

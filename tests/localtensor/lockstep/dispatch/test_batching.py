@@ -8,7 +8,7 @@ import torch
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.dispatch import execute
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.testing.lockstep_reference import check_op
+from tests.localtensor.lockstep.lockstep_reference import check_op
 
 aten = torch.ops.aten
 RANKS = 4

@@ -8,7 +8,7 @@ import torch
 from localtensor.lockstep.dispatch import batching_dims
 from localtensor.lockstep.dispatch.batching import BATCHING_RULES
 from localtensor.lockstep.dispatch.op_table import Execution, execution_of, list_ops, op_traits, overload
-from localtensor.testing.lockstep_reference import LockstepDifference
+from tests.localtensor.lockstep.lockstep_reference import LockstepDifference
 from tests.tools.overloads.__main__ import report
 from tests.tools.overloads.capture import captured, tells
 from tests.tools.overloads.excuses import MISREAD, OTHER_KERNEL, excused

@@ -20,7 +20,7 @@ from localtensor.lockstep.dispatch.op_table import (
 )
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.partition import everyone
-from localtensor.testing.lockstep_reference import check_op
+from tests.localtensor.lockstep.lockstep_reference import check_op
 
 aten = torch.ops.aten
 RANKS = 6

@@ -11,8 +11,8 @@ from strategies.cli.commands import coverage
 from strategies.cli.commands.coverage import coverage_of_lines, run
 from strategies.cli.options import CoverageOptions
 from strategies.model.verdict import Crash, WorkUnit
-from strategies.torch_api import population
-from strategies.torch_api.population import RegisteredOverload
+from strategies.torch_api import user_modules
+from strategies.torch_api.user_modules import RegisteredOverload
 from strategies.validation import finding
 from strategies.validation import finding as findings
 from strategies.validation.finding import RuleOutcome, TaskResult, finding_of_instance
@@ -43,7 +43,7 @@ LINES = [
 @pytest.fixture
 def members(monkeypatch):
     kinds = [RegisteredOverload(op, "single-dim strategy") for op in (CUMPROD, MM, NEG)]
-    monkeypatch.setattr(population, "all_registered_overloads", lambda device: kinds if device == "cpu" else [])
+    monkeypatch.setattr(user_modules, "all_registered_overloads", lambda device: kinds if device == "cpu" else [])
 
 
 def written(path, *lines, **begin):

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from strategies.base.options import BadOption
+from strategies.cli import options as commands
 from strategies.cli.app import app
-from strategies.cli.commands import output as commands
 from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import exit_code, run
 from strategies.cli.options import ValidateOptions, parse_mesh

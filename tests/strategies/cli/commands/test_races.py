@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from localtensor.concurrency.results import Failure
+from localtensor.concurrency.explorer import Failure
 from strategies.base.options import BadOption
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_WRONG
-from strategies.cli.commands import output as commands
+from strategies.cli import options as commands
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions

@@ -5,7 +5,7 @@ import torch
 
 from strategies.base.worker_pool import WorkerPool
 from strategies.inputs import opinfo_samples
-from strategies.inputs.selection import SampleSelection
+from strategies.inputs.gathering import SampleSelection
 from strategies.ops.validation.claims import GRADIENT, calls_of_overloads, embedding_gradients
 from tests.strategies.cases import sample
 

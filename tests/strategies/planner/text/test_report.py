@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
-from strategies.planner.picture.ascii import layout_text
 from strategies.planner.search.api import alternatives, plan, step_texts
 from strategies.planner.steps.prices import TorchPrice
+from strategies.planner.text.ascii import layout_text
 from strategies.planner.text.options import BadPlanOption, plan_request
 from strategies.planner.text.report import plan_json, plan_line, plan_report, python_code, ratio_text
 

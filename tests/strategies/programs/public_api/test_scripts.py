@@ -5,8 +5,8 @@ import pytest
 from localtensor.processes.pool import Pool
 from strategies.programs.public_api.drawing import draw_public_programs
 from strategies.programs.public_api.table import STEPS, public_step
-from strategies.programs.repro.script import program_script
 from strategies.programs.run.real_run import run_simulated_programs
+from strategies.programs.script import program_script
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import severity
 from strategies.sweep.causes.script import RIGHT, SHOWS, run, scripts_of

@@ -12,8 +12,8 @@ from torch.distributed.tensor.experimental import register_sharding
 from localtensor.errors import BadPlacement
 from localtensor.layout.spec import parse
 from strategies.model.rule import overload
-from strategies.programs.repro.script import program_script
 from strategies.programs.run import follow_ups
+from strategies.programs.script import program_script
 from strategies.torch_api import dtensor
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import assert_goes_wrong, assert_right, on, played

@@ -2,8 +2,7 @@
 
 import sys
 
-from localtensor.concurrency.explorer import Program, replay
-from localtensor.concurrency.results import ExplorationResult
+from localtensor.concurrency.explorer import ExplorationResult, Program, replay
 from strategies.propagation.races import cache_programs
 from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import CacheUnderTest

@@ -1,1 +1,0 @@
-"""Generated rank programs and their reference."""

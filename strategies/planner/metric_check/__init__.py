@@ -1,1 +1,0 @@
-"""Whether a function of cost is a metric."""

@@ -1,1 +1,0 @@
-"""Layouts and plans, drawn."""

@@ -1,1 +1,0 @@
-"""Scripts that reproduce findings under torchrun."""

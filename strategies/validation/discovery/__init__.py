@@ -1,1 +1,0 @@
-"""Missing rules: search, inference of conditions, generated code."""
