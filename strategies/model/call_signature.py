@@ -70,7 +70,7 @@ def numeric_arguments(call: Call) -> dict[str, int | float | bool | None]:
     """The arguments that are numbers or None by name, defaults included.
 
     >>> numeric_arguments(Call("aten.uniform_.default", (Leaf(0), -1.0)))
-    {'from': -1.0, 'to': 1, 'generator': None}
+    {'from': -1.0, 'to': 1.0, 'generator': None}
     """
     given = {a.name: a.default for a in schema_arguments(call.op) if a.default is not ...} | call.named()
     return {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float))}

@@ -184,14 +184,18 @@ def mesh_task_of(program: Program, truth: OracleResult, parts: Sequence[ProgramR
     return MeshTask(program.ranks, mesh, functools.partial(_lockstep_results, parts), on_rank, verdict)
 
 
+class NeedsRankThreads(Exception):
+    """A program whose ranks have random generators or handlers of their own."""
+
+
 def _lockstep_results(parts: Sequence[ProgramRankTask], mesh: DeviceMesh) -> list[ProgramRankResult]:
     """The results of all ranks in lockstep, from one call on `LocalTensor` pieces.
 
-    Raises NotImplementedError for a law of random ops and context parallelism, which need a random
+    Raises `NeedsRankThreads` for a law of random ops and context parallelism, which need a random
     generator and a control flow for each rank.
     """
     if getattr(parts[0].call, "then", "") in {**LAWS, **RINGS}:
-        raise NotImplementedError("laws of random ops and context parallelism run on rank threads")
+        raise NeedsRankThreads("laws of random ops and context parallelism")
     columns = zip(*(part.pieces for part in parts), strict=True)
     pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
     outs = rank_run.call_results(replace(parts[0], pieces=pieces), mesh)
