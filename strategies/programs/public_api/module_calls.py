@@ -206,7 +206,7 @@ def loss_in_parallel(
     with torch.enable_grad(), parallel.loss_parallel():
         try:
             found = pulled_back(F.cross_entropy(given, target, **options), [given])
-        except Exception as error:
+        except Exception as error:  # why: torch 2.13 leaves loss_parallel on after one; it is raised again below
             failed = error
     if failed is not None:
         raise failed

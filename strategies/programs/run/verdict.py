@@ -82,9 +82,7 @@ def meta_difference(sample: Sample) -> str:
     try:
         _, real = run_call(call, sample.tensors, mutates=mutates(call.op))
         _, meta = run_call(call, [x.to("meta") for x in sample.tensors], mutates=mutates(call.op))
-    except (
-        Exception
-    ):  # why: a meta kernel that is missing, or depends on values, raises anything, and shows nothing here
+    except Exception:  # why: a meta kernel that is missing or depends on values raises anything, and shows nothing here
         return ""
     pairs = [(a, b) for a, b in zip(real, meta, strict=False) if isinstance(a, Tensor) and isinstance(b, Tensor)]
     for i, (a, b) in enumerate(pairs):
