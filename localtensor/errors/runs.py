@@ -94,6 +94,13 @@ class ForeignThread(base.Refusal, argument="thread", values="called from {thread
     REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
 
 
+class ForkedRank(base.Refusal, argument="process", values="a child that rank {rank} forked"):
+    """A collective called in a process that a rank has forked: on gloo it waits for ever."""
+
+    PROBLEM = "the other ranks are not in this process"
+    REMEDY = "Call it in the rank itself, and let the child return what it has computed."
+
+
 class NoSuchScript(base.Refusal):
     """A script that is not there."""
 

@@ -44,7 +44,7 @@ class RankWork(Work):
             release()
         if self.abandoned or (ticket.waited and ticket.deliver is None):
             return True
-        simulation.rank()
+        simulation.enter()
         on_wait, self.on_wait = self.on_wait, None
         if on_wait is not None:
             on_wait()
@@ -133,6 +133,8 @@ class Kernels:
         # By rank: C++ does not keep the Python side of a Work alive.
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = completed_work()
+        self._in_flight: set[Ticket] = set()  # those whose buffers are watched
+        self._written: dict[int, int] = {}  # meanwhile: the storages that got results, each with its last rank
 
     def _contribution(
         self, op: CollectiveOp, call: CallArguments, rank: int, group: Group
@@ -168,7 +170,7 @@ class Kernels:
     def collective(self, op: CollectiveOp, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> object:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
-        rank = simulation.rank()
+        rank = simulation.enter()
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         part, returns_work = self._contribution(wire_op, call, rank, group)
@@ -202,18 +204,26 @@ class Kernels:
         if read is not None:
             outputs = [] if sends else writes
             written = {id(x) for x in outputs}
+            self._in_flight.add(ticket)
             watch.begin(ticket, [x for x in read if id(x) not in written], outputs)
 
         # C++ hangs when the Python side is gone, and a functional collective waits once for each output.
         functional = read is None or sys._getframe(3).f_code.co_filename == torch._ops.__file__
         work.waits_left = max(len(writes), 1) if functional else 1
         work.release = functools.partial(self.held_works[rank].pop, work, None)
-        work.on_wait = functools.partial(watch.end, ticket)
+        work.on_wait = functools.partial(self._end_watch, rank, ticket)
         return work
+
+    def _end_watch(self, rank: int, ticket: Ticket) -> None:
+        self.watches[rank].end(ticket, written_by_peer=lambda x: self._written.get(_storage(x), rank) != rank)
+        self._in_flight.discard(ticket)
+        if not self._in_flight:
+            self._written.clear()
 
     def leave(self, rank: int) -> None:
         """Remove an ended rank's Works from torch's registry of functional collectives."""
         self.watches[rank].close()
+        self._in_flight = {ticket for ticket in self._in_flight if ticket.part.rank != rank}
         for work in list(self.held_works[rank]):
             work.abandoned = True
             for output in work.outputs:
@@ -222,6 +232,8 @@ class Kernels:
 
     def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Write results to buffers unseen by autograd and modes, as a real backend does."""
+        if self._in_flight:
+            self._written.update((_storage(x), part.rank) for x in buffers)
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
             torch._C._DisableTorchDispatch(),
@@ -248,7 +260,7 @@ class Kernels:
     def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> object:
         """Post a send or receive; returns its Work."""
         simulation = self.simulation
-        rank = simulation.rank()
+        rank = simulation.enter()
         line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
@@ -269,6 +281,10 @@ class Kernels:
         )
         simulation.run_token.pause(rank)
         return work.boxed()
+
+
+def _storage(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 @functools.cache

@@ -3,10 +3,11 @@
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import distributed_c10d as c10d
@@ -20,7 +21,7 @@ from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, 
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.process_group import Kernels
-from localtensor.threads.run_token import Abort
+from localtensor.threads.run_token import Abort, stack_reserved
 from localtensor.threads.simulation import Simulation
 from localtensor.threads.state import shared_propagation
 from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
@@ -112,6 +113,7 @@ def _simulation_context(
     rank_worlds.extend(rank_world.RankWorld(simulation, rank) for rank in range(ranks))
     with ExitStack() as stack:
         stack.enter_context(simulation_entered(simulation, ModeBusy))
+        stack.enter_context(stack_reserved())
         stack.enter_context(OutsideState())
         stack.enter_context(dist_patches.patched_torch_distributed())
         stack.enter_context(kernels_in_place(simulation.kernels))
@@ -147,15 +149,32 @@ def _run_rank(
     except Abort:
         raise
     except BaseException as error:  # why: whatever ends a rank is reported as its outcome
+        if simulation.forked:
+            _end_child(error)
         if not simulation.run_token.aborting:
             simulation.end(world.rank, RankEnd(error=error, place=place_of_error(error)))
     else:
+        if simulation.forked:
+            _end_child(None)
         simulation.end(world.rank, RankEnd(value))
     finally:
         # Not for a lost rank: the run is over, and the state belongs to the caller again.
         if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
             rank_world.clear_sharding_cache()
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that a rank has forked, as Python ends its own: the threads of the run are not in it."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:

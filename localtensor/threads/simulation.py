@@ -8,21 +8,25 @@ and without LOCALTENSOR_CORES=all).  The threads of a run move together when oth
 """
 
 import ctypes
+import functools
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
 from localtensor.concurrency.schedule import Schedule
-from localtensor.errors import ForeignThread, LocalTensorError, MessageMismatch, ProgramFault
+from localtensor.errors import ForeignThread, ForkedRank, LocalTensorError, MessageMismatch, ProgramFault
 from localtensor.threads import diagnosis
 from localtensor.threads.diagnosis import RankEnd
-from localtensor.threads.run_token import Abort, RunToken
+from localtensor.threads.run_token import Abort, RunToken, require_stack
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CHECK_INTERVAL = 0.05  # seconds between two checks of the run's share of its core
 MIN_CPU_SHARE = 0.6  # of the time; below it, the run moves to the next core
@@ -68,6 +72,29 @@ MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 
 
+def _after_fork() -> None:
+    simulation = ambient.running()
+    if simulation is not None:
+        simulation.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _entirely(step: Callable[Concatenate["Simulation", P], T]) -> Callable[Concatenate["Simulation", P], T]:
+    """A step that is done entirely, or ends the run with what it raised: the ranks never go on after half of it."""
+
+    @functools.wraps(step)
+    def whole(self: "Simulation", *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return step(self, *args, **kwargs)
+        except Exception as crash:  # why: MemoryError may be raised at any call
+            self.run_token.abort_with(crash)
+
+    return cast("Callable[Concatenate[Simulation, P], T]", whole)
+
+
 class Simulation:
     """The state that all ranks of one run share; only the rank that holds the run token may touch it."""
 
@@ -82,6 +109,7 @@ class Simulation:
         self.kernels: Any = None
         self.mail: dict[Group, Mailbox] = {}
         self.log: deque[Contribution] = deque(maxlen=LOG_LENGTH)
+        self.forked = False  # this is a child process that a rank has forked
         self.ended: dict[int, RankEnd] = {}
         self.verdict: LocalTensorError | None = None
         self.last_part: dict[int, Contribution] = {}
@@ -93,8 +121,10 @@ class Simulation:
         self._broke_first = False
 
     def rank(self) -> int:
-        """The rank of the calling thread.  Raises `ForeignThread` in any other thread."""
+        """The rank of the calling thread.  Raises `ForeignThread` in any other thread, `ForkedRank` in a child process."""
         rank = self.run_token.holder
+        if self.forked:
+            raise ForkedRank("a collective", rank)
         if rank is None or self.run_token.idents.get(rank) != threading.get_ident():
             if threading.get_ident() in self.run_token.idents.values():
                 raise Abort  # a rank that did not end in time, and has resumed
@@ -104,6 +134,15 @@ class Simulation:
     def is_rank(self) -> bool:
         return threading.get_ident() in self.run_token.idents.values()
 
+    def enter(self) -> int:
+        """The rank of the calling thread, which is about to change what all ranks share.
+
+        Raises RecursionError where that might stop half way: the program may catch it and go on.
+        """
+        require_stack()
+        return self.rank()
+
+    @_entirely
     def contribute(
         self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, returns_work: bool
     ) -> Ticket:
@@ -137,6 +176,7 @@ class Simulation:
         for ticket in tickets:
             self._wake(ticket)
 
+    @_entirely
     def send(self, part: Contribution) -> Ticket:
         ticket = self._post(part)
         met = self._mail(part).send(ticket)
@@ -144,6 +184,7 @@ class Simulation:
             self._deliver_message(ticket, met)
         return ticket
 
+    @_entirely
     def recv(self, part: Contribution, deliver: Callable[[Any], None]) -> Ticket:
         ticket = self._post(part)
         ticket.deliver = deliver
@@ -189,6 +230,7 @@ class Simulation:
             deliver(ticket.result)
             ticket.result = None
 
+    @_entirely
     def block(self, ticket: Ticket) -> None:
         """Wait until another rank has set `done` and woken this one."""
         rank = ticket.part.rank
@@ -196,6 +238,7 @@ class Simulation:
         self._waits[rank] = ticket
         self.run_token.block(rank)
 
+    @_entirely
     def wake(self, ticket: Ticket) -> None:
         """Complete the ticket and wake its rank."""
         self._reset_polls()
@@ -215,6 +258,7 @@ class Simulation:
         When all runnable ranks have only polled, `MAX_POLLS` times, that is a deadlock.
         """
         if not ticket.done:
+            self.enter()
             self._polls[ticket.part.rank] = ticket
             self._poll_count += 1
             if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls):

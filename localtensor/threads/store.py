@@ -62,7 +62,7 @@ class RankStore(Store):
     def _yield_turn(self) -> None:
         """Let the other ranks run: the caller may be polling in a loop."""
         if self._simulation.is_rank():
-            self._simulation.run_token.step_aside(self._simulation.rank())
+            self._simulation.run_token.step_aside(self._simulation.enter())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -96,7 +96,7 @@ class RankStore(Store):
         """Wait until all keys are set, while other ranks run; a key that no rank can set is a deadlock."""
         if all(key in self._values for key in keys):
             return
-        rank = self._simulation.rank()
+        rank = self._simulation.enter()
         others = tuple(other for other in self._group.ranks if other != rank)
         kind = f"store.wait({', '.join(map(repr, keys))})"
         part = Contribution(rank, kind, self._group, None, (), None, line=origin(sys._getframe(1)).line)

@@ -13,7 +13,7 @@ SCHEDULES = (
         "others = [other for other in self._runnable if other != rank]",
         "two ranks that poll go on for ever, and a third that could help never runs"),
     bug("localtensor/threads/run_token::RunToken.block",
-        "            self._diagnose()\n            self.aborting = True\n            raise Abort",
+        "            self._end_stuck()\n            raise Abort",
         "            self.aborting = True\n            raise Abort", "a deadlock ends the run without a word"),
     bug("localtensor/threads/run_token::RunToken._leave", "self.idents.pop(rank, None)", "self.idents.get(rank, None)",
         "a thread that the user starts later is taken for the rank that has gone"),
@@ -62,7 +62,7 @@ MEETINGS = (
 )  # fmt: skip
 VERDICTS = (
     bug("localtensor/threads/buffer_watch::BufferWatch._check_op",
-        "for ticket, held in self._inputs.items() if written else ():", "for ticket, held in self._inputs.items():",
+        "if written and any(overlap(tensor", "if any(overlap(tensor",
         "who reads the input of a collective in flight, as one may, is told of a race"),
     bug("localtensor/threads/buffer_watch::_is_view_op",
         "all(r.alias_info is not None and not r.alias_info.is_write for r in returns)",
