@@ -7,7 +7,7 @@ from typing import Any
 
 from localtensor import errors
 from localtensor._util.events import Place, Raised, Wait
-from localtensor.collectives.rendezvous import Line, Rendezvous, Ticket
+from localtensor.collectives.rendezvous import Contribution, Line, Rendezvous, Ticket
 
 # Refusals of collectives/reference.py because the ranks disagree, and the error of a run for each.
 _MISMATCH: dict[type[Exception], type[errors.CollectiveMismatch]] = {
@@ -61,6 +61,24 @@ def stuck_error(
     )
 
 
+def timeout_words(part: Contribution, missing: Sequence[int], seconds: float, *, everyone: bool) -> str:
+    """What gloo says of a wait whose time limit has passed, for programs that look for its words."""
+    limit = f"{seconds * 1000:g}"
+    if part.kind == "monitored_barrier":
+        first = part.group.ranks[0]
+        if part.rank != first:
+            words = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from"
+            return f"Rank {part.rank} {words} rank {first}. Please check rank {first} logs for faulty rank."
+        named = f"Ranks {', '.join(map(str, missing))}" if everyone else f"Rank {missing[0]}"
+        return f"[Rank {first}]: {named} failed to pass monitoredBarrier in {limit} ms"
+    if part.kind.startswith("store."):
+        return "Wait timeout"
+    if part.kind in ("send", "recv"):
+        return f"Timed out waiting {limit}ms for {part.kind} operation to complete"
+    waits_for = ", ".join(map(str, missing))
+    return f"Operation timed out! Timed out waiting {limit}ms for recv operation to complete, from rank {waits_for}"
+
+
 def leftover_error(
     ended: Mapping[int, RankEnd], broken: Rendezvous | None, unmet: Sequence[Ticket], handed_out: Sequence[Ticket]
 ) -> errors.LocalTensorError | None:
@@ -89,7 +107,11 @@ def partial_group_error(
     return None
 
 
-def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> errors.RankRaised:
+def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> errors.LocalTensorError:
+    """The error of a run whose ranks raised; of a timeout that was not caught, the reason why no rank could run."""
+    first = next(end.error for end in ended.values() if end.error is not None)
+    if isinstance(first, errors.CollectiveTimeout) and first.diagnosis is not None:
+        return first.diagnosis
     failed = {rank: (end.error, end.place) for rank, end in ended.items() if end.error is not None}
     raised = [_raised_event(rank, error) for rank, (error, _) in failed.items()]
     verdict = errors.RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})

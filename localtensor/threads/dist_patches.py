@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed.nn.functional  # binds the default group of its arguments now, when there is none
@@ -44,6 +45,7 @@ def _init_process_group(original: Callable[..., None], *args: object, **kwargs: 
         return original(*args, **kwargs)  # refuses a second default group in its own words
     else:
         rank_world.init_default_group(world, shown)
+    set_time_limit(world, world.groups[c10d._get_default_group()], arguments.get("timeout"))
     line = origin(sys._getframe(1)).line
     world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), line)
     return None
@@ -82,7 +84,9 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
         world.epoch += 1
     name, shown = str(arguments["group_name"]), str(arguments["backend"])
     _check_backend(shown)
-    group = _declare_group(world, name, ranks or tuple(range(world.simulation.ranks)), default=not ranks)
+    group = _declare_group(
+        world, name, ranks or tuple(range(world.simulation.ranks)), arguments.get("timeout"), default=not ranks
+    )
     arguments.update(backend=c10d.Backend(rank_world.BACKEND), backend_options=None, device_id=None)
     process_group, store = original(**arguments)
     if process_group in world.pg_map:
@@ -110,7 +114,9 @@ def _check_backend(backend: str) -> None:
             raise BadGroup("new_group", "backend", f"backend={backend!r}", problem, f"Name one of {known}.")
 
 
-def _declare_group(world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
+def _declare_group(
+    world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], timeout: object, *, default: bool
+) -> Group:
     """The group that the rank makes under this name; all ranks must give it the same members."""
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
@@ -121,7 +127,15 @@ def _declare_group(world: rank_world.RankWorld, name: str, ranks: tuple[int, ...
         simulation.fail(GroupMismatch(name, {rank: members for rank, (members, _) in declared.items()}, places))
     if world.rank in ranks and not default and by_program:
         world.made[name] = (ranks, line)
-    return simulation.groups.setdefault(key, Group(name, ranks))
+    group = simulation.groups.setdefault(key, Group(name, ranks))
+    set_time_limit(world, group, timeout)
+    return group
+
+
+def set_time_limit(world: rank_world.RankWorld, group: Group, timeout: object) -> None:
+    """Note a time limit of the program's own; torch's default is none."""
+    if isinstance(timeout, timedelta) and timeout != c10d.default_pg_timeout:
+        group.timeouts[world.rank] = timeout.total_seconds()
 
 
 def _create_backend(options: c10d._DistributedBackendOptions, backend_options: object = None) -> object:

@@ -7,11 +7,13 @@ Inputs of a call that returns its Work to the user are copied first, and watched
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import Work
+from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.call_sites import handled_exception, origin
 from localtensor.collectives.argument_checks import Reads, check_message, check_rank_arguments, flat_tensors
@@ -19,7 +21,7 @@ from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
-from localtensor.threads.simulation import Simulation
+from localtensor.threads.simulation import Simulation, TimeLimit
 
 
 class RankWork(Work):
@@ -35,20 +37,24 @@ class RankWork(Work):
         self.release: Callable[[], None] | None = None  # called once, after the last wait
         self.abandoned = False  # the rank has ended, and torch waits once more
 
-    def wait(self, timeout: object = None) -> bool:
-        """Return when the outputs hold the result.  `timeout` is ignored: a deadlock is found at once."""
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the outputs hold the result.
+
+        Raises `CollectiveTimeout` if `timeout`, or the group's own, passes on the simulated clock: it moves when no rank
+        can run.
+        """
         simulation, ticket = self._simulation, self._ticket
         self.waits_left -= 1
         if self.waits_left == 0 and self.release is not None:
             release, self.release = self.release, None  # it refers to this work: a reference cycle
             release()
-        if self.abandoned or (ticket.waited and ticket.deliver is None):
+        if self.abandoned or (ticket.waited and ticket.done and ticket.deliver is None):
             return True
         simulation.enter()
         on_wait, self.on_wait = self.on_wait, None
         if on_wait is not None:
             on_wait()
-        simulation.wait(ticket)
+        simulation.wait(ticket, _time_limit(ticket.part, timeout))
         return True
 
     def synchronize(self) -> None:
@@ -174,6 +180,8 @@ class Kernels:
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         part, returns_work = self._contribution(wire_op, call, rank, group)
+        if group.cut_off:
+            simulation.check_connected(part)
         returns_work = returns_work and asynchronous
         read = list(flat_tensors(call.reads)) if returns_work else ()
         if returns_work:  # the user may write them before the others arrive
@@ -184,7 +192,7 @@ class Kernels:
 
         ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
         if not asynchronous:
-            simulation.wait(ticket)
+            simulation.wait(ticket, _time_limit(part, call.timeout, everyone=call.everyone))
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
@@ -272,6 +280,8 @@ class Kernels:
         part.handling = handled_exception()
         _synchronize(part.device)
         part.peer = None if peer is None else group.ranks[peer]
+        if group.cut_off:
+            simulation.check_connected(part)
         if sends:
             ticket = simulation.send(part)
         else:
@@ -281,6 +291,17 @@ class Kernels:
         )
         simulation.run_token.pause(rank)
         return work.boxed()
+
+
+NO_LIMIT = c10d.default_pg_timeout  # torch passes it where the program has given no time limit
+
+
+def _time_limit(part: Contribution, timeout: timedelta | None, *, everyone: bool = False) -> TimeLimit | None:
+    """The time limit of a wait: the caller's own, else the group's.  None is the default, and torch's unset timeouts."""
+    if timeout is not None and timedelta(0) < timeout != NO_LIMIT:
+        return TimeLimit(timeout.total_seconds(), everyone=everyone)
+    seconds = part.group.timeouts.get(part.rank)
+    return None if seconds is None else TimeLimit(seconds, closes=True, everyone=everyone)
 
 
 def _storage(x: Tensor) -> int:

@@ -69,7 +69,8 @@ class RunToken:
     """The threads of one run, of which one holds the token.
 
     `swap(old, new)` is called at each hand-over, before the new rank runs (None: no rank, at start and end);
-    `diagnose()` when unfinished ranks remain and none of them can run; `on_turn(rank)` in the rank's thread, when it
+    `expire()` when unfinished ranks remain and none of them can run, which wakes a rank whose time limit passes, and
+    returns whether there is one; if not, `diagnose()`; `on_turn(rank)` in the rank's thread, when it
     has received the token.
     """
 
@@ -80,6 +81,7 @@ class RunToken:
         swap: Callable[[int | None, int | None], None],
         diagnose: Callable[[], None],
         on_turn: Callable[[int], None] = lambda rank: None,
+        expire: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranks = ranks
         self.holder: int | None = None
@@ -91,6 +93,7 @@ class RunToken:
         self._swap = swap
         self._diagnose = diagnose
         self._on_turn = on_turn
+        self._expire = expire
         self._runnable = list(range(ranks))
         self._unfinished = set(range(ranks))
         self._polled: set[int] = set()  # ranks that polled since all runnable ones last had a turn
@@ -182,11 +185,13 @@ class RunToken:
         """Wait until `wake(rank)` is called; raises `Abort` if that can no longer happen."""
         self.check(rank)
         del self._runnable[bisect_left(self._runnable, rank)]
-        if not self._runnable:
+        if not self._runnable and not self._expire():
             self._end_stuck()
             raise Abort
-        self._pass_on(rank, self._next(self._runnable, rank))
-        self._await_turn(rank)
+        chosen = self._next(self._runnable, rank)
+        if chosen != rank:  # its own time limit has passed
+            self._pass_on(rank, chosen)
+            self._await_turn(rank)
 
     def only_runnable(self, ranks: Container[int]) -> bool:
         """Whether only these ranks can run."""
@@ -264,7 +269,7 @@ class RunToken:
         self._unfinished.discard(rank)
         if not self.aborting:
             del self._runnable[bisect_left(self._runnable, rank)]
-            if self._runnable:
+            if self._runnable or (self._unfinished and self._expire()):
                 self._pass_on(rank, self._next(self._runnable, rank))
                 return
             if self._unfinished:

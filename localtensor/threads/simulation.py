@@ -14,13 +14,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
 from localtensor.concurrency.schedule import Schedule
-from localtensor.errors import ForeignThread, ForkedRank, LocalTensorError, MessageMismatch, ProgramFault
+from localtensor.errors import (
+    CollectiveTimeout,
+    ForeignThread,
+    ForkedRank,
+    LocalTensorError,
+    MessageMismatch,
+    ProgramFault,
+)
 from localtensor.threads import diagnosis
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.run_token import Abort, RunToken, require_stack
@@ -95,6 +102,14 @@ def _entirely(step: Callable[Concatenate["Simulation", P], T]) -> Callable[Conca
     return cast("Callable[Concatenate[Simulation, P], T]", whole)
 
 
+class TimeLimit(NamedTuple):
+    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
+
+    seconds: float
+    closes: bool = False
+    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
+
+
 class Simulation:
     """The state that all ranks of one run share; only the rank that holds the run token may touch it."""
 
@@ -102,7 +117,7 @@ class Simulation:
         self.ranks = ranks
         self.serial = ambient.next_serial()
         self.rules, self.guard = ambient.rules(), ambient.guard()  # of the caller's thread, for its ranks
-        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow)
+        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow, self._expire)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
@@ -113,6 +128,7 @@ class Simulation:
         self.ended: dict[int, RankEnd] = {}
         self.verdict: LocalTensorError | None = None
         self.last_part: dict[int, Contribution] = {}
+        self.clock = 0.0  # simulated seconds: it moves when no rank can run, to the nearest deadline
         self._waits: dict[int, Ticket] = {}
         self._polls: dict[int, Ticket] = {}  # what each rank has polled since the last progress
         self._poll_count = 0
@@ -216,24 +232,30 @@ class Simulation:
             ticket.done = True
             self._wake(ticket)
 
-    def wait(self, ticket: Ticket) -> None:
-        """Wait until the ticket is done, then deliver its result once."""
+    def wait(self, ticket: Ticket, limit: TimeLimit | None = None) -> None:
+        """Wait until the ticket is done, then deliver its result once.
+
+        Raises `CollectiveTimeout` if `limit` passes before on the simulated clock.
+        """
         rank = ticket.part.rank
         self._handed_out.pop(ticket, None)
         ticket.waited = True
         if ticket.done:
             self.run_token.pause(rank)
         else:
-            self.block(ticket)
+            self.block(ticket, None if limit is None else limit.seconds)
+            if not ticket.done and limit is not None:
+                raise self._timed_out(ticket, limit)
         deliver, ticket.deliver = ticket.deliver, None
         if deliver is not None:
             deliver(ticket.result)
             ticket.result = None
 
     @_entirely
-    def block(self, ticket: Ticket) -> None:
-        """Wait until another rank has set `done` and woken this one."""
+    def block(self, ticket: Ticket, seconds: float | None = None) -> None:
+        """Wait until another rank has set `done` and woken this one, or until `seconds` have passed while none can run."""
         rank = ticket.part.rank
+        ticket.deadline = None if seconds is None else self.clock + seconds
         ticket.blocked = True
         self._waits[rank] = ticket
         self.run_token.block(rank)
@@ -261,7 +283,7 @@ class Simulation:
             self.enter()
             self._polls[ticket.part.rank] = ticket
             self._poll_count += 1
-            if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls):
+            if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls) and not self._expire():
                 self.fail(self._stuck_error())
             self.run_token.step_aside(ticket.part.rank)
         return ticket.done
@@ -285,6 +307,39 @@ class Simulation:
     def end(self, rank: int, ended: RankEnd) -> None:
         self._reset_polls()
         self.ended[rank] = ended
+
+    def _expire(self) -> bool:
+        """Let the nearest deadline pass, and wake its rank.  False if there is none.
+
+        Not where calls do not match or a rank has raised: that error comes first.
+        """
+        due = [ticket for ticket in self._waits.values() if ticket.deadline is not None]
+        if not due or self._broken is not None or any(end.error is not None for end in self.ended.values()):
+            return False
+        first = min(due, key=lambda ticket: (ticket.deadline or 0.0, ticket.part.rank))
+        first.diagnosis = self._stuck_error()
+        self.clock = first.deadline or self.clock
+        self._reset_polls()
+        self._wake(first)
+        return True
+
+    def _timed_out(self, ticket: Ticket, limit: TimeLimit) -> CollectiveTimeout:
+        """The error of a wait whose limit has passed; on gloo it closes the connections, except of a Work in the air."""
+        part = ticket.part
+        if limit.closes or part.peer is not None or part.kind == "recv":
+            part.group.cut_off.add(part.rank)
+        if part.kind in ("send", "recv"):
+            self._mail(part).remove(ticket)
+        words = diagnosis.timeout_words(part, ticket.peers(), limit.seconds, everyone=limit.everyone)
+        return CollectiveTimeout(part.call(), limit.seconds, words, ticket.diagnosis)
+
+    def check_connected(self, part: Contribution) -> None:
+        """Raise `CollectiveTimeout` if an earlier timeout has closed the connections that this call needs."""
+        group = part.group
+        needed = group.ranks if part.peer is None else (part.rank, part.peer)
+        if group.cut_off.intersection(needed):
+            words = "Application timeout caused pair closure"
+            raise CollectiveTimeout(part.call(), group.timeouts.get(part.rank, 0.0), words)
 
     def _diagnose(self) -> None:
         """Set the verdict of a run in which some rank waits and none can run."""

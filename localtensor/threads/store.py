@@ -3,13 +3,20 @@
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 from torch.distributed import Store
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from localtensor._util.call_sites import origin
 from localtensor.collectives.rendezvous import Contribution, Group, Ticket
-from localtensor.threads.simulation import Simulation
+from localtensor.threads.simulation import Simulation, TimeLimit
+
+UNSET = (
+    300.0,
+    default_pg_timeout.total_seconds(),
+)  # seconds: a store's own limit, and the one that init_process_group sets
 
 
 class RankStore(Store):
@@ -21,7 +28,6 @@ class RankStore(Store):
         self._values: dict[str, bytes] = {}
         self._waiting: list[tuple[tuple[str, ...], Ticket]] = []
         self._group = Group("store", tuple(range(simulation.ranks)))
-        self._timeout = timedelta(seconds=300)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = _bytes(value)
@@ -85,15 +91,11 @@ class RankStore(Store):
     def has_extended_api(self) -> bool:
         return True
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are set, while other ranks run; a key that no rank can set is a deadlock."""
+        """Wait until all keys are set, while other ranks run.
+
+        A key that no rank can set is a deadlock, or raises `CollectiveTimeout` where the program gave a time limit.
+        """
         if all(key in self._values for key in keys):
             return
         rank = self._simulation.enter()
@@ -102,8 +104,22 @@ class RankStore(Store):
         part = Contribution(rank, kind, self._group, None, (), None, line=origin(sys._getframe(1)).line)
         part.number = 0
         ticket = Ticket(part, lambda: others)
-        self._waiting.append((tuple(keys), ticket))
-        self._simulation.block(ticket)
+        entry = (tuple(keys), ticket)
+        self._waiting.append(entry)
+        seconds = (timeout or self.timeout).total_seconds()  # type: ignore[attr-defined]  # of C++, where PrefixStore sets it
+        limit = None if seconds in UNSET or _called_by_torch(sys._getframe(1)) else TimeLimit(seconds)
+        try:
+            self._simulation.wait(ticket, limit)
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+
+
+def _called_by_torch(frame: FrameType) -> bool:
+    """Whether torch itself waits: it repeats such waits by the real clock, which does not move meanwhile."""
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def _bytes(value: str | bytes) -> bytes:
