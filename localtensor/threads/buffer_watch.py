@@ -123,7 +123,9 @@ class BufferWatch(TorchDispatchMode):
             return
         if not self._held:
             _restack(self, self._readers, add=False)
-        if written_by_peer is not None:
+        if written_by_peer is None:
+            return
+        with torch._C.DisableTorchFunction():  # the user's modes must not see this
             for buffer, before in zip((*held.inputs, *held.outputs), held.checksums, strict=True):
                 if before is not None and checksum(buffer) not in (before, None) and not written_by_peer(buffer):
                     call, place = ticket.part.call(), place_of_frame(sys._getframe(1))

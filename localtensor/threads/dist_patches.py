@@ -97,6 +97,12 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
     return process_group, store
 
 
+def _group_name_of_backend(original: Callable[..., str], group: torch.distributed.ProcessGroup) -> str:
+    """The name of the requested backend.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
+    world = rank_world.world_now()
+    return world.pg_map[group][0] if world is not None and group in world.groups else original(group)
+
+
 def _without_wrapper_group(
     original: Callable[..., Any], wrapped_pg: torch.distributed.ProcessGroup, *args: object, **kwargs: object
 ) -> object:
@@ -159,6 +165,7 @@ def patched_torch_distributed() -> Iterator[None]:
         helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
         stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
+        stack.enter_context(wrapped(torch.distributed.ProcessGroup, "name", _group_name_of_backend))
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))
