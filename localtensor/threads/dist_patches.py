@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed.autograd
 import torch.distributed.nn.functional  # binds the default group of its arguments now, when there is none
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,8 +20,9 @@ from localtensor._util.events import Place
 from localtensor._util.patching import replaced, wrapped
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.collectives.rendezvous import Group
-from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
+from localtensor.errors import BadGroup, GroupMismatch, NotServed, TorchChanged
 from localtensor.threads import rank_world
+from localtensor.threads.store import file_store, tcp_store
 
 FAKE = "fake"  # torch's backend that does nothing; used as it is
 
@@ -97,6 +99,23 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
     return process_group, store
 
 
+def _new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwargs: object) -> object:
+    """A store of the simulation for a rank; for any other thread torch's own, which its constructor then fills."""
+    world = rank_world.world_now()
+    if world is None or kind not in (
+        torch.distributed.TCPStore,
+        torch.distributed.FileStore,
+    ):  # a subclass of the user's
+        return torch.distributed.Store.__new__(kind)
+    return make(world.simulation, *args, **kwargs)
+
+
+def _refuse_rpc(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    if rank_world.world_now() is None:
+        return original(*args, **kwargs)
+    raise NotServed("torch.distributed.rpc.init_rpc", "torch has one RPC agent per process")
+
+
 def _group_name_of_backend(original: Callable[..., str], group: torch.distributed.ProcessGroup) -> str:
     """The name of the requested backend.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
     world = rank_world.world_now()
@@ -165,6 +184,10 @@ def patched_torch_distributed() -> Iterator[None]:
         helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
         stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
+        for kind, make in ((torch.distributed.TCPStore, tcp_store), (torch.distributed.FileStore, file_store)):
+            stack.enter_context(replaced(kind, "__new__", functools.partial(_new_store, make)))
+        if hasattr(torch.distributed.autograd, "_init"):  # the first step of init_rpc that changes the process
+            stack.enter_context(wrapped(torch.distributed.autograd, "_init", _refuse_rpc))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "name", _group_name_of_backend))
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))

@@ -129,6 +129,7 @@ class Simulation:
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
+        self.stores: dict[tuple[object, ...], Any] = {}  # that the program has made, by address or path
         self.kernels: Any = None
         self.mail: dict[Group, Mailbox] = {}
         self.log: deque[Contribution] = deque(maxlen=LOG_LENGTH)

@@ -1,5 +1,6 @@
 """The key-value store of one simulation; a rank that waits for a key lets the others run."""
 
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,7 +21,10 @@ UNSET = (
 
 
 class RankStore(Store):
-    """torch.distributed's Store over one dict of bytes."""
+    """torch.distributed's Store over one dict of bytes; `host` and `port` are those of a `TCPStore`."""
+
+    host = ""
+    port = 0
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
@@ -83,7 +87,7 @@ class RankStore(Store):
         return self._values.pop(key, None) is not None
 
     def getNumKeys(self) -> int:  # noqa: N802
-        return len(self._values)
+        return len([key for key in self._values if key != MASTER])
 
     def clone(self) -> Store:
         return self
@@ -113,6 +117,46 @@ class RankStore(Store):
         finally:
             if entry in self._waiting:
                 self._waiting.remove(entry)
+
+
+MASTER = "\0master"  # the key under which a TCPStore's server has begun
+WORKERS = "init/"  # and the one under which torch counts its clients
+
+
+def file_store(simulation: Simulation, file_name: str, world_size: int = -1) -> RankStore:
+    """The store of all ranks that name this file, in place of torch's `FileStore`, whose waits no other rank could end."""
+    store: RankStore = simulation.stores.setdefault(("file", os.path.abspath(file_name)), RankStore(simulation))
+    return store
+
+
+def tcp_store(
+    simulation: Simulation,
+    host_name: str,
+    port: int,
+    world_size: int | None = None,
+    is_master: bool = False,
+    timeout: timedelta | None = None,
+    wait_for_workers: bool = True,
+    **options: object,
+) -> RankStore:
+    """The store of all ranks that name this address, in place of torch's `TCPStore`.
+
+    A client waits for its server, and the server for `world_size` clients, itself included; port 0 is a free number.
+    """
+    port = port or 29_500 + len(simulation.stores)
+    store: RankStore = simulation.stores.setdefault(("tcp", host_name, port), RankStore(simulation))
+    store.host, store.port = host_name, port
+    if timeout is not None and timeout.total_seconds() not in UNSET:
+        store.set_timeout(timeout)
+    if is_master:
+        store.set(MASTER, b"1")
+    else:
+        store.wait([MASTER])
+    if world_size is not None and world_size > 0 and store.add(WORKERS, 1) == world_size:
+        store.set(f"{WORKERS}all", b"1")
+    if is_master and wait_for_workers and world_size is not None and world_size > 1:
+        store.wait([f"{WORKERS}all"])
+    return store
 
 
 def _called_by_torch(frame: FrameType) -> bool:
