@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ class CallArguments:
     root: int | None = None
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
+    timeout: timedelta | None = None  # of a monitored barrier
+    everyone: bool = False  # its wait_all_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,12 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
     ),
     "barrier": CollectiveOp("barrier", lambda tensor, devices: CallArguments([], []), _no_results, returns=None),
     "monitored_barrier_": CollectiveOp(
-        "monitored_barrier", lambda tensor, devices, timeout, everyone: CallArguments([], []), _no_results, returns=None
+        "monitored_barrier",
+        lambda tensor, devices, timeout, everyone: CallArguments(
+            [], [], timeout=timedelta(milliseconds=timeout), everyone=everyone
+        ),
+        _no_results,
+        returns=None,
     ),
 }
 

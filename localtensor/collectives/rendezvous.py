@@ -129,6 +129,8 @@ class Ticket:
     done: bool = False
     blocked: bool = False
     waited: bool = False
+    deadline: float | None = None  # of a blocked rank, in seconds of the simulated clock
+    diagnosis: errors.LocalTensorError | None = None  # what it waited for when the deadline passed
 
 
 @dataclass(slots=True, eq=False)
@@ -175,6 +177,8 @@ class Group:
     counts: dict[int, int] = field(default_factory=dict)
     open: dict[int, Rendezvous] = field(default_factory=dict)
     closed: list[Contribution] = field(default_factory=list)
+    timeouts: dict[int, float] = field(default_factory=dict)  # seconds, of ranks that gave the group a time limit
+    cut_off: set[int] = field(default_factory=set)  # ranks whose connections a timeout has closed, as gloo does
 
     def next_rendezvous(self, rank: int) -> Rendezvous:
         """The rendezvous to which this rank's next collective belongs."""
@@ -247,6 +251,13 @@ class Mailbox:
             self._from_any.setdefault((rank, tag), deque()).append(ticket)
             return None
         return _pop_first(self._sends, senders[choose(len(senders)) if len(senders) > 1 else 0])
+
+    def remove(self, ticket: Ticket) -> None:
+        """Withdraw an unmatched ticket."""
+        for box in (self._sends, self._recvs, self._from_any):
+            for posted in box.values():
+                if ticket in posted:
+                    posted.remove(ticket)
 
     def left(self) -> list[Ticket]:
         """The unmatched tickets, by rank."""

@@ -63,7 +63,9 @@ from localtensor.errors.runs import BadExploration as BadExploration
 from localtensor.errors.runs import BadGroup as BadGroup
 from localtensor.errors.runs import BadProgram as BadProgram
 from localtensor.errors.runs import BadSchedule as BadSchedule
+from localtensor.errors.runs import CollectiveTimeout as CollectiveTimeout
 from localtensor.errors.runs import ForeignThread as ForeignThread
+from localtensor.errors.runs import ForkedRank as ForkedRank
 from localtensor.errors.runs import ModeBusy as ModeBusy
 from localtensor.errors.runs import NestedRun as NestedRun
 from localtensor.errors.runs import NeverEnded as NeverEnded

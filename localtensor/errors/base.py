@@ -21,7 +21,8 @@ from localtensor._util.events import Call, Place, Wait, Waiting
 class LocalTensorError(Exception):
     """Base of all errors that this project raises on purpose.
 
-    Not a `TypeError` or `ValueError`: operator dispatch and pytest's own machinery catch those.
+    Not a `TypeError` or `ValueError`: operator dispatch and pytest's own machinery catch those.  Refusals of what torch
+    itself refuses with a `RuntimeError` are such an error as well, so that programs catch them.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

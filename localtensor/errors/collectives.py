@@ -25,7 +25,7 @@ class NotOnePerRank(Refusal):
     REMEDY = "Pass a list with an entry for each rank, in group order."
 
 
-class WrongListLength(Refusal, argument="lists[{rank}]", values="{got} tensors"):
+class WrongListLength(Refusal, RuntimeError, argument="lists[{rank}]", values="{got} tensors"):
     """A rank brings too many or too few tensors."""
 
     PROBLEM = "the call needs {want} of this rank"
@@ -88,21 +88,21 @@ class DevicesDiffer(Refusal):
         super().__init__(call, _argument(devices), values, "all ranks are simulated on one device", remedy)
 
 
-class NotDense(Refusal):
+class NotDense(Refusal, RuntimeError):
     """A sparse tensor."""
 
     PROBLEM = "only strided tensors have a definition here"
     REMEDY = "Pass x.to_dense()."
 
 
-class NotContiguous(Refusal, values="shape {shape} with strides {stride}"):
+class NotContiguous(Refusal, RuntimeError, values="shape {shape} with strides {stride}"):
     """A tensor with gaps or another order in memory, in a call where gloo refuses it or moves the wrong bytes."""
 
     PROBLEM = "the call moves memory as it lies"
     REMEDY = "Pass x.contiguous()."
 
 
-class DtypeNotCarried(Refusal):
+class DtypeNotCarried(Refusal, RuntimeError):
     """A dtype that gloo's collectives do not take."""
 
     PROBLEM = "gloo carries no such dtype in a collective"
@@ -116,14 +116,14 @@ class ComplexNotGathered(Refusal, argument="held"):
     REMEDY = "Pass torch.view_as_real(x), or use all_gather."
 
 
-class UnknownReduction(Refusal, argument="op", values="{op!r}"):
+class UnknownReduction(Refusal, RuntimeError, argument="op", values="{op!r}"):
     """A reduction that is in no table."""
 
     PROBLEM = "there is no such reduction"
     REMEDY = "Write {known}, or pass PremulSum(factor)."
 
 
-class DtypeNotReducible(Refusal):
+class DtypeNotReducible(Refusal, RuntimeError):
     """A reduction that has no meaning, or no backend, for this kind of number."""
 
     _REMEDIES: ClassVar[dict[tuple[str, str], str]] = {
@@ -141,7 +141,7 @@ class DtypeNotReducible(Refusal):
         super().__init__(call, "op", f"{op!r} of {dtype}", f"there is no {op} of {kind} tensors", remedy)
 
 
-class RankOutside(Refusal, values="{argument}={rank}"):
+class RankOutside(Refusal, RuntimeError, values="{argument}={rank}"):
     """A root, sender or receiver that is not in the group."""
 
     PROBLEM = "the group has {ranks} ranks"
@@ -206,7 +206,7 @@ class SelfSend(Refusal, argument="pairs", values="({rank}, {rank})"):
     REMEDY = "Leave the pair ({rank}, {rank}) out: rank {rank} keeps its tensor."
 
 
-class NegativeTag(Refusal, argument="tag", values="tag={tag}"):
+class NegativeTag(Refusal, RuntimeError, argument="tag", values="tag={tag}"):
     """A message with a tag below zero."""
 
     PROBLEM = "a tag is 0 or more"

@@ -222,7 +222,7 @@ class GroupMismatch(CollectiveMismatch):
 
 
 class MessageMismatch(CollectiveMismatch):
-    """A matched send and recv of different shapes or dtypes."""
+    """A matched send and recv of different dtypes or numbers of elements."""
 
     def __init__(self, send: Call, recv: Call) -> None:
         self.calls, self.last = (send, recv), ()

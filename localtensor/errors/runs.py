@@ -6,7 +6,7 @@ Those of lockstep mode come last: a branch on values that differ between ranks, 
 import linecache
 from collections.abc import Iterable, Mapping, Sequence
 
-from localtensor._util.events import Place, Wait, Waiting
+from localtensor._util.events import Call, Place, Wait, Waiting
 from localtensor.errors import base
 
 
@@ -96,6 +96,28 @@ class ForeignThread(base.Refusal, argument="thread", values="called from {thread
 
     PROBLEM = "a collective belongs to a rank, and this thread is none"
     REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
+
+
+class ForkedRank(base.Refusal, argument="process", values="a child that rank {rank} forked"):
+    """A collective called in a process that a rank has forked: on gloo it waits for ever."""
+
+    PROBLEM = "the other ranks are not in this process"
+    REMEDY = "Call it in the rank itself, and let the child return what it has computed."
+
+
+class CollectiveTimeout(base.Refusal, RuntimeError):
+    """A wait whose time limit passed while no rank could run; a RuntimeError, as in torch.
+
+    `diagnosis` is the error with which the run ends if the program does not catch this one.
+    """
+
+    def __init__(self, call: Call, seconds: float, words: str, diagnosis: base.LocalTensorError | None = None) -> None:
+        self.call, self.seconds, self.diagnosis = call, seconds, diagnosis
+        name = base.call_summary(call)
+        remedy = "Let every rank that it needs make its call, or catch this RuntimeError."
+        super().__init__(
+            name, "timeout", f"{seconds * 1000:g} ms on rank {call.rank}", f"it has passed ({words})", remedy
+        )
 
 
 class NoSuchScript(base.Refusal):

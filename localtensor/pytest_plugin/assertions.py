@@ -63,7 +63,7 @@ def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, Loc
     """The exception that the test raises, and the fault with that exception first.
 
     An end of the session takes precedence over a failure, a failure over an xfail, an xfail over a skip; of equals, the
-    first.  The text of a skip names its ranks.
+    first.  The text of a skip names its ranks.  A skip for which other ranks wait in a call is a failure.
     """
     if not isinstance(fault, RankRaised) or not fault.errors:
         return trim_traceback(fault), fault
@@ -71,6 +71,8 @@ def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, Loc
     order = sorted(ranks_known, key=lambda rank: _priority(fault.errors[rank]))
     first = order[0]
     error = trim_traceback(fault.errors[first])
+    if isinstance(error, _SKIPS) and fault.waits:
+        return trim_traceback(fault), fault
     if isinstance(error, _SKIPS):
         skipped = [rank for rank in order if isinstance(fault.errors[rank], _SKIPS)]
         where = f"all {ranks} ranks" if len(skipped) == ranks > 1 else f"{rank_names(skipped)} of {ranks}"

@@ -2,12 +2,18 @@
 
 Until the wait, a real backend may write an output or read an input at any moment.  So reading such an output, or
 writing either buffer, is a race, even if the result is right this time.
+
+A write that torch does not see, through a numpy array or from C, shows in the buffers' checksums at the wait.  A read of
+that kind leaves no trace, and is not reported.
 """
 
+import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -56,14 +62,43 @@ def _memory_units(x: Tensor, unit: int) -> set[int]:
     return {offset * count + part for offset in offsets for part in range(count)}
 
 
+SUMMED_BYTES = 1 << 16  # a larger buffer has the sum of its words for a checksum, which takes a fifth of the time
+
+
+def checksum(x: Tensor) -> int | None:
+    """A checksum of the elements of a CPU tensor; None for one on another device, with gaps, or without memory.
+
+    >>> checksum(torch.zeros(4)) == checksum(torch.zeros(4)), checksum(torch.zeros(4)) == checksum(torch.ones(4))
+    (True, False)
+    """
+    if x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+        return None
+    size = x.numel() * x.element_size()
+    first, last = _byte_range(x)
+    if not size or last - first != size or last > x.untyped_storage().nbytes():
+        return None
+    memory = memoryview((ctypes.c_char * size).from_address(x.data_ptr())).cast("B")
+    if size <= SUMMED_BYTES:
+        return zlib.adler32(memory)
+    words = size // 8 * 8
+    return int(np.frombuffer(memory[:words], np.int64).sum()) ^ zlib.adler32(memory[words:])
+
+
+class _Buffers(NamedTuple):
+    """The buffers of one call in flight, and their checksums when it began, inputs first."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    checksums: list[int | None]
+
+
 class BufferWatch(TorchDispatchMode):
     """Checks every op of one rank while it has buffers in flight; sits at the bottom of the rank's mode stack."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self._simulation = simulation
-        self._inputs: dict[Ticket, list[Tensor]] = {}
-        self._outputs: dict[Ticket, list[Tensor]] = {}
+        self._held: dict[Ticket, _Buffers] = {}
         self._readers = _ReaderWatch(self)
 
     @classmethod
@@ -72,20 +107,33 @@ class BufferWatch(TorchDispatchMode):
         return False
 
     def begin(self, ticket: Ticket, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        if not self._inputs:
+        buffers = _Buffers(list(inputs), list(outputs), [checksum(x) for x in (*inputs, *outputs)])
+        if not self._held:
             _restack(self, self._readers, add=True)
-        self._inputs[ticket] = list(inputs)
-        self._outputs[ticket] = list(outputs)
+        self._held[ticket] = buffers
 
-    def end(self, ticket: Ticket) -> None:
-        if self._inputs.pop(ticket, None) is not None:
-            del self._outputs[ticket]
-            if not self._inputs:
-                _restack(self, self._readers, add=False)
+    def end(self, ticket: Ticket, *, written_by_peer: Callable[[Tensor], bool] | None = None) -> None:
+        """Stop watching the buffers of a ticket.
+
+        With `written_by_peer`, a buffer whose content has changed is an error, unless another rank has the same memory
+        and its result has been written there.
+        """
+        held = self._held.pop(ticket, None)
+        if held is None:
+            return
+        if not self._held:
+            _restack(self, self._readers, add=False)
+        if written_by_peer is None:
+            return
+        with torch._C.DisableTorchFunction():  # the user's modes must not see this
+            for buffer, before in zip((*held.inputs, *held.outputs), held.checksums, strict=True):
+                if before is not None and checksum(buffer) not in (before, None) and not written_by_peer(buffer):
+                    call, place = ticket.part.call(), place_of_frame(sys._getframe(1))
+                    self._simulation.fail(BufferReused(call, None, place))
 
     def close(self) -> None:
         """Stop watching: the rank has ended."""
-        for ticket in list(self._inputs):
+        for ticket in list(self._held):
             self.end(ticket)
 
     def __torch_dispatch__(
@@ -102,17 +150,16 @@ class BufferWatch(TorchDispatchMode):
 
     def _check_op(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for tensor, written in _tensor_uses(func, args, kwargs):
-            for ticket, held in self._outputs.items():
-                if any(overlap(tensor, buffer) for buffer in held):
+            for ticket, held in self._held.items():
+                if any(overlap(tensor, buffer) for buffer in held.outputs):
                     self._fail(BufferReused if written else ReadBeforeWait, ticket, str(func))
-            for ticket, held in self._inputs.items() if written else ():
-                if any(overlap(tensor, buffer) for buffer in held):
+                if written and any(overlap(tensor, buffer) for buffer in held.inputs):
                     self._fail(BufferReused, ticket, str(func))
 
     def check_read(self, name: str, tensor: Tensor) -> None:
         """Check a read by a function that no dispatch mode sees."""
-        for ticket, held in self._outputs.items():
-            if any(overlap(local, buffer) for local in _plain_tensors(tensor) for buffer in held):
+        for ticket, held in self._held.items():
+            if any(overlap(local, buffer) for local in _plain_tensors(tensor) for buffer in held.outputs):
                 self._fail(ReadBeforeWait, ticket, name)
 
     def _fail(self, kind: type[ReadBeforeWait | BufferReused], ticket: Ticket, name: str) -> None:

@@ -7,8 +7,10 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
+import torch.distributed.autograd
 import torch.distributed.nn.functional  # binds the default group of its arguments now, when there is none
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,8 +20,9 @@ from localtensor._util.events import Place
 from localtensor._util.patching import replaced, wrapped
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.collectives.rendezvous import Group
-from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
+from localtensor.errors import BadGroup, GroupMismatch, NotServed, TorchChanged
 from localtensor.threads import rank_world
+from localtensor.threads.store import file_store, tcp_store
 
 FAKE = "fake"  # torch's backend that does nothing; used as it is
 
@@ -44,6 +47,7 @@ def _init_process_group(original: Callable[..., None], *args: object, **kwargs: 
         return original(*args, **kwargs)  # refuses a second default group in its own words
     else:
         rank_world.init_default_group(world, shown)
+    set_time_limit(world, world.groups[c10d._get_default_group()], arguments.get("timeout"))
     line = origin(sys._getframe(1)).line
     world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), line)
     return None
@@ -82,7 +86,9 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
         world.epoch += 1
     name, shown = str(arguments["group_name"]), str(arguments["backend"])
     _check_backend(shown)
-    group = _declare_group(world, name, ranks or tuple(range(world.simulation.ranks)), default=not ranks)
+    group = _declare_group(
+        world, name, ranks or tuple(range(world.simulation.ranks)), arguments.get("timeout"), default=not ranks
+    )
     arguments.update(backend=c10d.Backend(rank_world.BACKEND), backend_options=None, device_id=None)
     process_group, store = original(**arguments)
     if process_group in world.pg_map:
@@ -91,6 +97,29 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
             world, process_group, "gloo" if shown in (rank_world.BACKEND, "undefined") else shown
         )
     return process_group, store
+
+
+def _new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwargs: object) -> object:
+    """A store of the simulation for a rank; for any other thread torch's own, which its constructor then fills."""
+    world = rank_world.world_now()
+    if world is None or kind not in (
+        torch.distributed.TCPStore,
+        torch.distributed.FileStore,
+    ):  # a subclass of the user's
+        return torch.distributed.Store.__new__(kind)
+    return make(world.simulation, *args, **kwargs)
+
+
+def _refuse_rpc(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    if rank_world.world_now() is None:
+        return original(*args, **kwargs)
+    raise NotServed("torch.distributed.rpc.init_rpc", "torch has one RPC agent per process")
+
+
+def _group_name_of_backend(original: Callable[..., str], group: torch.distributed.ProcessGroup) -> str:
+    """The name of the requested backend.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
+    world = rank_world.world_now()
+    return world.pg_map[group][0] if world is not None and group in world.groups else original(group)
 
 
 def _without_wrapper_group(
@@ -110,7 +139,9 @@ def _check_backend(backend: str) -> None:
             raise BadGroup("new_group", "backend", f"backend={backend!r}", problem, f"Name one of {known}.")
 
 
-def _declare_group(world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
+def _declare_group(
+    world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], timeout: object, *, default: bool
+) -> Group:
     """The group that the rank makes under this name; all ranks must give it the same members."""
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
@@ -121,7 +152,15 @@ def _declare_group(world: rank_world.RankWorld, name: str, ranks: tuple[int, ...
         simulation.fail(GroupMismatch(name, {rank: members for rank, (members, _) in declared.items()}, places))
     if world.rank in ranks and not default and by_program:
         world.made[name] = (ranks, line)
-    return simulation.groups.setdefault(key, Group(name, ranks))
+    group = simulation.groups.setdefault(key, Group(name, ranks))
+    set_time_limit(world, group, timeout)
+    return group
+
+
+def set_time_limit(world: rank_world.RankWorld, group: Group, timeout: object) -> None:
+    """Note a time limit of the program's own; torch's default is none."""
+    if isinstance(timeout, timedelta) and timeout != c10d.default_pg_timeout:
+        group.timeouts[world.rank] = timeout.total_seconds()
 
 
 def _create_backend(options: c10d._DistributedBackendOptions, backend_options: object = None) -> object:
@@ -145,6 +184,11 @@ def patched_torch_distributed() -> Iterator[None]:
         helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
         stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
+        for kind, make in ((torch.distributed.TCPStore, tcp_store), (torch.distributed.FileStore, file_store)):
+            stack.enter_context(replaced(kind, "__new__", functools.partial(_new_store, make)))
+        if hasattr(torch.distributed.autograd, "_init"):  # the first step of init_rpc that changes the process
+            stack.enter_context(wrapped(torch.distributed.autograd, "_init", _refuse_rpc))
+        stack.enter_context(wrapped(torch.distributed.ProcessGroup, "name", _group_name_of_backend))
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))

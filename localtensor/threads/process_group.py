@@ -7,11 +7,13 @@ Inputs of a call that returns its Work to the user are copied first, and watched
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import Work
+from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.call_sites import handled_exception, origin
 from localtensor.collectives.argument_checks import Reads, check_message, check_rank_arguments, flat_tensors
@@ -19,7 +21,7 @@ from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
-from localtensor.threads.simulation import Simulation
+from localtensor.threads.simulation import Simulation, TimeLimit
 
 
 class RankWork(Work):
@@ -35,20 +37,24 @@ class RankWork(Work):
         self.release: Callable[[], None] | None = None  # called once, after the last wait
         self.abandoned = False  # the rank has ended, and torch waits once more
 
-    def wait(self, timeout: object = None) -> bool:
-        """Return when the outputs hold the result.  `timeout` is ignored: a deadlock is found at once."""
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the outputs hold the result.
+
+        Raises `CollectiveTimeout` if `timeout`, or the group's own, passes on the simulated clock: it moves when no rank
+        can run.
+        """
         simulation, ticket = self._simulation, self._ticket
         self.waits_left -= 1
         if self.waits_left == 0 and self.release is not None:
             release, self.release = self.release, None  # it refers to this work: a reference cycle
             release()
-        if self.abandoned or (ticket.waited and ticket.deliver is None):
+        if self.abandoned or (ticket.waited and ticket.done and ticket.deliver is None):
             return True
-        simulation.rank()
+        simulation.enter()
         on_wait, self.on_wait = self.on_wait, None
         if on_wait is not None:
             on_wait()
-        simulation.wait(ticket)
+        simulation.wait(ticket, _time_limit(ticket.part, timeout))
         return True
 
     def synchronize(self) -> None:
@@ -133,6 +139,8 @@ class Kernels:
         # By rank: C++ does not keep the Python side of a Work alive.
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = completed_work()
+        self._in_flight: set[Ticket] = set()  # those whose buffers are watched
+        self._written: dict[int, int] = {}  # meanwhile: the storages that got results, each with its last rank
 
     def _contribution(
         self, op: CollectiveOp, call: CallArguments, rank: int, group: Group
@@ -168,10 +176,12 @@ class Kernels:
     def collective(self, op: CollectiveOp, group: Group, arguments: Sequence[Any], *, asynchronous: bool) -> object:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
-        rank = simulation.rank()
+        rank = simulation.enter()
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         part, returns_work = self._contribution(wire_op, call, rank, group)
+        if group.cut_off:
+            simulation.check_connected(part)
         returns_work = returns_work and asynchronous
         read = list(flat_tensors(call.reads)) if returns_work else ()
         if returns_work:  # the user may write them before the others arrive
@@ -182,7 +192,7 @@ class Kernels:
 
         ticket = simulation.contribute(part, _without_autocast(wire_op.compute), deliver, returns_work=returns_work)
         if not asynchronous:
-            simulation.wait(ticket)
+            simulation.wait(ticket, _time_limit(part, call.timeout, everyone=call.everyone))
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
@@ -202,18 +212,26 @@ class Kernels:
         if read is not None:
             outputs = [] if sends else writes
             written = {id(x) for x in outputs}
+            self._in_flight.add(ticket)
             watch.begin(ticket, [x for x in read if id(x) not in written], outputs)
 
         # C++ hangs when the Python side is gone, and a functional collective waits once for each output.
         functional = read is None or sys._getframe(3).f_code.co_filename == torch._ops.__file__
         work.waits_left = max(len(writes), 1) if functional else 1
         work.release = functools.partial(self.held_works[rank].pop, work, None)
-        work.on_wait = functools.partial(watch.end, ticket)
+        work.on_wait = functools.partial(self._end_watch, rank, ticket)
         return work
+
+    def _end_watch(self, rank: int, ticket: Ticket) -> None:
+        self.watches[rank].end(ticket, written_by_peer=lambda x: self._written.get(_storage(x), rank) != rank)
+        self._in_flight.discard(ticket)
+        if not self._in_flight:
+            self._written.clear()
 
     def leave(self, rank: int) -> None:
         """Remove an ended rank's Works from torch's registry of functional collectives."""
         self.watches[rank].close()
+        self._in_flight = {ticket for ticket in self._in_flight if ticket.part.rank != rank}
         for work in list(self.held_works[rank]):
             work.abandoned = True
             for output in work.outputs:
@@ -222,6 +240,8 @@ class Kernels:
 
     def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Write results to buffers unseen by autograd and modes, as a real backend does."""
+        if self._in_flight:
+            self._written.update((_storage(x), part.rank) for x in buffers)
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
             torch._C._DisableTorchDispatch(),
@@ -248,7 +268,7 @@ class Kernels:
     def message(self, name: str, group: Group, tensors: list[Tensor], peer: int | None, tag: int) -> object:
         """Post a send or receive; returns its Work."""
         simulation = self.simulation
-        rank = simulation.rank()
+        rank = simulation.enter()
         line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
@@ -260,6 +280,8 @@ class Kernels:
         part.handling = handled_exception()
         _synchronize(part.device)
         part.peer = None if peer is None else group.ranks[peer]
+        if group.cut_off:
+            simulation.check_connected(part)
         if sends:
             ticket = simulation.send(part)
         else:
@@ -269,6 +291,21 @@ class Kernels:
         )
         simulation.run_token.pause(rank)
         return work.boxed()
+
+
+NO_LIMIT = c10d.default_pg_timeout  # torch passes it where the program has given no time limit
+
+
+def _time_limit(part: Contribution, timeout: timedelta | None, *, everyone: bool = False) -> TimeLimit | None:
+    """The time limit of a wait: the caller's own, else the group's.  None is the default, and torch's unset timeouts."""
+    if timeout is not None and timedelta(0) < timeout != NO_LIMIT:
+        return TimeLimit(timeout.total_seconds(), everyone=everyone)
+    seconds = part.group.timeouts.get(part.rank)
+    return None if seconds is None else TimeLimit(seconds, closes=True, everyone=everyone)
+
+
+def _storage(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 @functools.cache

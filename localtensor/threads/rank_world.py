@@ -116,8 +116,10 @@ def init_default_group(world: RankWorld, shown: str) -> None:
 
 
 def set_shown_backend(world: RankWorld, group: Any, backend: str) -> None:
+    """Let the group's backend and its configuration be those that the program has requested."""
     _, store = world.pg_map[group]
     world.pg_map[group] = (backend, store)
+    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
 
 
 # Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0.

@@ -1,132 +1,31 @@
-"""A program on rank threads in this process: one thread per rank, one running at a time, under a schedule.
-Also the key-value store of one simulation; a rank that waits for a key lets the others run.
-"""
+"""A program on rank threads in this process: one thread per rank, one running at a time, under a schedule."""
 
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.distributed import Store
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import set_guard, set_rules, simulation_entered, simulation_of_this_rank
-from localtensor._util.call_sites import in_debugger, origin, place_of_error, place_of_frame
+from localtensor._util.call_sites import in_debugger, place_of_error, place_of_frame
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
-from localtensor.collectives.rendezvous import Contribution, Group, Ticket
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches, rank_world
+from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.process_group import Kernels
-from localtensor.threads.run_token import Abort
-from localtensor.threads.simulation import RankEnd, Simulation
+from localtensor.threads.run_token import Abort, stack_reserved
+from localtensor.threads.simulation import Simulation
 from localtensor.threads.state import shared_propagation
 from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
-
-
-class RankStore(Store):
-    """torch.distributed's Store over one dict of bytes."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__()
-        self._simulation = simulation
-        self._values: dict[str, bytes] = {}
-        self._waiting: list[tuple[tuple[str, ...], Ticket]] = []
-        self._group = Group("store", tuple(range(simulation.ranks)))
-        self._timeout = timedelta(seconds=300)
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = _bytes(value)
-        for entry in list(self._waiting):
-            keys, ticket = entry
-            if all(one in self._values for one in keys):
-                self._waiting.remove(entry)
-                self._simulation.wake(ticket)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._values[key]
-
-    def add(self, key: str, amount: int) -> int:
-        if amount == 0:
-            self._yield_turn()
-        total = int(self._values.get(key, b"0")) + amount
-        self.set(key, str(total))
-        return total
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        if (key not in self._values and not _bytes(expected)) or self._values.get(key) == _bytes(expected):
-            self.set(key, desired)
-            return _bytes(desired)
-        held = self._values.get(key, _bytes(expected))
-        self._yield_turn()
-        return held
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self.set(key, self._values.get(key, b"") + _bytes(value))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        found = all(key in self._values for key in keys)
-        if not found:
-            self._yield_turn()
-        return found
-
-    def _yield_turn(self) -> None:
-        """Let the other ranks run: the caller may be polling in a loop."""
-        if self._simulation.is_rank():
-            self._simulation.run_token.step_aside(self._simulation.rank())
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    # C++ calls the next three under its own names.
-
-    def deleteKey(self, key: str) -> bool:  # noqa: N802
-        return self._values.pop(key, None) is not None
-
-    def getNumKeys(self) -> int:  # noqa: N802
-        return len(self._values)
-
-    def clone(self) -> Store:
-        return self
-
-    def has_extended_api(self) -> bool:
-        return True
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are set, while other ranks run; a key that no rank can set is a deadlock."""
-        if all(key in self._values for key in keys):
-            return
-        rank = self._simulation.rank()
-        others = tuple(other for other in self._group.ranks if other != rank)
-        kind = f"store.wait({', '.join(map(repr, keys))})"
-        part = Contribution(rank, kind, self._group, None, (), None, line=origin(sys._getframe(1)).line)
-        part.number = 0
-        ticket = Ticket(part, lambda: others)
-        self._waiting.append((tuple(keys), ticket))
-        self._simulation.block(ticket)
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
-
+from localtensor.threads.store import RankStore
 
 GRACE = 5.0  # seconds that an interrupted rank has to end, before its thread is abandoned
 DAY = 24 * 3600.0  # seconds: no limit is longer
@@ -214,6 +113,7 @@ def _simulation_context(
     rank_worlds.extend(rank_world.RankWorld(simulation, rank) for rank in range(ranks))
     with ExitStack() as stack:
         stack.enter_context(simulation_entered(simulation, ModeBusy))
+        stack.enter_context(stack_reserved())
         stack.enter_context(OutsideState())
         stack.enter_context(dist_patches.patched_torch_distributed())
         stack.enter_context(kernels_in_place(simulation.kernels))
@@ -249,15 +149,32 @@ def _run_rank(
     except Abort:
         raise
     except BaseException as error:  # why: whatever ends a rank is reported as its outcome
+        if simulation.forked:
+            _end_child(error)
         if not simulation.run_token.aborting:
             simulation.end(world.rank, RankEnd(error=error, place=place_of_error(error)))
     else:
+        if simulation.forked:
+            _end_child(None)
         simulation.end(world.rank, RankEnd(value))
     finally:
         # Not for a lost rank: the run is over, and the state belongs to the caller again.
         if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
             rank_world.clear_sharding_cache()
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that a rank has forked, as Python ends its own: the threads of the run are not in it."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:

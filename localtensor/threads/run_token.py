@@ -3,19 +3,62 @@
 A rank passes the token on where it must wait (`block`) and may pass it on at any yield point (`pause`); a `Schedule`
 chooses the next holder.  So no two ranks run at once, and a run is a function of the schedule's choices.  If no rank
 can run, `diagnose` is called, and every rank is ended where it is.
+
+RecursionError and MemoryError may be raised at any call.  A step therefore either raises before it has changed anything
+(`require_stack`), or ends the run with the exception; the token is passed on in both cases, so that no rank waits for ever.
 """
 
 import ctypes
+import sys
 import threading
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
+from localtensor._util.patching import replaced
 from localtensor.concurrency.schedule import Schedule
 
 SHORT_GRACE = 0.01  # seconds that a rank has to end, once its peers have used up the common grace
 WAIT_SLICE = 1.0  # seconds of one wait, so that Ctrl-C is seen
 YIELD_GRACE = 0.1  # seconds in which the running rank may still reach a yield point by itself, which is safer
+
+
+STACK_FRAMES = 80  # calls, Python's and C's, that a collective and a hand-over need below their caller
+_limit, _set_limit = sys.getrecursionlimit, sys.setrecursionlimit
+
+
+@contextmanager
+def stack_reserved() -> Iterator[None]:
+    """Inside the block a thread's stack has `STACK_FRAMES` more than the program's recursion limit allows.
+
+    So a collective works wherever it does in a process of its own, where only C++ runs below it.
+    """
+    before = _limit()
+    _set_limit(before + STACK_FRAMES)
+    try:
+        with (
+            replaced(sys, "getrecursionlimit", lambda: _limit() - STACK_FRAMES),
+            replaced(sys, "setrecursionlimit", lambda limit: _set_limit(limit + STACK_FRAMES)),
+        ):
+            yield
+    finally:
+        _set_limit(before)
+
+
+def require_stack() -> None:
+    """Raise RecursionError, as the next deep call would, unless a collective and a hand-over fit on this thread's stack.
+
+    Python refuses a recursion limit below the current depth; that takes 0.1 us, and counting the frames much longer.
+    """
+    limit = _limit()
+    try:
+        _set_limit(max(limit - STACK_FRAMES, 1))
+    except RecursionError:
+        raise RecursionError("maximum recursion depth exceeded while calling a collective") from None
+    finally:
+        _set_limit(limit)
 
 
 class Abort(BaseException):
@@ -26,7 +69,8 @@ class RunToken:
     """The threads of one run, of which one holds the token.
 
     `swap(old, new)` is called at each hand-over, before the new rank runs (None: no rank, at start and end);
-    `diagnose()` when unfinished ranks remain and none of them can run; `on_turn(rank)` in the rank's thread, when it
+    `expire()` when unfinished ranks remain and none of them can run, which wakes a rank whose time limit passes, and
+    returns whether there is one; if not, `diagnose()`; `on_turn(rank)` in the rank's thread, when it
     has received the token.
     """
 
@@ -37,6 +81,7 @@ class RunToken:
         swap: Callable[[int | None, int | None], None],
         diagnose: Callable[[], None],
         on_turn: Callable[[int], None] = lambda rank: None,
+        expire: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranks = ranks
         self.holder: int | None = None
@@ -48,6 +93,7 @@ class RunToken:
         self._swap = swap
         self._diagnose = diagnose
         self._on_turn = on_turn
+        self._expire = expire
         self._runnable = list(range(ranks))
         self._unfinished = set(range(ranks))
         self._polled: set[int] = set()  # ranks that polled since all runnable ones last had a turn
@@ -139,12 +185,13 @@ class RunToken:
         """Wait until `wake(rank)` is called; raises `Abort` if that can no longer happen."""
         self.check(rank)
         del self._runnable[bisect_left(self._runnable, rank)]
-        if not self._runnable:
-            self._diagnose()
-            self.aborting = True
+        if not self._runnable and not self._expire():
+            self._end_stuck()
             raise Abort
-        self._pass_on(rank, self._next(self._runnable, rank))
-        self._await_turn(rank)
+        chosen = self._next(self._runnable, rank)
+        if chosen != rank:  # its own time limit has passed
+            self._pass_on(rank, chosen)
+            self._await_turn(rank)
 
     def only_runnable(self, ranks: Container[int]) -> bool:
         """Whether only these ranks can run."""
@@ -172,9 +219,17 @@ class RunToken:
         except Exception as refusal:  # why: a schedule of the user's may raise anything
             raise self._aborted(refusal) from refusal
 
-    def abort_with(self, crash: Exception) -> None:
+    def abort_with(self, crash: Exception) -> NoReturn:
         """End the run with this exception.  Never returns."""
         raise self._aborted(crash) from crash
+
+    def _end_stuck(self) -> None:
+        """End the run: some ranks wait, and none can run."""
+        try:
+            self._diagnose()
+        except Exception as crash:  # why: the ranks must end also where the report itself fails (no memory)
+            self._aborted(crash)
+        self.aborting = True
 
     def _aborted(self, refusal: Exception) -> Abort:
         self.refusal = self.refusal or refusal
@@ -182,16 +237,18 @@ class RunToken:
         return Abort()
 
     def _run_rank(self, rank: int, body: Callable[[int], None]) -> None:
-        self.idents[rank] = threading.get_ident()
-        if self.aborting and rank not in self._unfinished:  # interrupted while the threads were being started
-            return
         try:
+            self.idents[rank] = threading.get_ident()
+            if self.aborting and rank not in self._unfinished:  # interrupted while the threads were being started
+                return
             self._locks[rank].acquire()
             self._on_turn(rank)
             if not self.aborting:
                 body(rank)
         except Abort:
             pass
+        except Exception as crash:  # why: an error outside of the program; the run ends with it
+            self._aborted(crash)
         finally:
             while True:
                 try:
@@ -199,6 +256,8 @@ class RunToken:
                     break
                 except Abort:  # raised while the rank was leaving; twice at most
                     continue
+                except Exception as crash:  # why: the others wait for the token, which must be passed on
+                    self._aborted(crash)
 
     def _leave(self, rank: int) -> None:
         """End the rank and pass the token on; a second call completes an interrupted first one."""
@@ -210,12 +269,11 @@ class RunToken:
         self._unfinished.discard(rank)
         if not self.aborting:
             del self._runnable[bisect_left(self._runnable, rank)]
-            if self._runnable:
+            if self._runnable or (self._unfinished and self._expire()):
                 self._pass_on(rank, self._next(self._runnable, rank))
                 return
             if self._unfinished:
-                self._diagnose()
-                self.aborting = True
+                self._end_stuck()
         self._end_next(rank)
 
     def _end_next(self, rank: int | None) -> None:
@@ -223,18 +281,26 @@ class RunToken:
         if self._unfinished:
             self._pass_on(rank, min(self._unfinished))
         else:
-            self._swap(rank, None)
-            self.holder = None
-            self._done.release()
+            self._swap_state(rank, None)
+            self.holder = None; self._done.release()  # fmt: skip  # noqa: E702
 
     def _pass_on(self, old: int | None, new: int) -> None:
-        self._swap(old, new)
-        self.holder = new
-        self._locks[new].release()
+        self._swap_state(old, new)
+        lock = self._locks[new]
+        self.holder = new; lock.release()  # fmt: skip  # noqa: E702  # one line: no exception comes between the two
+
+    def _swap_state(self, old: int | None, new: int | None) -> None:
+        try:
+            self._swap(old, new)
+        except Exception as crash:  # why: the state is then that of no rank; the run ends, and the token still moves
+            self._aborted(crash)
 
     def _await_turn(self, rank: int) -> None:
         self._locks[rank].acquire()
-        self._on_turn(rank)
+        try:
+            self._on_turn(rank)
+        except Exception as crash:  # why: the caller of a finished wait cannot repeat it
+            self._aborted(crash)
         self.check(rank)
 
 

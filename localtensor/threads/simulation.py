@@ -5,123 +5,38 @@ Nothing here depends on torch.distributed: `threads/process_group.py` defines wh
 Rank threads keep to one core.  Left to itself, the system wakes each thread on an idle core, which is never the core of
 the rank that hands over; a step of 16 ranks then takes twice as long (`python -m tests.tools.bench --only ranks`, with
 and without LOCALTENSOR_CORES=all).  The threads of a run move together when other processes keep their core busy.
-Its last part is the diagnosis of a failed run: one error from the state of its ranks.
 """
 
 import ctypes
+import functools
 import os
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from math import prod
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from localtensor import errors
+import torch
+
 from localtensor._util import ambient
-from localtensor._util.events import Call, Place, Raised, Wait
+from localtensor._util.events import Call, Wait
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
 from localtensor.concurrency.schedule import Schedule
-from localtensor.errors import ForeignThread, LocalTensorError, MessageMismatch, ProgramFault
-from localtensor.threads.run_token import Abort, RunToken
+from localtensor.errors import (
+    CollectiveTimeout,
+    ForeignThread,
+    ForkedRank,
+    LocalTensorError,
+    MessageMismatch,
+    ProgramFault,
+)
+from localtensor.threads import diagnosis
+from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.run_token import Abort, RunToken, require_stack
 
-# Refusals of collectives/reference.py because the ranks disagree, and the error of a run for each.
-_MISMATCH: dict[type[Exception], type[errors.CollectiveMismatch]] = {
-    errors.ShapesDiffer: errors.ShapeMismatch,
-    errors.SplitsDisagree: errors.SplitMismatch,
-    errors.ListsDiffer: errors.LengthMismatch,
-    errors.WrongListLength: errors.LengthMismatch,
-}
-
-
-@dataclass(slots=True)
-class RankEnd:
-    """How one rank ended: with a value, or with an exception and the user's line that raised it."""
-
-    value: Any = None
-    error: BaseException | None = None
-    place: Place | None = None
-
-
-def collective_error(rendezvous: Rendezvous, refusal: Exception) -> errors.LocalTensorError:
-    """The error of a complete rendezvous whose collective refused its inputs; torch's own exception is its `__cause__`."""
-    calls = [part.call() for part in rendezvous.parts.values()]
-    mismatch = _MISMATCH.get(type(refusal))
-    if mismatch:
-        return mismatch(calls, rendezvous.group.recent_calls())
-    if isinstance(refusal, errors.LocalTensorError):
-        return errors.CollectiveFailed(calls, str(refusal))
-    failed = errors.CollectiveFailed(calls, f"{type(refusal).__name__}: {refusal}")
-    failed.__cause__ = refusal
-    return failed
-
-
-def stuck_error(
-    ended: Mapping[int, RankEnd],
-    broken: Rendezvous | None,
-    waits: Sequence[Wait],
-    last: Mapping[int, Place | None],
-    *,
-    broke_first: bool,
-) -> errors.LocalTensorError:
-    """The error when some rank waits and none can run: the earlier of a mismatch and a rank that raised; else a rank
-    that has returned too early; else a deadlock."""
-    raised = [rank for rank, end in ended.items() if end.error is not None]
-    if broken is not None and (broke_first or not raised):
-        return broken.mismatch()
-    if raised:
-        return _rank_raised(ended, waits)
-    returned = sorted({rank for wait in waits for rank in wait.ranks if rank in ended})
-    return (
-        errors.EarlyReturn(waits, {rank: last.get(rank) for rank in returned}) if returned else errors.Deadlock(waits)
-    )
-
-
-def leftover_error(
-    ended: Mapping[int, RankEnd], broken: Rendezvous | None, unmet: Sequence[Ticket], handed_out: Sequence[Ticket]
-) -> errors.LocalTensorError | None:
-    """The error when all ranks have ended: what they left undone, or None."""
-    unwaited = [ticket.part.call() for ticket in handed_out if ticket not in unmet]
-    if any(end.error is not None for end in ended.values()):
-        return _rank_raised(ended, ())
-    if broken is not None:
-        return broken.mismatch()
-    if unmet:
-        return errors.MessagesLeftOver([ticket.part.call() for ticket in unmet])
-    return errors.WorkNotWaited(unwaited) if unwaited else None
-
-
-def partial_group_error(
-    declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]],
-) -> errors.LocalTensorError | None:
-    """The error for a group that only some of its members made, or None: on gloo, those that made it would wait."""
-    for key, by_rank in declared.items():
-        members = next(iter(by_rank.values()))[0]
-        missing = [rank for rank in members if rank not in by_rank]
-        if missing and len(missing) < len(members):
-            made = {rank: by_rank[rank][0] if rank in by_rank else () for rank in sorted({*by_rank, *members})}
-            places = {rank: Place(*line) if line else None for rank, (_, line) in by_rank.items()}
-            return errors.GroupMismatch(key.rpartition("/")[2], made, places)
-    return None
-
-
-def _rank_raised(ended: Mapping[int, RankEnd], waits: Sequence[Wait]) -> errors.RankRaised:
-    failed = {rank: (end.error, end.place) for rank, end in ended.items() if end.error is not None}
-    raised = [_raised_event(rank, error) for rank, (error, _) in failed.items()]
-    verdict = errors.RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})
-    verdict.errors = {rank: error for rank, (error, _) in failed.items() if error is not None}
-    verdict.__cause__ = verdict.errors[raised[0].rank]
-    return verdict
-
-
-def _raised_event(rank: int, error: BaseException) -> Raised:
-    kind = type(error).__name__
-    try:
-        return Raised(rank, kind, str(error), "".join(traceback.format_exception(error)))
-    except Exception as worse:  # why: an exception's own __str__ may raise anything
-        return Raised(rank, kind, f"(its own text failed: {type(worse).__name__})", "")
-
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CHECK_INTERVAL = 0.05  # seconds between two checks of the run's share of its core
 MIN_CPU_SHARE = 0.6  # of the time; below it, the run moves to the next core
@@ -167,6 +82,42 @@ MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 
 
+def _after_fork() -> None:
+    simulation = ambient.running()
+    if simulation is not None:
+        simulation.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _entirely(step: Callable[Concatenate["Simulation", P], T]) -> Callable[Concatenate["Simulation", P], T]:
+    """A step that is done entirely, or ends the run with what it raised: the ranks never go on after half of it."""
+
+    @functools.wraps(step)
+    def whole(self: "Simulation", *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return step(self, *args, **kwargs)
+        except Exception as crash:  # why: MemoryError may be raised at any call
+            self.run_token.abort_with(crash)
+
+    return cast("Callable[Concatenate[Simulation, P], T]", whole)
+
+
+def _elements(part: Contribution) -> list[tuple[torch.dtype, int]]:
+    """What the two ends of a message have in common: dtypes and numbers of elements; the shape is not sent."""
+    return [(dtype, prod(shape)) for dtype, shape in part.tensors]
+
+
+class TimeLimit(NamedTuple):
+    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
+
+    seconds: float
+    closes: bool = False
+    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
+
+
 class Simulation:
     """The state that all ranks of one run share; only the rank that holds the run token may touch it."""
 
@@ -174,16 +125,19 @@ class Simulation:
         self.ranks = ranks
         self.serial = ambient.next_serial()
         self.rules, self.guard = ambient.rules(), ambient.guard()  # of the caller's thread, for its ranks
-        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow)
+        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow, self._expire)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
+        self.stores: dict[tuple[object, ...], Any] = {}  # that the program has made, by address or path
         self.kernels: Any = None
         self.mail: dict[Group, Mailbox] = {}
         self.log: deque[Contribution] = deque(maxlen=LOG_LENGTH)
+        self.forked = False  # this is a child process that a rank has forked
         self.ended: dict[int, RankEnd] = {}
         self.verdict: LocalTensorError | None = None
         self.last_part: dict[int, Contribution] = {}
+        self.clock = 0.0  # simulated seconds: it moves when no rank can run, to the nearest deadline
         self._waits: dict[int, Ticket] = {}
         self._polls: dict[int, Ticket] = {}  # what each rank has polled since the last progress
         self._poll_count = 0
@@ -192,8 +146,10 @@ class Simulation:
         self._broke_first = False
 
     def rank(self) -> int:
-        """The rank of the calling thread.  Raises `ForeignThread` in any other thread."""
+        """The rank of the calling thread.  Raises `ForeignThread` in any other thread, `ForkedRank` in a child process."""
         rank = self.run_token.holder
+        if self.forked:
+            raise ForkedRank("a collective", rank)
         if rank is None or self.run_token.idents.get(rank) != threading.get_ident():
             if threading.get_ident() in self.run_token.idents.values():
                 raise Abort  # a rank that did not end in time, and has resumed
@@ -203,6 +159,15 @@ class Simulation:
     def is_rank(self) -> bool:
         return threading.get_ident() in self.run_token.idents.values()
 
+    def enter(self) -> int:
+        """The rank of the calling thread, which is about to change what all ranks share.
+
+        Raises RecursionError where that might stop half way: the program may catch it and go on.
+        """
+        require_stack()
+        return self.rank()
+
+    @_entirely
     def contribute(
         self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, returns_work: bool
     ) -> Ticket:
@@ -230,12 +195,13 @@ class Simulation:
         except ProgramFault as fault:
             self.fail(fault)
         except (LocalTensorError, RuntimeError, MemoryError) as refusal:  # torch refuses with RuntimeError
-            self.fail(collective_error(rendezvous, refusal))
+            self.fail(diagnosis.collective_error(rendezvous, refusal))
         except Exception as crash:  # why: a bug of ours, no statement about the program; `run` raises it unchanged
             self.run_token.abort_with(crash)
         for ticket in tickets:
             self._wake(ticket)
 
+    @_entirely
     def send(self, part: Contribution) -> Ticket:
         ticket = self._post(part)
         met = self._mail(part).send(ticket)
@@ -243,6 +209,7 @@ class Simulation:
             self._deliver_message(ticket, met)
         return ticket
 
+    @_entirely
     def recv(self, part: Contribution, deliver: Callable[[Any], None]) -> Ticket:
         ticket = self._post(part)
         ticket.deliver = deliver
@@ -265,7 +232,7 @@ class Simulation:
         return self.mail.setdefault(part.group, Mailbox())
 
     def _deliver_message(self, send: Ticket, recv: Ticket) -> None:
-        if send.part.tensors != recv.part.tensors:
+        if _elements(send.part) != _elements(recv.part):
             self.fail(MessageMismatch(send.part.call(), recv.part.call()))
         if recv.part.peer is None:
             recv.part.peer = send.part.rank
@@ -274,27 +241,35 @@ class Simulation:
             ticket.done = True
             self._wake(ticket)
 
-    def wait(self, ticket: Ticket) -> None:
-        """Wait until the ticket is done, then deliver its result once."""
+    def wait(self, ticket: Ticket, limit: TimeLimit | None = None) -> None:
+        """Wait until the ticket is done, then deliver its result once.
+
+        Raises `CollectiveTimeout` if `limit` passes before on the simulated clock.
+        """
         rank = ticket.part.rank
         self._handed_out.pop(ticket, None)
         ticket.waited = True
         if ticket.done:
             self.run_token.pause(rank)
         else:
-            self.block(ticket)
+            self.block(ticket, None if limit is None else limit.seconds)
+            if not ticket.done and limit is not None:
+                raise self._timed_out(ticket, limit)
         deliver, ticket.deliver = ticket.deliver, None
         if deliver is not None:
             deliver(ticket.result)
             ticket.result = None
 
-    def block(self, ticket: Ticket) -> None:
-        """Wait until another rank has set `done` and woken this one."""
+    @_entirely
+    def block(self, ticket: Ticket, seconds: float | None = None) -> None:
+        """Wait until another rank has set `done` and woken this one, or until `seconds` have passed while none can run."""
         rank = ticket.part.rank
+        ticket.deadline = None if seconds is None else self.clock + seconds
         ticket.blocked = True
         self._waits[rank] = ticket
         self.run_token.block(rank)
 
+    @_entirely
     def wake(self, ticket: Ticket) -> None:
         """Complete the ticket and wake its rank."""
         self._reset_polls()
@@ -314,9 +289,10 @@ class Simulation:
         When all runnable ranks have only polled, `MAX_POLLS` times, that is a deadlock.
         """
         if not ticket.done:
+            self.enter()
             self._polls[ticket.part.rank] = ticket
             self._poll_count += 1
-            if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls):
+            if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls) and not self._expire():
                 self.fail(self._stuck_error())
             self.run_token.step_aside(ticket.part.rank)
         return ticket.done
@@ -341,6 +317,39 @@ class Simulation:
         self._reset_polls()
         self.ended[rank] = ended
 
+    def _expire(self) -> bool:
+        """Let the nearest deadline pass, and wake its rank.  False if there is none.
+
+        Not where calls do not match or a rank has raised: that error comes first.
+        """
+        due = [ticket for ticket in self._waits.values() if ticket.deadline is not None]
+        if not due or self._broken is not None or any(end.error is not None for end in self.ended.values()):
+            return False
+        first = min(due, key=lambda ticket: (ticket.deadline or 0.0, ticket.part.rank))
+        first.diagnosis = self._stuck_error()
+        self.clock = first.deadline or self.clock
+        self._reset_polls()
+        self._wake(first)
+        return True
+
+    def _timed_out(self, ticket: Ticket, limit: TimeLimit) -> CollectiveTimeout:
+        """The error of a wait whose limit has passed; on gloo it closes the connections, except of a Work in the air."""
+        part = ticket.part
+        if limit.closes or part.peer is not None or part.kind == "recv":
+            part.group.cut_off.add(part.rank)
+        if part.kind in ("send", "recv"):
+            self._mail(part).remove(ticket)
+        words = diagnosis.timeout_words(part, ticket.peers(), limit.seconds, everyone=limit.everyone)
+        return CollectiveTimeout(part.call(), limit.seconds, words, ticket.diagnosis)
+
+    def check_connected(self, part: Contribution) -> None:
+        """Raise `CollectiveTimeout` if an earlier timeout has closed the connections that this call needs."""
+        group = part.group
+        needed = group.ranks if part.peer is None else (part.rank, part.peer)
+        if group.cut_off.intersection(needed):
+            words = "Application timeout caused pair closure"
+            raise CollectiveTimeout(part.call(), group.timeouts.get(part.rank, 0.0), words)
+
     def _diagnose(self) -> None:
         """Set the verdict of a run in which some rank waits and none can run."""
         if self.verdict is None:
@@ -354,15 +363,15 @@ class Simulation:
 
     def _stuck_error(self) -> LocalTensorError:
         lines = {rank: part.place for rank, part in self.last_part.items()}
-        return stuck_error(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
+        return diagnosis.stuck_error(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
 
     def close(self) -> None:
         """Set the verdict of a run whose ranks have all ended by themselves."""
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
-            self.verdict = leftover_error(self.ended, self._broken, unmet, list(self._handed_out))
+            self.verdict = diagnosis.leftover_error(self.ended, self._broken, unmet, list(self._handed_out))
         if self.verdict is None:
-            self.verdict = partial_group_error(self.declared)
+            self.verdict = diagnosis.partial_group_error(self.declared)
 
     def matching_calls(self, part: Contribution, rank: int) -> list[Call]:
         """The call of another rank in the same collective, if the log still has it."""

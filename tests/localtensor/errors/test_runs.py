@@ -65,6 +65,12 @@ CASES = {
     "thread": Case(errors.ForeignThread("all_reduce", "Thread-3"),
         "all_reduce: thread: called from Thread-3: a collective belongs to a rank, and this thread is none. Call "
         "it on the thread that runs the rank's function, with async_op=True to go on meanwhile."),
+    "forked": Case(errors.ForkedRank("a collective", 1),
+        "a collective: process: a child that rank 1 forked: the other ranks are not in this process. Call it in the "
+        "rank itself, and let the child return what it has computed."),
+    "time limit": Case(errors.CollectiveTimeout(WAIT.call, 0.3, "Operation timed out!"),
+        "all_reduce #4 in group 0 at a.py:9 in g: timeout: 300 ms on rank 0: it has passed (Operation timed out!). Let "
+        "every rank that it needs make its call, or catch this RuntimeError."),
     "script": Case(errors.NoSuchScript("train.py"),
         "run: script: train.py: there is no such file. Give the path of a Python file that exists."),
     "module": Case(errors.NoSuchScript("a.b", "module"),

@@ -162,6 +162,11 @@ def test_outcomes_inside_of_ranks_are_the_outcome_of_the_test(tried):
         def test_skip(rank):
             if rank == 1:
                 pytest.skip("not here")
+
+        @pytest.mark.ranks(3)
+        def test_skip_that_leaves_the_others_in_a_barrier(rank):
+            if rank == 1:
+                pytest.skip("left them")
             dist.barrier()
 
         @pytest.mark.ranks(3)
@@ -203,8 +208,9 @@ def test_outcomes_inside_of_ranks_are_the_outcome_of_the_test(tried):
         """,
         "-rs",
     )
-    result.assert_outcomes(skipped=1, failed=4, xfailed=3)
+    result.assert_outcomes(skipped=1, failed=5, xfailed=3)
     assert "not here (on rank 1 of 3)" in result.text
+    assert "rank 1: Skipped: left them" in result.text and "ranks 0, 2 wait for others since" in result.text
 
 
 def test_what_ends_the_session_ends_it_from_a_rank_too(tried):

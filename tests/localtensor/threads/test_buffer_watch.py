@@ -1,3 +1,5 @@
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -246,3 +248,45 @@ def test_gradients_may_be_computed_while_something_else_is_in_flight():
     (leaf * 2).sum().backward()
     work.wait()
     assert leaf.grad.tolist() == [2.0] * 3 and other[0] == 2
+
+
+BLIND_WRITES = {
+    "numpy": lambda x: x.numpy(), "memoryview": lambda x: memoryview(x.numpy()),
+    "ctypes": lambda x: (ctypes.c_float * x.numel()).from_address(x.data_ptr()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [4, 30_001])
+@pytest.mark.parametrize("name", BLIND_WRITES)
+@pytest.mark.parametrize("buffer", ["input", "output", "sent", "received"])
+def test_a_write_that_torch_does_not_see_is_found_at_the_wait(name, size, buffer):
+    def program(writes):
+        rank, source, target = dist.get_rank(), torch.ones(size), torch.zeros(2 * size)
+        alias = BLIND_WRITES[name](target if buffer == "output" else source)
+        if buffer == "sent":
+            work = dist.isend(source, 1) if rank == 0 else dist.irecv(target[:size], 0)
+        elif buffer == "received":
+            work = dist.irecv(source, 0) if rank == 1 else dist.isend(torch.ones(size), 1)
+        else:
+            work = dist.all_gather_into_tensor(target, source, async_op=True)
+        if writes and rank == (buffer == "received"):
+            alias[size - 1] = 7.0
+        work.wait()
+        return "right"
+
+    assert lt.run(program, False, ranks=2).values == ("right", "right")
+    with pytest.raises(BufferReused, match=r"found changed on rank \d at its wait") as caught:
+        lt.run(program, True, ranks=2)
+    assert caught.value.places[0].function == "program"
+
+
+def test_ranks_that_share_a_tensor_on_purpose_write_their_results_into_it():
+    shared = torch.ones(3)
+
+    def program():
+        work = dist.all_reduce(shared, async_op=True)
+        dist.barrier()
+        work.wait()
+        return shared.tolist()
+
+    assert lt.run(program, ranks=3).values[2] == [3.0] * 3

@@ -307,3 +307,33 @@ def test_the_debug_level_detail_puts_no_gloo_around_a_group():
         assert lt.run(reduce, ranks=2, timeout=20, leftovers="ignore").values == (2, 2)
     finally:
         dist.set_debug_level(level)
+
+
+def identity():
+    """What a program reads of its groups, and of a Work."""
+    cpu, group = torch.device("cpu"), dist.new_group([0, 1], group_desc="mine")
+    work = dist.all_reduce(torch.ones(1), async_op=True, group=group)
+    work.wait()
+    facts = [isinstance(work, dist.Work), dist.get_backend(group)]
+    for one in (dist.group.WORLD, group):
+        facts += [one.name(), dist.get_backend_config(one), one.group_name, one.group_desc, type(one).__name__]
+        facts += [one.size(), one.rank(), isinstance(one._get_backend(cpu), dist.distributed_c10d.Backend)]
+    return facts
+
+
+def test_groups_have_the_name_and_configuration_that_they_have_on_gloo():
+    threads, gloo = (
+        lt.run(identity, ranks=2, leftovers="ignore"),
+        lt.run(identity, ranks=2, on="gloo", leftovers="ignore"),
+    )
+    assert threads.values == gloo.values and "gloo" in threads.values[0]
+
+
+def test_a_group_of_another_backend_has_its_name():
+    def program():
+        group = dist.new_group([0, 1], backend="nccl")
+        x = torch.ones(2)
+        dist.all_reduce(x, group=group)
+        return group.name(), dist.get_backend_config(group), x.tolist()
+
+    assert lt.run(program, ranks=2, leftovers="ignore").values == (("nccl", "cuda:nccl", [2.0, 2.0]),) * 2

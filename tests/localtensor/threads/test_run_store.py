@@ -1,3 +1,5 @@
+import socket
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -6,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import localtensor as lt
-from localtensor.errors import Deadlock, EarlyReturn
+from localtensor.errors import Deadlock, EarlyReturn, NotServed
 
 
 def store():
@@ -170,3 +172,58 @@ def test_a_key_that_nobody_sets_says_what_to_do():
     with pytest.raises(Deadlock) as told:
         lt.run(waits, ranks=2)
     assert "Let one of the ranks set the key before it waits for it." in str(told.value)
+
+
+def tcp(port):
+    rank = dist.get_rank()
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    store.set(f"of {rank}", f"value {rank}")
+    return store.get(f"of {1 - rank}"), store.add("count", 1) in (1, 2), store.host, store.port == port
+
+
+def file(path):
+    rank, store = dist.get_rank(), dist.FileStore(path, 2)
+    store.set(f"of {rank}", f"value {rank}")
+    return store.get(f"of {1 - rank}"), dist.PrefixStore("p", store).add("own", 3) >= 3
+
+
+def test_stores_that_a_program_makes_are_those_of_all_ranks_as_on_gloo(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for program, argument in ((tcp, port), (file, str(tmp_path / "store"))):
+        threads = lt.run(program, argument, ranks=2, timeout=30).values
+        assert threads == lt.run(program, argument, ranks=2, on="gloo").values
+        assert threads[0][0] == b"value 1"
+
+
+def test_a_client_whose_server_never_begins_is_a_deadlock():
+    with pytest.raises(Deadlock):
+        lt.run(lambda: dist.TCPStore("127.0.0.1", 29_999, 2, False), ranks=2, timeout=30)
+
+
+def test_outside_of_a_rank_stores_are_torchs_own(tmp_path):
+    made = []
+
+    def program():
+        if dist.get_rank() == 0:
+            other = threading.Thread(target=lambda: made.append(dist.FileStore(str(tmp_path / "own"), 1)))
+            other.start()
+            other.join()
+
+    lt.run(program, ranks=2)
+    after = dist.FileStore(str(tmp_path / "after"), 1)
+    assert [type(made[0]), type(after)] == [dist.FileStore] * 2
+    after.set("key", "value")
+    assert after.get("key") == b"value"
+
+
+def test_rpc_is_refused_by_name():
+    def program():
+        from torch.distributed import rpc
+
+        with pytest.raises(NotServed, match="init_rpc"):
+            rpc.init_rpc(f"worker {dist.get_rank()}", rank=dist.get_rank(), world_size=2)
+        return True
+
+    assert lt.run(program, ranks=2, timeout=30).values == (True, True)
