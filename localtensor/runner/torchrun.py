@@ -142,7 +142,7 @@ def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> in
         if streams is not None:
             stack.enter_context(streams)
         try:
-            run_in_threads(body, options.ranks, schedule, options.seed, options.timeout or None)
+            run_in_threads(body, options.ranks, schedule, options.seed, options.timeout or None, fresh=True)
         except errors.ProgramFault as fault:
             if not any(codes.values()) or isinstance(fault, errors.RankRaised):
                 raise

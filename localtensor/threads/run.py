@@ -19,6 +19,8 @@ from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.isolation.imports import modules_of_ranks
+from localtensor.threads.isolation.modules import in_world
 from localtensor.threads.process_group import Kernels
 from localtensor.threads.run_token import Abort
 from localtensor.threads.simulation import Simulation
@@ -42,9 +44,18 @@ class ThreadRun:
 
 
 def run_in_threads(
-    body: Body, ranks: int, schedule: Schedule, seed: int, timeout: float | None, *, share: bool | None = None
+    body: Body,
+    ranks: int,
+    schedule: Schedule,
+    seed: int,
+    timeout: float | None,
+    *,
+    share: bool | None = None,
+    fresh: bool = False,
 ) -> ThreadRun:
     """Run `body(rank)` on every rank, each with its own world; `share`: see `localtensor.run`.
+
+    `fresh`: each rank imports its modules itself, also those that this process has imported (torch and the like excepted).
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -53,9 +64,17 @@ def run_in_threads(
         raise NestedRun(outer.rank(), place_of_frame(sys._getframe(1)))
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
     share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
-    with _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds):
+    with (
+        _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds),
+        modules_of_ranks(ranks, fresh=fresh) as module_worlds,
+    ):
+
+        def in_own_world(rank: int) -> None:
+            with in_world(module_worlds[rank]):
+                _run_rank(simulation, rank_worlds[rank], body, left)
+
         try:
-            simulation.run_token.start(lambda rank: _run_rank(simulation, rank_worlds[rank], body, left))
+            simulation.run_token.start(in_own_world)
             _wait_for_ranks(simulation, timeout)
         except BaseException:  # why: the ranks must be ended, whatever interrupts; it is raised again
             try:

@@ -73,6 +73,11 @@ class DictContents:
 PatchedPlace = Attribute | DictContents
 
 
+def _contents(owner: object) -> list[PatchedPlace]:
+    """The contents of a dict.  os.environ is not a dict, and has a slot of its own; ranks have their own sys.modules."""
+    return [DictContents(owner)] if isinstance(owner, dict) and owner is not sys.modules else []
+
+
 class _PatchSlot:
     """A slot with the values of all places that a rank of this run has patched, by place."""
 
@@ -166,9 +171,8 @@ class MockPatches(_PatchSlot):
         kind.__enter__, kind.__exit__ = entered, left
 
     def _contents(self, block: Any) -> list[PatchedPlace]:
-        """The dict that `patch.dict` changes; os.environ is not a dict, and has a slot of its own."""
-        owner = pkgutil.resolve_name(block.in_dict) if isinstance(block.in_dict, str) else block.in_dict
-        return [DictContents(owner)] if isinstance(owner, dict) else []
+        """The dict that `patch.dict` changes."""
+        return _contents(pkgutil.resolve_name(block.in_dict) if isinstance(block.in_dict, str) else block.in_dict)
 
 
 class AssertedLogs(_PatchSlot):
@@ -215,7 +219,7 @@ class MonkeyPatches(_PatchSlot):
         return [Attribute(target, name)]
 
     def _contents(self, _: object, dic: object, *rest: object, **options: object) -> list[PatchedPlace]:
-        return [DictContents(dic)] if isinstance(dic, dict) else []
+        return _contents(dic)
 
 
 PATCHES = (MockPatches, AssertedLogs, MonkeyPatches)

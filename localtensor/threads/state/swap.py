@@ -59,7 +59,7 @@ class _SlotPlan:
                 special.bind()
             self.specials.append(special)
             self.specials_waiting.remove(special)
-        self.modules = len(sys.modules)
+        self.modules = dict.__len__(sys.modules)
         built = torch.backends.cuda.is_built()
         self.cuda_waits = built and any(special.name == "cuda_generators" for special in self.specials_waiting)
 
@@ -76,7 +76,7 @@ class _SlotPlan:
 
     def has_new(self) -> bool:
         """Whether `grow` may add slots: a module was imported, or CUDA initialised, since the last check."""
-        return len(sys.modules) != self.modules or (self.cuda_waits and torch.cuda.is_initialized())
+        return dict.__len__(sys.modules) != self.modules or (self.cuda_waits and torch.cuda.is_initialized())
 
 
 _PLAN = _SlotPlan()

@@ -148,7 +148,6 @@ BY_HAND = {
     "asserted_logs": (lambda: enter_in_a_run(unittest.TestCase().assertNoLogs("nobody's")),
                       lambda: logging.getLogger("nobody's").propagate),
     "monkeypatches": (set_by_monkeypatch, lambda: math.e),
-    "main_module": (lambda: sys.modules.__setitem__("__main__", torch), lambda: sys.modules["__main__"]),
     "warnings": (lambda: warnings.simplefilter("always"), lambda: warnings.filters[0]),
 }  # fmt: skip
 NEEDS_CUDA = {"cuda_generators"}
