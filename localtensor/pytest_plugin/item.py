@@ -21,6 +21,7 @@ from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault
 from localtensor.errors.programs import GroupsLeftOver
 from localtensor.pytest_plugin.assertions import clear_passed, first_cause, trim_traceback
+from localtensor.pytest_plugin.fixtures import fixture_functions
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.pytest_plugin.rank_body import RankBody, relaxed_hypothesis
 from localtensor.runner.api import DEFAULT_TIMEOUT, LeftoverWarning, timeout_limit
@@ -134,7 +135,8 @@ class RankTest:
         clear_passed(self.item.stash)
         try:
             if plan.on == "threads":
-                ran = run_in_threads(program.live, plan.ranks, schedule, plan.seed, seconds)
+                roots = (program.function, *fixture_functions(self.item))
+                ran = run_in_threads(program.live, plan.ranks, schedule, plan.seed, seconds, roots=roots)
             else:
                 from localtensor.processes.forked import run_forked
 

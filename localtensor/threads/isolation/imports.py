@@ -173,9 +173,7 @@ def modules_of_ranks(ranks: int, *, fresh: bool) -> Iterator[list[World]]:
     `fresh`: ranks do not see what was imported before, unless it is shared.
     """
     table = sys.modules
-    modules.worlds[:] = [World(rank) for rank in range(ranks)]
-    modules.before.clear()
-    modules.before.update({"__main__"} if fresh else table)
+    modules.begin({"__main__"} if fresh else table, [World(rank) for rank in range(ranks)])
     imports, locks = _Imports(), _bootstrap._module_locks  # type: ignore[attr-defined]
     basics = _bootstrap_external._LoaderBasics  # type: ignore[attr-defined]
     source, extension = _bootstrap_external.SourceLoader, _bootstrap_external.ExtensionFileLoader

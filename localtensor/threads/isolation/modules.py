@@ -9,7 +9,7 @@ before; a rank's own modules are in its `World`.  A helper thread belongs to the
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,8 @@ class _Here(threading.local):
 here = _Here()
 before: set[str] = set()  # names that every rank sees though they are not shared
 worlds: list[World] = []
+on_reach: list[Callable[[Any], None]] = []  # called with a module that ranks share, when a rank first looks it up
+_reached: set[str] = set()
 
 
 def world_of_thread() -> World | None:
@@ -182,7 +184,11 @@ def _find(modules: RankModules, world: World, name: str) -> Any:
     """The module of this name, as the rank sees it, or `_MISSING`."""
     found = world.modules.get(name, _MISSING)
     if found is _MISSING:
-        return dict.get(modules, name, _MISSING) if _visible(name) else _MISSING
+        found = dict.get(modules, name, _MISSING) if _visible(name) else _MISSING
+        if name not in _reached and found is not _MISSING and on_reach and not is_initializing(found):
+            _reached.add(name)
+            on_reach[0](found)
+        return found
     if found is _GONE:
         return _MISSING
     if here.extension is not None and name != here.extension and type(name) is str:
@@ -190,6 +196,14 @@ def _find(modules: RankModules, world: World, name: str) -> Any:
         if root != "__main__":  # the extension keeps what it finds, for all ranks
             share_root(world, root, f"its C extension {here.extension} takes objects of {name} as it loads")
     return found
+
+
+def begin(names: Iterable[str], new: list[World]) -> None:
+    """Begin a run whose ranks see these names."""
+    before.clear()
+    _reached.clear()
+    before.update(names)
+    worlds[:] = new
 
 
 def is_initializing(module: object) -> bool:
