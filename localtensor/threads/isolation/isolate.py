@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -100,9 +101,11 @@ class Isolation:
         self.reach = Reach(write_rule, {_chdir: os.chdir, _fchdir: os.fchdir, _umask: os.umask})
         self.places = places
         self.overlooked: Overlooked | None = None
+        self._lock = threading.RLock()  # a helper thread may import while ranks take turns
 
     def add(self, roots: Iterable[object]) -> None:
-        self.namespaces.add(self.reach.cells(roots))
+        with self._lock:
+            self.namespaces.add(self.reach.cells(roots))
 
     def report(self) -> tuple[list[str], list[str]]:
         """What stays shared, and the writes to it that were seen."""
@@ -110,12 +113,14 @@ class Isolation:
 
     def turn(self, new: int | None) -> None:
         old = self.namespaces.holder
-        self.namespaces.turn(new)
+        with self._lock:
+            self.namespaces.turn(new)
         if self.places.own:
             self.places.turn(old, new)
 
     def settle(self) -> None:
-        self.namespaces.settle(swapped_spaces)
+        with self._lock:
+            self.namespaces.settle(swapped_spaces)
 
 
 def _registries() -> list[Any]:
