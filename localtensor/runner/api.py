@@ -107,7 +107,7 @@ def run(
             torch.set_default_device(device)
         return fn(*pieces[rank])
 
-    ran = run_in_threads(body, ranks, schedule, seed, timeout_limit(timeout), share=share)
+    ran = run_in_threads(body, ranks, schedule, seed, timeout_limit(timeout), share=share, roots=(fn,))
     if ran.groups_left is not None and leftovers == "raise":
         raise ran.groups_left
     if ran.groups_left is not None and leftovers == "warn":

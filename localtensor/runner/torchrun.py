@@ -4,6 +4,7 @@ Each rank has the script as its own `__main__`, its own sys.argv, and torchrun's
 by line, with its rank in front.
 """
 
+import functools
 import sys
 import threading
 import traceback
@@ -39,6 +40,7 @@ class TorchrunOptions:
     seed: int = 0
     timeout: float = 0.0  # seconds; 0 is no limit
     prefix: bool = True
+    explain_isolation: bool = False
 
 
 class InvalidNumber(Refusal, call="run", values="{argument}={value}"):
@@ -62,6 +64,7 @@ def run_script(options: TorchrunOptions) -> int:
     try:
         if options.on == "threads":
             return _on_threads(options, script, prefix=prefix)
+        _report_isolation(["ranks are processes, which share nothing"], [], explain=options.explain_isolation)
         return torchrun_processes.run_processes(
             options.name,
             options.arguments,
@@ -142,7 +145,9 @@ def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> in
         if streams is not None:
             stack.enter_context(streams)
         try:
-            run_in_threads(body, options.ranks, schedule, options.seed, options.timeout or None)
+            limit = options.timeout or None
+            report = functools.partial(_report_isolation, explain=options.explain_isolation)
+            run_in_threads(body, options.ranks, schedule, options.seed, limit, fresh=True, report=report)
         except errors.ProgramFault as fault:
             if not any(codes.values()) or isinstance(fault, errors.RankRaised):
                 raise
@@ -150,6 +155,14 @@ def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> in
     if any(codes.values()):
         _print_error(str(errors.ScriptFailed(codes)))
     return next((code for code in codes.values() if code), OK)
+
+
+def _report_isolation(shared: list[str], writes: list[str], *, explain: bool) -> None:
+    """Print what ranks share if that is requested, and what one of them has replaced for all in any case."""
+    for line in shared if explain else ():
+        _print_error(f"isolation: {line}")
+    for line in writes:
+        _print_error(f"isolation: {line}: torch is shared; a real run has it on the ranks that replaced it")
 
 
 def _exit_code(code: object) -> int:

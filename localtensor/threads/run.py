@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -20,6 +20,8 @@ from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
+from localtensor.threads.isolation.modules import in_world
 from localtensor.threads.process_group import Kernels
 from localtensor.threads.run_token import Abort, stack_reserved
 from localtensor.threads.simulation import Simulation
@@ -43,9 +45,22 @@ class ThreadRun:
 
 
 def run_in_threads(
-    body: Body, ranks: int, schedule: Schedule, seed: int, timeout: float | None, *, share: bool | None = None
+    body: Body,
+    ranks: int,
+    schedule: Schedule,
+    seed: int,
+    timeout: float | None,
+    *,
+    share: bool | None = None,
+    fresh: bool = False,
+    roots: Sequence[object] = (),
+    report: Callable[[list[str], list[str]], None] | None = None,
 ) -> ThreadRun:
     """Run `body(rank)` on every rank, each with its own world; `share`: see `localtensor.run`.
+
+    `fresh`: each rank imports its modules itself, also those that this process has imported (torch and the like excepted).
+    `report(shared, writes)` is called at the end: what ranks shared, and the writes to it that were seen, a line each.
+    `roots`: functions that the ranks will call; what they write to the globals of modules is kept apart.
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -54,9 +69,18 @@ def run_in_threads(
         raise NestedRun(outer.rank(), place_of_frame(sys._getframe(1)))
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
     share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
-    with _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds):
+    with (
+        _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds, isolating),
+        ranks_isolated(ranks, roots, fresh=fresh) as isolation,
+    ):
+        isolating.append(isolation)
+
+        def in_own_world(rank: int) -> None:
+            with in_world(isolation.worlds[rank]):
+                _run_rank(simulation, rank_worlds[rank], body, left)
+
         try:
-            simulation.run_token.start(lambda rank: _run_rank(simulation, rank_worlds[rank], body, left))
+            simulation.run_token.start(in_own_world)
             _wait_for_ranks(simulation, timeout)
         except BaseException:  # why: the ranks must be ended, whatever interrupts; it is raised again
             try:
@@ -66,6 +90,8 @@ def run_in_threads(
             raise
         finally:
             simulation.run_token.join()
+            if report is not None:
+                report(*isolation.report())
         if simulation.run_token.refusal is not None:
             raise simulation.run_token.refusal
         simulation.close()
@@ -96,16 +122,21 @@ def limit_from_environment(otherwise: float | None) -> float | None:
 @contextmanager
 def _simulation_context(
     ranks: int, schedule: Schedule, seed: int, share: bool
-) -> Iterator[tuple[Simulation, list[rank_world.RankWorld]]]:
+) -> Iterator[tuple[Simulation, list[rank_world.RankWorld], list[Isolation]]]:
     """A simulation with torch.distributed replaced and the caller's state saved; both are restored at the end."""
     states = [RankState(rank, ranks, seed) for rank in range(ranks)]
     rank_worlds: list[rank_world.RankWorld] = []
+    isolating: list[Isolation] = []
 
     def swap(old: int | None, new: int | None) -> None:
+        for isolation in isolating:
+            isolation.turn(new)
         sharing.update()  # entered below, before the first rank runs
         switch(None if old is None else states[old], None if new is None else states[new])
         if new is not None:
             c10d._world = rank_worlds[new]
+        for isolation in isolating:
+            isolation.settle()
 
     simulation = Simulation(ranks, schedule, swap)
     simulation.kernels = Kernels(simulation)
@@ -120,7 +151,7 @@ def _simulation_context(
         stack.enter_context(_one_core_per_op())
         sharing = stack.enter_context(shared_propagation.propagation_shared(SLOTS["patches"].inside, on=share))
         stack.enter_context(rank_world.process_globals_guarded())
-        yield simulation, rank_worlds
+        yield simulation, rank_worlds, isolating
 
 
 @contextmanager

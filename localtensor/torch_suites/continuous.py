@@ -83,7 +83,7 @@ def replaced_methods(owner: type, how: SuiteOptions) -> dict[str, Any]:
         def wrapper(self: common_distributed.MultiProcContinuousTest) -> None:
             __tracebackhide__ = True
             if self.rank == self.MAIN_PROCESS_RANK:
-                raise_outcome(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how))
+                raise_outcome(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how, type(self)))
             else:
                 fn()
 

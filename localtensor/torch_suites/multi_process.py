@@ -53,7 +53,7 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
         if not self.processes or not all(isinstance(process, RankProcess) for process in self.processes):
             stock["_join_processes"](self, fn)
             return
-        result = rank_run.run_ranks(_body(self), len(self.processes), how)
+        result = rank_run.run_ranks(_body(self), len(self.processes), how, type(self))
         if rank_run.needs_fallback(result):
             with open(self.file_name, "wb"):  # the rendezvous file of the processes is empty, as before
                 pass

@@ -58,7 +58,7 @@ def replaced_methods(owner: type, how: rank_run.SuiteOptions) -> dict[str, Any]:
         __tracebackhide__ = True
         if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):
             case = threads[0].case
-            result = rank_run.run_ranks(_body(case), int(case.world_size), how)
+            result = rank_run.run_ranks(_body(case), int(case.world_size), how, type(case))
             if not (rank_run.needs_fallback(result) or _only_own_groups(result)):
                 raise_outcome(result)
                 return
@@ -166,7 +166,7 @@ def comms_decorator(how: rank_run.SuiteOptions) -> Callable[..., Any]:
                 dist.init_process_group("threaded", rank=process.rank, world_size=world_size)
                 func(self, *args, **kwargs)
 
-            _raise_as_runtime_error(rank_run.run_ranks(body, world_size, how))
+            _raise_as_runtime_error(rank_run.run_ranks(body, world_size, how, func))
 
         return wrapper
 

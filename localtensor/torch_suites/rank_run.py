@@ -89,8 +89,8 @@ class SuiteResult:
     skipped: BaseException | None  # the first SkipTest
 
 
-def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: SuiteOptions) -> SuiteResult:
-    """Runs `body(process)` on each rank, with a process of its own.
+def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: SuiteOptions, home: object) -> SuiteResult:
+    """Runs `body(process)` on each rank, with a process of its own; `home`: the class or function of the test.
 
     `SystemExit` and `unittest.SkipTest` are ways to end; any other exception is a failure, and ends all ranks.
     """
@@ -121,7 +121,7 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: SuiteOptions)
         stack.enter_context(rank_barrier())
         stack.enter_context(shared_registry())
         try:
-            run_in_threads(run_rank, ranks, how.order(), how.seed, how.timeout)
+            run_in_threads(run_rank, ranks, how.order(), how.seed, how.timeout, roots=(home,))
         except ProgramFault as ended:
             fault = ended
     if fault is not None and all(process.exitcode is not None for process in processes):

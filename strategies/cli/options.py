@@ -134,6 +134,7 @@ class RunOptions:
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
     timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0
     prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output names its rank.")] = True
+    explain_isolation: Annotated[bool, Option("--explain-isolation", help="At the end, list what ranks share, and why.")] = False
 
 
 @dataclass(frozen=True, slots=True)

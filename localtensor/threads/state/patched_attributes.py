@@ -73,7 +73,17 @@ class DictContents:
 PatchedPlace = Attribute | DictContents
 
 
-class _PatchSlot:
+def _contents(owner: object) -> list[PatchedPlace]:
+    """The contents of a dict.  os.environ is not a dict, and has a slot of its own; ranks have their own sys.modules."""
+    return [DictContents(owner)] if isinstance(owner, dict) and owner is not sys.modules else []
+
+
+kept_elsewhere: list[
+    Callable[[object], bool]
+] = []  # of an owner: whether threads/isolation keeps what ranks write there
+
+
+class PatchSlot:
     """A slot with the values of all places that a rank of this run has patched, by place."""
 
     def __init__(self) -> None:
@@ -108,6 +118,8 @@ class _PatchSlot:
             places = places_of(*args, **kwargs)
             answer = original(*args, **kwargs)
             for place in places:
+                if kept_elsewhere and kept_elsewhere[0](place.owner):
+                    continue
                 self.places.setdefault((id(place.owner), place.name), place)
             return answer
 
@@ -121,7 +133,7 @@ class _EnteredPatches(threading.local):
         self.copies: dict[int, list[tuple[Any, Any]]] = {}
 
 
-class MockPatches(_PatchSlot):
+class MockPatches(PatchSlot):
     """`mock.patch`, `mock.patch.object`, `mock.patch.multiple` and `mock.patch.dict`, as blocks and as decorators."""
 
     name = "patches"
@@ -166,12 +178,11 @@ class MockPatches(_PatchSlot):
         kind.__enter__, kind.__exit__ = entered, left
 
     def _contents(self, block: Any) -> list[PatchedPlace]:
-        """The dict that `patch.dict` changes; os.environ is not a dict, and has a slot of its own."""
-        owner = pkgutil.resolve_name(block.in_dict) if isinstance(block.in_dict, str) else block.in_dict
-        return [DictContents(owner)] if isinstance(owner, dict) else []
+        """The dict that `patch.dict` changes."""
+        return _contents(pkgutil.resolve_name(block.in_dict) if isinstance(block.in_dict, str) else block.in_dict)
 
 
-class AssertedLogs(_PatchSlot):
+class AssertedLogs(PatchSlot):
     """`TestCase.assertLogs`, which gives a logger handlers of its own for a while."""
 
     name = "asserted_logs"
@@ -190,7 +201,7 @@ class AssertedLogs(_PatchSlot):
         return [Attribute(logger, "handlers"), Attribute(logger, "propagate"), LoggerLevel(logger, "level")]
 
 
-class MonkeyPatches(_PatchSlot):
+class MonkeyPatches(PatchSlot):
     """`pytest.MonkeyPatch`: one object for all ranks, which restores everything at the end of the test."""
 
     name = "monkeypatches"
@@ -215,7 +226,7 @@ class MonkeyPatches(_PatchSlot):
         return [Attribute(target, name)]
 
     def _contents(self, _: object, dic: object, *rest: object, **options: object) -> list[PatchedPlace]:
-        return [DictContents(dic)] if isinstance(dic, dict) else []
+        return _contents(dic)
 
 
 PATCHES = (MockPatches, AssertedLogs, MonkeyPatches)

@@ -5,7 +5,10 @@ object.  Other slots are in generators.py and special_slots.py; what is not swap
 part that the installed torch lacks is left out; tests/localtensor/threads/state/test_swap.py lists those.
 """
 
+import gc
+import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -153,7 +156,29 @@ def put_precisions(want: tuple[Any, ...]) -> None:
             _C._set_fp32_precision_setter(backend, op, value)
 
 
+def _recursion_limit(limit: int) -> None:
+    """Set it, unless the rank that hands over is deeper than that: the next one may then go deeper than it asked."""
+    try:
+        sys.setrecursionlimit(limit)
+    except RecursionError:
+        return
+
+
+def _collector(enabled: bool) -> None:
+    gc.enable() if enabled else gc.disable()
+
+
+_INTERPRETER = (
+    Flag(sys.getrecursionlimit, _recursion_limit),
+    Flag(sys.getswitchinterval, sys.setswitchinterval),
+    Flag(gc.get_threshold, lambda three: gc.set_threshold(*three)),
+    Flag(gc.isenabled, _collector),
+    Flag(socket.getdefaulttimeout, socket.setdefaulttimeout),
+    Flag(threading.stack_size, threading.stack_size),
+)
+
 FLAGS = (
+    FlagSlot("interpreter", "a rank sets limits of Python and of its collector for itself", _INTERPRETER),
     FlagSlot(
         "default_dtype", "torch.set_default_dtype is process-wide", _flag("get_default_dtype", "_set_default_dtype")
     ),
@@ -358,5 +383,14 @@ NAMES = (
     NameSlot(
         "output", "contextlib.redirect_stdout on one rank must not take another's lines", "sys", ("stdout", "stderr")
     ),
+    NameSlot(
+        "interpreter_hooks",
+        "what is called for an exception that ends the program, or for a value at a prompt",
+        "sys",
+        ("excepthook", "displayhook", "unraisablehook", "dont_write_bytecode"),
+    ),
+    NameSlot("thread_hook", "what is called for an exception that ends a thread", "threading", ("excepthook",)),
+    NameSlot("import_path", "scripts add folders and ways to import", "sys", owned=("path", "meta_path", "path_hooks")),
+    NameSlot("temporary_folder", "tempfile.tempdir is process-wide", "tempfile", ("tempdir",)),
     NameSlot("argv", "scripts read it, and some change it", "sys", owned=("argv",)),
 )

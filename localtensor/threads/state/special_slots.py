@@ -11,7 +11,6 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from localtensor.threads.state.generators import AlwaysReady, RankIdentity
@@ -127,22 +126,6 @@ class WarningsSlot(AlwaysReady):
         return [value.copy() if isinstance(value, list | dict) else value for value in self.save()]
 
 
-class MainModule(AlwaysReady):
-    """sys.modules["__main__"]: each rank of a script has its own, where pickle finds the classes that it defines."""
-
-    name = "main_module"
-    why = "localtensor run gives each rank the script as a module of its own"
-
-    def save(self) -> ModuleType:
-        return sys.modules["__main__"]
-
-    def load(self, want: ModuleType, held: ModuleType) -> None:
-        sys.modules["__main__"] = want
-
-    def initial(self, who: RankIdentity) -> ModuleType:
-        return self.save()
-
-
 class ContextParallelRules:
     """While a rank is in context_parallel, torch's table of sharding rules holds other rules for attention.
 
@@ -170,7 +153,7 @@ class ContextParallelRules:
 
 
 # ShardingRules comes last: it has the last word.
-SPECIALS = (*PATCHES, MainModule, EnvironmentSlot, WarningsSlot, ContextParallelRules, ShardingRules)
+SPECIALS = (*PATCHES, EnvironmentSlot, WarningsSlot, ContextParallelRules, ShardingRules)
 
 
 @dataclass(frozen=True)
@@ -202,14 +185,15 @@ PER_THREAD = (
 
 LEFT_ALONE = (
     Unswapped("process_group_world", "c10d's _world and its C++ registry: swapped by threads/run.py"),
-    Unswapped("modules_and_path", "sys.modules and sys.path: one program, imported once"),
+    Unswapped("modules", "sys.modules: threads/isolation/modules.py"),
     Unswapped("registrations", "torch.library, pytrees, safe globals, backends: as for sharding rules"),
     Unswapped("caches", "redistribution plans, tensor metadata: threads/dist_patches.py clears what depends on a rank"),
     Unswapped("warning_registries", "each module's: a warning shown once is shown once for all ranks"),
-    Unswapped("logging", "handlers and levels, except those of assertLogs, are the process's"),
-    Unswapped("working_directory", "os.chdir, umask, signals: a system call per hand-over; rarely a rank's own"),
-    Unswapped("garbage_collector", "one heap, one collector"),
-    Unswapped("exception_hooks", "sys.excepthook and threading.excepthook: threads/run.py collects errors"),
+    Unswapped("working_directory", "os.chdir and os.umask: threads/isolation/isolate.py, where a rank has called them"),
+    Unswapped("namespaces", "globals, class attributes, loggers: threads/isolation"),
+    Unswapped("signals", "a rank is not the main thread: Python refuses signal.signal there"),
+    Unswapped("exit_functions", "atexit.register, codecs.register: what is registered is called once for the process"),
+    Unswapped("locale", "locale.setlocale: C code of all threads reads it"),
     Unswapped("compile_configs", "torch._dynamo, _functorch, _inductor: compiled code is shared, so its settings are"),
     Unswapped("profiler", "torch.profiler records a process: a profile by one rank shows all"),
     Unswapped("forward_ad_levels", "one list in C++: a second rank inside forward_ad.dual_level is refused by torch"),

@@ -19,10 +19,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d as c10d
 
 from localtensor.threads.state.generators import GENERATORS
+from localtensor.threads.state.patched_attributes import PatchSlot
 from localtensor.threads.state.slots import FLAGS, NAMES, FlagSlot, NameSlot
-from localtensor.threads.state.special_slots import SPECIALS
+from localtensor.threads.state.special_slots import SPECIALS, WarningsSlot
 
 _ALL_SPECIALS = [make() for make in (*GENERATORS, *SPECIALS)]
 SLOTS: dict[str, Any] = {slot.name: slot for slot in (*FLAGS, *NAMES, *_ALL_SPECIALS)}
@@ -40,6 +42,8 @@ class _SlotPlan:
         # The first values of a rank that is new to a slot; for an owned value also the index of its alias.
         self.fresh_plain: list[Any] = []
         self.fresh_owned: list[tuple[Any, int | None]] = []
+        self.named = {(id(c10d), "_world")} | {(id(warnings), name) for name in WarningsSlot.wanted}
+        self.patched = [special.places for special in _ALL_SPECIALS if isinstance(special, PatchSlot)]
         self.waiting: list[NameSlot] = list(NAMES)
         self.specials_waiting: list[Any] = list(_ALL_SPECIALS)
         self.modules = 0  # the number of imported modules at the last check
@@ -53,13 +57,14 @@ class _SlotPlan:
             except AttributeError:  # being imported, or absent in this torch
                 continue
             self._add(slot, space)
+            self.named.update((id(sys.modules[slot.module]), name) for name in (*slot.plain, *slot.older, *slot.owned))
             self.waiting.remove(slot)
         for special in [special for special in self.specials_waiting if special.ready()]:
             if hasattr(special, "bind"):
                 special.bind()
             self.specials.append(special)
             self.specials_waiting.remove(special)
-        self.modules = len(sys.modules)
+        self.modules = dict.__len__(sys.modules)
         built = torch.backends.cuda.is_built()
         self.cuda_waits = built and any(special.name == "cuda_generators" for special in self.specials_waiting)
 
@@ -76,10 +81,21 @@ class _SlotPlan:
 
     def has_new(self) -> bool:
         """Whether `grow` may add slots: a module was imported, or CUDA initialised, since the last check."""
-        return len(sys.modules) != self.modules or (self.cuda_waits and torch.cuda.is_initialized())
+        return dict.__len__(sys.modules) != self.modules or (self.cuda_waits and torch.cuda.is_initialized())
 
 
 _PLAN = _SlotPlan()
+
+
+def swapped_spaces() -> set[int]:
+    """The ids of the namespaces in which a hand-over puts values."""
+    return {id(space) for space, _ in (*_PLAN.plain, *_PLAN.owned)} | {id(vars(warnings)), id(vars(c10d))}
+
+
+def is_swapped(owner: object, name: str) -> bool:
+    """Whether a slot, or threads/run.py, swaps this name of a module or class."""
+    place = (id(owner), name)
+    return place in _PLAN.named or any(place in places for places in _PLAN.patched)
 
 
 class _State:

@@ -16,29 +16,29 @@ def test_the_private_parts_of_pytest_that_we_use_are_there(request):
 def test_ordinary_fixtures_are_set_up_once_and_those_of_a_rank_in_each(tried):
     tried(
         """
-        LOG = []
+        pytest.LOG = []
 
         @pytest.fixture(scope="module")
         def model():
-            LOG.append("model")
+            pytest.LOG.append("model")
             return object()
 
         @pytest.fixture
         def shared():
-            LOG.append("shared")
+            pytest.LOG.append("shared")
             yield {}
-            LOG.append("shared down")
+            pytest.LOG.append("shared down")
 
         @pytest.fixture
         def mine(rank, shared, model):
-            LOG.append(f"mine {rank}")
+            pytest.LOG.append(f"mine {rank}")
             yield rank * 10
             dist.barrier()
-            LOG.append(f"mine down {rank}")
+            pytest.LOG.append(f"mine down {rank}")
 
         @pytest.fixture(params=["a", "b"])
         def lettered(mine, request):
-            request.addfinalizer(lambda: LOG.append(f"lettered down {mine}"))
+            request.addfinalizer(lambda: pytest.LOG.append(f"lettered down {mine}"))
             return f"{request.param}{mine}"
 
         @pytest.mark.ranks(2)
@@ -49,10 +49,10 @@ def test_ordinary_fixtures_are_set_up_once_and_those_of_a_rank_in_each(tried):
             assert len(shared) == 2
 
         def test_log():
-            assert LOG[0] == "model" and LOG.count("model") == 1
-            half = (len(LOG) - 1) // 2
-            assert LOG[1 : half + 1] == LOG[half + 1 :]
-            once = LOG[1 : half + 1]
+            assert pytest.LOG[0] == "model" and pytest.LOG.count("model") == 1
+            half = (len(pytest.LOG) - 1) // 2
+            assert pytest.LOG[1 : half + 1] == pytest.LOG[half + 1 :]
+            once = pytest.LOG[1 : half + 1]
             assert once[0] == "shared" and once[-1] == "shared down"
             assert sorted(once[1:3]) == ["mine 0", "mine 1"]
             assert once.index("lettered down 0") < once.index("mine down 0")
@@ -64,7 +64,7 @@ def test_ordinary_fixtures_are_set_up_once_and_those_of_a_rank_in_each(tried):
 def test_autouse_overrides_methods_and_dynamic_requests(tried):
     tried(
         """
-        SEEN = []
+        pytest.SEEN = []
 
         @pytest.fixture
         def value(rank):
@@ -72,7 +72,7 @@ def test_autouse_overrides_methods_and_dynamic_requests(tried):
 
         @pytest.fixture(autouse=True)
         def noted(request):
-            SEEN.append("ordinary")
+            pytest.SEEN.append("ordinary")
 
         class TestMethods:
             @pytest.fixture
@@ -93,10 +93,10 @@ def test_autouse_overrides_methods_and_dynamic_requests(tried):
         def test_dynamic(request, tmp_path):
             assert request.getfixturevalue("value") == dist.get_rank() == request.getfixturevalue("rank")
             assert request.getfixturevalue("tmp_path") is tmp_path
-            request.addfinalizer(lambda: SEEN.append("bye"))
+            request.addfinalizer(lambda: pytest.SEEN.append("bye"))
 
         def test_seen():
-            assert SEEN == ["ordinary", "ordinary", "bye", "bye", "ordinary"]
+            assert pytest.SEEN == ["ordinary", "ordinary", "bye", "bye", "ordinary"]
         """
     ).assert_outcomes(passed=3)
 
@@ -120,13 +120,13 @@ def test_async_fixtures_of_a_rank_share_its_loop_with_the_test(tried):
         """
         import asyncio
 
-        DOWN = []
+        pytest.DOWN = []
 
         @pytest.fixture
         async def mine(rank):
             yield rank, asyncio.get_running_loop()
             await asyncio.sleep(0)
-            DOWN.append(rank)
+            pytest.DOWN.append(rank)
 
         @pytest.fixture
         async def plain(rank):
@@ -137,7 +137,7 @@ def test_async_fixtures_of_a_rank_share_its_loop_with_the_test(tried):
             assert mine == (rank, asyncio.get_running_loop()) and plain == -rank
 
         def test_down():
-            assert sorted(DOWN) == [0, 1]
+            assert sorted(pytest.DOWN) == [0, 1]
         """
     ).assert_outcomes(passed=2)
 

@@ -261,16 +261,16 @@ def test_groups_that_are_left_are_no_matter_unless_asked(tried, pytester):
 
 
 ORDER = """
-    ORDER = []
+    pytest.ORDER = []
 
     @pytest.mark.ranks(3)
     def test_order(rank):
         if rank == 0:
-            ORDER.clear()
+            pytest.ORDER.clear()
         dist.barrier()
-        ORDER.append(rank)
+        pytest.ORDER.append(rank)
         dist.barrier()
-        assert ORDER[0] == 2, ORDER
+        assert pytest.ORDER[0] == 2, pytest.ORDER
 """
 
 
@@ -345,11 +345,11 @@ def test_given_runs_each_example_on_the_ranks(tried):
         """
         from hypothesis import assume, given, note, settings, strategies as st
 
-        MADE = []
+        pytest.MADE = []
 
         @pytest.fixture
         def tenfold(rank):
-            MADE.append(rank)
+            pytest.MADE.append(rank)
             return rank * 10
 
         @pytest.mark.ranks(2)
@@ -362,7 +362,7 @@ def test_given_runs_each_example_on_the_ranks(tried):
             assert y.item() == 2 * x + 1 and tenfold == 10 * rank
 
         def test_fixtures_were_made_for_each_example():
-            assert MADE.count(0) == MADE.count(1) >= 10
+            assert pytest.MADE.count(0) == pytest.MADE.count(1) >= 10
 
         class TestMethod:
             @pytest.mark.ranks(2)

@@ -55,18 +55,18 @@ def test_what_ranks_draw_from_data_is_the_same_on_all_of_them_under_each_schedul
         """
         from hypothesis import given, settings, strategies as st
 
-        SEEN = []
+        pytest.SEEN = []
         few = settings(max_examples=5, database=None, derandomize=True)
 
         @pytest.mark.ranks(3, schedules=2)
         @few
         @given(data=st.data())
         def test_together(data):
-            SEEN.append((data.draw(st.integers()), data.draw(st.text())))
+            pytest.SEEN.append((data.draw(st.integers()), data.draw(st.text())))
 
         def test_six_times_each():
-            sixes = [SEEN[at : at + 6] for at in range(0, len(SEEN), 6)]
-            assert len(sixes) >= 5 and all(len(set(six)) == 1 for six in sixes) and len(set(SEEN)) > 1
+            sixes = [pytest.SEEN[at : at + 6] for at in range(0, len(pytest.SEEN), 6)]
+            assert len(sixes) >= 5 and all(len(set(six)) == 1 for six in sixes) and len(set(pytest.SEEN)) > 1
 
         @pytest.mark.ranks(2)
         @few

@@ -11,17 +11,17 @@ pytest_plugins = ["pytester"]
 DRAWS = """
     import random
 
-    SAID = []
+    pytest.SAID = []
 
     @pytest.mark.parametrize("turn", range(8))
     @pytest.mark.ranks(2)
     def test_draws(turn, rank):
-        SAID.append((turn, rank, torch.rand(1).item(), random.random()))
+        pytest.SAID.append((turn, rank, torch.rand(1).item(), random.random()))
 
     @pytest.fixture(scope="session", autouse=True)
     def told():
         yield
-        for turn, rank, first, second in SAID:
+        for turn, rank, first, second in pytest.SAID:
             print(f"draw {turn} {rank} {first} {second}")
 """
 

@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import gc
 import importlib
 import io
 import logging
@@ -8,6 +9,8 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import timeit
 import unittest
@@ -139,6 +142,11 @@ BY_HAND = {
     "init_method": (lambda: setattr(torch.distributed.distributed_c10d, "_default_pg_init_method", "tcp://x"),
                     lambda: torch.distributed.distributed_c10d._default_pg_init_method),
     "hub_dir": (lambda: torch.hub.set_dir("/nowhere"), torch.hub.get_dir),
+    "interpreter": (lambda: gc.set_threshold(7, 8, 9), gc.get_threshold),
+    "interpreter_hooks": (lambda: setattr(sys, "excepthook", step_hook), lambda: sys.excepthook),
+    "thread_hook": (lambda: setattr(threading, "excepthook", step_hook), lambda: threading.excepthook),
+    "import_path": (lambda: sys.path.append("/nowhere"), lambda: sys.path[-1]),
+    "temporary_folder": (lambda: setattr(tempfile, "tempdir", "/nowhere"), lambda: tempfile.tempdir),
     "argv": (set_argv, lambda: sys.argv[-1]),
     "torch_generator": (lambda: torch.manual_seed(99), torch.initial_seed),
     "python_generator": (lambda: random.gauss(0, 1), lambda: random._inst.gauss_next),
@@ -148,7 +156,6 @@ BY_HAND = {
     "asserted_logs": (lambda: enter_in_a_run(unittest.TestCase().assertNoLogs("nobody's")),
                       lambda: logging.getLogger("nobody's").propagate),
     "monkeypatches": (set_by_monkeypatch, lambda: math.e),
-    "main_module": (lambda: sys.modules.__setitem__("__main__", torch), lambda: sys.modules["__main__"]),
     "warnings": (lambda: warnings.simplefilter("always"), lambda: warnings.filters[0]),
 }  # fmt: skip
 NEEDS_CUDA = {"cuda_generators"}

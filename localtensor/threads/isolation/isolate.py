@@ -1,0 +1,181 @@
+"""What keeps the ranks of one run apart in Python: their modules, and the namespaces of modules that they share."""
+
+import builtins
+import copyreg
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from localtensor._util.patching import wrapped
+from localtensor.threads.isolation import modules
+from localtensor.threads.isolation.explain import Overlooked, explanation
+from localtensor.threads.isolation.imports import modules_of_ranks
+from localtensor.threads.isolation.modules import World
+from localtensor.threads.isolation.namespaces import ELSEWHERE, FOR_ALL, OWN, Namespace, RankNamespaces
+from localtensor.threads.isolation.reach import Reach, patched_namespaces
+from localtensor.threads.isolation.watch import ON_SIGHT, Watch
+from localtensor.threads.state import patched_attributes
+from localtensor.threads.state.swap import is_swapped, swapped_spaces
+
+_PACKAGES = tuple(str(Path(__file__).parents[3] / name) + "/" for name in ("localtensor", "strategies"))
+
+
+class _Patched:
+    """The namespaces of shared modules as they are outside of runs: kept from run to run, since they are many."""
+
+    def __init__(self) -> None:
+        self.cells: list[Namespace] = []
+        self._names: set[str] = set()
+        self._watch = Watch()
+
+    def now(self) -> list[Namespace]:
+        """All of them, up to date."""
+        for at in self._watch.changed() if ON_SIGHT else range(len(self.cells)):
+            cell = self.cells[at]
+            cell.first = dict(cell.container)
+        for cell in self.cells:
+            cell.originals.clear()
+        new = [name for name in dict.keys(sys.modules) if name not in self._names]
+        self._names.update(new)
+        cells = patched_namespaces(new, write_rule)
+        self.cells += cells
+        self._watch.add([cell.container for cell in cells])
+        self._watch.read(range(len(self.cells)))
+        return self.cells
+
+
+_patched = _Patched()
+
+
+def write_rule(owner: Any, name: str, value: Any) -> int:
+    """What becomes of a write to a name of a module or class."""
+    if is_swapped(owner, name):
+        return ELSEWHERE
+    if isinstance(value, ModuleType) and value.__name__ in modules.SHARED:
+        return FOR_ALL  # a part of a package, imported by one rank, is there for all
+    code = getattr(getattr(value, "func", value), "__code__", None)
+    return FOR_ALL if code is not None and code.co_filename.startswith(_PACKAGES) else OWN
+
+
+class _Places:
+    """The working directory and the umask of each rank that has changed them; what the others have is in `first`."""
+
+    def __init__(self) -> None:
+        self.own: dict[int, dict[str, Any]] = {}  # rank -> name of the function -> what to call it with
+        self.first: dict[str, Any] = {}
+
+    def note(self, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call of `os.chdir`, `os.fchdir` or `os.umask`."""
+        world, before = modules.world_of_thread(), os.getcwd() if name == "chdir" else None
+        answer = original(*args, **kwargs)
+        if world is not None:
+            self.first.setdefault(name, answer if before is None else before)
+            own = args[0] if before is None else os.getcwd()
+            self.own.setdefault(world.rank, {})[name] = own
+        return answer
+
+    def turn(self, old: int | None, new: int | None) -> None:
+        here, there = self.own.get(-1 if old is None else old, {}), self.own.get(-1 if new is None else new, {})
+        for name, first in self.first.items():
+            want = there.get(name, first)
+            if want != here.get(name, first):
+                {"chdir": _chdir, "umask": _umask}[name](want)
+
+
+_chdir, _fchdir, _umask = os.chdir, os.fchdir, os.umask
+
+
+class Isolation:
+    """The isolation of one run: `turn` at each hand-over, before the slots of `threads/state`, and `settle` after them."""
+
+    def __init__(self, worlds: list[World], places: "_Places") -> None:
+        self.worlds = worlds
+        self.namespaces = RankNamespaces(len(worlds))
+        self.reach = Reach(write_rule, {_chdir: os.chdir, _fchdir: os.fchdir, _umask: os.umask})
+        self.places = places
+        self.overlooked: Overlooked | None = None
+        self._lock = threading.RLock()  # a helper thread may import while ranks take turns
+
+    def add(self, roots: Iterable[object]) -> None:
+        with self._lock:
+            self.namespaces.add(self.reach.cells(roots))
+
+    def report(self) -> tuple[list[str], list[str]]:
+        """What stays shared, and the writes to it that were seen."""
+        return explanation(self.worlds), [] if self.overlooked is None else self.overlooked.writes()
+
+    def turn(self, new: int | None) -> None:
+        old = self.namespaces.holder
+        with self._lock:
+            self.namespaces.turn(new)
+        if self.places.own:
+            self.places.turn(old, new)
+
+    def settle(self) -> None:
+        with self._lock:
+            self.namespaces.settle(swapped_spaces)
+
+
+def _registries() -> list[Any]:
+    """What the standard library and torch keep in dicts and lists, by names that programs register."""
+    safe = getattr(sys.modules.get("torch._weights_only_unpickler"), "_marked_safe_globals_set", None)
+    context: Any = getattr(sys.modules.get("multiprocessing.context"), "_default_context", None)
+    names: Any = (logging._levelToName, logging._nameToLevel, logging._handlerList)  # type: ignore[attr-defined]
+    return [*names, copyreg.dispatch_table, safe, vars(context) if context is not None else None]
+
+
+def _home(function: Any) -> ModuleType | None:
+    """The module of a function, of what it wraps, or of an object that can be called.
+
+    What a function refers to by closure ranks share: so a test collects their results.
+    """
+    if isinstance(function, ModuleType):
+        return function
+    while not isinstance(getattr(function, "__code__", None), CodeType):
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+        if inner is None:
+            break
+        function = inner
+    return sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
+
+
+@contextmanager
+def ranks_isolated(ranks: int, roots: Iterable[object], *, fresh: bool) -> Iterator[Isolation]:
+    """Inside the block the ranks are kept apart; afterwards the process is as before.
+
+    `roots`: functions that the ranks will call, or modules.  `fresh`: each rank imports its modules itself.
+    """
+    with modules_of_ranks(ranks, fresh=fresh) as worlds, ExitStack() as stack:
+        places = _Places()
+        for name, function in (("chdir", "chdir"), ("chdir", "fchdir"), ("umask", "umask")):
+            stack.enter_context(wrapped(os, function, functools.partial(places.note, name)))
+        isolation = Isolation(worlds, places)
+        isolation.namespaces.add(_patched.now())
+        isolation.reach.know(_patched.cells)
+        isolation.add([builtins, logging, logging.root, *_registries(), *map(_home, roots)])
+
+        def found(original: Any, manager: Any, name: str) -> Any:
+            logger = original(manager, name)
+            if modules.world_of_thread() is not None:
+                isolation.add([logger])
+            return logger
+
+        if fresh:
+            isolation.overlooked = Overlooked(isolation.namespaces.tracks, write_rule)
+        modules.on_reach[:] = [lambda module: isolation.add([module])]
+        patched_attributes.kept_elsewhere[:] = [isolation.namespaces.tracks]
+        try:
+            with wrapped(logging.Manager, "getLogger", found):
+                yield isolation
+        finally:
+            modules.on_reach.clear()
+            patched_attributes.kept_elsewhere.clear()
+            isolation.turn(None)
+            isolation.reach.close()
