@@ -7,7 +7,8 @@ function of its schedule: a failure is repeated by the text of its schedule.
 The policy "bounded" runs every schedule with at most so many preemptions, the fewest first, each exactly once: M.
 Musuvathi, S. Qadeer, "Iterative Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007.  A
 schedule is `round_robin` except for some choices; a choice that interrupts a thread that could go on is a preemption.
-A thread that waits or has ended is replaced for free, by any of those that can run.
+A thread that waits or has ended is replaced for free, by any of those that can run.  `by_lines` makes every line, or
+every bytecode, of a module a yield point: races at unmarked places are explored, too.
 
 >>> def program(sync):
 ...     box = {"n": 0}
@@ -27,7 +28,6 @@ check: two additions made 1
 Replay: bounded:0:1:1:0
 >>> replay(program, found.failure.text) == found.failure
 True
-`by_lines` makes every line, or every bytecode, of some modules a yield point: races at unmarked places are explored, too.
 >>> class Count:
 ...     hits = 0
 ...     def add(self):

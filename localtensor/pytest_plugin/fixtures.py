@@ -33,12 +33,6 @@ def is_own_fixture(definition: pytest.FixtureDef[Any]) -> bool:
     return getattr(definition.func, "__module__", None) == OURS
 
 
-def fixture_functions(item: pytest.Function) -> list[Callable[..., Any]]:
-    """The functions of all fixtures that a test may request."""
-    definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
-    return [definition.func for several in definitions.values() for definition in several]
-
-
 @dataclass(frozen=True, slots=True)
 class RequestedFixtures:
     """The requests of a test: names of our fixtures, and a fixture of wide scope that requests one of each rank."""

@@ -27,7 +27,7 @@ from localtensor.errors.base import LocalTensorError, ProgramFault, first_line
 from localtensor.errors.failure_report import failure_text
 from localtensor.errors.programs import GroupsLeftOver, RankRaised
 from localtensor.pytest_plugin.assertions import clear_passed, first_cause, passed_texts, trim_traceback
-from localtensor.pytest_plugin.fixtures import fixture_functions, shadowing_notes
+from localtensor.pytest_plugin.fixtures import shadowing_notes
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.pytest_plugin.rank_body import RankBody, relaxed_hypothesis
 from localtensor.runner.api import DEFAULT_TIMEOUT, LeftoverWarning, timeout_limit
@@ -141,8 +141,7 @@ class RankTest:
         clear_passed(self.item.stash)
         try:
             if plan.on == "threads":
-                roots = (program.function, *fixture_functions(self.item))
-                ran = run_in_threads(program.live, plan.ranks, schedule, plan.seed, seconds, roots=roots)
+                ran = run_in_threads(program.live, plan.ranks, schedule, plan.seed, seconds)
             else:
                 from localtensor.processes.forked import run_forked
 

@@ -64,6 +64,7 @@ def run(
     device: str | torch.device | None = None,
     leftovers: str = "warn",
     share: bool | None = None,
+    isolate: bool = False,
 ) -> Run:
     """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
@@ -82,6 +83,8 @@ def run(
                Real processes remove them.
     share      whether ranks on threads share DTensor's propagation where it cannot depend on the rank, so that it is
                computed once; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
+    isolate    whether each rank on threads has its own globals, class attributes and caches of the module of `fn` and of
+               what that leads to, as processes have; after the run they are as before.  A change of rank costs more then.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
@@ -107,7 +110,9 @@ def run(
             torch.set_default_device(device)
         return fn(*pieces[rank])
 
-    ran = run_in_threads(body, ranks, schedule, seed, timeout_limit(timeout), share=share, roots=(fn,))
+    ran = run_in_threads(
+        body, ranks, schedule, seed, timeout_limit(timeout), share=share, roots=(fn,) if isolate else ()
+    )
     if ran.groups_left is not None and leftovers == "raise":
         raise ran.groups_left
     if ran.groups_left is not None and leftovers == "warn":

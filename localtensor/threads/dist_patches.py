@@ -99,7 +99,7 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
     return process_group, store
 
 
-def _new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwargs: object) -> object:
+def new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwargs: object) -> object:
     """A store of the simulation for a rank; for any other thread torch's own, which its constructor then fills."""
     world = rank_world.world_now()
     if world is None or kind not in (
@@ -185,7 +185,7 @@ def patched_torch_distributed() -> Iterator[None]:
         stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
         for kind, make in ((torch.distributed.TCPStore, tcp_store), (torch.distributed.FileStore, file_store)):
-            stack.enter_context(replaced(kind, "__new__", functools.partial(_new_store, make)))
+            stack.enter_context(replaced(kind, "__new__", functools.partial(new_store, make)))
         if hasattr(torch.distributed.autograd, "_init"):  # the first step of init_rpc that changes the process
             stack.enter_context(wrapped(torch.distributed.autograd, "_init", _refuse_rpc))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "name", _group_name_of_backend))

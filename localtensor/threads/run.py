@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -60,7 +60,7 @@ def run_in_threads(
 
     `fresh`: each rank imports its modules itself, also those that this process has imported (torch and the like excepted).
     `report(shared, writes)` is called at the end: what ranks shared, and the writes to it that were seen, a line each.
-    `roots`: functions that the ranks will call; what they write to the globals of modules is kept apart.
+    `roots`: functions that the ranks will call, if what they write to the globals of modules is to be kept apart.
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -71,12 +71,13 @@ def run_in_threads(
     share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
     with (
         _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds, isolating),
-        ranks_isolated(ranks, roots, fresh=fresh) as isolation,
+        ranks_isolated(ranks, roots, fresh=fresh) if fresh or roots else nullcontext() as isolation,
     ):
-        isolating.append(isolation)
+        if isolation is not None:
+            isolating.append(isolation)
 
         def in_own_world(rank: int) -> None:
-            with in_world(isolation.worlds[rank]):
+            with nullcontext() if isolation is None else in_world(isolation.worlds[rank]):
                 _run_rank(simulation, rank_worlds[rank], body, left)
 
         try:
@@ -90,7 +91,7 @@ def run_in_threads(
             raise
         finally:
             simulation.run_token.join()
-            if report is not None:
+            if report is not None and isolation is not None:
                 report(*isolation.report())
         if simulation.run_token.refusal is not None:
             raise simulation.run_token.refusal

@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from localtensor._util.ambient import running, simulation_of_this_rank
 from localtensor._util.call_sites import Fn
-from localtensor._util.patching import replaced, wrapped
+from localtensor._util.patching import wrapped
+from localtensor.threads import dist_patches
 from localtensor.threads.state.shared_propagation import is_importing_module
 
 SHORT_TIMEOUT = timedelta(milliseconds=10)  # after which torch raises its own timeout error
@@ -36,7 +37,7 @@ def polling_stores() -> Iterator[None]:
         for name in _WAITING:
             if hasattr(dist.Store, name):
                 stack.enter_context(wrapped(dist.Store, name, _polling(name)))
-        stack.enter_context(replaced(dist.TCPStore, "__init__", _server_init(dist.TCPStore.__init__)))
+        stack.enter_context(wrapped(dist_patches, "new_store", _without_clients))
         yield
 
 
@@ -87,17 +88,13 @@ def _time_out(original: Fn, store: Any, name: str, keys: str | list[str]) -> obj
         store.set_timeout(before)
 
 
-def _server_init(original: Fn) -> Fn:
-    def make(self: dist.TCPStore, *args: object, **kwargs: object) -> None:
-        """Makes the store; a server does not wait for its clients, which may be ranks that have yet to run."""
-        if is_rank():
-            if len(args) > 5:
-                args = (*args[:5], False, *args[6:])
-            else:
-                kwargs["wait_for_workers"] = False
-        original(self, *args, **kwargs)
-
-    return make
+def _without_clients(original: Fn, make: Fn, kind: type, *args: object, **kwargs: object) -> object:
+    """Makes a rank's store; a server does not wait for its clients, which may be ranks that have yet to run."""
+    if kind is dist.TCPStore and len(args) > 5:
+        args = (*args[:5], False, *args[6:])
+    elif kind is dist.TCPStore:
+        kwargs["wait_for_workers"] = False
+    return original(make, kind, *args, **kwargs)
 
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.

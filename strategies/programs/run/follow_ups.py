@@ -90,9 +90,9 @@ class FollowUp:
         """The results of the step on each result that is a tensor."""
         code = _compiled(self.text)
         scope = {
-            "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
+            **public_api.scope(), "torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
             "_StridedShard": StridedShard, "written": written, "with_base_written": with_base_written,
-            "through_local": through_local, **public_api.scope(),
+            "through_local": through_local,
         }  # fmt: skip
         return flat_results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of ours
 

@@ -55,7 +55,7 @@ def write(tmp_path, monkeypatch):
 
 
 def on_ranks(body, ranks=2, *, fresh=True):
-    return run_in_threads(lambda rank: body(), ranks, round_robin(), 0, 60.0, fresh=fresh).values
+    return run_in_threads(lambda rank: body(), ranks, round_robin(), 0, 60.0, fresh=fresh, roots=(body,)).values
 
 
 @pytest.mark.parametrize("fresh", [True, False])

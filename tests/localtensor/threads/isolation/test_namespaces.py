@@ -32,7 +32,11 @@ def write_and_read():
 
 
 def test_two_runs_in_a_row_begin_alike():
-    assert lt.run(write_and_read, ranks=3).values == lt.run(write_and_read, ranks=3).values == (1, 2, 3)
+    assert (
+        lt.run(write_and_read, ranks=3, isolate=True).values
+        == lt.run(write_and_read, ranks=3, isolate=True).values
+        == (1, 2, 3)
+    )
     assert VALUE == 0
 
 
@@ -43,13 +47,13 @@ def test_nothing_is_left_of_a_run_that_fails():
         raise ValueError(VALUE)
 
     with pytest.raises(lt.errors.RankRaised, match="ValueError: 1"):
-        lt.run(fails, ranks=2)
+        lt.run(fails, ranks=2, isolate=True)
     assert (VALUE, KEPT) == (0, [])
 
 
 def test_what_a_function_refers_to_by_closure_is_shared():
     collected = []
-    lt.run(lambda: collected.append(dist.get_rank()), ranks=3)
+    lt.run(lambda: collected.append(dist.get_rank()), ranks=3, isolate=True)
     assert collected == [0, 1, 2]
 
 
@@ -72,7 +76,9 @@ def patched_around_a_collective():
 
 def test_a_method_of_torch_that_every_rank_patches_for_a_while():
     original = nn.Linear.forward
-    assert lt.run(patched_around_a_collective, ranks=3).values == tuple(([rank], True) for rank in range(3))
+    assert lt.run(patched_around_a_collective, ranks=3, isolate=True).values == tuple(
+        ([rank], True) for rank in range(3)
+    )
     assert nn.Linear.forward is original
 
 
@@ -84,7 +90,7 @@ def test_a_rank_that_never_restores_leaves_torch_as_it_was():
         dist.barrier()
         return c10d.all_reduce()
 
-    assert lt.run(program, ranks=2).values == (0, 1)
+    assert lt.run(program, ranks=2, isolate=True).values == (0, 1)
     assert c10d.all_reduce is original
 
 
@@ -116,11 +122,11 @@ def test_a_mock_of_a_tracked_module_is_the_ranks_own_and_ends():
             dist.barrier()
         return inside, RANK, time.time() > 1
 
-    assert lt.run(program, ranks=2).values == tuple(((rank, rank), None, True) for rank in (0, 1))
+    assert lt.run(program, ranks=2, isolate=True).values == tuple(((rank, rank), None, True) for rank in (0, 1))
 
 
 def test_a_capturing_handler_of_the_caller_sees_all_ranks(caplog):
-    lt.run(lambda: logging.getLogger("lt.captured").warning("rank %d", dist.get_rank()), ranks=2)
+    lt.run(lambda: logging.getLogger("lt.captured").warning("rank %d", dist.get_rank()), ranks=2, isolate=True)
     assert sorted(caplog.messages) == ["rank 0", "rank 1"]
 
 
@@ -175,8 +181,8 @@ def test_the_words_of_memory_are_where_they_are_read():
 def test_without_versions_each_cell_is_compared(monkeypatch):
     monkeypatch.setattr("localtensor.threads.isolation.namespaces.ON_SIGHT", False)
     monkeypatch.setattr(isolate, "ON_SIGHT", False)
-    test_two_runs_in_a_row_begin_alike()
-    test_a_method_of_torch_that_every_rank_patches_for_a_while()
+    assert lt.run(write_and_read, ranks=3, isolate=True).values == (1, 2, 3)
+    assert lt.run(patched_around_a_collective, ranks=2, isolate=True).values == tuple(([rank], True) for rank in (0, 1))
 
 
 def test_a_hand_over_that_changes_nothing_writes_nothing():

@@ -15,7 +15,7 @@ SHARED = {"locale"}  # listed by --explain-isolation
 
 @pytest.fixture(scope="module")
 def threads():
-    return lt.run(state_probe.probe, ranks=2).values
+    return lt.run(state_probe.probe, ranks=2, isolate=True).values
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_there_are_sixty_items():
 def test_nothing_is_left_after_a_run(threads):
     before = state_probe.state()
     random_state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    again = lt.run(state_probe.probe, ranks=2).values
+    again = lt.run(state_probe.probe, ranks=2, isolate=True).values
     random_after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert random_after == random_state
     random.setstate(random_state[0])

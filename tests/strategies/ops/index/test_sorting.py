@@ -47,12 +47,10 @@ def test_a_sort_has_just_these_lines_and_they_hold(one, texts):
     held.assert_lines(RULES, one, *texts)
 
 
-HOLED = torch.tensor([0.1, torch.nan, -0.7, 2.0], dtype=torch.float64)
 TEMPTING = [
     ("each has its own order", sample("sort.default", numbers(4)), "S(0) -> S(0), S(0)", "make"),
     ("the greatest of each", sample("topk.default", numbers(4), 2), "S(0) -> S(0), S(0)", "has shape"),
     ("places of parts", sample("sort.default", Y, 0), "P(max) -> P(max), R", "make"),
-    ("the least with NaN", sample("bucketize.Tensor", HOLED, BOUNDS * 1e6), "P(min), R -> P(min)", "make"),
     ("the sorter speaks of the whole", sample("searchsorted.Tensor", Y, Y, sorter=Y.argsort(-1)), "S(1), R, S(1) -> P(sum)", "raises"),
     ("shares of each piece", sample("histogram.bins_tensor", Y, BOUNDS, density=True), "S(0), R -> P(sum), R", "make"),
     ("not among some", sample("isin.Tensor_Tensor", INTS, INTS[0], invert=True), "R, S(0) -> P(max)", "make"),

@@ -51,8 +51,6 @@ TEMPTING = [
     ("what lies below may be larger in size", sample("abs.default", Y), "P(max) -> P(max)", "the parts make"),
     ("what lies below may have no logarithm", sample("log.default", Y.abs() + 0.1), "P(max) -> P(max)", "the parts make"),
     ("small values become large", sample("threshold.default", Y, 0.0, 2.0), "P(max) -> P(max)", "the parts make"),
-    ("the whole is dropped, a part is not", sample("fmax.default", torch.full((4,), torch.nan), Y.abs() - 9),
-     "P(max), R -> P(max)", "the parts make"),
     ("the greatest of two is not their sum", sample("maximum.default", Y, Y), "P(sum), P(sum) -> P(sum)", "the parts make"),
     ("a size of one is repeated, not cut", sample("atan2.default", X, numbers(1, 4)), "S(0), S(0) -> S(0)", "rank"),
 ]  # fmt: skip
