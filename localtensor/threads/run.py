@@ -76,12 +76,15 @@ def run_in_threads(
         if isolation is not None:
             isolating.append(isolation)
 
+        def run_rank(rank: int) -> None:
+            _run_rank(simulation, rank_worlds[rank], body, left)
+
         def in_own_world(rank: int) -> None:
-            with nullcontext() if isolation is None else in_world(isolation.worlds[rank]):
-                _run_rank(simulation, rank_worlds[rank], body, left)
+            with in_world(isolation.worlds[rank]):  # type: ignore[union-attr]  # only where there is one
+                run_rank(rank)
 
         try:
-            simulation.run_token.start(in_own_world)
+            simulation.run_token.start(run_rank if isolation is None else in_own_world)
             _wait_for_ranks(simulation, timeout)
         except BaseException:  # why: the ranks must be ended, whatever interrupts; it is raised again
             try:

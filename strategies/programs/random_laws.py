@@ -38,7 +38,7 @@ NAMED = (
 """The ops with laws, without their overload."""
 KEPT = {ALONE: 3, MESHES: 1}
 """Samples of one overload, of different arguments or numbers of dims, for a kind of test; along one axis each is tried on one mesh, in turn."""
-MOST_ROWS = {ALONE: 6, MESHES: 2}
+MOST_ROWS = {ALONE: 8, MESHES: 5}
 """Placements of the inputs for one sample, for a kind of test."""
 SIZES = {1: (9801,), 2: (99, 100), 3: (21, 22, 23), 4: (10, 11, 9, 10)}
 """The sizes of a large sample by its number of dims: about 10,000 elements, and no dim that all meshes divide."""
