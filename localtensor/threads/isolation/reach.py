@@ -117,7 +117,7 @@ class Reach:
         kind = type(value)
         if _module_of(kind) in SHARED and kind not in _ENTERED:
             return []
-        held = getattr(value, "__dict__", None)
+        held = _own_dict(value)
         if type(held) is not dict or id(held) in self._seen:
             return [kind]
         self._seen[id(held)] = held
@@ -193,6 +193,14 @@ def _cache_of_each_rank(cached: Any) -> Any:
 
 def _call_method(of: Callable[[], Any], name: str) -> Any:
     return getattr(of(), name)()
+
+
+def _own_dict(value: object) -> Any:
+    """The attributes of an object, or None; not by `getattr`, which runs a `__getattr__` of the program's."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
 
 
 def patched_namespaces(names: Iterable[str], rule: Rule, among: tuple[str, ...] = PATCHED) -> list[Namespace]:

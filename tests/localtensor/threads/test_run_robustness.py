@@ -37,7 +37,10 @@ def test_a_barrier_works_down_to_the_depth_at_which_it_does_on_gloo():
     limit = sys.getrecursionlimit()
     threads = lt.run(depths_that_work, ranks=2, timeout=LIMIT).values
     gloo = lt.run(depths_that_work, ranks=2, on="gloo").values
-    assert threads == gloo and 900 < len(threads[0][0]) + 880 < 1000
+    for (here, here_limit), (there, there_limit) in zip(threads, gloo, strict=True):
+        assert here == list(range(880, here[-1] + 1)) and here_limit == there_limit
+        assert abs(here[-1] - there[-1]) <= 1  # what torch has imported in this process wraps its functions once more
+        assert 900 < here[-1] < 1000
     assert sys.getrecursionlimit() == limit
 
 

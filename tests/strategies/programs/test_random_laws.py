@@ -160,6 +160,7 @@ def samples(op):
 """
 
 
+@pytest.mark.slow
 def test_a_sum_of_normal_values_is_found_confirmed_on_gloo_and_has_a_script(tmp_path):
     with users.undone():
         name = users.write(tmp_path, "lawless", RULES)

@@ -111,6 +111,20 @@ def test_what_this_package_puts_into_torch_for_all_ranks_and_takes_out_again_is_
     assert cell.first["function"] is original
 
 
+class Fussy:
+    __slots__ = ("held",)
+
+    def __getattr__(self, name):
+        raise LookupError(f"nothing is called {name}")
+
+
+FUSSY = Fussy()
+
+
+def test_an_object_whose_getattr_raises_is_left_alone():
+    assert lt.run(lambda: FUSSY is not None, ranks=2, isolate=True).values == (True, True)
+
+
 def test_a_mock_of_a_tracked_module_is_the_ranks_own_and_ends():
     def program():
         with (

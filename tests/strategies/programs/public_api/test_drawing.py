@@ -98,6 +98,7 @@ def gloo():
         yield runs
 
 
+@pytest.mark.slow
 def test_simulated_ranks_and_gloo_agree_on_every_name(gloo):
     firsts = list({public_step(p.then)[0]: p for p in drawing.draw_public_programs((2,), seed=0)}.values())
     apart = {}
