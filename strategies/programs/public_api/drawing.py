@@ -29,7 +29,7 @@ from strategies.programs.public_api.step import (
     SEQUENCES,
     PublicStep,
 )
-from strategies.programs.public_api.table import STEPS, public_step, steps_of
+from strategies.programs.public_api.table import STEPS, public_step, public_steps
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
 from strategies.programs.shrink.search import failure_kind
@@ -82,7 +82,7 @@ def draw_public_programs(mesh: tuple[int, ...], *, seed: int, turn: int = 0) -> 
 def _some(name: str, mesh: tuple[int, ...], seed: int, turn: int) -> Iterator[tuple[PublicStep, int]]:
     """Some steps of a name, from where those of the mesh before end, each with the number of its draw; all groups in turn."""
     groups: dict[str, list[PublicStep]] = {}
-    for step in steps_of(name, len(mesh)):
+    for step in public_steps(name, len(mesh)):
         groups.setdefault(step.group, []).append(step)
     for group, steps in groups.items():
         random.Random(f"{seed} {name} {group}").shuffle(steps)

@@ -57,7 +57,7 @@ def without_programs() -> dict[str, str]:
 
 
 @functools.cache
-def steps_of(name: str, axes: int) -> tuple[PublicStep, ...]:
+def public_steps(name: str, axes: int) -> tuple[PublicStep, ...]:
     """The steps of a public name on a mesh of so many axes, each once."""
     if axes > (1 if name in ONE_AXIS else MOST_AXES):
         return ()
@@ -67,7 +67,10 @@ def steps_of(name: str, axes: int) -> tuple[PublicStep, ...]:
 @functools.cache
 def _by_call() -> dict[str, tuple[str, PublicStep]]:
     return {
-        step.call: (name, step) for name in STEPS for axes in range(1, MOST_AXES + 1) for step in steps_of(name, axes)
+        step.call: (name, step)
+        for name in STEPS
+        for axes in range(1, MOST_AXES + 1)
+        for step in public_steps(name, axes)
     }
 
 

@@ -9,7 +9,7 @@ from strategies.model.rule import PUBLIC
 from strategies.model.verdict import Verdict
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.public_api import drawing
-from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, public_step, steps_of
+from strategies.programs.public_api.table import ONE_AXIS, STEPS, WITHOUT_PROGRAMS, public_step, public_steps
 from strategies.programs.run.follow_ups import follow_up
 from strategies.programs.run.real_run import ProgramRealRuns, run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
@@ -222,6 +222,6 @@ def test_a_finding_is_named_and_filed_by_its_public_call(few):
 
 
 def test_a_sequence_has_three_dims():
-    (step, *_) = [s for s in steps_of("parallel.SequenceParallel", 1) if "LayerNorm" in s.call]
+    (step, *_) = [s for s in public_steps("parallel.SequenceParallel", 1) if "LayerNorm" in s.call]
     with pytest.raises(ValueError, match="three dims, and this tensor has 2"):
         follow_up(PUBLIC + step.call).apply([torch.ones(2, 3)])

@@ -14,7 +14,7 @@ def test_every_public_name_of_this_torch_has_steps_or_a_reason_for_having_none()
     names += [f"parallel.{name}" for name in parallel.__all__]
     names += [f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_")]
     assert sorted(names) == sorted([*table.STEPS, *table.WITHOUT_PROGRAMS])
-    assert all(table.steps_of(name, 1) for name in table.STEPS)
+    assert all(table.public_steps(name, 1) for name in table.STEPS)
     assert table.without_programs() == table.WITHOUT_PROGRAMS
 
 
@@ -46,8 +46,8 @@ def test_a_text_that_is_no_step_is_refused_and_never_run():
 
 
 def test_styles_take_meshes_of_one_axis_and_steps_have_two_at_most():
-    assert table.steps_of("parallel.ColwiseParallel", 2) == ()
-    assert table.steps_of("DTensor.to_local", 2) and table.steps_of("DTensor.to_local", 3) == ()
+    assert table.public_steps("parallel.ColwiseParallel", 2) == ()
+    assert table.public_steps("DTensor.to_local", 2) and table.public_steps("DTensor.to_local", 3) == ()
 
 
 def test_a_script_gets_the_functions_that_its_code_uses_and_no_others():
