@@ -51,7 +51,7 @@ def reduce(held: Sequence[Tensor], op: ReductionOp = "sum", *, root: int) -> lis
     """
     _check_held("reduce", held, op)
     checks.check_rank("reduce", "root", root, len(held))
-    return [_fresh(fold(held, op) if rank == root else x) for rank, x in enumerate(held)]
+    return [_fresh(fold(held, op, rooted=True) if rank == root else x) for rank, x in enumerate(held)]
 
 
 def broadcast(held: Sequence[Tensor], root: int) -> list[Tensor]:
@@ -158,7 +158,8 @@ def reduce_scatter_tensor(held: Sequence[Tensor], op: ReductionOp = "sum", *, di
     _check_held(call, held, op)
     checks.check_dim(call, dim, held[0].shape, for_scalars=_one_row_per_rank(held))
     checks.check_even(call, dim, held[0].shape, len(held), instead="pass uneven pieces to reduce_scatter")
-    return [_fresh(piece) for piece in fold(held, op).tensor_split(len(held), dim)]
+    rows = [x.movedim(dim, 0) for x in held]  # as they are sent: the order of adding depends on the place
+    return [_fresh(piece.movedim(0, dim)) for piece in fold(rows, op).tensor_split(len(held))]
 
 
 def all_to_all(lists: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:

@@ -1,7 +1,9 @@
-"""Reductions of many ranks' tensors, in rank order and in their own dtype, and splits of a tensor into partial values.
+"""Reductions of many ranks' tensors in their own dtype, and splits of a tensor into partial values.
 
-The dtypes of each reduction are those of gloo, tried on gloo processes of torch 2.13.0 and checked by tests/real.
-There are three differences from gloo, on purpose:
+The dtypes of each reduction are those of gloo, tried on gloo processes of torch 2.13.0 and checked by tests/real.  So is
+the order in which up to eight ranks' floats are added, averaged and multiplied: results equal gloo's to the last bit.
+More ranks are folded in pairs of neighbours, which many groups can share.  There are three differences from gloo, on
+purpose:
 
 * min and max let NaN through, whichever rank holds it.  In gloo it depends on the order of the ranks.
 * `PremulSum` exists, though gloo refuses it: NCCL has it (ReduceOp.PREMUL_SUM, ProcessGroupNCCL.cpp).
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -30,14 +31,13 @@ from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
 from localtensor.layout.tolerance import is_float8
 
 T = TypeVar("T")
-MAX_SEQUENTIAL = 8  # at most so many ranks are folded one after the other, as in gloo
+MAX_SEQUENTIAL = 8  # at most so many ranks are folded one after the other, floats in gloo's ring
 
 
 def fold_in_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
     """The fold of all items by `pair`: passes over pairs of neighbours while there are more than eight, then in sequence.
 
-    The order matters for floats.  gloo's ring or tree depends on sizes; in this order many groups can be folded
-    together (lockstep/comms/stacked_collectives.py).
+    In this order many groups can be folded together (lockstep/comms/stacked_collectives.py).
 
     >>> fold_in_pairs(lambda a, b: f"({a}{b})", "abcde"), fold_in_pairs(lambda a, b: a + b, range(10))
     ('((((ab)c)d)e)', 45)
@@ -47,8 +47,6 @@ def fold_in_pairs(pair: Callable[[T, T], T], held: Sequence[T]) -> T:
         held = [*(pair(held[i], held[i + 1]) for i in range(0, even, 2)), *held[even:]]
     return held[0]
 
-
-Fold: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
 # The dtypes of gloo's collectives, which raise "Invalid scalar type" for others; send and recv take any.
 GLOO_DTYPES = frozenset({
@@ -62,14 +60,11 @@ _WIDER = {torch.uint32: torch.int64, torch.uint64: torch.int64, torch.complex32:
 class PremulSum:
     """The sum of each rank's tensor times one factor, which is rounded to the tensors' dtype first.
 
-    >>> PremulSum(0.5)([torch.tensor([2.0]), torch.tensor([4.0])])
+    >>> fold([torch.tensor([2.0]), torch.tensor([4.0])], PremulSum(0.5))
     tensor([3.])
     """
 
     factor: float
-
-    def __call__(self, held: Sequence[Tensor]) -> Tensor:
-        return total([self.times(x) for x in held])
 
     def times(self, x: Tensor) -> Tensor:
         """One rank's tensor times the factor."""
@@ -77,16 +72,6 @@ class PremulSum:
 
 
 ReductionOp: TypeAlias = str | PremulSum
-
-
-def total(held: Sequence[Tensor]) -> Tensor:
-    """The sum.  Integers wrap around and a sum of bools is their "or", as in gloo."""
-    return fold_in_pairs(torch.add, held)
-
-
-def mean(held: Sequence[Tensor]) -> Tensor:
-    """The sum divided by the number of ranks: it overflows where the sum does, as in gloo."""
-    return divide(total(held), len(held))
 
 
 def divide(x: Tensor, count: int) -> Tensor:
@@ -98,15 +83,17 @@ def divide(x: Tensor, count: int) -> Tensor:
     return torch.view_as_complex(torch.view_as_real(x.resolve_conj()) / count) if x.is_complex() else x / count
 
 
-FOLDS: dict[str, Fold] = {
-    "sum": total,
-    "avg": mean,
-    "product": partial(fold_in_pairs, torch.mul),
-    "min": partial(fold_in_pairs, torch.minimum),
-    "max": partial(fold_in_pairs, torch.maximum),
-    "band": partial(fold_in_pairs, torch.bitwise_and),
-    "bor": partial(fold_in_pairs, torch.bitwise_or),
-    "bxor": partial(fold_in_pairs, torch.bitwise_xor),
+# The function of two tensors that each reduction folds by.  Integers wrap around and a sum of bools is their "or"; an
+# average divides the sum by the number of ranks: it overflows where the sum does.  All of it as in gloo.
+PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
 }
 
 # The kinds of number that each reduction has in gloo; for premul_sum, in NCCL.
@@ -153,24 +140,81 @@ def carrier_dtype(dtype: torch.dtype) -> torch.dtype:
 def check_reducible(call: str, op: ReductionOp, dtype: torch.dtype) -> None:
     """Check that a collective can reduce this dtype.
 
-    Raises `UnknownReduction` for a name that is not in `FOLDS`, and `DtypeNotReducible` for a kind of number that is
+    Raises `UnknownReduction` for a name that is not in `PAIRS`, and `DtypeNotReducible` for a kind of number that is
     not in `REDUCIBLE_KINDS`.
     """
-    if not isinstance(op, PremulSum) and (not isinstance(op, str) or op not in FOLDS):
-        raise UnknownReduction(call, op, ", ".join(map(repr, FOLDS)))
+    if not isinstance(op, PremulSum) and (not isinstance(op, str) or op not in PAIRS):
+        raise UnknownReduction(call, op, ", ".join(map(repr, PAIRS)))
     if dtype_kind(dtype) not in REDUCIBLE_KINDS[reduction_name(op)]:
         raise DtypeNotReducible(call, reduction_name(op), dtype, dtype_kind(dtype))
 
 
-def fold(held: Sequence[Tensor], op: ReductionOp) -> Tensor:
+def fold(held: Sequence[Tensor], op: ReductionOp, *, rooted: bool = False) -> Tensor:
     """The reduction of the ranks' tensors, which have one shape and dtype, as does the result.
 
-    With one rank, the result may be that rank's tensor itself.
+    `rooted` is for `reduce`, which gloo cuts in another way than the others where tensors are large.  With one rank, the
+    result may be that rank's tensor itself.
 
     >>> fold([torch.tensor([1, 6]), torch.tensor([3, 3])], "band")
     tensor([1, 2])
     """
-    return op(held) if isinstance(op, PremulSum) else FOLDS[op](held)
+    if isinstance(op, PremulSum):
+        held, op = [op.times(x) for x in held], "sum"
+    if depends_on_order(op, held[0].dtype, len(held)):
+        done = fold_in_ring(PAIRS[op], [x.reshape(-1) for x in held], rooted=rooted).view(held[0].shape)
+    else:
+        done = fold_in_pairs(PAIRS[op], held)
+    return divide(done, len(held)) if op == "avg" else done
+
+
+def depends_on_order(op: str, dtype: torch.dtype, ranks: int) -> bool:
+    """Whether so many ranks are folded in gloo's ring: the order of more is ours, and that of others makes no difference.
+
+    >>> depends_on_order("sum", torch.float32, 4), depends_on_order("sum", torch.float32, 2)
+    (True, False)
+    """
+    return 2 < ranks <= MAX_SEQUENTIAL and op in ("sum", "avg", "product") and _is_inexact(dtype)
+
+
+def fold_in_ring(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor], *, rooted: bool = False) -> Tensor:
+    """The fold of the ranks' tensors of shape [..., elements] in the order of gloo's ring.
+
+    The elements are cut into as many chunks as there are ranks.  Chunk k starts at rank k - 1 and passes ranks k - 2,
+    k - 3, ... until it ends at rank k (gloo/allreduce.cc, gloo/reduce.cc; tests/real compares with gloo processes).
+
+    >>> tens = [torch.full([4], 10.0**n) for n in range(3)]
+    >>> fold_in_ring(lambda a, b: a * 2 + b, tens)
+    tensor([421., 421., 214., 214.])
+    """
+    if held[0].is_complex():  # gloo adds them as pairs of floats, and cuts between the two
+        flat = [torch.view_as_real(x.resolve_conj()).flatten(-2) for x in held]
+        return torch.view_as_complex(fold_in_ring(pair, flat, rooted=rooted).unflatten(-1, (-1, 2)))
+    ranks = len(held)
+    pieces = [x.split(_ring_chunk(x.shape[-1], ranks, x.element_size(), rooted), -1) for x in held]
+    done = [
+        fold_in_pairs(pair, [pieces[(k - 1 - step) % ranks][k] for step in range(ranks)]) for k in range(len(pieces[0]))
+    ]
+    return done[0] if len(done) == 1 else torch.cat(done, -1)
+
+
+MAX_SEGMENT = 1 << 20  # bytes: gloo's kMaxSegmentSize
+
+
+def _ring_chunk(elements: int, ranks: int, itemsize: int, rooted: bool) -> int:
+    """The elements of each chunk, whose two or more segments have whole elements and at most `MAX_SEGMENT` bytes.
+
+    >>> _ring_chunk(1001, 4, 4, False), _ring_chunk(5_000_001, 4, 4, False), _ring_chunk(5_000_001, 4, 4, True)
+    (252, 1250005, 1310720)
+    """
+    size, least = elements * itemsize, 2 * ranks
+    if rooted:
+        segment = min(-(-size // least), MAX_SEGMENT)
+        segment = max(1, -(-segment // itemsize))
+        count = -(-elements // segment)
+    else:
+        count = -(-size // MAX_SEGMENT)
+    each = -(-max(count, least) // ranks)
+    return each * (segment if rooted else max(1, -(-size // (each * ranks * itemsize))))
 
 
 # -- partial values

@@ -145,8 +145,8 @@ def reduce_scatter_tensor(x: Tensor, op: checks.AnyOp = "sum", group: Groups = N
         )
     x, found = x.movedim(dim, 0).contiguous(), []
     for part in split_by_size(family):
-        mine = _all_to_all_single(call.over(part), x, None, None)
-        found.append(fold(mine.unflatten(0, (len(part.groups[0]), -1)).unbind(0), by))
+        whole = fold(_all_gather(call.over(part), x).unbind(0), by)  # the order of adding depends on the place in it
+        found.append(select_tensors(call, whole.tensor_split(len(part.groups[0])), part.position))
     done: LocalTensor = select_tensors(call, found, _part_numbers(family)).movedim(0, dim).contiguous()  # type: ignore[assignment]
     return done
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import localtensor.collectives.reference as c
-from localtensor.layout.reductions import FOLDS, GLOO_DTYPES, PremulSum, fold
+from localtensor.layout.reductions import GLOO_DTYPES, PAIRS, PremulSum, fold
 from localtensor.testing import draws
 
-INTEGER_OPS = [op for op in FOLDS if op != "avg"]
+INTEGER_OPS = [op for op in PAIRS if op != "avg"]
 Ranks = st.integers(1, 5)
 REAL = tuple(
     dtype for dtype in draws.DTYPES if dtype in GLOO_DTYPES and not dtype.is_complex

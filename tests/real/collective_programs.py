@@ -17,7 +17,7 @@ from torch import Tensor
 
 import localtensor.collectives.reference as c
 from localtensor._util.events import Died, Outcome, Raised, Returned, Waiting
-from localtensor.layout.reductions import FOLDS, GLOO_DTYPES, PremulSum
+from localtensor.layout.reductions import GLOO_DTYPES, PAIRS, PremulSum
 from localtensor.processes.pool import Pool
 
 
@@ -154,12 +154,32 @@ def numbers(dtype: torch.dtype, rank: int) -> Tensor:
 def each_reduction() -> dict[tuple[str, torch.dtype], Tensor | str]:
     """What all_reduce gives for each reduction and dtype, or how gloo refuses."""
     said: dict[tuple[str, torch.dtype], Tensor | str] = {}
-    for op, dtype in product(FOLDS, DTYPES):
+    for op, dtype in product(PAIRS, DTYPES):
         mine = numbers(dtype, dist.get_rank())
         try:
             said[op, dtype] = all_reduce(mine, mine, op)
         except (RuntimeError, ValueError) as error:
             said[op, dtype] = str(error)
+    return said
+
+
+def addends(ranks: int, elements: int, dtype: torch.dtype) -> list[Tensor]:
+    """What each rank brings: values whose sum and product depend on the order, in each rounding."""
+    rng = torch.Generator().manual_seed(elements)
+    return [torch.randn(elements, generator=rng, dtype=torch.float64).to(dtype) for _ in range(ranks)]
+
+
+def each_order(sizes: list[int], dtypes: list[torch.dtype]) -> dict[Any, Any]:
+    """What the collectives that add floats give on this rank, by collective, number of elements and dtype."""
+    ranks, rank, said = dist.get_world_size(), dist.get_rank(), {}
+    for elements, dtype in product(sizes, dtypes):
+        held = addends(ranks, elements * ranks, dtype)
+        whole, part = held[rank], held[rank][:elements]
+        for op in ("sum", "avg", "product") if not dtype.is_complex else ("sum", "avg"):
+            said["all_reduce", elements, dtype, op] = all_reduce(whole.clone(), whole, op)
+        said["reduce", elements, dtype, "sum"] = reduce(whole.clone(), whole, root=0)
+        said["reduce_scatter_tensor", elements, dtype, "sum"] = reduce_scatter_tensor(whole, part.clone())
+        said["reduce_scatter", elements, dtype, "sum"] = reduce_scatter(list(whole.split(elements)), part.clone())
     return said
 
 

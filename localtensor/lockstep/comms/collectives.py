@@ -153,7 +153,8 @@ def all_reduce(value: StackedValue, family: GroupFamily, op: ReductionOp) -> Sta
 
 def reduce(value: StackedValue, family: GroupFamily, op: ReductionOp, root: int) -> StackedValue:
     """The reduction of each group's tensors, on its root alone; other ranks keep their tensors."""
-    do, plain = partial(stacked_collectives.reduce_rows, op=op), partial(reference.reduce, op=op, root=root)
+    do = partial(stacked_collectives.reduce_rows, op=op, rooted=True)
+    plain = partial(reference.reduce, op=op, root=root)
     return _run_on_stacks(
         "reduce", value, family, stacked_collectives.fold_plan, Readers.ROOT, do, plain, keep=True, root=root
     )

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.layout.reductions import MAX_SEQUENTIAL, PremulSum, ReductionOp, divide, fold
+from localtensor.layout.reductions import (
+    MAX_SEQUENTIAL,
+    PAIRS,
+    PremulSum,
+    ReductionOp,
+    depends_on_order,
+    divide,
+    fold_in_ring,
+)
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, partition
 
 
@@ -118,13 +126,17 @@ class FoldLevel(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexPlan:
-    """The levels of a fold, then the rows that are taken; `places` is the resulting row of each group."""
+    """The levels of a fold, then the rows that are taken; `places` is the resulting row of each group.
+
+    `rings` are the rows of all members of each different group, for folds in gloo's order; None if there are too many.
+    """
 
     rows: int
     places: Array
     last: RowIndex
     levels: tuple[FoldLevel, ...]
     members: int
+    rings: RowIndex | None = None
 
 
 def row_index(ids: Array) -> RowIndex:
@@ -148,8 +160,9 @@ def take_rows(x: Tensor, rows: RowIndex) -> Tensor:
 
 
 def fold_plan(ids: Array) -> IndexPlan:
-    """A fold in the order of `by_pairs`, in which a pair that occurs twice is folded once."""
+    """A fold in the order of `fold_in_pairs`, in which a pair that occurs twice is folded once."""
     members, levels = ids.shape[1], []
+    rings = row_index(np.unique(ids, axis=0)) if 2 < members <= MAX_SEQUENTIAL else None
     while ids.shape[1] > 1:
         even = ids.shape[1] // 2 * 2 if ids.shape[1] > MAX_SEQUENTIAL else 2
         left, right = ids[:, 0:even:2], ids[:, 1:even:2]
@@ -163,7 +176,7 @@ def fold_plan(ids: Array) -> IndexPlan:
         levels.append(FoldLevel(row_index(codes // many), row_index(codes % many), rest))
         ids = next_ids
     rows, places = np.unique(ids[:, 0], return_inverse=True)
-    return IndexPlan(len(rows), places.reshape(-1), row_index(rows), tuple(levels), members)
+    return IndexPlan(len(rows), places.reshape(-1), row_index(rows), tuple(levels), members, rings)
 
 
 def gather_plan(ids: Array) -> IndexPlan:
@@ -172,15 +185,19 @@ def gather_plan(ids: Array) -> IndexPlan:
     return IndexPlan(len(found), places.reshape(-1), row_index(found), (), ids.shape[1])
 
 
-def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp) -> Tensor:
-    """The reduction of each group, a row for each different result."""
+def reduce_rows(x: Tensor, plan: IndexPlan, op: ReductionOp, *, rooted: bool = False) -> Tensor:
+    """The reduction of each group, a row for each different result; `rooted` as in `reductions.fold`."""
     if isinstance(op, PremulSum):
         x, op = op.times(x), "sum"
-    pair = "sum" if op == "avg" else op
-    for left, right, rest in plan.levels:
-        done = fold([take_rows(x, left), take_rows(x, right)], pair)
-        x = done if rest is None else torch.cat([done, take_rows(x, rest)])
-    x = take_rows(x, plan.last)
+    pair = PAIRS[op]
+    if plan.rings is not None and depends_on_order(op, x.dtype, plan.members):
+        held = take_rows(x, plan.rings).reshape(plan.rows, plan.members, -1).unbind(1)
+        x = fold_in_ring(pair, held, rooted=rooted).view(plan.rows, *x.shape[1:])
+    else:
+        for left, right, rest in plan.levels:
+            done = pair(take_rows(x, left), take_rows(x, right))
+            x = done if rest is None else torch.cat([done, take_rows(x, rest)])
+        x = take_rows(x, plan.last)
     return divide(x, plan.members) if op == "avg" else x
 
 

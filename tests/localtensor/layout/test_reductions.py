@@ -10,8 +10,8 @@ from torch import Tensor
 from localtensor.collectives.reference import all_gather, all_reduce
 from localtensor.errors import DtypeNotReducible, NotReducible, UnknownReduction
 from localtensor.layout.reductions import (
-    FOLDS,
     GLOO_DTYPES,
+    PAIRS,
     REDUCIBLE_KINDS,
     PremulSum,
     carrier_dtype,
@@ -19,6 +19,7 @@ from localtensor.layout.reductions import (
     dtype_kind,
     fold,
     fold_in_pairs,
+    fold_in_ring,
     fold_partials,
     is_reducible,
     is_unambiguous,
@@ -95,10 +96,17 @@ def test_premul_sum_rounds_the_factor_to_the_dtype_first():
     assert_same(fold([nine, nine], PremulSum(0.1)), nine * factor * 2)
 
 
-def test_folds_go_from_rank_to_rank_so_that_rounding_is_the_same_each_time():
+def test_floats_go_round_the_ring_so_that_rounding_is_the_same_each_time():
     big, small = torch.tensor([1e8]), torch.tensor([-1.0])
-    assert_same(fold([big, -big, small], "sum"), small)
-    assert_same(fold([small, big, -big], "sum"), torch.tensor([0.0]))
+    assert_same(fold([small, -big, big], "sum"), small)  # of the first chunk, the last rank is the first
+    assert_same(fold([big, -big, small], "sum"), torch.tensor([0.0]))
+
+
+def test_each_chunk_starts_at_the_rank_before_its_own():
+    held = [torch.full([7], float(10**rank)) for rank in range(3)]  # chunks of 4, 3 and no elements
+    assert_same(fold_in_ring(lambda a, b: a * 2 + b, held), torch.tensor([421.0] * 4 + [214.0] * 3))
+    rows = [torch.stack([x, x + 1]) for x in held]  # two groups at once
+    assert_same(fold_in_ring(lambda a, b: a * 2 + b, rows)[0], fold_in_ring(lambda a, b: a * 2 + b, held))
 
 
 def test_the_kinds_of_number_are_four():
@@ -174,7 +182,7 @@ def test_an_unknown_reduction_is_refused(op):
 
 
 def test_the_tables_speak_of_the_same_reductions():
-    assert set(REDUCIBLE_KINDS) == {*FOLDS, "premul_sum"}
+    assert set(REDUCIBLE_KINDS) == {*PAIRS, "premul_sum"}
 
 
 @pytest.mark.parametrize(("held", "said"), [

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.errors import NotInLockstep
-from localtensor.layout.reductions import FOLDS, PremulSum, fold
+from localtensor.layout.reductions import PAIRS, PremulSum, fold
 from localtensor.lockstep.comms import stacked_collectives
 from localtensor.lockstep.comms.stacked_collectives import family_of, family_of_lists, restrict_family, split_by_size
 from localtensor.lockstep.values.partition import one_row_per_rank
 
-OPS = [*FOLDS, PremulSum(0.3)]
+OPS = [*PAIRS, PremulSum(0.3)]
 
 
 @st.composite
