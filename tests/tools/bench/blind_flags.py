@@ -131,8 +131,9 @@ FLAG_PAIRS = (
          lambda x, n, value: along(x, x.ndim - 1) + (partial("sum") if value == 0 else []),
          lambda x, n, value: along(x, x.ndim - 1) + partial("sum"), via="strategy"),
     Pair("fading", "(Tensor x, float decay=0.0) -> Tensor", _decay,
-         lambda g: (g.t(), g.pick(0.0, 0.5, 1.0)),
-         lambda x, decay: along(x, *([0] if decay else [])), lambda x, decay: along(x, *([0] if decay < 1 else []))),
+         lambda g: (g.f(), g.pick(0.0, 0.5, 1.0)),
+         lambda x, decay: along(x, *([0] if decay or not x.floating else [])),
+         lambda x, decay: along(x, *([0] if decay < 1 else []))),
     Pair("shifted", "(Tensor x, int n=0) -> Tensor", _shifted,
          lambda g: (g.t(), g.pick(0, 1, 2)),
          lambda x, n: along(x, *([0] if n else [])), lambda x, n: along(x, *([0] if n % 2 else []))),
@@ -206,7 +207,10 @@ def _dense(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 def _dense_rows(x: View, w: View, b: View | None, wrong: bool) -> list[Row]:
     if b is None:
         return [row("0", "0 R"), row("1", "R 1"), row("sum", "1 0")]
-    return [row("0", "0 R R"), row("1", f"R 1 {b.ndim - 1}"), *([row("sum", "1 0 R")] if wrong else [])]
+    if b.shape[-1] != w.shape[1] or (b.ndim == 2 and b.shape[0] != x.shape[0]):  # broadcast
+        return [row("sum", "1 0 R")] if wrong else []
+    rows = [row("0", "0 R R" if b.ndim == 1 else "0 R 0"), row("1", f"R 1 {b.ndim - 1}")]
+    return [*rows, *([row("sum", "1 0 R")] if wrong else [])]
 
 
 def _dense_draw(g: Any) -> tuple[Any, ...]:
