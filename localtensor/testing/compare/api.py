@@ -97,7 +97,7 @@ def compare(
     _check(mesh, axes, steps)
     program = programs.Program(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
     start = programs.start_of(program)
-    findings, sides = _judge(program, start, None)
+    findings = _judge(program, start, None)
     call = _first_call(program, start, findings)
     done = Comparison(
         dict(mesh),
@@ -116,7 +116,7 @@ def compare(
     return done
 
 
-def _judge(program: programs.Program, start: programs.Start, deep: str | None) -> tuple[Findings, Sides]:
+def _judge(program: programs.Program, start: programs.Start, deep: str | None) -> Findings:
     same = lambda x: x  # noqa: E731
     reference = programs.on_one_device(program, start, same, deep)
     again = programs.on_one_device(program, start, same, deep)
@@ -126,8 +126,7 @@ def _judge(program: programs.Program, start: programs.Start, deep: str | None) -
         for vary in (programs.in_double, programs.with_noise(1), programs.with_noise(2))
     )
     ranks = programs.on_ranks(program, start, deep)
-    sides = Sides(reference, variants, ranks, program.mesh, program.batch_axes)
-    return first_divergence(sides), sides
+    return first_divergence(Sides(reference, variants, ranks, program.mesh, program.batch_axes))
 
 
 def _first_call(program: programs.Program, start: programs.Start, findings: Findings) -> str | None:
@@ -136,7 +135,7 @@ def _first_call(program: programs.Program, start: programs.Start, findings: Find
     if found is None or found.key.kind not in ("input", "output"):
         return None
     module = found.key.name if found.key.kind == "output" else found.key.name.rpartition(".")[0]
-    again, _ = _judge(program, start, module)
+    again = _judge(program, start, module)
     inner = again.divergence
     if inner is None or not inner.key.kind.startswith("call of"):
         return None

@@ -209,7 +209,7 @@ def _scaled(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack:
         for axes in itertools.combinations(sides.mesh.items(), count):
             number = torch.Size([size for _, size in axes]).numel()
             over = ", ".join(name for name, _ in axes)
-            for factor, words in ((float(number), "times"), (1.0 / number, "over")):
+            for factor in (float(number), 1.0 / number):
                 if number == 1:
                     continue
                 layout = find_layout([x / factor for x in held], sides.sizes, want, slack)
