@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from localtensor.errors import Diverged, NotComparable
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
-from localtensor.testing.compare.watch import Key, Watch
+from localtensor.testing.compare.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,52 @@ def compare(
     return done
 
 
+class _Function(nn.Module):
+    """A plain function in a module's place; its result is the output of the whole model."""
+
+    def __init__(self, function: Callable[..., Any], **named: object) -> None:
+        super().__init__()
+        self.function, self.named = function, named
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args, **self.named)
+
+
+def compare_functions(
+    reference: Callable[..., Any],
+    parallel: Callable[..., Any],
+    inputs: Callable[[], tuple[Any, ...]],
+    *,
+    mesh: Mapping[str, int],
+    loss: Callable[[Any], Tensor] | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
+
+    `inputs` makes the arguments, whole on every rank; `parallel` gets the DeviceMesh too if it has a parameter `mesh`.  Results are
+    compared as those of `compare` are: a result may be replicated, a shard, or a declared partial value.  Raises as `compare` does.
+
+    >>> def halves(x, mesh):
+    ...     mine = x.chunk(2)[mesh.get_rank()].sum(0)
+    ...     return mine  # the all_reduce is missing
+    >>> compare_functions(lambda x: x.sum(0), halves, lambda: (torch.arange(8.0).view(4, 2),), mesh={"dp": 2})
+    Traceback (most recent call last):
+    localtensor.errors.programs.Diverged: compare on dp=2: the parallel program differs from one device
+      first at  output of the whole model, step 0
+      because   an all_reduce over dp is missing
+      values    2 where one device gives 12 at [0]; 2 of 2 elements differ, by more than 0.0029
+      assembles as P(sum)
+      right before it: input of the whole model, step 0 as R
+      compared  1 values; not compared: 0
+    """
+    takes_mesh = "mesh" in inspect.signature(parallel).parameters
+
+    def made_parallel(model: nn.Module, device_mesh: Any) -> nn.Module:
+        return _Function(parallel, mesh=device_mesh) if takes_mesh else _Function(parallel)
+
+    return compare(lambda: _Function(reference), made_parallel, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed)
+
+
 def _judge(program: programs.Program, start: programs.Start, deep: str | None) -> Findings:
     same = lambda x: x  # noqa: E731
     reference = programs.on_one_device(program, start, same, deep)
@@ -164,6 +211,3 @@ def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
         )
     if steps < 1:
         raise NotComparable(f"{steps} steps", "steps", "Give 1 or more.")
-
-
-__all__ = ["Comparison", "Key", "compare"]

@@ -261,7 +261,7 @@ def _values(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -
     for axes in itertools.product(
         (AxisLayout("R"), *(AxisLayout("S", d) for d in range(want.dim()))), repeat=len(sides.sizes)
     ):
-        pieces = held if any(a.kind == "S" for a in axes) else held[:1] * len(held)
+        pieces = held if any(a.kind == "S" for a in axes) else [held[0]] * len(held)
         made = assemble_layout(pieces, sides.sizes, Layout(axes))
         if made is None or made.shape != want.shape:
             continue
