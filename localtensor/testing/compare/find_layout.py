@@ -150,7 +150,10 @@ def _layouts(held: Sequence[Tensor], sizes: Sequence[int], want: Tensor) -> Iter
     whole = [REPLICATED, *(PENDING if want.is_floating_point() or want.is_complex() else ())]
     shards = [AxisLayout("S", dim) for dim in dims]
     blocks = [AxisLayout("S", dim, blocks) for dim in dims for blocks in BLOCKS]
-    for axes in itertools.product([*shards, *whole, *blocks], repeat=len(sizes)):
+    every = itertools.product([*shards, *whole, *blocks], repeat=len(sizes))
+    for axes in sorted(
+        every, key=lambda axes: sum(axis.kind == "P" for axis in axes)
+    ):  # a sum of averages is one of equals
         if {axis.dim for axis in axes if axis.kind == "S"} == set(dims):  # what is smaller is sharded, and only that
             yield axes
 
