@@ -144,9 +144,25 @@ def _divergence(
 ) -> Divergence:
     want, slack = sides.reference.seen[key].value, sides.slack(key)
     tensors = [x.value for x in held]
+    if layout is not None and _equal_along(sides, tensors, layout.pending):
+        problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
     what = problem or next(_explanations(sides, findings, key, tensors, want, slack))
     place = held[0].place or next((findings_place(sides, name) for name in (key.name,)), None)
     return Divergence(key, place, None if layout is None else str(layout), what, _values(sides, tensors, want, slack))
+
+
+def _equal_along(sides: Sides, held: Sequence[Tensor], axes: Sequence[int]) -> bool:
+    """Whether the ranks along these mesh axes hold equal tensors."""
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    pairs = (
+        (ranks.select(axis, 0), ranks.select(axis, place)) for axis in axes for place in range(1, sides.sizes[axis])
+    )
+    each = (
+        (held[int(a)], held[int(b)])
+        for one, other in pairs
+        for a, b in zip(one.flatten(), other.flatten(), strict=True)
+    )
+    return bool(axes) and all(a.shape == b.shape and torch.equal(a, b) for a, b in each)
 
 
 def findings_place(sides: Sides, name: str) -> Place | None:
@@ -170,7 +186,7 @@ def _explanations(
             yield f"the dtype is {held[0].dtype} where one device has {want.dtype}".replace("torch.", "")
     waiting = _pending_inputs(findings, key)
     if waiting:
-        yield f"an all_reduce over {', '.join(names[axis] for axis in waiting)} is missing before it: its input is a pending sum"
+        yield f"an all_reduce over {', '.join(names[axis] for axis in waiting)} is missing before it: what it comes from is a pending sum"
     yield from _scaled(sides, key, held, want, slack)
     yield from _counted_too_often(sides, key, held, want, slack)
     permuted = permuted_layout(held, sizes, want, slack)
@@ -190,7 +206,8 @@ def _explanations(
 def _pending_inputs(findings: Findings, key: Key) -> tuple[int, ...]:
     """The axes along which inputs of this module are pending sums, or the outputs just before."""
     if key.kind not in ("output", "input"):
-        return ()
+        last = list(findings.layouts.items())[-1:] if key.kind == "gradient of the output" else []
+        return tuple(axis for k, x in last if k.kind == key.kind for axis in x.pending if x.axes[axis].op == "sum")
     own = [
         x
         for k, x in findings.layouts.items()
@@ -216,6 +233,8 @@ def _scaled(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack:
                 if layout is None:
                     continue
                 pending = [list(sides.mesh)[axis] for axis in layout.pending]
+                if any(name in pending for name, _ in axes):
+                    continue  # another axis of the same size is meant
                 if pending and key.kind in HELD_AS_PARAMETER:
                     yield f"it is reduced over {over} instead of {', '.join(pending)}: the wrong group"
                 elif factor > 1:
