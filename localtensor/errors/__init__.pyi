@@ -51,9 +51,11 @@ from localtensor.errors.mismatches import SplitMismatch as SplitMismatch
 from localtensor.errors.programs import BufferReused as BufferReused
 from localtensor.errors.programs import CollectiveFailed as CollectiveFailed
 from localtensor.errors.programs import Deadlock as Deadlock
+from localtensor.errors.programs import Diverged as Diverged
 from localtensor.errors.programs import EarlyReturn as EarlyReturn
 from localtensor.errors.programs import GroupsLeftOver as GroupsLeftOver
 from localtensor.errors.programs import MessagesLeftOver as MessagesLeftOver
+from localtensor.errors.programs import NotComparable as NotComparable
 from localtensor.errors.programs import RankRaised as RankRaised
 from localtensor.errors.programs import RanksDisagree as RanksDisagree
 from localtensor.errors.programs import ReadBeforeWait as ReadBeforeWait

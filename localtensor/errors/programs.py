@@ -277,3 +277,21 @@ def _near_miss_lines(calls: Sequence[Call]) -> Iterable[str]:
 def _raised_text(raised: Raised) -> str:
     message = base.first_line(raised.message)
     return f"{raised.kind}: {message}" if message else raised.kind
+
+
+class Diverged(base.LocalTensorError, AssertionError):
+    """A parallel program computes something else than one device; `comparison` says what, where and why."""
+
+    def __init__(self, text: str, comparison: object) -> None:
+        self.comparison = comparison
+        super().__init__(text)
+
+
+class NotComparable(base.Refusal, call="compare", values="{what}"):
+    """Two programs of which no comparison can be made."""
+
+    SUBJECT = "compare: {argument}: {what}"
+    PROBLEM = "so there is nothing to compare with"
+
+    def __init__(self, what: str, argument: str, remedy: str) -> None:
+        super().__init__(argument, what, remedy.removesuffix("."))

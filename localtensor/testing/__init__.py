@@ -4,7 +4,6 @@ assert_same                    two runs have equal results on each rank
 draws                          Hypothesis strategies: meshes, specs, tensors, sharded values, op calls, programs, schedules
 assert_rule, assert_sharding   a sharding rule under property-based test; rule_cases, check_case: with @given
 RankThreads, on_rank_threads   tests written for torch's multi-process base classes, on rank threads
-check_op, rank_by_rank         an op in lockstep compared with a plain loop over the ranks; that loop
 check_schedule                 the conformance test of a `Schedule`
 """
 

@@ -1,0 +1,180 @@
+"""Search for the layout under which the ranks' local tensors assemble to one tensor, without annotations.
+
+Each mesh axis is replicated (R), sharded along a dim (S(0)), sharded within each of several equal blocks of a dim, as
+fused projections are (S(0) in 3 blocks), or a pending reduction (P(sum), P(avg)).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localtensor.layout.tolerance import within_slack
+
+BLOCKS = (2, 3)
+"""Equal blocks of a fused tensor: gate and up, or query, key and value."""
+MOST_LAYOUTS = 4000
+"""Layouts that are tried for one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisLayout:
+    """The layout along one mesh axis: `kind` is "R", "S" or "P"; `dim` and `blocks` belong to S, `op` to P."""
+
+    kind: str
+    dim: int = 0
+    blocks: int = 1
+    op: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "P":
+            return f"P({self.op})"
+        blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
+        return f"S({self.dim}){blocks}" if self.kind == "S" else "R"
+
+
+REPLICATED = AxisLayout("R")
+PENDING = (AxisLayout("P", op="avg"), AxisLayout("P", op="sum"))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout along each mesh axis, and the factor by which the assembled tensor is too large."""
+
+    axes: tuple[AxisLayout, ...]
+    factor: float = 1.0
+
+    def __str__(self) -> str:
+        text = ", ".join(map(str, self.axes))
+        return text if self.factor == 1 else f"{text}, times {self.factor:g}"
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The mesh axes along which a reduction is pending."""
+        return tuple(axis for axis, layout in enumerate(self.axes) if layout.kind == "P")
+
+
+Fits = Callable[[Tensor], bool]
+
+
+def find_layout(
+    held: Sequence[Tensor],
+    sizes: Sequence[int],
+    want: Tensor,
+    slack: Tensor,
+    first: Sequence[Layout] = (),
+    factors: Sequence[float] = (1.0,),
+) -> Layout | None:
+    """The first layout under which the ranks' tensors assemble to `want` within `slack`; None if no layout does.
+
+    `held` has the local tensor of each rank in the order of the mesh, whose axes have these sizes.  `first` are tried
+    before all others; `factors` are those by which the assembled tensor may be too large.
+
+    >>> x = torch.arange(4.0)
+    >>> str(find_layout([x[:2], x[2:]], [2], x, torch.zeros(())))
+    'S(0)'
+    >>> str(find_layout([x / 2, x / 2], [2], x, torch.zeros(())))
+    'P(sum)'
+    """
+    candidates = itertools.chain(
+        first, (Layout(axes, factor) for factor in factors for axes in _layouts(held, sizes, want))
+    )
+    for layout in itertools.islice(candidates, MOST_LAYOUTS):
+        made = assemble_layout(held, sizes, layout)
+        if made is not None and fits(made, want, slack):
+            return layout
+    return None
+
+
+def fits(made: Tensor, want: Tensor, slack: Tensor) -> bool:
+    """Whether a tensor has the shape and dtype of another, and its elements within the slack."""
+    return made.shape == want.shape and made.dtype == want.dtype and bool(within_slack(made, want, slack).all())
+
+
+def assemble_layout(held: Sequence[Tensor], sizes: Sequence[int], layout: Layout) -> Tensor | None:
+    """The tensor of which these are the pieces under a layout; None if they cannot be."""
+    pieces = list(held)
+    for size, axis in zip(reversed(sizes), reversed(layout.axes), strict=True):  # the last axis is the innermost
+        grouped = [pieces[i : i + size] for i in range(0, len(pieces), size)]
+        made = [_assemble_axis(group, axis) for group in grouped]
+        if any(one is None for one in made):
+            return None
+        pieces = [one for one in made if one is not None]
+    whole = pieces[0]
+    if layout.factor == 1:
+        return whole
+    return whole / layout.factor if whole.is_floating_point() or whole.is_complex() else None
+
+
+def _assemble_axis(group: Sequence[Tensor], axis: AxisLayout) -> Tensor | None:
+    one = group[0]
+    if axis.kind == "S":
+        if any(x.dim() <= axis.dim or x.dim() != one.dim() for x in group):
+            return None
+        rest = one.shape[: axis.dim] + one.shape[axis.dim + 1 :]
+        if any(x.shape[: axis.dim] + x.shape[axis.dim + 1 :] != rest for x in group):
+            return None
+        if axis.blocks == 1:
+            return torch.cat(list(group), axis.dim)
+        if any(x.shape[axis.dim] % axis.blocks for x in group):
+            return None
+        cut = [x.chunk(axis.blocks, axis.dim) for x in group]
+        return torch.cat([piece for block in zip(*cut, strict=True) for piece in block], axis.dim)
+    if any(x.shape != one.shape or x.dtype != one.dtype for x in group):
+        return None
+    if axis.kind == "R":
+        return one if all(torch.equal(x, one) or _close(x, one) for x in group[1:]) else None
+    total = torch.stack(list(group)).sum(0, dtype=one.dtype)
+    return total / len(group) if axis.op == "avg" else total
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    """Whether two replicas are equal but for rounding, NaN equal to NaN."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return False
+    eps = torch.finfo(x.dtype).eps
+    return torch.allclose(x, y, rtol=16 * eps, atol=16 * eps * float(y.abs().max()) if y.numel() else 0, equal_nan=True)
+
+
+def _layouts(held: Sequence[Tensor], sizes: Sequence[int], want: Tensor) -> Iterator[tuple[AxisLayout, ...]]:
+    """The layouts whose pieces could have these shapes, in the order in which they are likelier."""
+    dims = [
+        dim
+        for dim in range(want.dim())
+        if held[0].dim() == want.dim() and any(x.shape[dim] != want.shape[dim] for x in held)
+    ]
+    whole = [REPLICATED, *(PENDING if want.is_floating_point() or want.is_complex() else ())]
+    shards = [AxisLayout("S", dim) for dim in dims]
+    blocks = [AxisLayout("S", dim, blocks) for dim in dims for blocks in BLOCKS]
+    every = itertools.product([*shards, *whole, *blocks], repeat=len(sizes))
+    for axes in sorted(
+        every, key=lambda axes: sum(axis.kind == "P" for axis in axes)
+    ):  # a sum of averages is one of equals
+        if {axis.dim for axis in axes if axis.kind == "S"} == set(dims):  # what is smaller is sharded, and only that
+            yield axes
+
+
+def permuted_layout(
+    held: Sequence[Tensor], sizes: Sequence[int], want: Tensor, slack: Tensor
+) -> tuple[Layout, tuple[int, ...]] | None:
+    """A layout that fits when ranks along one mesh axis change places, and whose place each takes; None if none does.
+
+    >>> x = torch.arange(4.0)
+    >>> layout, order = permuted_layout([x[2:], x[:2]], [2], x, torch.zeros(()))
+    >>> str(layout), order
+    ('S(0)', (1, 0))
+    """
+    ranks = torch.arange(len(held)).reshape(tuple(sizes))
+    for axis, size in enumerate(sizes):
+        if not 2 <= size <= 4:
+            continue
+        for order in list(itertools.permutations(range(size)))[1:]:
+            moved = ranks.index_select(axis, torch.tensor(order)).reshape(-1).tolist()
+            layout = find_layout([held[rank] for rank in moved], sizes, want, slack)
+            if layout is not None and layout.axes[axis].kind == "S":
+                return layout, tuple(moved)
+    return None

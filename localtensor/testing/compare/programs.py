@@ -1,0 +1,194 @@
+"""The two programs of a comparison: one device and its variants, and all ranks, from equal parameters on equal batches."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from localtensor.layout.tolerance import DOUBLE_OF
+from localtensor.runner.api import run
+from localtensor.testing.compare.watch import Watch
+
+DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
+"""Words in the names of mesh axes along which each rank has a part of the batch."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compared: how to build the model on one device, make it parallel, and train it."""
+
+    build: Callable[[], nn.Module]
+    parallelize: Callable[[nn.Module, Any], nn.Module | None]
+    batch: Callable[[], Any]
+    mesh: Mapping[str, int]
+    loss: Callable[[Any], Tensor] | None
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+    steps: int
+    batch_axes: tuple[str, ...]
+    seed: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self.mesh.values())
+
+    @property
+    def ranks(self) -> int:
+        return torch.Size(self.sizes).numel()
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the batch is cut."""
+        return torch.Size([self.mesh[axis] for axis in self.batch_axes]).numel()
+
+
+def batch_axes_of(mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes whose names say that ranks along them have different parts of the batch.
+
+    >>> batch_axes_of({"dp_replicate": 2, "dp_shard": 2, "tp": 2})
+    ('dp_replicate', 'dp_shard')
+    """
+    return tuple(name for name in mesh if any(word in DATA_AXES for word in name.lower().split("_")))
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where both programs start: the model on one device, and the batch of each step."""
+
+    model: nn.Module
+    batches: tuple[Any, ...]
+    dropouts: tuple[str, ...]
+
+
+def start_of(program: Program) -> Start:
+    """The model and the batches, made once from the seed; dropout is off, since streams of random numbers differ."""
+    with _seeded(program.seed):
+        model = program.build()
+        batches = tuple(program.batch() for _ in range(program.steps))
+    return Start(model, batches, silence_dropout(model))
+
+
+def silence_dropout(model: nn.Module) -> tuple[str, ...]:
+    """Sets the probability of every dropout module to 0; returns their names."""
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p]
+    for _, module in found:
+        module.p = 0.0
+    return tuple(name for name, _ in found)
+
+
+def on_one_device(program: Program, start: Start, vary: Callable[[Tensor], Tensor], deep: str | None = None) -> Watch:
+    """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise)."""
+    model = copy.deepcopy(start.model)
+    with torch.no_grad():
+        for parameter in [*model.parameters(), *model.buffers()]:
+            parameter.data = vary(parameter.data)
+    watch = Watch(deep=deep)
+    batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
+    with _seeded(program.seed):
+        _train(program, model, batches, watch)
+    return watch
+
+
+def on_ranks(program: Program, start: Start, deep: str | None = None) -> tuple[Watch, ...]:
+    """The parallel run on rank threads: what each rank computed."""
+    names = tuple(program.mesh)
+
+    def rank_body() -> Watch:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=names)
+        model = program.build()
+        silence_dropout(model)
+        model.load_state_dict(start.model.state_dict())
+        parallel = program.parallelize(model, mesh)
+        model = parallel if isinstance(parallel, nn.Module) else model
+        coordinates = dict(zip(names, mesh.get_coordinate() or (), strict=True))
+        watch = Watch(deep=deep)
+        _train(program, model, [part_of(program, batch, coordinates) for batch in start.batches], watch)
+        return watch
+
+    return tuple(run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore"))
+
+
+def part_of(program: Program, batch: Any, coordinates: Mapping[str, int]) -> Any:
+    """The rows of a global batch for the rank at these coordinates."""
+    number = 0
+    for axis in program.batch_axes:
+        number = number * program.mesh[axis] + coordinates[axis]
+    parts = program.parts
+
+    def cut(x: Any) -> Any:
+        return x.tensor_split(parts)[number].clone() if isinstance(x, Tensor) and x.dim() else copy.deepcopy(x)
+
+    return tree_map(cut, batch)
+
+
+def _train(program: Program, model: nn.Module, batches: Sequence[Any], watch: Watch) -> None:
+    optimizer = None if program.optimizer is None else program.optimizer(model.parameters())
+    watch.parameters(model, "parameter")
+    with watch.model(model):
+        for step, batch in enumerate(batches):
+            watch.step = step
+            with watch.forward():
+                output = call_model(model, batch)
+                loss = None if program.loss is None else program.loss(output)
+            if loss is None:
+                continue
+            watch.add("loss", "", loss)
+            loss.backward()
+            watch.parameters(model, "gradient")
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+                watch.parameters(model, "parameter after the step")
+            else:
+                model.zero_grad()
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """The model's output: a tuple is its positional arguments, a dict its named ones."""
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def in_double(x: Tensor) -> Tensor:
+    """The tensor in double precision, if it rounds to less."""
+    return x.to(DOUBLE_OF[x.dtype]) if x.dtype in DOUBLE_OF else x
+
+
+def with_noise(seed: int) -> Callable[[Tensor], Tensor]:
+    """A function that moves each element of a float tensor by one unit in the last place, up or down."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def moved(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        toward = torch.where(torch.rand(x.shape, generator=rng) < 0.5, -torch.inf, torch.inf).to(x.dtype)
+        return (
+            torch.nextafter(x, toward)
+            if x.dtype.itemsize > 2
+            else x + toward.sign() * x.abs() * torch.finfo(x.dtype).eps
+        )
+
+    return moved
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's and Python's generators from this seed; afterwards as they were."""
+    before = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before)

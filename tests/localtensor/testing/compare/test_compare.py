@@ -1,0 +1,257 @@
+"""`lt.compare`: right programs pass, each kind of fault is named with its module, line and words; bad input is one sentence."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import localtensor as lt
+from localtensor.errors import Diverged, NotComparable, RankRaised
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def build():
+    return nn.Sequential(Block(), nn.Dropout(0.5), Block())
+
+
+PLAN = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+TRAINED = {
+    "batch": lambda: torch.randn(4, 8), "loss": lambda y: y.square().mean(), "optimizer": torch.optim.AdamW, "steps": 2,
+}  # fmt: skip
+
+
+def replicated(model, mesh):
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def two_ways(model, mesh):
+    return fully_shard(parallelize_module(model, mesh["tp"], PLAN), mesh=mesh["dp"])
+
+
+@pytest.mark.parametrize(("parallelize", "mesh"), [
+    (replicated, {"dp": 2}),
+    (lambda model, mesh: parallelize_module(model, mesh, PLAN), {"tp": 2}),
+    (two_ways, {"dp": 2, "tp": 2}),
+], ids=["DDP", "tensor parallel", "FSDP and tensor parallel"])  # fmt: skip
+def test_right_programs_pass_and_say_what_was_compared(parallelize, mesh):
+    done = lt.compare(build, parallelize, mesh=mesh, **TRAINED)
+    assert done.divergence is None and len(done.layouts) > 100 and not done.not_compared
+    assert done.notes == ("dropout of 1 is off",)
+    shards = {"dp": "S(0)", "tp": "R"}
+    assert done.layouts["input of 0.up, step 1"] == ", ".join(shards[axis] for axis in mesh)
+    assert "computes what one device computes" in str(done)
+
+
+def diverged(parallelize, mesh, **options):
+    with pytest.raises(Diverged) as told:
+        lt.compare(build, parallelize, mesh=mesh, **{**TRAINED, **options})
+    return told.value.comparison
+
+
+class Reduced(torch.autograd.Function):
+    """The sum over the ranks; its gradient passes through."""
+
+    @staticmethod
+    def forward(_, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(_, grad):
+        return grad
+
+
+class Copied(torch.autograd.Function):
+    """The same on every rank; the gradients are added."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+class Columns(nn.Module):
+    def __init__(self, whole, mesh, first=0, copied=True):
+        super().__init__()
+        mine, self.copied = (mesh.get_rank() + first) % mesh.size(), copied
+        self.weight = nn.Parameter(whole.weight.detach().chunk(mesh.size())[mine].clone())
+        self.bias = nn.Parameter(whole.bias.detach().chunk(mesh.size())[mine].clone())
+
+    def forward(self, x):
+        return nn.functional.linear(Copied.apply(x) if self.copied else x, self.weight, self.bias)
+
+
+class Rows(nn.Module):
+    def __init__(self, whole, mesh, reduced=True, early=False):
+        super().__init__()
+        self.reduced, self.early = reduced, early
+        self.weight = nn.Parameter(whole.weight.detach().chunk(mesh.size(), 1)[mesh.get_rank()].clone())
+        self.bias = nn.Parameter(whole.bias.detach().clone())
+
+    def forward(self, x):
+        y = nn.functional.linear(x, self.weight, self.bias if self.early else None)
+        y = Reduced.apply(y) if self.reduced else y
+        return y if self.early else y + self.bias
+
+
+def by_hand(columns=None, rows=None):
+    def parallelize(model, mesh):
+        for block in (model[0], model[2]):
+            block.up = Columns(block.up, mesh, **(columns or {}))
+            block.down = Rows(block.down, mesh, **(rows or {}))
+
+    return parallelize
+
+
+def test_layers_by_hand_need_no_annotation():
+    done = lt.compare(build, by_hand(), mesh={"tp": 2}, **TRAINED)
+    assert done.layouts["output of 0.up, step 0"] == "S(1)"
+    assert done.layouts["gradient of 2.down.weight, step 1"] == "S(1)"
+
+
+@pytest.mark.parametrize(("parallelize", "mesh", "at", "because"), [
+    (lambda model, mesh: None, {"dp": 2}, "gradient of 0.norm.weight", "an all_reduce of the gradient over dp is missing"),
+    (by_hand(rows={"reduced": False}), {"tp": 2}, "output of 0.down", "an all_reduce over tp is missing"),
+    (by_hand(rows={"early": True}), {"tp": 2}, "output of 0.down", "0.down.bias is added 2 times, once by each rank along tp"),
+    (by_hand(columns={"first": 1}), {"tp": 2}, "parameter of 0.up.weight", "ranks hold each other's slices"),
+    (by_hand(columns={"copied": False}), {"tp": 2}, "gradient of", "missing"),
+], ids=["no DDP", "no all_reduce", "bias by each rank", "slices", "no gradient of the input"])  # fmt: skip
+def test_faults_are_named(parallelize, mesh, at, because):
+    found = diverged(parallelize, mesh).divergence
+    assert str(found.key).startswith(at) and because in found.what, f"{found.key}: {found.what}"
+
+
+def scaled_by(factor):
+    def parallelize(model, mesh):
+        def hook(parameter):
+            dist.all_reduce(parameter.grad, group=mesh.get_group("dp"))
+            parameter.grad *= factor
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    return parallelize
+
+
+@pytest.mark.parametrize(("factor", "because"), [
+    (1.0, "2 times too large, the number of ranks along dp: summed and not averaged"),
+    (0.25, "2 times too small, the number of ranks along dp: divided once too often"),
+])  # fmt: skip
+def test_gradients_that_are_scaled_are_told_by_their_factor(factor, because):
+    assert lt.compare(build, scaled_by(0.5), mesh={"dp": 2}, **TRAINED).divergence is None
+    found = diverged(scaled_by(factor), {"dp": 2}).divergence
+    assert found.key.kind == "gradient" and because in found.what
+
+
+def test_a_reduction_over_the_wrong_group_is_told():
+    def parallelize(model, mesh):
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=mesh.get_group("tp")))
+
+    found = diverged(parallelize, {"dp": 2, "tp": 2}).divergence
+    assert "it is reduced over tp instead of dp: the wrong group" in found.what
+
+
+def test_replicas_that_differ_are_told_by_their_place():
+    def parallelize(model, mesh):
+        with torch.no_grad():
+            model[2].up.weight[0, 0] += mesh.get_rank()
+
+    found = diverged(parallelize, {"dp": 2}).divergence
+    assert (
+        str(found.key).startswith("parameter of 2.up.weight")
+        and found.what == "replicas along dp differ: right at 0, wrong at 1"
+    )
+
+
+def test_the_call_of_torch_inside_the_module_is_named_with_its_line():
+    class Twisted(Block):
+        def forward(self, x):
+            y = nn.functional.gelu(self.up(self.norm(x)))
+            y = torch.relu(y)  # not in the other
+            return x + self.down(y)
+
+    def parallelize(model, mesh):
+        twisted = Twisted()
+        twisted.load_state_dict(model[0].state_dict())
+        model[0] = twisted
+
+    found = diverged(parallelize, {"dp": 2})
+    assert str(found.divergence.key).startswith("input of 0.down") and "test_compare.py" in str(found.divergence.place)
+
+
+def test_a_dtype_that_is_lost_is_told():
+    def parallelize(model, mesh):
+        model[0].up.to(torch.bfloat16)
+        model[0].up.register_forward_pre_hook(lambda module, args: (args[0].bfloat16(),))
+        model[0].up.register_forward_hook(lambda module, args, y: y.float())
+
+    found = diverged(parallelize, {"dp": 2}).divergence
+    assert str(found.key).startswith("parameter of 0.up.weight")
+    assert found.what == "the dtype is bfloat16 where one device has float32"
+
+
+def noisy():
+    import itertools
+
+    count = itertools.count()
+    return lambda: torch.full((4, 8), float(next(count)))
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"mesh": {}}, "a mesh of {}"),
+    ({"mesh": {"dp": 0}}, "mesh: a mesh of"),
+    ({"mesh": {"dp": 2}, "batch_axes": ["data"]}, "no mesh axis is called data"),
+    ({"mesh": {"dp": 2}, "steps": 0}, "0 steps"),
+    ({"mesh": {"dp": 2}, "loss": lambda y: y.mean() * torch.rand(()) * next(iter([1])) + id(y) % 97}, "differs between two runs"),
+])  # fmt: skip
+def test_bad_input_is_one_sentence(options, words):
+    with pytest.raises(NotComparable, match=words):
+        lt.compare(build, replicated, **{**TRAINED, **options})
+
+
+def test_nothing_compared_is_no_pass():
+    def parallelize(model, mesh):
+        return nn.Sequential(nn.Identity())
+
+    with pytest.raises((NotComparable, Diverged)):
+        lt.compare(lambda: nn.Linear(8, 8), parallelize, mesh={"dp": 2}, batch=TRAINED["batch"])
+
+
+def test_a_rank_that_raises_is_the_error():
+    with pytest.raises(RankRaised, match="no such layer"):
+        lt.compare(
+            build,
+            lambda model, mesh: (_ for _ in ()).throw(ValueError("no such layer")) and None,
+            mesh={"dp": 2},
+            **TRAINED,
+        )
+
+
+def test_functions_are_compared_by_their_results():
+    def mean(x, mesh):
+        mine = x.chunk(mesh.size())[mesh.get_rank()].mean(0)
+        dist.all_reduce(mine)
+        return mine / mesh.size()
+
+    inputs = lambda: (torch.randn(4, 3),)  # noqa: E731
+    assert lt.compare_functions(lambda x: x.mean(0), mean, inputs, mesh={"dp": 2}).divergence is None
+    with pytest.raises(Diverged, match="2 times too small"):
+        lt.compare_functions(lambda x: x.sum(0) / 2, mean, inputs, mesh={"dp": 2})
