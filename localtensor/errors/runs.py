@@ -92,10 +92,10 @@ class NotServed(base.Refusal):
 
 
 class ForeignThread(base.Refusal, argument="thread", values="called from {thread}"):
-    """A collective called from a thread that is not a rank's."""
+    """A collective called from a thread that no rank has started."""
 
     PROBLEM = "a collective belongs to a rank, and this thread is none"
-    REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
+    REMEDY = "Call it on the rank's own thread, or on one that the rank has started."
 
 
 class ForkedRank(base.Refusal, argument="process", values="a child that rank {rank} forked"):

@@ -196,7 +196,7 @@ class Kernels:
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
-        simulation.run_token.pause(rank)
+        simulation.pause()
         return self._returned(op, arguments, work.boxed())
 
     def _new_work(
@@ -209,7 +209,7 @@ class Kernels:
         work = RankWork(self.simulation, ticket, writes)
         self.held_works[rank][work] = None
         watch = self.watches[rank]
-        if read is not None:
+        if read is not None and self.simulation.run_token.here() == rank:  # a watch belongs to one thread
             outputs = [] if sends else writes
             written = {id(x) for x in outputs}
             self._in_flight.add(ticket)
@@ -289,7 +289,7 @@ class Kernels:
         work = self._new_work(
             rank, ticket, [] if sends else tensors, (tensors if sends else []) if returns_work else None
         )
-        simulation.run_token.pause(rank)
+        simulation.pause()
         return work.boxed()
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,6 +21,7 @@ from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.helper_threads import helper_threads
 from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
 from localtensor.threads.isolation.modules import in_world
 from localtensor.threads.process_group import Kernels
@@ -152,6 +154,7 @@ def _simulation_context(
         stack.enter_context(OutsideState())
         stack.enter_context(dist_patches.patched_torch_distributed())
         stack.enter_context(kernels_in_place(simulation.kernels))
+        stack.enter_context(helper_threads(simulation, rank_worlds))
         stack.enter_context(_one_core_per_op())
         sharing = stack.enter_context(shared_propagation.propagation_shared(SLOTS["patches"].inside, on=share))
         stack.enter_context(rank_world.process_globals_guarded())
@@ -177,16 +180,21 @@ def _run_rank(
     set_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
+    threading.current_thread()._daemonic = False  # type: ignore[attr-defined]  # what the threads that it starts inherit
     rank_world.init_default_group(world, "gloo")
     world.implicit = True
     try:
         value = body(world.rank)
+        if simulation.helpers is not None and not simulation.forked:
+            simulation.helpers.finish(world.rank)
     except Abort:
         raise
     except BaseException as error:  # why: whatever ends a rank is reported as its outcome
         if simulation.forked:
             _end_child(error)
         if not simulation.run_token.aborting:
+            if simulation.helpers is not None:
+                simulation.helpers.end(world.rank)
             simulation.end(world.rank, RankEnd(error=error, place=place_of_error(error)))
     else:
         if simulation.forked:

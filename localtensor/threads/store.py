@@ -72,7 +72,8 @@ class RankStore(Store):
     def _yield_turn(self) -> None:
         """Let the other ranks run: the caller may be polling in a loop."""
         if self._simulation.is_rank():
-            self._simulation.run_token.step_aside(self._simulation.enter())
+            self._simulation.enter()
+            self._simulation.run_token.step_aside(self._simulation.run_token.here())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
