@@ -38,6 +38,7 @@ from localtensor.lockstep.mode import tensor_map as tensor_map
 from localtensor.runner.api import LeftoverWarning as LeftoverWarning
 from localtensor.runner.api import Run as Run
 from localtensor.runner.api import run as run
+from localtensor.threads.faults import Faults as Faults
 from strategies import ops as rules
 from strategies import planner as planner
 from strategies import propagation as propagation

@@ -105,6 +105,24 @@ class ForkedRank(base.Refusal, argument="process", values="a child that rank {ra
     REMEDY = "Call it in the rank itself, and let the child return what it has computed."
 
 
+class BadFaults(base.Refusal, call="run"):
+    """Faults that a run cannot have.  The argument, its value, and what it has to be."""
+
+    def __init__(self, argument: str, value: object, problem: str) -> None:
+        remedy = "Give it as localtensor.Faults documents it."
+        super().__init__(f"faults.{argument}", base.first_line(repr(value), 60), problem, remedy)
+
+
+class PeerLost(base.Refusal, RuntimeError):
+    """A call that needs a rank which has died, or cannot be reached; a RuntimeError, as in torch."""
+
+    def __init__(self, call: Call, peer: int, why: str) -> None:
+        self.call, self.peer = call, peer
+        problem = f"Connection closed by peer ({why})"
+        remedy = "Catch this RuntimeError, or start again from a checkpoint."
+        super().__init__(base.call_summary(call), "peer", f"rank {peer}, needed by rank {call.rank}", problem, remedy)
+
+
 class CollectiveTimeout(base.Refusal, RuntimeError):
     """A wait whose time limit passed while no rank could run; a RuntimeError, as in torch.
 

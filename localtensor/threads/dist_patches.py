@@ -128,7 +128,8 @@ def _gloo_group(
     if world is None:
         return torch.distributed.ProcessGroup.__new__(kind)
     world.direct += 1
-    members, name = (world.rank,), f"direct/{world.rank}/{world.direct}"
+    members: tuple[int, ...] = (world.rank,)
+    name = f"direct/{world.rank}/{world.direct}"
     if size > 1:
         key = f"{_DIRECT}/{store.add(f'{_DIRECT}/{rank}', 1)}"  # a store may serve several groups in turn
         if rank == 0:
@@ -141,7 +142,7 @@ def _gloo_group(
     group._set_default_backend(custom)
     for device in rank_world.DEVICES:
         group._register_backend(torch.device(device), custom, backend)
-    group._set_group_name(name)
+    group._set_group_name(c10d.GroupName(name))
     world.groups[group] = world.simulation.groups.setdefault(f"{world.epoch}/{name}", Group(name, members))
     limit = getattr(timeout, "_timeout", timeout)
     set_time_limit(world, world.groups[group], limit)

@@ -182,6 +182,8 @@ class Kernels:
         part, returns_work = self._contribution(wire_op, call, rank, group)
         if group.cut_off:
             simulation.check_connected(part)
+        if simulation.faults is not None:
+            simulation.faults.begin(part)
         returns_work = returns_work and asynchronous
         read = list(flat_tensors(call.reads)) if returns_work else ()
         if returns_work:  # the user may write them before the others arrive
@@ -282,6 +284,8 @@ class Kernels:
         part.peer = None if peer is None else group.ranks[peer]
         if group.cut_off:
             simulation.check_connected(part)
+        if simulation.faults is not None:
+            simulation.faults.begin(part)
         if sends:
             ticket = simulation.send(part)
         else:

@@ -90,6 +90,7 @@ class Simulation:
         self.log: deque[Contribution] = deque(maxlen=LOG_LENGTH)
         self._cores = CoreAffinity()
         self.helpers: Any = None  # the helper threads of the ranks
+        self.faults: Any = None  # those on purpose
         self.forked = False  # this is a child process that a rank has forked
         self.ended: dict[int, RankEnd] = {}
         self.verdict: LocalTensorError | None = None
@@ -147,6 +148,8 @@ class Simulation:
         rendezvous = part.group.next_rendezvous(part.rank)
         part.number = rendezvous.number
         self._note(part)
+        if self._is_cut_off(part):
+            return Ticket(part, lambda: part.group.ranks)
         ticket = rendezvous.join(part)
         ticket.deliver = deliver
         if returns_work:
@@ -175,6 +178,11 @@ class Simulation:
     @_entirely
     def send(self, part: Contribution) -> Ticket:
         ticket = self._post(part)
+        if self._is_cut_off(part):
+            return ticket
+        if self.faults is not None and self.faults.loses(part):
+            ticket.done = True
+            return ticket
         met = self._mail(part).send(ticket)
         if met is not None:
             self._deliver_message(ticket, met)
@@ -184,11 +192,17 @@ class Simulation:
     def recv(self, part: Contribution, deliver: Callable[[Any], None]) -> Ticket:
         ticket = self._post(part)
         ticket.deliver = deliver
+        if self._is_cut_off(part):
+            return ticket
         mail = self._mail(part)
         met = mail.recv_from_any(ticket, self.run_token.number) if part.peer is None else mail.recv(ticket)
         if met is not None:
             self._deliver_message(met, ticket)
         return ticket
+
+    def _is_cut_off(self, part: Contribution) -> bool:
+        """Whether a fault on purpose lets this call reach nobody: then the wait for it raises."""
+        return self.faults is not None and self.faults.cuts_off(part)
 
     def _post(self, part: Contribution) -> Ticket:
         self.run_token.check(self.run_token.here())
@@ -222,7 +236,11 @@ class Simulation:
         if ticket.done:
             self.pause()
         else:
+            if self.faults is not None:
+                self.faults.check(ticket)
             self.block(ticket, None if limit is None else limit.seconds)
+            if self.faults is not None:
+                self.faults.check(ticket)
             if not ticket.done and limit is not None:
                 raise self._timed_out(ticket, limit)
         deliver, ticket.deliver = ticket.deliver, None
@@ -263,6 +281,8 @@ class Simulation:
         """
         if not ticket.done:
             self.enter()
+            if self.faults is not None:
+                self.faults.check(ticket)
             number = self.run_token.here()
             self._polls[number] = ticket
             self._poll_count += 1
@@ -347,6 +367,15 @@ class Simulation:
         """How ranks ended, and those whose helper thread has raised."""
         return self.ended if self.helpers is None else {**self.helpers.errors, **self.ended}
 
+    def blocked(self) -> list[Ticket]:
+        """What the blocked threads wait for."""
+        return list(self._waits.values())
+
+    def interrupt_wait(self, ticket: Ticket) -> None:
+        """Wake the thread that waits for this, though it is not done."""
+        self._reset_polls()
+        self._wake(ticket)
+
     def end_thread(self, number: int) -> None:
         """Let a helper thread end where it is."""
         self.run_token.ending.add(number)
@@ -360,6 +389,10 @@ class Simulation:
 
     def close(self) -> None:
         """Set the verdict of a run whose ranks have all ended by themselves."""
+        if self.faults is not None and self.faults.happened:  # what is left undone is not the program's fault
+            self.mail.clear()
+            self._handed_out.clear()
+            self.declared.clear()
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
             self.verdict = diagnosis.leftover_error(self.ended, self._broken, unmet, list(self._handed_out))
