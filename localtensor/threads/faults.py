@@ -147,11 +147,12 @@ class FaultsOfRun:
             self.over = simulation.run_token.aborting = True
             raise Abort
         simulation.end(rank, RankEnd())
+        token = simulation.run_token
+        for number in {rank, *token.helpers(rank)} - {token.here()}:
+            simulation.end_thread(number)
         self._wake_separated()
         raise Abort
 
     def _wake_separated(self) -> None:
         """Wake the ranks that wait for one that is out of reach now."""
-        for ticket in self._simulation.blocked():
-            if self._lost(ticket.part, ticket.peers()):
-                self._simulation.interrupt_wait(ticket)
+        self._simulation.interrupt_waits(lambda ticket: self._lost(ticket.part, ticket.peers()))

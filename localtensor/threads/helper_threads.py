@@ -49,7 +49,8 @@ _here = _Here()
 
 def _of_rank() -> Simulation | None:
     """The simulation if the calling thread is one of its threads, and may wait for another."""
-    return None if _here.starting else simulation_of_this_rank()
+    simulation = None if _here.starting else simulation_of_this_rank()
+    return simulation if simulation is not None and not simulation.forked else None
 
 
 def _with_helpers() -> Simulation | None:
@@ -157,7 +158,7 @@ class HelperThreads:
     def start(self, original: Callable[..., None], thread: threading.Thread) -> None:
         """`Thread.start`: the thread belongs to the rank that starts it."""
         simulation = _of_rank()
-        if simulation is None or simulation.forked or thread in self._numbers:
+        if simulation is None or thread in self._numbers:
             return original(thread)
         rank, token = simulation.enter(), simulation.run_token
         number = self._numbers[thread] = token.add(rank, thread)
@@ -320,11 +321,11 @@ def _when_readable(original: Callable[..., Any], sock: socket.socket, *args: Any
     return original(sock, *args, **kwargs)
 
 
-def _kinds_of_selector() -> Iterator[type]:
-    for name in ("SelectSelector", "PollSelector", "EpollSelector", "DevpollSelector", "KqueueSelector"):
-        kind = getattr(selectors, name, None)
-        if kind is not None and "select" in vars(kind):
-            yield kind
+def _kinds_of_selector() -> set[type]:
+    """The classes of the standard library that define `select`."""
+    kinds = [kind for kind in vars(selectors).values() if isinstance(kind, type)]
+    bases = {base for kind in kinds if issubclass(kind, selectors.BaseSelector) for base in kind.__mro__}
+    return {base for base in bases if "select" in vars(base) and base is not selectors.BaseSelector}
 
 
 @contextmanager

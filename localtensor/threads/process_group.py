@@ -21,7 +21,8 @@ from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
-from localtensor.threads.simulation import Simulation, TimeLimit
+from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.simulation import Simulation
 
 
 class RankWork(Work):

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from math import prod
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -27,7 +27,7 @@ from localtensor.errors import (
 )
 from localtensor.threads import diagnosis
 from localtensor.threads.cores import CoreAffinity
-from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.diagnosis import RankEnd, TimeLimit
 from localtensor.threads.run_token import Abort, RunToken, require_stack
 
 P = ParamSpec("P")
@@ -63,14 +63,6 @@ def _entirely(step: Callable[Concatenate["Simulation", P], T]) -> Callable[Conca
 def _elements(part: Contribution) -> list[tuple[torch.dtype, int]]:
     """What the two ends of a message have in common: dtypes and numbers of elements; the shape is not sent."""
     return [(dtype, prod(shape)) for dtype, shape in part.tensors]
-
-
-class TimeLimit(NamedTuple):
-    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
-
-    seconds: float
-    closes: bool = False
-    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
 
 
 class Simulation:
@@ -367,14 +359,10 @@ class Simulation:
         """How ranks ended, and those whose helper thread has raised."""
         return self.ended if self.helpers is None else {**self.helpers.errors, **self.ended}
 
-    def blocked(self) -> list[Ticket]:
-        """What the blocked threads wait for."""
-        return list(self._waits.values())
-
-    def interrupt_wait(self, ticket: Ticket) -> None:
-        """Wake the thread that waits for this, though it is not done."""
-        self._reset_polls()
-        self._wake(ticket)
+    def interrupt_waits(self, which: Callable[[Ticket], object]) -> None:
+        """Wake the threads that wait for such tickets, though these are not done."""
+        for ticket in [ticket for ticket in self._waits.values() if which(ticket)]:
+            self._wake(ticket)
 
     def end_thread(self, number: int) -> None:
         """Let a helper thread end where it is."""

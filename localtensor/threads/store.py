@@ -12,7 +12,8 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from localtensor._util.call_sites import origin
 from localtensor.collectives.rendezvous import Contribution, Group, Ticket
-from localtensor.threads.simulation import Simulation, TimeLimit
+from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.simulation import Simulation
 
 UNSET = (
     300.0,

@@ -70,7 +70,7 @@ CASES = {
         "is split). Catch this RuntimeError, or start again from a checkpoint."),
     "thread": Case(errors.ForeignThread("all_reduce", "Thread-3"),
         "all_reduce: thread: called from Thread-3: a collective belongs to a rank, and this thread is none. Call "
-        "it on the thread that runs the rank's function, with async_op=True to go on meanwhile."),
+        "it on the rank's own thread, or on one that the rank has started."),
     "forked": Case(errors.ForkedRank("a collective", 1),
         "a collective: process: a child that rank 1 forked: the other ranks are not in this process. Call it in the "
         "rank itself, and let the child return what it has computed."),

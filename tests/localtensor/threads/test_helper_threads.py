@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import localtensor as lt
 from localtensor.errors import Deadlock, RankRaised
@@ -181,6 +182,16 @@ def child_process():
     return child.returncode
 
 
+def loader():
+    """Processes of a loader, which a thread of the rank feeds."""
+    numbers = TensorDataset(torch.arange(8.0) + dist.get_rank())
+    sums = []
+    for (x,) in DataLoader(numbers, batch_size=2, num_workers=1):
+        dist.all_reduce(x)
+        sums.append(x.sum().item())
+    return sums
+
+
 def caught_in_a_future():
     def fails():
         raise ValueError("in the pool")
@@ -212,6 +223,7 @@ PROGRAMS = [
     left_running,
     server,
     child_process,
+    loader,
     caught_in_a_future,
     gradients,
 ]
