@@ -41,6 +41,7 @@ from localtensor.runner.api import run as run
 from localtensor.testing.compare.api import Comparison as Comparison
 from localtensor.testing.compare.api import compare as compare
 from localtensor.testing.compare.api import compare_functions as compare_functions
+from localtensor.threads.faults import Faults as Faults
 from strategies import ops as rules
 from strategies import planner as planner
 from strategies import propagation as propagation

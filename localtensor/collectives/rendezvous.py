@@ -129,6 +129,8 @@ class Ticket:
     done: bool = False
     blocked: bool = False
     waited: bool = False
+    thread: int = -1  # the number of the thread that is blocked
+    ready: Callable[[], bool] | None = None  # of a lock or a sleep: whether it is over
     deadline: float | None = None  # of a blocked rank, in seconds of the simulated clock
     diagnosis: errors.LocalTensorError | None = None  # what it waited for when the deadline passed
 

@@ -63,11 +63,14 @@ class PctSchedule:
     def begin(self, ranks: int) -> None:
         rng = self._rng = random.Random(self._seed)
         order = sorted(range(ranks), key=lambda _: rng.random())
-        self._priority = {rank: self._depth + place for place, rank in enumerate(order)}
+        self._priority: dict[int, float] = {rank: self._depth + place for place, rank in enumerate(order)}
         self._falls = {1 + _draw(rng, self._steps): low for low in range(self._depth - 1)}  # after which step, to what
         self._step = 0
 
     def next(self, runnable: Sequence[int], current: int | None) -> int:
+        for number in runnable:
+            if number not in self._priority:  # a helper thread, between two ranks
+                self._priority[number] = self._depth + self._rng.random() * len(self._priority)
         rank = max(runnable, key=self._priority.__getitem__)
         self._step += 1
         if self._step in self._falls:
@@ -94,7 +97,10 @@ class Schedule(Protocol):
         """Starts a new run of so many ranks; the previous run leaves no trace, so that one object repeats the same run."""
 
     def next(self, runnable: Sequence[int], current: int | None) -> int:
-        """One of `runnable`, which is ascending and not empty.  `current` ran last, and may be blocked now."""
+        """One of `runnable`, which is ascending and not empty.  `current` ran last, and may be blocked now.
+
+        Numbers from the number of ranks on are helper threads of ranks.
+        """
 
     def number(self, below: int) -> int:
         """A number from 0 to `below` - 1, as for the sender that a receive from any source takes."""

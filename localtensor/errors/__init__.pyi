@@ -62,6 +62,7 @@ from localtensor.errors.programs import ReadBeforeWait as ReadBeforeWait
 from localtensor.errors.programs import WorkNotWaited as WorkNotWaited
 from localtensor.errors.runs import AnotherMode as AnotherMode
 from localtensor.errors.runs import BadExploration as BadExploration
+from localtensor.errors.runs import BadFaults as BadFaults
 from localtensor.errors.runs import BadGroup as BadGroup
 from localtensor.errors.runs import BadProgram as BadProgram
 from localtensor.errors.runs import BadSchedule as BadSchedule
@@ -85,6 +86,7 @@ from localtensor.errors.runs import NotInLockstep as NotInLockstep
 from localtensor.errors.runs import NotSendable as NotSendable
 from localtensor.errors.runs import NotServed as NotServed
 from localtensor.errors.runs import OutsideWrite as OutsideWrite
+from localtensor.errors.runs import PeerLost as PeerLost
 from localtensor.errors.runs import PiecesDiffer as PiecesDiffer
 from localtensor.errors.runs import PoolClosed as PoolClosed
 from localtensor.errors.runs import PoolDidNotStart as PoolDidNotStart

@@ -92,10 +92,10 @@ class NotServed(base.Refusal):
 
 
 class ForeignThread(base.Refusal, argument="thread", values="called from {thread}"):
-    """A collective called from a thread that is not a rank's."""
+    """A collective called from a thread that no rank has started."""
 
     PROBLEM = "a collective belongs to a rank, and this thread is none"
-    REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
+    REMEDY = "Call it on the rank's own thread, or on one that the rank has started."
 
 
 class ForkedRank(base.Refusal, argument="process", values="a child that rank {rank} forked"):
@@ -103,6 +103,24 @@ class ForkedRank(base.Refusal, argument="process", values="a child that rank {ra
 
     PROBLEM = "the other ranks are not in this process"
     REMEDY = "Call it in the rank itself, and let the child return what it has computed."
+
+
+class BadFaults(base.Refusal, call="run"):
+    """Faults that a run cannot have.  The argument, its value, and what it has to be."""
+
+    def __init__(self, argument: str, value: object, problem: str) -> None:
+        remedy = "Give it as localtensor.Faults documents it."
+        super().__init__(f"faults.{argument}", base.first_line(repr(value), 60), problem, remedy)
+
+
+class PeerLost(base.Refusal, RuntimeError):
+    """A call that needs a rank which has died, or cannot be reached; a RuntimeError, as in torch."""
+
+    def __init__(self, call: Call, peer: int, why: str) -> None:
+        self.call, self.peer = call, peer
+        problem = f"Connection closed by peer ({why})"
+        remedy = "Catch this RuntimeError, or start again from a checkpoint."
+        super().__init__(base.call_summary(call), "peer", f"rank {peer}, needed by rank {call.rank}", problem, remedy)
 
 
 class CollectiveTimeout(base.Refusal, RuntimeError):

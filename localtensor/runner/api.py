@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,18 @@ import torch
 from localtensor._util.ambient import refuse_inside_mode
 from localtensor._util.events import Call
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
-from localtensor.errors import ModeBusy, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
+from localtensor.errors import (
+    BadFaults,
+    ModeBusy,
+    NoRanks,
+    NotCallableWith,
+    NotCopyable,
+    NoTime,
+    PiecesDiffer,
+    UnknownWay,
+)
 from localtensor.processes.job import to_device
+from localtensor.threads.faults import Faults
 from localtensor.threads.run import DAY, limit_from_environment, run_in_threads
 
 DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
@@ -65,6 +76,7 @@ def run(
     leftovers: str = "warn",
     share: bool | None = None,
     isolate: bool = False,
+    faults: Faults | None = None,
 ) -> Run:
     """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
@@ -85,8 +97,10 @@ def run(
                computed once; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
     isolate    whether each rank on threads has its own globals, class attributes and caches of the module of `fn` and of
                what that leads to, as processes have; after the run they are as before.  A change of rank costs more then.
+    faults     `Faults(...)`, on threads: ranks that die and programs that start again, late ranks, lost messages, a
+               network that falls apart.  What a rank that has died would have returned is None.
 
-    Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
+    Raises `BadFaults`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
     `__cause__`); and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
 
@@ -99,6 +113,8 @@ def run(
     _check(fn, args, ranks, on, timeout, leftovers, share)
     refuse_inside_mode(ModeBusy)
     pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
+    if faults is not None:
+        _check_faults(faults, ranks, on)
     if on != "threads":
         from localtensor.processes.pool import run_in_processes
 
@@ -108,16 +124,29 @@ def run(
     def body(rank: int) -> object:
         if device is not None:
             torch.set_default_device(device)
+        if faults is not None:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(start)
         return fn(*pieces[rank])
 
-    ran = run_in_threads(
-        body, ranks, schedule, seed, timeout_limit(timeout), share=share, roots=(fn,) if isolate else ()
-    )
+    start, limit, roots = 0, timeout_limit(timeout), (fn,) if isolate else ()
+    ran = run_in_threads(body, ranks, schedule, seed, limit, share=share, roots=roots, faults=faults)
+    while not ran.values:  # a rank has died
+        start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)
+        ran = run_in_threads(body, ranks, schedule, seed, limit, share=share, roots=roots, faults=faults, start=start)
     if ran.groups_left is not None and leftovers == "raise":
         raise ran.groups_left
     if ran.groups_left is not None and leftovers == "warn":
         warnings.warn(str(ran.groups_left), LeftoverWarning, stacklevel=2)
     return Run(ran.values, ran.calls, ran.replay)
+
+
+def _check_faults(faults: object, ranks: int, on: str) -> None:
+    """Raises `BadFaults`."""
+    if not isinstance(faults, Faults):
+        raise BadFaults("kill", faults, "it has to be a localtensor.Faults")
+    if on != "threads":
+        raise BadFaults("kill", faults, f"faults are for on='threads', and this is on={on!r}")
+    faults.check(ranks)
 
 
 def timeout_limit(timeout: float | None) -> float | None:

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from localtensor import errors
 from localtensor._util.events import Place, Raised, Wait
@@ -61,6 +61,14 @@ def stuck_error(
     )
 
 
+class TimeLimit(NamedTuple):
+    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
+
+    seconds: float
+    closes: bool = False
+    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
+
+
 def timeout_words(part: Contribution, missing: Sequence[int], seconds: float, *, everyone: bool) -> str:
     """What gloo says of a wait whose time limit has passed, for programs that look for its words."""
     limit = f"{seconds * 1000:g}"
@@ -99,6 +107,8 @@ def partial_group_error(
     """The error for a group that only some of its members made, or None: on gloo, those that made it would wait."""
     for key, by_rank in declared.items():
         members = next(iter(by_rank.values()))[0]
+        if all(own == (rank,) for rank, (own, _) in by_rank.items()):
+            continue
         missing = [rank for rank in members if rank not in by_rank]
         if missing and len(missing) < len(members):
             made = {rank: by_rank[rank][0] if rank in by_rank else () for rank in sorted({*by_rank, *members})}

@@ -110,6 +110,53 @@ def new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwa
     return make(world.simulation, *args, **kwargs)
 
 
+_DIRECT = "localtensor/direct"  # keys of groups that the program makes without `new_group`, in the store that it gives
+
+
+def _gloo_group(
+    kind: type[Any],
+    store: torch.distributed.Store,
+    rank: int,
+    size: int,
+    timeout: object = None,
+) -> object:
+    """`ProcessGroupGloo(store, rank, size)` in a rank: a simulated group of the ranks that have named this store.
+
+    Its members find each other by the store, as on gloo; `rank` is the number in the group.
+    """
+    world = rank_world.world_now()
+    if world is None:
+        return torch.distributed.ProcessGroup.__new__(kind)
+    world.direct += 1
+    members: tuple[int, ...] = (world.rank,)
+    name = f"direct/{world.rank}/{world.direct}"
+    if size > 1:
+        key = f"{_DIRECT}/{store.add(f'{_DIRECT}/{rank}', 1)}"  # a store may serve several groups in turn
+        if rank == 0:
+            store.set(f"{key}/name", name)
+        store.set(f"{key}/{rank}", str(world.rank))
+        members = tuple(int(store.get(f"{key}/{other}")) for other in range(size))
+        name = store.get(f"{key}/name").decode()
+    group = torch.distributed.ProcessGroup(store, rank, size)
+    backend, custom = rank_world.c10d_cpp.FakeProcessGroup._create_internal(rank, size), group.BackendType.CUSTOM
+    group._set_default_backend(custom)
+    for device in rank_world.DEVICES:
+        group._register_backend(torch.device(device), custom, backend)
+    group._set_group_name(c10d.GroupName(name))
+    world.groups[group] = world.simulation.groups.setdefault(f"{world.epoch}/{name}", Group(name, members))
+    limit = getattr(timeout, "_timeout", timeout)
+    set_time_limit(world, world.groups[group], limit)
+    return group
+
+
+def _start_coalescing(original: Callable[..., None], group: torch.distributed.ProcessGroup, device: object) -> None:
+    """`_coalescing_manager(device=...)`, which only NCCL has."""
+    world = rank_world.world_now()
+    if world is not None and group in world.groups:
+        raise RuntimeError(f"Backend {_group_name_of_backend(str, group)} does not implement startCoalescing")
+    original(group, device)
+
+
 def _refuse_rpc(original: Callable[..., object], *args: object, **kwargs: object) -> object:
     if rank_world.world_now() is None:
         return original(*args, **kwargs)
@@ -119,7 +166,9 @@ def _refuse_rpc(original: Callable[..., object], *args: object, **kwargs: object
 def _group_name_of_backend(original: Callable[..., str], group: torch.distributed.ProcessGroup) -> str:
     """The name of the requested backend.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
     world = rank_world.world_now()
-    return world.pg_map[group][0] if world is not None and group in world.groups else original(group)
+    if world is None or group not in world.groups:
+        return original(group)
+    return world.pg_map[group][0] if group in world.pg_map else "gloo"
 
 
 def _without_wrapper_group(
@@ -142,17 +191,18 @@ def _check_backend(backend: str) -> None:
 def _declare_group(
     world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], timeout: object, *, default: bool
 ) -> Group:
-    """The group that the rank makes under this name; all ranks must give it the same members."""
+    """The group that the rank makes under this name; all ranks must give it the same members, or each itself alone."""
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
     declared = simulation.declared.setdefault(key, {})
     declared[world.rank] = (() if default else ranks, line)
-    if any(other != declared[world.rank][0] for other, _ in declared.values()):
+    alone = ranks == (world.rank,) and all(members == (rank,) for rank, (members, _) in declared.items())
+    if not alone and any(other != declared[world.rank][0] for other, _ in declared.values()):
         places = {rank: None if where is None else Place(*where) for rank, (_, where) in declared.items()}
         simulation.fail(GroupMismatch(name, {rank: members for rank, (members, _) in declared.items()}, places))
     if world.rank in ranks and not default and by_program:
         world.made[name] = (ranks, line)
-    group = simulation.groups.setdefault(key, Group(name, ranks))
+    group = simulation.groups.setdefault(f"{key}/{ranks[0]}" if alone else key, Group(name, ranks))
     set_time_limit(world, group, timeout)
     return group
 
@@ -189,6 +239,9 @@ def patched_torch_distributed() -> Iterator[None]:
         if hasattr(torch.distributed.autograd, "_init"):  # the first step of init_rpc that changes the process
             stack.enter_context(wrapped(torch.distributed.autograd, "_init", _refuse_rpc))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "name", _group_name_of_backend))
+        stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_start_coalescing", _start_coalescing))
+        if hasattr(torch.distributed, "ProcessGroupGloo"):
+            stack.enter_context(replaced(torch.distributed.ProcessGroupGloo, "__new__", _gloo_group))
         if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15: one per process, it warns of further ranks
             stack.enter_context(replaced(c10d, "_maybe_attach_flight_recorder", lambda *args, **kwargs: None))
         stack.enter_context(patched_inside_decorators(c10d.init_process_group, _init_process_group))

@@ -21,7 +21,8 @@ from localtensor.collectives.c10d_table import SEND, CallArguments, CollectiveOp
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, match_key
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
-from localtensor.threads.simulation import Simulation, TimeLimit
+from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.simulation import Simulation
 
 
 class RankWork(Work):
@@ -182,6 +183,8 @@ class Kernels:
         part, returns_work = self._contribution(wire_op, call, rank, group)
         if group.cut_off:
             simulation.check_connected(part)
+        if simulation.faults is not None:
+            simulation.faults.begin(part)
         returns_work = returns_work and asynchronous
         read = list(flat_tensors(call.reads)) if returns_work else ()
         if returns_work:  # the user may write them before the others arrive
@@ -196,7 +199,7 @@ class Kernels:
             return self._returned(op, arguments, self.completed_work)
         sends = part.kind == "broadcast" and rank == part.root
         work = self._new_work(rank, ticket, call.writes, read if returns_work else None, sends=sends)
-        simulation.run_token.pause(rank)
+        simulation.pause()
         return self._returned(op, arguments, work.boxed())
 
     def _new_work(
@@ -209,7 +212,7 @@ class Kernels:
         work = RankWork(self.simulation, ticket, writes)
         self.held_works[rank][work] = None
         watch = self.watches[rank]
-        if read is not None:
+        if read is not None and self.simulation.run_token.here() == rank:  # a watch belongs to one thread
             outputs = [] if sends else writes
             written = {id(x) for x in outputs}
             self._in_flight.add(ticket)
@@ -282,6 +285,8 @@ class Kernels:
         part.peer = None if peer is None else group.ranks[peer]
         if group.cut_off:
             simulation.check_connected(part)
+        if simulation.faults is not None:
+            simulation.faults.begin(part)
         if sends:
             ticket = simulation.send(part)
         else:
@@ -289,7 +294,7 @@ class Kernels:
         work = self._new_work(
             rank, ticket, [] if sends else tensors, (tensors if sends else []) if returns_work else None
         )
-        simulation.run_token.pause(rank)
+        simulation.pause()
         return work.boxed()
 
 

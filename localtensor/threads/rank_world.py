@@ -85,6 +85,7 @@ class RankWorld(IndependentWorld):
         self.rank = rank
         self.implicit = False  # the default group was made by us, and the program has not requested it
         self.epoch = 0  # the number of default groups so far: with each, torch numbers the groups from 0 again
+        self.direct = 0  # the number of groups that the program has made without `new_group`
         self.groups: dict[Any, Group] = {}
         self.made: dict[str, MadeGroup] = {}
 

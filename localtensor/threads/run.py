@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,6 +21,8 @@ from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.faults import Faults, FaultsOfRun
+from localtensor.threads.helper_threads import helper_threads
 from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
 from localtensor.threads.isolation.modules import in_world
 from localtensor.threads.process_group import Kernels
@@ -36,7 +39,10 @@ Body = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True)
 class ThreadRun:
-    """The result of a simulation: each rank's value, the ranks' calls, and the schedule that repeats it."""
+    """The result of a simulation: each rank's value, the ranks' calls, and the schedule that repeats it.
+
+    `values` is empty if a rank has died and the program is to be started again.
+    """
 
     values: tuple[Any, ...]
     calls: tuple[Call, ...]
@@ -55,12 +61,15 @@ def run_in_threads(
     fresh: bool = False,
     roots: Sequence[object] = (),
     report: Callable[[list[str], list[str]], None] | None = None,
+    faults: Faults | None = None,
+    start: int = 0,
 ) -> ThreadRun:
     """Run `body(rank)` on every rank, each with its own world; `share`: see `localtensor.run`.
 
     `fresh`: each rank imports its modules itself, also those that this process has imported (torch and the like excepted).
     `report(shared, writes)` is called at the end: what ranks shared, and the writes to it that were seen, a line each.
     `roots`: functions that the ranks will call, if what they write to the globals of modules is to be kept apart.
+    `faults`: those on purpose; `start` counts the starts of the program, from 0.
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -75,6 +84,8 @@ def run_in_threads(
     ):
         if isolation is not None:
             isolating.append(isolation)
+        if faults is not None:
+            simulation.faults = FaultsOfRun(faults, start, simulation)
 
         def run_rank(rank: int) -> None:
             _run_rank(simulation, rank_worlds[rank], body, left)
@@ -98,14 +109,33 @@ def run_in_threads(
                 report(*isolation.report())
         if simulation.run_token.refusal is not None:
             raise simulation.run_token.refusal
-        simulation.close()
-        if simulation.verdict is not None:
-            if isinstance(simulation.verdict, ProgramFault):
-                simulation.verdict.log = tuple(simulation.calls())
-                simulation.verdict.replay = None if schedule.text == "round_robin" else f"schedule={schedule.text!r}"
-            raise simulation.verdict
-        values = tuple(simulation.ended[rank].value for rank in range(ranks))
-        return ThreadRun(values, tuple(simulation.calls()), schedule.text, _groups_left(left))
+        # A start again has the same answers only under the policy itself.
+        text = schedule.text if start == 0 else getattr(schedule, "policy", schedule).text
+        return _result(simulation, text, faults, left)
+
+
+def _result(
+    simulation: Simulation, text: str, faults: Faults | None, left: dict[int, dict[str, rank_world.MadeGroup]]
+) -> ThreadRun:
+    """The result of a run whose ranks have ended, under the schedule of this text; raises the run's error."""
+    calls = tuple(simulation.calls())
+    if faults is not None and simulation.faults.over:
+        return ThreadRun((), calls, text, None)
+    simulation.close()
+    if simulation.verdict is not None:
+        if isinstance(simulation.verdict, ProgramFault):
+            simulation.verdict.log, simulation.verdict.replay = calls, _replay_text(text, faults)
+        raise simulation.verdict
+    values = tuple(simulation.ended[rank].value for rank in range(simulation.ranks))
+    return ThreadRun(values, calls, text, _groups_left(left))
+
+
+def _replay_text(schedule: str, faults: Faults | None) -> str | None:
+    """The arguments of `run` that repeat this run; None where they are the defaults."""
+    parts = [] if schedule == "round_robin" else [f"schedule={schedule!r}"]
+    if faults is not None:
+        parts.append(f"faults=lt.{faults!r}")
+    return ", ".join(parts) or None
 
 
 def limit_from_environment(otherwise: float | None) -> float | None:
@@ -152,6 +182,7 @@ def _simulation_context(
         stack.enter_context(OutsideState())
         stack.enter_context(dist_patches.patched_torch_distributed())
         stack.enter_context(kernels_in_place(simulation.kernels))
+        stack.enter_context(helper_threads(simulation, rank_worlds))
         stack.enter_context(_one_core_per_op())
         sharing = stack.enter_context(shared_propagation.propagation_shared(SLOTS["patches"].inside, on=share))
         stack.enter_context(rank_world.process_globals_guarded())
@@ -177,16 +208,21 @@ def _run_rank(
     set_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
+    threading.current_thread()._daemonic = False  # type: ignore[attr-defined]  # what the threads that it starts inherit
     rank_world.init_default_group(world, "gloo")
     world.implicit = True
     try:
         value = body(world.rank)
+        if simulation.helpers is not None and not simulation.forked:
+            simulation.helpers.finish(world.rank)
     except Abort:
         raise
     except BaseException as error:  # why: whatever ends a rank is reported as its outcome
         if simulation.forked:
             _end_child(error)
         if not simulation.run_token.aborting:
+            if simulation.helpers is not None:
+                simulation.helpers.end(world.rank)
             simulation.end(world.rank, RankEnd(error=error, place=place_of_error(error)))
     else:
         if simulation.forked:

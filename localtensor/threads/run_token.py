@@ -1,7 +1,8 @@
-"""One thread per rank, and one run token: the rank that holds it runs, all others wait.
+"""One thread per rank, helper threads of ranks, and one run token: the thread that holds it runs, all others wait.
 
 A rank passes the token on where it must wait (`block`) and may pass it on at any yield point (`pause`); a `Schedule`
-chooses the next holder.  So no two ranks run at once, and a run is a function of the schedule's choices.  If no rank
+chooses the next holder.  Threads are numbered: a rank's own thread by its rank, helper threads from `ranks` on, in the
+order in which they are started.  So no two ranks run at once, and a run is a function of the schedule's choices.  If no rank
 can run, `diagnose` is called, and every rank is ended where it is.
 
 RecursionError and MemoryError may be raised at any call.  A step therefore either raises before it has changed anything
@@ -26,6 +27,7 @@ YIELD_GRACE = 0.1  # seconds in which the running rank may still reach a yield p
 
 
 STACK_FRAMES = 80  # calls, Python's and C's, that a collective and a hand-over need below their caller
+_allocate_lock = threading.Lock  # also while a run replaces it
 _limit, _set_limit = sys.getrecursionlimit, sys.setrecursionlimit
 
 
@@ -88,7 +90,10 @@ class RunToken:
         self.aborting = False
         self.lost: set[int] = set()  # ranks that did not end when interrupted: what they do is ignored
         self.refusal: Exception | None = None  # what the schedule raised, which ended the run
-        self.idents: dict[int, int] = {}
+        self.idents: dict[int, int] = {}  # of each thread
+        self.numbers: dict[int, int] = {}  # the same, by ident
+        self.rank_of = list(range(ranks))  # by the number of the thread
+        self.ending: set[int] = set()  # helper threads that are to end at their next yield point
         self._schedule = schedule
         self._swap = swap
         self._diagnose = diagnose
@@ -97,10 +102,10 @@ class RunToken:
         self._runnable = list(range(ranks))
         self._unfinished = set(range(ranks))
         self._polled: set[int] = set()  # ranks that polled since all runnable ones last had a turn
-        self._locks = [threading.Lock() for _ in range(ranks)]
+        self._locks = [_allocate_lock() for _ in range(ranks)]
         for lock in self._locks:
             lock.acquire()
-        self._done = threading.Lock()
+        self._done = _allocate_lock()
         self._done.acquire()
         self._threads: list[threading.Thread] = []
 
@@ -126,9 +131,9 @@ class RunToken:
         return True
 
     def join(self) -> None:
-        for rank, thread in enumerate(self._threads):
-            if rank not in self.lost and thread.ident is not None:
-                thread.join()
+        for number, thread in enumerate(self._threads):
+            if number not in self.lost and thread.ident is not None:
+                threading.Thread.join(thread)
 
     def interrupt(self, grace: float) -> tuple[int, ...]:
         """End every rank; returns the ranks that did not end.
@@ -159,7 +164,39 @@ class RunToken:
             self.lost.add(stuck)
             self._unfinished.discard(stuck)
             self._end_next(stuck)
-        return tuple(sorted(self.lost))
+        return tuple(sorted({self.rank_of[number] for number in self.lost}))
+
+    def add(self, rank: int, thread: threading.Thread) -> int:
+        """The number of a new helper thread of this rank; the thread is about to be started, and calls `run_helper`."""
+        number = len(self.rank_of)
+        self.rank_of.append(rank)
+        lock = _allocate_lock()
+        lock.acquire()
+        self._locks.append(lock)
+        self._threads.append(thread)
+        self._unfinished.add(number)
+        self._runnable.append(number)
+        return number
+
+    def withdraw(self, number: int) -> None:
+        """Remove a helper thread that could not be started."""
+        self._unfinished.discard(number)
+        self._runnable.remove(number)
+
+    def here(self) -> int:
+        """The number of the calling thread.  Raises `Abort` in a thread of no rank."""
+        number = self.numbers.get(threading.get_ident())
+        if number is None:
+            raise Abort
+        return number
+
+    def has_helpers(self) -> bool:
+        """Whether a rank has started a thread in this run."""
+        return len(self.rank_of) > self.ranks
+
+    def helpers(self, rank: int) -> list[int]:
+        """The helper threads of the rank that have not ended."""
+        return [number for number in sorted(self._unfinished) if number >= self.ranks and self.rank_of[number] == rank]
 
     def pause(self, rank: int) -> None:
         """A yield point: other ranks may run before it returns."""
@@ -197,6 +234,10 @@ class RunToken:
         """Whether only these ranks can run."""
         return all(rank in ranks for rank in self._runnable)
 
+    def others_can_run(self) -> bool:
+        """Whether a thread can run beside the one that does."""
+        return len(self._runnable) > 1
+
     def wake(self, rank: int) -> None:
         insort(self._runnable, rank)
 
@@ -209,7 +250,7 @@ class RunToken:
 
     def check(self, rank: int) -> None:
         """Raises `Abort` if the run is over."""
-        if self.aborting or rank in self.lost:
+        if self.aborting or rank in self.lost or rank in self.ending:
             raise Abort
 
     def _next(self, runnable: list[int], rank: int) -> int:
@@ -236,9 +277,14 @@ class RunToken:
         self.aborting = True
         return Abort()
 
+    def run_helper(self, number: int, body: Callable[[int], None]) -> None:
+        """Run `body(number)` in this thread, which `add` has numbered, when it is its turn."""
+        self._run_rank(number, body)
+
     def _run_rank(self, rank: int, body: Callable[[int], None]) -> None:
         try:
             self.idents[rank] = threading.get_ident()
+            self.numbers[threading.get_ident()] = rank
             if self.aborting and rank not in self._unfinished:  # interrupted while the threads were being started
                 return
             self._locks[rank].acquire()
@@ -265,7 +311,9 @@ class RunToken:
             return
         if self.holder != rank:  # interrupted after a hand-over, before it waited
             self._locks[rank].acquire()
-        self.idents.pop(rank, None)  # the system reuses the number, perhaps for a thread of the user's
+        self.numbers.pop(
+            self.idents.pop(rank, 0), None
+        )  # the system reuses the ident, perhaps for a thread of the user's
         self._unfinished.discard(rank)
         if not self.aborting:
             del self._runnable[bisect_left(self._runnable, rank)]
@@ -290,8 +338,11 @@ class RunToken:
         self.holder = new; lock.release()  # fmt: skip  # noqa: E702  # one line: no exception comes between the two
 
     def _swap_state(self, old: int | None, new: int | None) -> None:
+        before, after = None if old is None else self.rank_of[old], None if new is None else self.rank_of[new]
+        if before == after:  # threads of one rank
+            return
         try:
-            self._swap(old, new)
+            self._swap(before, after)
         except Exception as crash:  # why: the state is then that of no rank; the run ends, and the token still moves
             self._aborted(crash)
 

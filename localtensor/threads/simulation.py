@@ -1,21 +1,15 @@
 """One run of a program on rank threads: its ranks, what each waits for, and the error if it cannot end well.
 
 Nothing here depends on torch.distributed: `threads/process_group.py` defines what a collective reads and writes.
-
-Rank threads keep to one core.  Left to itself, the system wakes each thread on an idle core, which is never the core of
-the rank that hands over; a step of 16 ranks then takes twice as long (`python -m tests.tools.bench --only ranks`, with
-and without LOCALTENSOR_CORES=all).  The threads of a run move together when other processes keep their core busy.
 """
 
-import ctypes
 import functools
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from math import prod
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -32,51 +26,12 @@ from localtensor.errors import (
     ProgramFault,
 )
 from localtensor.threads import diagnosis
-from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.cores import CoreAffinity
+from localtensor.threads.diagnosis import RankEnd, TimeLimit
 from localtensor.threads.run_token import Abort, RunToken, require_stack
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-CHECK_INTERVAL = 0.05  # seconds between two checks of the run's share of its core
-MIN_CPU_SHARE = 0.6  # of the time; below it, the run moves to the next core
-
-
-class CoreAffinity:
-    """The core of a run's threads.  Does nothing where the system has no CPU affinity, or one core only."""
-
-    def __init__(self, ranks: int) -> None:
-        self._allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        omp = os.environ.get("OMP_NUM_THREADS") or "1"  # or a list of numbers, one for each level of nesting
-        wanted = os.environ.get("LOCALTENSOR_CORES", "one") != "all" and omp.partition(",")[0].strip() == "1"
-        self._core = _current_core(self._allowed) if wanted and len(self._allowed) > 1 else None
-        self._core_of: list[int | None] = [None] * ranks
-        self._checked_at = time.perf_counter()
-        self._cpu_time = time.process_time()
-
-    def follow(self, rank: int) -> None:
-        """Move this thread, which has just received the run token, to the core of the last holder."""
-        if self._core is None:
-            return
-        now = time.perf_counter()
-        if now - self._checked_at > CHECK_INTERVAL:
-            used = time.process_time()
-            if used - self._cpu_time < MIN_CPU_SHARE * (now - self._checked_at):
-                self._core = self._allowed[(self._allowed.index(self._core) + 1) % len(self._allowed)]
-            self._checked_at, self._cpu_time = now, used
-        if self._core_of[rank] != self._core:
-            os.sched_setaffinity(0, {self._core})
-            self._core_of[rank] = self._core
-
-
-def _current_core(allowed: list[int]) -> int:
-    """The core on which this thread runs."""
-    try:
-        core = int(ctypes.CDLL(None).sched_getcpu())
-    except (AttributeError, OSError):
-        core = -1
-    return core if core in allowed else allowed[0]
-
 
 MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable, that count as a deadlock
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
@@ -110,14 +65,6 @@ def _elements(part: Contribution) -> list[tuple[torch.dtype, int]]:
     return [(dtype, prod(shape)) for dtype, shape in part.tensors]
 
 
-class TimeLimit(NamedTuple):
-    """The time limit of one wait.  With `closes`, gloo closes the rank's connections when it passes."""
-
-    seconds: float
-    closes: bool = False
-    everyone: bool = False  # of a monitored barrier: names all ranks that are missing
-
-
 class Simulation:
     """The state that all ranks of one run share; only the rank that holds the run token may touch it."""
 
@@ -125,7 +72,7 @@ class Simulation:
         self.ranks = ranks
         self.serial = ambient.next_serial()
         self.rules, self.guard = ambient.rules(), ambient.guard()  # of the caller's thread, for its ranks
-        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, CoreAffinity(ranks).follow, self._expire)
+        self.run_token = RunToken(ranks, schedule, swap, self._diagnose, self._take_turn, self._expire)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
@@ -133,6 +80,9 @@ class Simulation:
         self.kernels: Any = None
         self.mail: dict[Group, Mailbox] = {}
         self.log: deque[Contribution] = deque(maxlen=LOG_LENGTH)
+        self._cores = CoreAffinity()
+        self.helpers: Any = None  # the helper threads of the ranks
+        self.faults: Any = None  # those on purpose
         self.forked = False  # this is a child process that a rank has forked
         self.ended: dict[int, RankEnd] = {}
         self.verdict: LocalTensorError | None = None
@@ -146,18 +96,32 @@ class Simulation:
         self._broke_first = False
 
     def rank(self) -> int:
-        """The rank of the calling thread.  Raises `ForeignThread` in any other thread, `ForkedRank` in a child process."""
-        rank = self.run_token.holder
+        """The rank to which the calling thread belongs.
+
+        Raises `ForeignThread` in a thread that no rank has started, `ForkedRank` in a child process.
+        """
+        token = self.run_token
+        number = token.numbers.get(threading.get_ident())
         if self.forked:
-            raise ForkedRank("a collective", rank)
-        if rank is None or self.run_token.idents.get(rank) != threading.get_ident():
-            if threading.get_ident() in self.run_token.idents.values():
-                raise Abort  # a rank that did not end in time, and has resumed
+            raise ForkedRank("a collective", token.rank_of[token.holder or 0])
+        if number is None:
             raise ForeignThread("a collective", threading.current_thread().name)
-        return rank
+        if number != token.holder:
+            raise Abort  # a rank that did not end in time, and has resumed
+        return token.rank_of[number]
 
     def is_rank(self) -> bool:
-        return threading.get_ident() in self.run_token.idents.values()
+        return threading.get_ident() in self.run_token.numbers
+
+    def _take_turn(self, number: int) -> None:
+        """In the thread that has just received the run token."""
+        self._cores.follow(number)
+        if self.run_token.has_helpers():
+            self.helpers.take_turn(number)
+
+    def pause(self) -> None:
+        """A yield point: other threads may run before it returns."""
+        self.run_token.pause(self.run_token.here())
 
     def enter(self) -> int:
         """The rank of the calling thread, which is about to change what all ranks share.
@@ -172,10 +136,12 @@ class Simulation:
         self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, returns_work: bool
     ) -> Ticket:
         """Add the rank's part to its rendezvous; the last part computes all results."""
-        self.run_token.check(part.rank)
+        self.run_token.check(self.run_token.here())
         rendezvous = part.group.next_rendezvous(part.rank)
         part.number = rendezvous.number
         self._note(part)
+        if self._is_cut_off(part):
+            return Ticket(part, lambda: part.group.ranks)
         ticket = rendezvous.join(part)
         ticket.deliver = deliver
         if returns_work:
@@ -204,6 +170,11 @@ class Simulation:
     @_entirely
     def send(self, part: Contribution) -> Ticket:
         ticket = self._post(part)
+        if self._is_cut_off(part):
+            return ticket
+        if self.faults is not None and self.faults.loses(part):
+            ticket.done = True
+            return ticket
         met = self._mail(part).send(ticket)
         if met is not None:
             self._deliver_message(ticket, met)
@@ -213,14 +184,20 @@ class Simulation:
     def recv(self, part: Contribution, deliver: Callable[[Any], None]) -> Ticket:
         ticket = self._post(part)
         ticket.deliver = deliver
+        if self._is_cut_off(part):
+            return ticket
         mail = self._mail(part)
         met = mail.recv_from_any(ticket, self.run_token.number) if part.peer is None else mail.recv(ticket)
         if met is not None:
             self._deliver_message(met, ticket)
         return ticket
 
+    def _is_cut_off(self, part: Contribution) -> bool:
+        """Whether a fault on purpose lets this call reach nobody: then the wait for it raises."""
+        return self.faults is not None and self.faults.cuts_off(part)
+
     def _post(self, part: Contribution) -> Ticket:
-        self.run_token.check(part.rank)
+        self.run_token.check(self.run_token.here())
         part.number = self._mail(part).number(part.kind, part.rank, part.peer, part.tag or 0)
         self._note(part)
         others = tuple(rank for rank in part.group.ranks if rank != part.rank)
@@ -246,13 +223,16 @@ class Simulation:
 
         Raises `CollectiveTimeout` if `limit` passes before on the simulated clock.
         """
-        rank = ticket.part.rank
         self._handed_out.pop(ticket, None)
         ticket.waited = True
         if ticket.done:
-            self.run_token.pause(rank)
+            self.pause()
         else:
+            if self.faults is not None:
+                self.faults.check(ticket)
             self.block(ticket, None if limit is None else limit.seconds)
+            if self.faults is not None:
+                self.faults.check(ticket)
             if not ticket.done and limit is not None:
                 raise self._timed_out(ticket, limit)
         deliver, ticket.deliver = ticket.deliver, None
@@ -263,11 +243,15 @@ class Simulation:
     @_entirely
     def block(self, ticket: Ticket, seconds: float | None = None) -> None:
         """Wait until another rank has set `done` and woken this one, or until `seconds` have passed while none can run."""
-        rank = ticket.part.rank
+        number = self.run_token.here()
+        while ticket.blocked and not ticket.done:  # another thread of the rank waits for the same
+            self.run_token.step_aside(number)
+        if ticket.done:
+            return
         ticket.deadline = None if seconds is None else self.clock + seconds
-        ticket.blocked = True
-        self._waits[rank] = ticket
-        self.run_token.block(rank)
+        ticket.blocked, ticket.thread = True, number
+        self._waits[number] = ticket
+        self.run_token.block(number)
 
     @_entirely
     def wake(self, ticket: Ticket) -> None:
@@ -279,9 +263,8 @@ class Simulation:
     def _wake(self, ticket: Ticket) -> None:
         if ticket.blocked:
             ticket.blocked = False
-            rank = ticket.part.rank
-            del self._waits[rank]
-            self.run_token.wake(rank)
+            del self._waits[ticket.thread]
+            self.run_token.wake(ticket.thread)
 
     def poll(self, ticket: Ticket) -> bool:
         """Whether the ticket is done; other ranks run first, so that a polling loop can end.
@@ -290,11 +273,14 @@ class Simulation:
         """
         if not ticket.done:
             self.enter()
-            self._polls[ticket.part.rank] = ticket
+            if self.faults is not None:
+                self.faults.check(ticket)
+            number = self.run_token.here()
+            self._polls[number] = ticket
             self._poll_count += 1
             if self._poll_count > MAX_POLLS and self.run_token.only_runnable(self._polls) and not self._expire():
                 self.fail(self._stuck_error())
-            self.run_token.step_aside(ticket.part.rank)
+            self.run_token.step_aside(number)
         return ticket.done
 
     def _reset_polls(self) -> None:
@@ -315,20 +301,28 @@ class Simulation:
 
     def end(self, rank: int, ended: RankEnd) -> None:
         self._reset_polls()
-        self.ended[rank] = ended
+        error = None if self.helpers is None else self.helpers.errors.get(rank)
+        self.ended[rank] = ended if ended.error is not None or error is None else error
 
     def _expire(self) -> bool:
         """Let the nearest deadline pass, and wake its rank.  False if there is none.
 
         Not where calls do not match or a rank has raised: that error comes first.
         """
+        if self.helpers is not None and self.helpers.released_outside(self._waits.values(), self._wake):
+            return True
         due = [ticket for ticket in self._waits.values() if ticket.deadline is not None]
-        if not due or self._broken is not None or any(end.error is not None for end in self.ended.values()):
+        if not due or self._broken is not None or any(end.error is not None for end in self._ends().values()):
             return False
         first = min(due, key=lambda ticket: (ticket.deadline or 0.0, ticket.part.rank))
-        first.diagnosis = self._stuck_error()
+        if first.ready is None:
+            first.diagnosis = self._stuck_error()
+            self._reset_polls()
+        else:  # a lock, or a sleep: a helper thread may wake up again and again, and change nothing
+            self._poll_count += 1
+            if self._poll_count > MAX_POLLS:
+                return False
         self.clock = first.deadline or self.clock
-        self._reset_polls()
         self._wake(first)
         return True
 
@@ -359,14 +353,34 @@ class Simulation:
         """What each blocked or polling rank waits for, by rank."""
         polling = {rank: ticket for rank, ticket in self._polls.items() if not ticket.done}
         waits = sorted({**polling, **self._waits}.items())
-        return [Wait(rank, ticket.peers(), ticket.part.call()) for rank, ticket in waits]
+        return [Wait(ticket.part.rank, ticket.peers(), ticket.part.call()) for _, ticket in waits]
+
+    def _ends(self) -> dict[int, RankEnd]:
+        """How ranks ended, and those whose helper thread has raised."""
+        return self.ended if self.helpers is None else {**self.helpers.errors, **self.ended}
+
+    def interrupt_waits(self, which: Callable[[Ticket], object]) -> None:
+        """Wake the threads that wait for such tickets, though these are not done."""
+        for ticket in [ticket for ticket in self._waits.values() if which(ticket)]:
+            self._wake(ticket)
+
+    def end_thread(self, number: int) -> None:
+        """Let a helper thread end where it is."""
+        self.run_token.ending.add(number)
+        ticket = self._waits.get(number)
+        if ticket is not None:
+            self._wake(ticket)
 
     def _stuck_error(self) -> LocalTensorError:
         lines = {rank: part.place for rank, part in self.last_part.items()}
-        return diagnosis.stuck_error(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
+        return diagnosis.stuck_error(self._ends(), self._broken, self.waits(), lines, broke_first=self._broke_first)
 
     def close(self) -> None:
         """Set the verdict of a run whose ranks have all ended by themselves."""
+        if self.faults is not None and self.faults.happened:  # what is left undone is not the program's fault
+            self.mail.clear()
+            self._handed_out.clear()
+            self.declared.clear()
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
             self.verdict = diagnosis.leftover_error(self.ended, self._broken, unmet, list(self._handed_out))

@@ -12,7 +12,8 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from localtensor._util.call_sites import origin
 from localtensor.collectives.rendezvous import Contribution, Group, Ticket
-from localtensor.threads.simulation import Simulation, TimeLimit
+from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.simulation import Simulation
 
 UNSET = (
     300.0,
@@ -72,7 +73,8 @@ class RankStore(Store):
     def _yield_turn(self) -> None:
         """Let the other ranks run: the caller may be polling in a loop."""
         if self._simulation.is_rank():
-            self._simulation.run_token.step_aside(self._simulation.enter())
+            self._simulation.enter()
+            self._simulation.run_token.step_aside(self._simulation.run_token.here())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]

@@ -51,7 +51,7 @@ def step_aside() -> bool:
     simulation = simulation_of_this_rank()
     if simulation is None:
         return False
-    simulation.run_token.step_aside(simulation.rank())
+    simulation.run_token.step_aside(simulation.run_token.here())
     return True
 
 

@@ -62,9 +62,15 @@ CASES = {
     "not served": Case(errors.NotServed("init_rpc", "there is no RPC"),
         "init_rpc: on: rank threads: this call is not served there (there is no RPC). Run the program on real "
         "processes, with on='gloo'."),
+    "faults": Case(errors.BadFaults("kill", {3: 1}, "it has to give ranks below 3 the number of a call from 1 on"),
+        "run: faults.kill: {3: 1}: it has to give ranks below 3 the number of a call from 1 on. Give it as "
+        "localtensor.Faults documents it."),
+    "lost peer": Case(errors.PeerLost(WAIT.call, 1, "the network is split"),
+        "all_reduce #4 in group 0 at a.py:9 in g: peer: rank 1, needed by rank 0: Connection closed by peer (the network "
+        "is split). Catch this RuntimeError, or start again from a checkpoint."),
     "thread": Case(errors.ForeignThread("all_reduce", "Thread-3"),
         "all_reduce: thread: called from Thread-3: a collective belongs to a rank, and this thread is none. Call "
-        "it on the thread that runs the rank's function, with async_op=True to go on meanwhile."),
+        "it on the rank's own thread, or on one that the rank has started."),
     "forked": Case(errors.ForkedRank("a collective", 1),
         "a collective: process: a child that rank 1 forked: the other ranks are not in this process. Call it in the "
         "rank itself, and let the child return what it has computed."),

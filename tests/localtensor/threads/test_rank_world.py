@@ -64,12 +64,12 @@ def test_each_rank_has_a_world_of_its_own(rank):
 
 
 @pytest.mark.ranks(2)
-def test_a_thread_that_a_rank_starts_has_no_world(rank):
+def test_a_thread_that_a_rank_starts_has_the_world_of_the_rank(rank):
     seen = []
     thread = threading.Thread(target=lambda: seen.append(world_now()))
     thread.start()
     thread.join()
-    assert world_now().rank == rank and seen == [None]
+    assert world_now().rank == rank and seen == [world_now()]
 
 
 def test_outside_of_a_run_there_is_no_world():

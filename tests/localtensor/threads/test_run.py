@@ -1,3 +1,4 @@
+import queue
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError, NeverEnded, NoTime, RankRaised
 from localtensor.threads import run as threads
 from localtensor.threads.run import limit_from_environment
+from localtensor.threads.run_token import RunToken
 
 HERE = "test_run.py"
 
@@ -223,7 +225,15 @@ def test_two_threads_may_run_one_after_the_other():
     assert got == {1: [1.0, 1.0], 2: [3.0, 3.0], 3: [6.0, 6.0]}
 
 
-def test_a_collective_belongs_to_the_thread_of_its_rank():
+def test_a_collective_belongs_to_a_thread_of_its_rank():
+    todo = queue.SimpleQueue()
+
+    def work():
+        todo.get()()
+
+    other = threading.Thread(target=work, name="helper")
+    other.start()  # before the run: it belongs to no rank
+
     def program():
         told = []
 
@@ -233,35 +243,23 @@ def test_a_collective_belongs_to_the_thread_of_its_rank():
             except LocalTensorError as error:
                 told.append(str(error))
 
-        other = threading.Thread(target=elsewhere, name="helper")
-        other.start()
+        todo.put(elsewhere)
         other.join()
         return told
 
     (said,) = lt.run(program, ranks=1)[0]
     assert said == (
         "a collective: thread: called from helper: a collective belongs to a rank, and this thread is none. "
-        "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
+        "Call it on the rank's own thread, or on one that the rank has started."
     )
 
 
-def test_a_thread_of_the_users_is_no_rank_though_it_has_the_number_of_one_that_has_ended():
-    def program():
-        told = []
-
-        def elsewhere():
-            try:
-                dist.barrier()
-            except BaseException as error:
-                told.append(type(error).__name__)
-
-        for _ in range(3):
-            other = threading.Thread(target=elsewhere)
-            other.start()
-            other.join()
-        return told
-
-    assert lt.run(program, ranks=8).values == (["ForeignThread"] * 3,) * 8
+def test_a_thread_from_outside_is_no_rank_though_it_has_the_ident_of_one_that_has_ended():
+    token = RunToken(2, lt.round_robin(), lambda *pair: None, lambda: None)
+    token.start(lambda rank: None)
+    assert token.wait(20)
+    token.join()
+    assert token.numbers == token.idents == {}
 
 
 def test_the_environment_says_before_anybody_else_how_long_a_run_may_take(monkeypatch):

@@ -214,11 +214,12 @@ def test_ctrl_c_ends_every_rank_and_leaves_nothing(busy):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_ranks_that_do_not_obey(monkeypatch):
-    over, began, graces, interrupt = threading.Event(), threading.Event(), [], RunToken.interrupt
+    over, began, graces, interrupt = threading.Lock(), threading.Event(), [], RunToken.interrupt
+    over.acquire()
 
     def stuck():
         began.set()
-        over.wait()  # no exception gets in there
+        over.acquire()  # of C, from outside of the run: no exception gets in there
 
     def pressed(simulation, timeout):
         began.wait()
@@ -240,7 +241,7 @@ def test_a_second_ctrl_c_does_not_wait_for_ranks_that_do_not_obey(monkeypatch):
     for thread in left:
         thread.join(0 if thread.name == "rank 0" else 20)  # the others are on their way out, on a busy machine slowly
     assert [thread.name for thread in left if thread.is_alive()] == ["rank 0"]
-    over.set()
+    over.release()
     left[0].join()
     monkeypatch.undo()
     assert lt.run(good, ranks=2)[0][0] == [3.0, 3.0]

@@ -1,3 +1,4 @@
+import queue
 import socket
 import threading
 from datetime import timedelta
@@ -203,13 +204,14 @@ def test_a_client_whose_server_never_begins_is_a_deadlock():
 
 
 def test_outside_of_a_rank_stores_are_torchs_own(tmp_path):
-    made = []
+    made, todo = [], queue.Queue()
+    outside = threading.Thread(target=lambda: made.append(todo.get()()))
+    outside.start()
 
     def program():
         if dist.get_rank() == 0:
-            other = threading.Thread(target=lambda: made.append(dist.FileStore(str(tmp_path / "own"), 1)))
-            other.start()
-            other.join()
+            todo.put(lambda: dist.FileStore(str(tmp_path / "own"), 1))
+            outside.join()
 
     lt.run(program, ranks=2)
     after = dist.FileStore(str(tmp_path / "after"), 1)

@@ -5,8 +5,8 @@ import os
 import pytest
 
 import localtensor as lt
-from localtensor.threads import simulation
-from localtensor.threads.simulation import CHECK_INTERVAL, CoreAffinity
+from localtensor.threads import cores
+from localtensor.threads.cores import CHECK_INTERVAL, CoreAffinity
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
@@ -21,7 +21,7 @@ def allowed_here(_rank=None):
 def test_all_ranks_run_on_one_core_and_the_caller_on_all_of_his(monkeypatch):
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(simulation, "MIN_CPU_SHARE", 0)  # on a busy machine the run would move
+    monkeypatch.setattr(cores, "MIN_CPU_SHARE", 0)  # on a busy machine the run would move
     before = allowed_here()
     used = lt.run(allowed_here, ranks=3).values
     assert len(used[0]) == 1 and set(used) == {used[0]}
@@ -40,20 +40,20 @@ def test_who_wants_all_cores_gets_them(monkeypatch, name, value):
 def test_any_number_of_threads_that_openmp_takes_is_read(monkeypatch, value, one_core):
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", value)
-    kept, run = [], CoreAffinity(1)
-    monkeypatch.setattr(simulation.os, "sched_setaffinity", lambda pid, where: kept.append(where))
+    kept, run = [], CoreAffinity()
+    monkeypatch.setattr(cores.os, "sched_setaffinity", lambda pid, where: kept.append(where))
     run.follow(0)
     assert bool(kept) is one_core
 
 
 def test_a_starved_run_moves_and_a_busy_one_stays(monkeypatch):
     moved_to, clock, used = [], [100.0], [5.0]
-    monkeypatch.setattr(simulation.os, "sched_setaffinity", lambda pid, where: moved_to.append(where))
-    monkeypatch.setattr(simulation.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(simulation.time, "process_time", lambda: used[0])
+    monkeypatch.setattr(cores.os, "sched_setaffinity", lambda pid, where: moved_to.append(where))
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cores.time, "process_time", lambda: used[0])
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    run = CoreAffinity(2)
+    run = CoreAffinity()
     run.follow(0)
     assert len(moved_to) == 1  # the thread goes where the run is
     clock[0], used[0] = clock[0] + 2 * CHECK_INTERVAL, used[0] + 2 * CHECK_INTERVAL

@@ -111,7 +111,7 @@ _FOLDING = (
         "known = 0 <=", "in a mode of some ranks a group rank is taken for a global one"),
     bug("localtensor/threads/buffer_watch::overlap", "unit = min(a.element_size(), b.element_size())",
         "unit = a.element_size()", "the imaginary part of a buffer is read while a collective writes it"),
-    bug("localtensor/threads/simulation::CoreAffinity.__init__", 'omp.partition(",")[0].strip() == "1"',
+    bug("localtensor/threads/cores::CoreAffinity.__init__", 'omp.partition(",")[0].strip() == "1"',
         'int(omp) == 1', "OMP_NUM_THREADS=2,1 ends every run in a ValueError"),
     bug("localtensor/threads/state/propagation_settings::ambient_settings", "return (_a(), ", "return (None, ",
         "what was found out under no_grad is used with gradients"),

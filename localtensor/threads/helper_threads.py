@@ -1,0 +1,355 @@
+"""Threads that a program starts in a rank: each belongs to its rank, and runs when the schedule gives it a turn.
+
+So such a thread finds the groups, meshes, generators and settings of its rank, its collectives are served in turn, and
+the run stays a function of the schedule.  A thread that waits must pass the run token on.  Python's own locks do not, so
+`threading.Lock` and what is made of it (RLock, Condition, Event, Semaphore, Queue, Future) are made of `RankLock`s by the
+threads of ranks; `Thread.join`, `time.sleep`, and the system calls that wait for files, sockets and processes pass it on as well.
+
+A time limit, or a sleep, ends when no thread of the run can go on without it, and not before its time.
+"""
+
+import functools
+import os
+import queue
+import select
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import thread as pool_threads
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from localtensor._util.ambient import running, set_guard, set_rules, simulation_of_this_rank
+from localtensor._util.call_sites import origin, place_of_error
+from localtensor._util.patching import replaced, wrapped
+from localtensor.collectives.rendezvous import Contribution, Group, Ticket
+from localtensor.threads import rank_world
+from localtensor.threads.diagnosis import RankEnd
+from localtensor.threads.run_token import Abort
+from localtensor.threads.simulation import Simulation
+
+POLL_SLICE = 0.01  # seconds of a system call, after which other threads of the run have their turn
+_allocate_lock, _sleep, _select = threading.Lock, time.sleep, select.select
+
+
+class _Here(threading.local):
+    """What the calling thread does."""
+
+    starting = False  # a thread: it waits for the new one, which has no turn yet
+
+
+_here = _Here()
+
+
+def _of_rank() -> Simulation | None:
+    """The simulation if the calling thread is one of its threads, and may wait for another."""
+    simulation = None if _here.starting else simulation_of_this_rank()
+    return simulation if simulation is not None and not simulation.forked else None
+
+
+def _with_helpers() -> Simulation | None:
+    """The same, if the run has helper threads."""
+    simulation = _of_rank()
+    return simulation if simulation is not None and simulation.run_token.has_helpers() else None
+
+
+class _Chosen(type):
+    """The class of `threading.Lock` and the like while ranks run: a thread of a rank makes `ours`, any other `original`."""
+
+    original: Any
+    ours: Any
+    kinds: tuple[type, ...]
+
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
+        return (cls.original if _of_rank() is None else cls.ours)(*args, **kwargs)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.kinds)
+
+
+def _chosen(original: Any, ours: Any) -> Any:
+    kinds = tuple({type(make()) for make in (original, ours)})
+    return _Chosen(
+        original.__name__, (), {"original": staticmethod(original), "ours": staticmethod(ours), "kinds": kinds}
+    )
+
+
+class RankLock:
+    """A lock like `threading.Lock`; a thread of a rank that waits for it lets the others run."""
+
+    __slots__ = ("__weakref__", "_lock", "_waiting")
+
+    def __init__(self) -> None:
+        self._lock = _allocate_lock()
+        self._waiting: list[Ticket] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if not blocking or -1 != timeout <= 0:
+            return self._lock.acquire(blocking, timeout)  # refuses some arguments
+        if self._lock.acquire(False):
+            return True
+        simulation = _of_rank()
+        if simulation is None:
+            return self._lock.acquire(blocking, timeout)
+        until = None if timeout < 0 else time.monotonic() + timeout
+        while not self._lock.acquire(False):
+            ticket = _ticket(simulation, "Lock.acquire", lambda: not self._lock.locked())
+            self._waiting.append(ticket)
+            simulation.block(ticket, None if timeout < 0 else timeout)
+            if not ticket.done and until is not None:
+                self._waiting.remove(ticket)
+                return self._lock.acquire(True, max(0.0, until - time.monotonic()))
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+        if self._waiting and _of_rank() is not None:
+            waiting, self._waiting = self._waiting, []
+            for ticket in waiting:
+                running().wake(ticket)  # type: ignore[union-attr]  # each tries again
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+    def _at_fork_reinit(self) -> None:
+        self._lock = _allocate_lock()
+        self._waiting = []
+
+
+def _ticket(simulation: Simulation, call: str, ready: Callable[[], bool]) -> Ticket:
+    """What the calling thread waits for, without the other ranks."""
+    rank = simulation.enter()
+    part = Contribution(rank, call, Group("thread", (rank,)), None, (), None, line=origin(sys._getframe(2)).line)
+    part.number = 0
+    return Ticket(part, lambda: (rank,), ready=ready)
+
+
+class HelperThreads:
+    """The helper threads of one simulation."""
+
+    def __init__(self, simulation: Simulation, worlds: list[rank_world.RankWorld]) -> None:
+        self.errors: dict[int, RankEnd] = {}  # by rank: the first error of one of its helper threads
+        self._simulation, self._worlds = simulation, worlds
+        self._over: dict[threading.Thread, RankLock] = {}  # locked until the thread has ended
+        self._numbers: dict[threading.Thread, int] = {}
+        self._registered: dict[int, dict[str, Any]] = {}  # by thread: the groups that C++ finds there by name
+        self._others = {
+            thread for thread in threading.enumerate() if thread.daemon or thread is threading.current_thread()
+        }
+        self._hook = threading.excepthook
+
+    def start(self, original: Callable[..., None], thread: threading.Thread) -> None:
+        """`Thread.start`: the thread belongs to the rank that starts it."""
+        simulation = _of_rank()
+        if simulation is None or thread in self._numbers:
+            return original(thread)
+        rank, token = simulation.enter(), simulation.run_token
+        number = self._numbers[thread] = token.add(rank, thread)
+        over = self._over[thread] = RankLock()
+        over.acquire()
+        thread.run = functools.partial(self._run, thread, rank, thread.run)  # type: ignore[method-assign]
+        daemon, thread._daemonic = thread.daemon, True  # type: ignore[attr-defined]  # an abandoned one must not keep Python alive
+        _here.starting = True
+        try:
+            return original(thread)
+        except BaseException:  # why: the thread has no turn to wait for
+            token.withdraw(number)
+            raise
+        finally:
+            _here.starting = False
+            thread._daemonic = daemon  # type: ignore[attr-defined]
+
+    def _run(self, thread: threading.Thread, rank: int, run: Callable[[], None]) -> None:
+        def body(number: int) -> None:
+            simulation = self._simulation
+            set_rules(simulation.rules)
+            set_guard(simulation.guard)
+            torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread
+            torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
+            try:
+                run()
+            except (Abort, SystemExit):
+                pass
+            except BaseException as error:  # why: it is the rank's error, or the program's own hook gets it
+                if threading.excepthook is self._hook:
+                    self.errors.setdefault(rank, RankEnd(error=error, place=place_of_error(error)))
+                else:
+                    threading.excepthook(threading.ExceptHookArgs([type(error), error, error.__traceback__, thread]))
+            finally:
+                del thread.run
+                rank_world.c10d_cpp._unregister_all_process_groups()
+                rank_world.clear_sharding_cache()
+                self._over[thread].release()
+
+        self._simulation.run_token.run_helper(self._numbers[thread], body)
+
+    def take_turn(self, number: int) -> None:
+        """In a thread that has just received the run token: C++ finds the groups of its rank there, and no others."""
+        groups: dict[Any, Any] = {
+            name: group for group, name in self._worlds[self._simulation.run_token.rank_of[number]].pg_names.items()
+        }
+        before = self._registered.get(number)
+        if before == groups or (before is None and number < self._simulation.ranks and len(self._registered) == 0):
+            return
+        self._registered[number] = groups
+        rank_world.c10d_cpp._unregister_all_process_groups()
+        for name, group in groups.items():
+            rank_world.c10d_cpp._register_process_group(name, group)
+
+    def join(self, original: Callable[..., None], thread: threading.Thread, timeout: float | None = None) -> None:
+        """`Thread.join`."""
+        over = self._over.get(thread) if _of_rank() is not None else None
+        if over is not None and thread is not threading.current_thread():
+            if not over.acquire(True, -1 if timeout is None else max(timeout, 0)):
+                return
+            over.release()
+            timeout = None  # the last steps of the thread need no turn
+        original(thread, timeout)
+
+    def is_alive(self, original: Callable[..., bool], thread: threading.Thread) -> bool:
+        """`Thread.is_alive`, perhaps in a loop."""
+        alive, simulation = original(thread), _of_rank()
+        if alive and simulation is not None and thread in self._over:
+            simulation.run_token.step_aside(simulation.run_token.here())
+        return alive
+
+    def sleep(self, original: Callable[[float], None], seconds: float) -> None:
+        """`time.sleep`: where the rank has helper threads, or is one, the others run meanwhile."""
+        simulation = _with_helpers()
+        if simulation is None or not seconds >= 0:
+            return original(seconds)
+        until = time.monotonic() + seconds
+        simulation.block(_ticket(simulation, "time.sleep", lambda: False), seconds)
+        return original(max(0.0, until - time.monotonic()))
+
+    def released_outside(self, tickets: Iterable[Ticket], wake: Callable[[Ticket], None]) -> bool:
+        """Wake the threads whose lock a thread of no rank has released; waits for that while there is such a thread."""
+        locks = [ticket for ticket in tickets if ticket.ready is not None]
+        while locks and not self._simulation.run_token.aborting:
+            free = [ticket for ticket in locks if ticket.ready is not None and ticket.ready()]
+            for ticket in free:
+                ticket.done = True
+                wake(ticket)
+            known = self._others.union(self._numbers)
+            if free or any(ticket.deadline is not None for ticket in locks):
+                return bool(free)
+            if not any(thread not in known and not thread.name.startswith("rank ") for thread in threading.enumerate()):
+                return False
+            _sleep(POLL_SLICE)
+        return False
+
+    def finish(self, rank: int) -> None:
+        """Wait for the rank's helper threads, as a process does at its end: idle pools and daemon threads are ended."""
+        token = self._simulation.run_token
+        for thread in list(pool_threads._threads_queues):
+            if self._numbers.get(thread) in token.helpers(rank):
+                executor = thread._args[0]()
+                if executor is not None:
+                    executor.shutdown(wait=False)
+        for thread, number in list(self._numbers.items()):
+            if token.rank_of[number] == rank and not thread.daemon:
+                thread.join()
+        self.end(rank)
+
+    def end(self, rank: int) -> None:
+        """End the rank's helper threads where they are."""
+        token = self._simulation.run_token
+        for number in token.helpers(rank):
+            self._simulation.end_thread(number)
+        while token.helpers(rank):
+            token.step_aside(token.here())
+
+
+def _wait_for_child(original: Callable[..., Any], pid: int, options: int) -> Any:
+    """`os.waitpid`: in a run with helper threads others run until the child has ended."""
+    simulation = _with_helpers()
+    if simulation is None or options != 0:
+        return original(pid, options)
+    while (found := original(pid, os.WNOHANG)) == (0, 0):
+        time.sleep(POLL_SLICE)
+    return found
+
+
+def _polled(select_for: Callable[[float | None], Any], timeout: float | None) -> Any:
+    """A call that selects, until something is ready or `timeout` seconds have passed.
+
+    In a run with helper threads it is repeated in slices, between which others run.
+    """
+    simulation = _with_helpers()
+    if simulation is None or (timeout is not None and timeout <= 0):
+        return select_for(timeout)
+    until = None if timeout is None else time.monotonic() + timeout
+    token = simulation.run_token
+    while True:
+        left = POLL_SLICE if until is None else max(0.0, until - time.monotonic())
+        found = select_for(0.0 if token.others_can_run() else min(left, POLL_SLICE))
+        if any(found) or left == 0.0:
+            return found
+        token.step_aside(token.here())
+
+
+def _select_calls(original: Callable[..., Any], *args: Any) -> Any:
+    return _polled(functools.partial(original, *args[:3]), args[3] if len(args) > 3 else None)
+
+
+def _selector_calls(original: Callable[..., Any], selector: Any, timeout: float | None = None) -> Any:
+    return _polled(functools.partial(original, selector), timeout)
+
+
+def _when_readable(original: Callable[..., Any], sock: socket.socket, *args: Any, **kwargs: Any) -> Any:
+    if _with_helpers() is not None and sock.gettimeout() != 0:
+        ready = _select_calls(_select, [sock], [], [], sock.gettimeout())
+        if not ready[0]:
+            raise TimeoutError("timed out")
+    return original(sock, *args, **kwargs)
+
+
+def _kinds_of_selector() -> set[type]:
+    """The classes of the standard library that define `select`."""
+    kinds = [kind for kind in vars(selectors).values() if isinstance(kind, type)]
+    bases = {base for kind in kinds if issubclass(kind, selectors.BaseSelector) for base in kind.__mro__}
+    return {base for base in bases if "select" in vars(base) and base is not selectors.BaseSelector}
+
+
+@contextmanager
+def helper_threads(simulation: Simulation, worlds: list[rank_world.RankWorld]) -> Iterator[HelperThreads]:
+    """Inside the block, threads that ranks start are threads of the simulation."""
+    helpers = simulation.helpers = HelperThreads(simulation, worlds)
+    with ExitStack() as stack:
+        for owner, name, ours in (
+            (threading, "Lock", RankLock),
+            (threading, "_allocate_lock", RankLock),
+            (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
+            (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+        ):
+            stack.enter_context(replaced(owner, name, _chosen(getattr(owner, name), ours)))
+        calls: list[tuple[Any, str, Callable[..., Any]]] = [
+            (threading.Thread, "start", helpers.start),
+            (threading.Thread, "join", helpers.join),
+            (threading.Thread, "is_alive", helpers.is_alive),
+            (time, "sleep", helpers.sleep),
+            (os, "waitpid", _wait_for_child),
+            (select, "select", _select_calls),
+            *((kind, "select", _selector_calls) for kind in _kinds_of_selector()),
+            *((socket.socket, name, _when_readable) for name in ("accept", "recv", "recv_into")),
+        ]
+        for owner, name, around in calls:
+            stack.enter_context(wrapped(owner, name, around))
+        yield helpers
