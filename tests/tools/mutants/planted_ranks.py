@@ -15,7 +15,7 @@ SCHEDULES = (
     bug("localtensor/threads/run_token::RunToken.block",
         "            self._end_stuck()\n            raise Abort",
         "            self.aborting = True\n            raise Abort", "a deadlock ends the run without a word"),
-    bug("localtensor/threads/run_token::RunToken._leave", "self.idents.pop(rank, None)", "self.idents.get(rank, None)",
+    bug("localtensor/threads/run_token::RunToken._leave", "self.idents.pop(rank, 0)", "self.idents.get(rank, 0)",
         "a thread that the user starts later is taken for the rank that has gone"),
     bug("localtensor/threads/run_token::RunToken.interrupt", "            self._unfinished.discard(stuck)\n", "",
         "a rank that does not obey gets the run token again, and the others are never ended"),
