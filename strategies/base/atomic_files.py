@@ -65,11 +65,12 @@ def write_whole(path: Path, text: str) -> None:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """As `write_whole`, line by line, for large texts. Raises `OSError`, which names the file on a full disk, too.
 
-    A device or a pipe is written to and stays what it is, and a link stays a link.
+    A device or a pipe is written to and stays what it is, and a link stays a link.  Half of a surrogate pair, which UTF-8
+    does not have, is written as JSON and Python spell it.
     """
     try:
         if path.exists() and not path.is_file():
-            with path.open("w", encoding="utf-8") as file:
+            with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(f"{line}\n" for line in lines)
         else:
             _replace(_resolved(path), lines)
@@ -90,7 +91,7 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         CLEANUPS[name] = os.unlink
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(f"{line}\n" for line in lines)
         os.chmod(name, 0o644)
         os.replace(name, path)

@@ -1,7 +1,7 @@
 """Read access to a git repository: its location, the content of a revision, the files of the work tree.
 
-It runs the git command without hooks, filters, pagers and file system monitors: no command that a repository configures
-is executed.
+It runs the git command without hooks, filters, pagers, file system monitors and remotes: no command that a repository
+configures is executed, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ CALL = "localtensor gate"
 UNSET = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
 """Variables that git sets for hooks. They are removed, so that the result depends on the folder only."""
 QUIET = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false")
+
+
+CALM = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+    "GIT_ALLOW_PROTOCOL": "none",  # in a partial clone git would ask the remote, by a command that the repository names
+    "GIT_NO_LAZY_FETCH": "1",  # the same for git 2.45 and later, without an attempt
+}
 
 
 class NoGit(Refusal, call=CALL, argument="--changed", values="git"):
@@ -95,8 +104,7 @@ class Repository:
             end = output.index(b"\n", at)
             head = output[at:end].split(b" ")
             if len(head) != 3:
-                problem = f"the content of {blob} cannot be had"
-                raise NoRepository(self.top, problem, "Repair the repository (git fsck).")
+                raise _unreadable(self.top, f"the content of {blob} cannot be had")
             start = end + 1
             at = start + int(head[2]) + 1  # a line break follows the content
             found[blob] = output[start : at - 1]
@@ -131,13 +139,20 @@ def _git_output(folder: Path, *command: str, given: bytes = b"") -> bytes:
     found = _git(folder, *command, given=given)
     if found.returncode:
         output = found.stderr.decode(errors="replace").strip()
-        raise NoRepository(folder, f"git {command[0]} fails ({output})", "Repair the repository (git fsck).")
+        raise _unreadable(folder, f"git {command[0]} fails ({output})")
     return found.stdout
 
 
+def _unreadable(folder: Path, problem: str) -> NoRepository:
+    """The error for an object that git does not have: it is not fetched here, nor is a command of the remote run."""
+    if _git(folder, "config", "--get-regexp", r"^remote\..*\.promisor$").stdout:
+        problem = "this partial clone lacks the content of some files"
+        return NoRepository(folder, problem, "Fetch it first: git fetch --refetch --no-filter.")
+    return NoRepository(folder, problem, "Repair the repository (git fsck).")
+
+
 def _git(folder: Path, *command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    calm = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    environment = {name: value for name, value in os.environ.items() if name not in UNSET} | calm
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET} | CALM
     try:
         whole = ["git", *QUIET, *command]
         return subprocess.run(whole, cwd=folder, env=environment, input=given, capture_output=True, check=False)

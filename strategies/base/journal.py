@@ -19,6 +19,7 @@ from typing import Any
 
 from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes
+from strategies.base.foreign_text import BadJson, Either, misfit, read_json
 
 FORMAT = 1
 WRITES = "localtensor validate"
@@ -44,7 +45,8 @@ FOREIGN_LINE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueErr
 
 def foreign_line_error(path: Path | str, error: Exception, call: str) -> BadJournal:
     """The error for such a file, by the command that read it."""
-    problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
+    text = " ".join(str(error).split())
+    problem = f"a line does not hold what a journal's does ({type(error).__name__}: {text:.200})"
     return BadJournal(Path(path), problem, "Name what --journal wrote.", call)
 
 
@@ -70,19 +72,20 @@ def load_journal(path: Path, call: str = WRITES) -> JournalLines:
     found: list[Line] = []
     whole = 0
     rows = data.split(b"\n")
+    seen: dict[str, int] = {}
     for number, row in enumerate(rows[:-1], 1):
         line = _parse_line(row)
         if line is None and number == len(rows) - 1 and found:  # bytes of a crash of the machine may end in a newline
             break
-        if line is None:
-            problem = f"line {number} is no line of a journal"
-            raise BadJournal(path, problem, "It was changed by something else: start anew.", call)
+        problem = "is no line of a journal" if line is None else _line_problem(line, number, seen)
+        if line is None or problem:
+            raise BadJournal(path, f"line {number} {problem}", "It was changed by something else: start anew.", call)
         found.append(line)
         whole += len(row) + 1
     if not found or found[0].get("kind") != "begin":
         raise BadJournal(path, "it does not begin as a journal does", "Name a journal, or start anew.", call)
     if found[0].get("format") != FORMAT:
-        raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", call)
+        raise BadJournal(path, f"it has format {found[0].get('format')!r:.40}, not {FORMAT}", "Start anew.", call)
     cut = data[whole:]
     note = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
     return JournalLines(found[0], tuple(found[1:]), whole, note)
@@ -90,8 +93,8 @@ def load_journal(path: Path, call: str = WRITES) -> JournalLines:
 
 def _parse_line(row: bytes) -> Line | None:
     try:
-        line = json.loads(row)
-    except ValueError:
+        line = read_json(row)
+    except BadJson:
         return None
     if not isinstance(line, dict) or not all(
         name in line for name in _REQUIRED_KEYS.get(str(line.get("kind")), ("kind",))
@@ -105,6 +108,62 @@ _REQUIRED_KEYS = {
     "causes": ("torch", "shard", "causes"),
 }  # fmt: skip
 """The required keys of each kind of line."""
+
+
+_COUNTS, _CRASH = {str: int}, {"op": str, "sample": str, "error": str, "trace": str}
+_CANDIDATES = {str: [{str: object}]}
+_SHAPES = {
+    "begin": {
+        "torch": str, "seed": int, "patterns": [str], "everything": bool, "search": bool, "ranks": [int],
+        "meshes": [[int]], "pairs": bool, "dtypes": [str], "device": frozenset({"cpu", "cuda"}), "rules": str,
+        "confirm": frozenset({"gloo", "nccl", "none"}), "shard": Either((type(None), (int, int))), "only": [str],
+        "case": str, "ops": [str], "trials": [(str, [int])], "ignored": [(str, str)], "rules_text": str,
+    },
+    "unit": {
+        "unit": str, "samples": int, "tried": int, "combinations": int, "sound": [str], "by_metadata": [str],
+        "suspects": _CANDIDATES, "whole": _CANDIDATES, "missing": [{str: object}], "untestable": {str: str},
+        "crashed": [_CRASH], "skipped": _COUNTS, "left_out": {str: [str]}, "seconds": float,
+    },
+    "settled": {
+        "rule": str, "verdict": str, "crash": (str, str, str, str), "same_as": str, "ranks": int, "reason": str,
+        "sample": [str], "origin": str, "confirmed_on": Either((type(None), str)), "got": str, "want": str,
+        "picture": str, "script": str, "title": str, "mesh": [int], "elements": int, "command": str,
+    },
+    "captured": {"crashed": [(str, str, str, str)], "refused": _COUNTS},
+    "causes": {
+        "torch": str, "shard": Either((type(None), (int, int))),
+        "causes": [{
+            "id": str, "key": [str], "kind": str, "words": str, "found_on": str, "findings": [str], "ops": [str],
+            "families": [str], "function": str, "file": str, "line": int, "detail": str, "why": str,
+            "versions": [(str, str)], "severity": str, "rank": [int], "tried": [(str, int)], "call": str, "reason": str,
+            "ranks": int, "lines": str, "prints": str, "right": str, "verdict": str, "ran_on": str, "script": str,
+        }],
+    },
+}  # fmt: skip
+"""The forms of what each kind of line holds, as far as it is read without tensors."""
+MOST_UNITS = 4_000_000
+"""Units that a run may have: about a hundred times those of all overloads of torch on a dozen meshes."""
+
+
+def line_problem(line: Line) -> str:
+    """What is wrong with the form of a line, as a part of a sentence; "" for nothing."""
+    kind = line.get("kind")
+    return misfit(line, _SHAPES.get(kind, {}), "it") if isinstance(kind, str) else "it has no kind"
+
+
+def _line_problem(line: Line, number: int, seen: dict[str, int]) -> str:
+    """What is wrong with a line, also beside the lines before it; `seen` has the line of each unit and outcome."""
+    kind = line["kind"]
+    if problem := line_problem(line):
+        return f"does not hold what a journal's does: {problem}"
+    if kind == "begin" and number > 1:
+        return "begins another run"
+    if kind == "begin" and len(line.get("ops", ())) * len(line.get("trials", ())) > MOST_UNITS:
+        return f"plans more than {MOST_UNITS:,} units"
+    name = line["unit"] if kind == "unit" else f"{line['rule']}: {line['verdict']}" if kind == "settled" else ""
+    if name and seen.setdefault(name, number) != number:
+        return f"is of {name!r:.80}, as line {seen[name]} is"
+    return ""
 
 
 def run_difference(begin: Line, mine: Line) -> str:

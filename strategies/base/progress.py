@@ -9,6 +9,7 @@ import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from strategies.base.foreign_text import PrintableConsole
 from strategies.base.signals import CLEANUPS, raise_if_stopped
 
 
@@ -61,7 +62,7 @@ class ProgressBar(Progress):
 
 def error_console() -> Console:
     """A console on standard error, which prints texts as they are."""
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    return PrintableConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def progress_bar(console: Console, quiet: bool) -> ProgressBar:
@@ -84,6 +85,6 @@ def xml_safe(text: str) -> str:
     return _NOT_XML.sub("\ufffd", text)
 
 
-def with_count(number: int, what: str) -> str:
-    """`1 overload`, `2 overloads`."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
+def with_count(number: int, what: str, plural: str = "") -> str:
+    """`1 overload`, `2 overloads`; `plural` where it is no `s` more."""
+    return f"{number} {what if number == 1 else plural or f'{what}s'}"

@@ -32,9 +32,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
 import typer
 from rich.console import Console
+
+from strategies.base.foreign_text import PrintableConsole, printable
 
 EXIT_SECONDS = 5.0
 """Seconds for the exit of the interpreter, which waits for threads and children."""
@@ -49,6 +52,7 @@ class _State:
     owner = 0  # the process that watches; a copy of it must not speak
     more = ""  # what the sentence ends with
     came = 0  # the signal
+    code = 0  # what the process ends with: 3 from the begin of a command to its end
     gentle = 0
     held = 0
     said = False
@@ -72,6 +76,27 @@ def install_handlers() -> None:
         before(lost)
 
     sys.unraisablehook = hook
+
+
+def refuse_silent_exit(*, of_the_program: bool = False) -> None:
+    """`os._exit(0)` by other code in this process, a rules module or an executor, ends it with the code of the command;
+    until that is known with 3: nothing tested is no pass. Forked children, and other codes, end as before.
+
+    `of_the_program` is set where the exit code is that of a user's program: then nothing changes.
+    """
+    if of_the_program:
+        return
+    owner, leave = os.getpid(), os._exit
+
+    def guarded(status: int) -> NoReturn:
+        if os.getpid() == owner and not status & 0xFF and _State.code:
+            text = f"localtensor: a module or an executor of yours has ended the program by os._exit({status}).\n"
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode())
+            leave(_State.code)
+        leave(status)
+
+    os._exit = guarded
 
 
 def set_stop_note(more: str) -> None:
@@ -98,7 +123,7 @@ def stop_message(number: int = 0) -> str:
 
 def begin_command(more: str) -> None:
     """Resets the state for a new command; `more` is the rest of its message."""
-    _State.more, _State.said, _State.came = more, False, 0
+    _State.more, _State.said, _State.came, _State.code = more, False, 0, EXIT_NOTHING
 
 
 @contextlib.contextmanager
@@ -226,6 +251,10 @@ def run_command(work: Callable[[], int], more: str = "") -> None:
         code = work()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except SystemExit as error:
+        code = EXIT_NOTHING
+        left = f"a module or an executor of yours has left the program (SystemExit: {error.code})"
+        print_error(f"localtensor: {left}; nothing was reported.")
     except Exception as error:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
         code = EXIT_INTERRUPTED if received_signal() else EXIT_NOTHING
         if code == EXIT_NOTHING and (lacking := _missing_resource(error)):
@@ -236,13 +265,16 @@ def run_command(work: Callable[[], int], more: str = "") -> None:
     if code == EXIT_INTERRUPTED and (said := stop_message(received_signal())):
         print_error(said)
         limit_exit_time()
-    raise typer.Exit(128 + received_signal() if code == EXIT_INTERRUPTED and received_signal() else code)
+    if code == EXIT_INTERRUPTED and received_signal():
+        code = 128 + received_signal()
+    _State.code = code
+    raise typer.Exit(code)
 
 
 def print_error(text: str) -> None:
-    """Writes to standard error; failures are ignored, since the exit code still reports the result."""
+    """Writes to standard error, as `printable`; failures are ignored, since the exit code still reports the result."""
     with contextlib.suppress(OSError):
-        typer.echo(text, err=True)
+        typer.echo(printable(text), err=True)
 
 
 def _missing_resource(error: Exception) -> str:
@@ -274,12 +306,12 @@ def open_streams() -> None:
             setattr(sys, name, open(at, mode, errors="replace", closefd=False))  # noqa: SIM115  # for as long as we live
 
 
-def write_stdout(text: str) -> str:
-    """Writes to standard output, if there is one; returns the reason if that failed, or "".
+def write_stdout(text: str, *, coloured: bool = False) -> str:
+    """Writes to standard output, if there is one, as `printable`; returns the reason if that failed, or "".
 
-    A closed pipe, as after `| head`, is not a failure.
+    A closed pipe, as after `| head`, is not a failure. `coloured` is text that a `PrintableConsole` has made.
     """
-    return _write(lambda: sys.stdout.write(text))
+    return _write(lambda: sys.stdout.write(text if coloured else printable(text)))
 
 
 def print_stdout(show: Callable[[Console], None]) -> str:
@@ -300,7 +332,7 @@ def _write(write: Callable[[], object]) -> str:
     return ""
 
 
-class _PipeConsole(Console):
+class _PipeConsole(PrintableConsole):
     """A console that raises on a broken pipe. rich would exit with code 1, which here means a wrong rule."""
 
     def on_broken_pipe(self) -> None:

@@ -391,6 +391,7 @@ def main() -> None:
     signals.open_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of each resized out=
     words = sys.argv[1:]
+    signals.refuse_silent_exit(of_the_program=words[:1] == ["run"])
     try:
         app(args=words if words[:1] == ["run"] else repeat_options(words))
     except OSError as error:  # of --help and --version: commands handle errors of their own output

@@ -15,6 +15,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from strategies.base.atomic_files import write_whole
+from strategies.base.foreign_text import path_below
 from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder_exists, check_writable
 from strategies.base.signals import EXIT_NOTHING, print_error, worker_count, write_stdout
 
@@ -259,15 +260,18 @@ def fail(sentence: str, code: int) -> int:
     return code
 
 
-def deliver_text(text: str, files: Sequence[tuple[Path, str]], code: int) -> int:
-    """Print the text, then write each file, whole or not at all.  Returns the exit code: 3 where a file is lost."""
+def deliver_text(text: str, files: Sequence[tuple[Path, str]], code: int, folder: Path | None = None) -> int:
+    """Print the text, then write each file, whole or not at all.  Returns the exit code: 3 where a file is lost.
+
+    Files in `folder` do not leave it, as they would through a link that lies there.
+    """
     problem = write_stdout(text)
     if problem:
         print_error(f"localtensor: {problem}")
     above = "nor could the report be shown" if problem else "the report above is whole"
     for path, content in files:
         try:
-            write_whole(path, content)
+            write_whole(path_below(folder, path.name) if path.parent == folder else path, content)
         except OSError as error:
             return fail(f"localtensor: {error.filename or path}: {error.strerror}; {above}", EXIT_NOTHING)
     return (code or EXIT_NOTHING) if problem else code

@@ -9,13 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes, write_whole
+from strategies.base.foreign_text import BadJson, read_json
 from strategies.model.rule import DTYPE_CLASSES
 from strategies.model.verdict import Finding, Report
 
@@ -62,7 +62,8 @@ class ReviewedFinding:
     """A confirmed finding compared with the baseline.
 
     `new` are those of its keys that are not accepted, or whose acceptance has expired; `accepted` are the baseline's
-    entries for the others.
+    entries for the others.  `function` names the registered rule function, with its file and line: findings of one
+    function are one cause, however many of its forms are wrong.
     """
 
     finding: Finding
@@ -70,6 +71,35 @@ class ReviewedFinding:
     new: tuple[FindingKey, ...]
     place: SourceLine | None = None
     accepted: tuple[BaselineEntry, ...] = ()
+    function: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The rule function, or its line, or the overload where neither is known."""
+        place = f"{self.place.file}:{self.place.line}" if self.place else ""
+        return self.function or place or self.finding.rule.op
+
+
+@dataclass(frozen=True, slots=True)
+class WrongFunction:
+    """One cause: a rule function, and its findings in the order of the report."""
+
+    cause: str
+    findings: tuple[ReviewedFinding, ...]
+
+    @property
+    def keys(self) -> tuple[FindingKey, ...]:
+        """Those that fail the gate; of a function whose findings are all accepted those that are accepted."""
+        new = [key for one in self.findings for key in one.new]
+        return tuple(sorted(new or (entry.key for one in self.findings for entry in one.accepted)))
+
+
+def by_cause(findings: Iterable[ReviewedFinding]) -> tuple[WrongFunction, ...]:
+    """The findings grouped by their cause, in the order of the first of each."""
+    groups: dict[str, list[ReviewedFinding]] = {}
+    for one in findings:
+        groups.setdefault(one.cause, []).append(one)
+    return tuple(WrongFunction(cause, tuple(found)) for cause, found in groups.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +139,17 @@ class GateResult:
     def new(self) -> tuple[ReviewedFinding, ...]:
         """The findings that fail the gate."""
         return tuple(finding for finding in self.findings if finding.new)
+
+    @property
+    def new_causes(self) -> tuple[WrongFunction, ...]:
+        """The rule functions that fail the gate, each with its new findings."""
+        return by_cause(self.new)
+
+    @property
+    def accepted_causes(self) -> tuple[WrongFunction, ...]:
+        """The rule functions of which only accepted forms are wrong."""
+        new = {one.cause for one in self.new_causes}
+        return tuple(one for one in by_cause(f for f in self.findings if f.accepted) if one.cause not in new)
 
     @property
     def exit_code(self) -> int:
@@ -186,19 +227,10 @@ def _parsed(path: Path, text: str) -> object:
     if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE):
         raise BadBaseline(path, "a merge has left its marks in it", "Resolve them, keeping the entries of both sides.")
 
-    def checked(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise BadBaseline(path, f"an object in it has {twice!r} twice", "Keep one of the two.")
-        return dict(pairs)
-
     try:
-        return json.loads(text, object_pairs_hook=checked)
-    except json.JSONDecodeError as error:
-        raise BadBaseline(path, f"line {error.lineno} is no JSON ({error.msg})", "Fix that line.") from None
-    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
-        raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.") from None
+        return read_json(text)
+    except BadJson as error:
+        raise BadBaseline(path, str(error), "Correct it, or name another file by --baseline.") from None
 
 
 def _entry(path: Path, number: int, body: object) -> BaselineEntry:

@@ -70,16 +70,19 @@ def decide(
     today: dt.date,
     *,
     places: Callable[[str], SourceLine | None] = lambda op: None,
+    functions: Callable[[str], str] = lambda op: "",
 ) -> GateResult:
     """The result of a run, without what only the caller knows: choices, untested overloads, seconds.
 
-    `places` gives the source line of an overload's rule.
+    `places` gives the source line of an overload's rule, `functions` names its rule function.
     """
     wrong = [ignored_finding(op, why) for op, why in report.ignored]
     wrong += [f for f in report.findings if f.verdict in FAULTS]
     entries = {entry.key: entry for entry in baseline.entries}
     valid = {key: e for key, e in entries.items() if e.expires is None or e.expires >= today}
-    findings = tuple(_reviewed(finding, valid, places(finding.rule.op)) for finding in wrong)
+    findings = tuple(
+        _reviewed(finding, valid, places(finding.rule.op), functions(finding.rule.op)) for finding in wrong
+    )
     crashes = {crash_key(crash) for crash in report.crashed}
     suspected = {key for f in report.findings if f.verdict is Verdict.SUSPECT for key in keys_of(f)}
     shown = {key for one in findings for key in one.keys} | crashes
@@ -105,10 +108,12 @@ def decide(
     )
 
 
-def _reviewed(finding: Finding, valid: Mapping[FindingKey, BaselineEntry], place: SourceLine | None) -> ReviewedFinding:
+def _reviewed(
+    finding: Finding, valid: Mapping[FindingKey, BaselineEntry], place: SourceLine | None, function: str
+) -> ReviewedFinding:
     keys = keys_of(finding)
     new = tuple(key for key in keys if key not in valid)
-    return ReviewedFinding(finding, keys, new, place, tuple(valid[key] for key in keys if key in valid))
+    return ReviewedFinding(finding, keys, new, place, tuple(valid[key] for key in keys if key in valid), function)
 
 
 def _crashes(report: Report) -> list[str]:

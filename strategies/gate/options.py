@@ -36,6 +36,7 @@ class GateOptions:
     sarif: Annotated[Path | None, Option("--sarif", help="Write SARIF 2.1.0 here.", show_default=False)] = None
     json: Annotated[Path | None, Option("--json", help="Write the whole result here.", show_default=False)] = None
     summary: Annotated[Path | None, Option("--summary", help="Write a Markdown summary here; $GITHUB_STEP_SUMMARY is added to.", show_default=False)] = None
+    comment: Annotated[Path | None, Option("--comment", help="Write a Markdown comment for a pull request here.", show_default=False)] = None
     github: Annotated[bool, Option("--github", help="Also print annotations for GitHub.")] = False
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try.  [default: 2 3 4]", show_default=False)] = ()
     mesh: Annotated[tuple[str, ...], Option("--mesh", help="Shape of a mesh of several axes to try, repeatable: --mesh 2,2.", show_default=False)] = ()
@@ -72,7 +73,10 @@ class GateOptions:
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """The requested output files, by their options."""
-        every = {"--junit": self.junit, "--sarif": self.sarif, "--json": self.json, "--summary": self.summary}
+        every = {
+            "--junit": self.junit, "--sarif": self.sarif, "--json": self.json, "--summary": self.summary,
+            "--comment": self.comment,
+        }  # fmt: skip
         return ((option, path) for option, path in every.items() if path is not None)
 
     def until(self, start: float) -> float:

@@ -103,6 +103,19 @@ def source_lines(top: Path, ops: Collection[str]) -> Callable[[str], SourceLine 
     return found.get
 
 
+def function_names(top: Path, ops: Collection[str]) -> Callable[[str], str]:
+    """The name of the function that is registered for each overload, as its author wrote it, with its file and line; "" if
+    there is none.  The file is relative to `top`, or to the folder that its package is installed in."""
+    found: dict[str, str] = {}
+    for op, functions in (rule_functions(ops) if ops else {}).items():
+        for one in functions[:1]:
+            path = Path(repository_path(Path(one.file), top))
+            roots = [n for n, part in enumerate(path.parts) if part in ("site-packages", "dist-packages")]
+            shown = Path(*path.parts[roots[-1] + 1 :]) if roots else path
+            found[op] = f"{one.name} ({shown.as_posix()}:{one.line})"
+    return lambda op: found.get(op, "")
+
+
 def repository_path(path: Path, top: Path) -> str:
     """The path relative to the repository, with slashes; as it was given, if it is outside."""
     there = path.absolute().resolve()
@@ -168,6 +181,7 @@ class GateFindings:
     tried: RunCoverage
     top: Path
     places: Callable[[str], SourceLine | None] = lambda op: None
+    functions: Callable[[str], str] = lambda op: ""
     choices: tuple[ChosenOverload, ...] = ()
     untried: tuple[tuple[str, str], ...] = ()
     remembered: tuple[str, ...] = ()
@@ -182,7 +196,7 @@ class GateFindings:
         """The findings compared with the baseline."""
         if self.idle:
             return GateResult(self.report, notes=self.notes)
-        result = decision.decide(self.report, baseline, self.tried, today, places=self.places)
+        result = decision.decide(self.report, baseline, self.tried, today, places=self.places, functions=self.functions)
         notes = list(result.notes)
         known = {entry.key.op for entry in baseline.entries}
         if self.looked_at is not None and (ops := sorted(known - self.looked_at)):  # of another module, or removed ones
@@ -225,6 +239,7 @@ def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFi
         done.tried,
         top,
         source_lines(top, wrong),
+        function_names(top, wrong),
         plan.choices,
         tuple(sorted(untried)),
         cached,

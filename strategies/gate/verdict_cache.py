@@ -21,9 +21,11 @@ from typing import Any
 import torch
 
 import localtensor
-from strategies.base.atomic_files import write_whole
-from strategies.base.journal import Line, lines_of_kind
+from strategies.base.atomic_files import read_bytes, write_whole
+from strategies.base.foreign_text import misfit, read_json
+from strategies.base.journal import FOREIGN_LINE_ERRORS, Line, line_problem, lines_of_kind
 from strategies.model.settings import Settings
+from strategies.validation.finding import read_outcome, read_task
 
 FORMAT = 1
 MOST = 4096
@@ -64,11 +66,13 @@ class VerdictCache:
 
     def lines(self, op: str) -> list[Line] | None:
         """The journal lines of an equal run about this overload; None if there was none."""
-        return self._read(self._name(op))
+        found = self._read(self._name(op))
+        return found if found is not None and _are_readable(found) else None
 
     def ops(self) -> list[str] | None:
         """The overloads that these patterns select; None if no equal run is known."""
-        return self._read(self._name(""))
+        found = self._read(self._name(""))
+        return found if found is not None and not misfit(found, [str]) else None
 
     def keep(self, begin: Line, lines: Sequence[Line], whole: Collection[str]) -> str:
         """Write the verdicts on each overload that was tested completely (`whole`).  Why it failed, or ""."""
@@ -100,8 +104,8 @@ class VerdictCache:
     def _read(self, name: str) -> list[Any] | None:
         if not name:
             return None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # then it is as if absent
-            body = json.loads((self.folder / f"{name}.json").read_bytes())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then it is as if absent
+            body = read_json(read_bytes(self.folder / f"{name}.json"))
             value = body["said"]
             if body["format"] == FORMAT and body["name"] == name and body["sum"] == _hex(value):
                 return value if isinstance(value, list) else None
@@ -111,6 +115,21 @@ class VerdictCache:
         if name:
             body = {"format": FORMAT, "name": name, "sum": _hex(value), "said": value}
             write_whole(self.folder / f"{name}.json", json.dumps(body, separators=(",", ":")) + "\n")
+
+
+def _are_readable(lines: Sequence[Line]) -> bool:
+    """Whether these are lines of a journal: the digest in the file shows only that it was not cut."""
+    try:
+        for line in lines:
+            if line_problem(line):
+                return False
+            if line["kind"] == "unit":
+                read_task(line)
+            elif line["kind"] == "settled":
+                read_outcome(line)
+    except FOREIGN_LINE_ERRORS:
+        return False
+    return True
 
 
 def lines_by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list[Line]]:

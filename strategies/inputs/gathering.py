@@ -20,6 +20,9 @@ from typing import Any
 import torch
 
 from strategies.base import worker_pool
+from strategies.base.atomic_files import read_bytes
+from strategies.base.foreign_text import misfit, read_json
+from strategies.base.journal import FOREIGN_LINE_ERRORS
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Workers
 from strategies.inputs import opinfo_samples, schema_samples, typed_values
@@ -321,20 +324,19 @@ def samples_lines(run: str, shelf: Mapping[str, tuple[Sequence[Sample], str]]) -
 
 
 def read_samples(path: Path, run: str, wanted: Container[str]) -> SamplesByOp | None:
-    """The samples of the wanted overloads; None if the file is missing, truncated or of another run."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            head = json.loads(file.readline())
-            if head["run"] != run:
-                return None
-            rows = list(file)
-            if len(rows) != head["overloads"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    """The samples of the wanted overloads; None if the file is missing, truncated, of another run, or holds something
+    else: then samples are captured anew."""
     found: SamplesByOp = {}
-    for row in rows:
-        if row.split('"', 4)[3] in wanted:  # the op stands first: the others need not be parsed
-            data = json.loads(row)
-            found[data["op"]] = [codec.read_sample(s) for s in data["samples"]], data["why"]
-    return found
+    try:
+        head, *rows = read_bytes(path).splitlines()
+        if misfit(run_line := read_json(head), {"run": str, "overloads": int}) or run_line["run"] != run:
+            return None
+        if len(rows) != run_line["overloads"]:
+            return None
+        for row in rows:
+            if row.split(b'"', 4)[3].decode() in wanted:  # the op stands first: the others need not be parsed
+                data = read_json(row)
+                found[data["op"]] = [codec.read_sample(s) for s in data["samples"]], data["why"]
+    except (OSError, *FOREIGN_LINE_ERRORS):
+        return None
+    return found if not misfit([why for _, why in found.values()], [str]) else None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -138,7 +139,9 @@ def data_of(record: CauseRecord) -> dict[str, Any]:
 
 
 def read_cause(data: Mapping[str, Any]) -> CauseRecord:
-    """The cause that `data_of` wrote.  Raises `TypeError` for what it did not write."""
+    """The cause that `data_of` wrote.  Raises `TypeError` for what it did not write, ValueError for an id that is a path."""
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", str(data.get("id"))):  # a script is called after it
+        raise ValueError(f"{data.get('id')!r:.60} is no id of a cause")
     return CauseRecord(**{name: _frozen(value) for name, value in data.items()})
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +17,28 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import BadPlacement
+from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import parse, short
-from strategies.model.rule import Call, Leaf, Rule, Sample
+from strategies.model.rule import Call, Leaf, Rule, Sample, leaf_numbers
 
 
-class NotEncodable(Exception):
-    """A value without a JSON form, such as a generator or a sparse tensor."""
+class NotEncodable(ValueError):
+    """A value without a JSON form, such as a generator or a sparse tensor; or JSON that is the form of none."""
+
+
+NOT_READABLE = (
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors of torch and Python on JSON that is no form of a value: RecursionError and unknown devices are among them."""
+MOST_ELEMENTS = 1 << 24
+"""Elements of the storage of a tensor that is read: as many as no case of a sweep has by far."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ def value(x: object) -> object:
 
 
 def read_value(data: object) -> Any:
-    """The argument of that JSON form; the inverse of `value`.  Raises `NotEncodable`."""
+    """The argument of that JSON form; the inverse of `value`.  Raises as `read_sample`, before it says which error it is."""
     if isinstance(data, list):
         return [read_value(v) for v in data]
     if not isinstance(data, dict):
@@ -74,7 +91,7 @@ def read_value(data: object) -> Any:
     if kind == "complex":
         return complex(*map(read_value, inner))
     if kind == "leaf":
-        return Leaf(inner)
+        return Leaf(operator.index(inner))
     if kind == "tuple":
         return tuple(read_value(v) for v in inner)
     if kind == "tensor":
@@ -128,6 +145,9 @@ def _read_on_cpu(name: str, shape: Sequence[int], data: str, strides: Sequence[i
     whole = flat.reshape(shape)
     if strides is None:
         return whole
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    if whole.numel() and reach > MOST_ELEMENTS:
+        raise NotEncodable(f"a tensor of {reach} elements")
     made = torch.empty_strided(shape, strides, dtype=dtype)
     if any(step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)):
         seen = tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)
@@ -152,10 +172,30 @@ def is_encodable(x: Sample) -> bool:
 
 
 def read_sample(data: dict[str, Any]) -> Sample:
-    """The sample of that JSON form; the inverse of `sample`."""
-    args, kwargs = data["call"]
-    call = Call(data["op"], tuple(read_value(args)), tuple((name, read_value(v)) for name, v in kwargs))
-    return Sample(call, tuple(map(read_tensor, data["tensors"])), data["origin"])
+    """The sample of that JSON form; the inverse of `sample`.  Raises `NotEncodable` for any other JSON."""
+    try:
+        args, kwargs = data["call"]
+        named = tuple((_text(name), read_value(v)) for name, v in kwargs)
+        call = Call(_op_name(data["op"]), tuple(read_value(args)), named)
+        tensors = tuple(map(read_tensor, data["tensors"]))
+        if any(leaf not in range(len(tensors)) for leaf in leaf_numbers([call.args, [v for _, v in named]])):
+            raise NotEncodable("a leaf without a tensor")
+        return Sample(call, tensors, _text(data["origin"]))
+    except NOT_READABLE as error:
+        raise NotEncodable(f"no sample ({error_in_one_line(error, 90)})") from None
+
+
+def _op_name(name: Any) -> str:
+    """The name of an overload, which is no path and no code.  Raises `NotEncodable`."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w+\.\w+\.\w+", name):
+        raise NotEncodable(f"{name!r:.60} names no overload")
+    return name
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise NotEncodable(f"{value!r:.60} is no text")
+    return value
 
 
 def rule(x: Rule) -> list[Any]:
@@ -164,13 +204,17 @@ def rule(x: Rule) -> list[Any]:
 
 
 def read_rule(data: Sequence[Any]) -> Rule:
-    """The rule of that JSON form; the inverse of `rule`.  DTensor's private placements become `NamedPlacement`."""
+    """The rule of that JSON form; the inverse of `rule`.  DTensor's private placements become `NamedPlacement`.
+
+    Raises `NotEncodable` for what names no overload, TypeError or ValueError for data of another form.
+    """
     op, inputs, outputs = data
-    return Rule(op, tuple(map(read_placement, inputs)), tuple(map(read_placement, outputs)))
+    return Rule(_op_name(op), tuple(map(read_placement, inputs)), tuple(map(read_placement, outputs)))
 
 
 def read_placement(text: str) -> Placement | None:
     """The placement of that short form; None for "-"."""
+    text = _text(text)
     if text == "-":
         return None
     try:

@@ -73,7 +73,7 @@ class ExecutorPool:
                 self._executor = self._factory()
             try:
                 return self._executor.submit(run_in_subprocess, body)
-            except RuntimeError as error:  # the executor broke on other work: this batch is lost as well
+            except (RuntimeError, SystemExit) as error:  # it broke on other work, or exits: this batch is lost as well
                 lost: Future[bytes] = Future()
                 lost.set_exception(error)
                 return lost
@@ -85,14 +85,25 @@ class ExecutorPool:
         why = ""
         for _ in range(TRIES):
             try:
-                return pickling.loads(futures[at].result(limit * many + PATIENCE))  # type: ignore[no-any-return]
-            except (Exception, CancelledError) as error:  # why: engines have errors of their own for a lost worker;
+                return _checked(pickling.loads(futures[at].result(limit * many + PATIENCE)), many)
+            except (
+                Exception,
+                CancelledError,
+                SystemExit,
+            ) as error:  # why: engines have errors of their own for a lost worker;
                 # a crash of ours in the worker comes back as data, and `TaskLost` reports the text of anything else
                 why = "no answer in time" if isinstance(error, Late) else f"{type(error).__name__}: {error}"
             self._shut_down(wait=False)
             left = zip(futures[at:], sent[at:], strict=True)
             futures[at:] = [future if _done(future) else self._submit(body) for future, body in left]
         return [TaskLost(f"its worker was lost {TRIES} times: {why}", -1)] * many
+
+
+def _checked(answers: Any, many: int) -> list[TaskAnswer]:
+    """The answers, which came through a user's executor.  Raises ValueError if they are not one for each task."""
+    if not isinstance(answers, list) or len(answers) != many or not all(isinstance(a, TaskAnswer) for a in answers):
+        raise ValueError(f"it gave no answers to {many} tasks")
+    return answers
 
 
 def _done(future: Future[bytes]) -> bool:
@@ -116,7 +127,7 @@ def executor_factory(name: str, folder: str) -> Callable[[], Executor]:
 def _make_executor(name: str, function: Callable[[], object]) -> Executor:
     try:
         executor = function()
-    except Exception as error:  # why: the user's function may raise anything, and none of our code runs in it
+    except (Exception, SystemExit) as error:  # why: the user's function may raise anything; none of our code is in it
         problem = f"calling it raises {type(error).__name__}: {exception_message(error)}"
         raise BadSetting("--executor", name, problem, "Fix that first.") from error
     if not callable(getattr(executor, "submit", None)) or not callable(getattr(executor, "shutdown", None)):

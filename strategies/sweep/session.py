@@ -16,7 +16,15 @@ from localtensor.errors import LocalTensorError
 from localtensor.processes import pool
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
-from strategies.base.journal import DiskFull, Journal, lines_of_kind, open_journal
+from strategies.base.journal import (
+    FOREIGN_LINE_ERRORS,
+    WRITES,
+    DiskFull,
+    Journal,
+    foreign_line_error,
+    lines_of_kind,
+    open_journal,
+)
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLost, Workers
 from strategies.inputs import gathering
@@ -170,6 +178,11 @@ class _Validation:
         self.seconds: list[tuple[str, float]] = []
         if journal.cut:
             progress.say(journal.cut)
+        if journal.begun is not None and journal.path is not None:
+            try:  # before any work: all lines are read again when there are results
+                aggregate.report(journal.begun, journal.lines)
+            except FOREIGN_LINE_ERRORS as error:
+                raise foreign_line_error(journal.path, error, WRITES) from None
         self.done = {read_unit(line["unit"]) for line in lines_of_kind(journal.lines, "unit")}
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -15,24 +16,19 @@ from torch.distributed.tensor import Replicate
 
 from localtensor.errors import BadPlacement, error_in_one_line
 from localtensor.layout import is_standard, parse, short
+from strategies.base.foreign_text import misfit, read_json
+from strategies.base.journal import FOREIGN_LINE_ERRORS
 from strategies.inputs.variants.all_variants import oracle_with_values, values_named
 from strategies.model import codec
 from strategies.model.call_signature import parse_prior_call, prior_call_text
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
 from strategies.model.settings import BadSetting
-from strategies.model.verdict import (
-    ALONE,
-    Crash,
-    Evidence,
-    Finding,
-    Instance,
-    Verdict,
-    WorkUnit,
-    read_unit,
-)
+from strategies.model.verdict import ALONE, Crash, Evidence, Finding, Instance, Verdict, WorkUnit, read_unit
 from strategies.validation.probe import Case, Probe
 
+MOST_RANKS = 64
+"""Ranks of a mesh, as many as `--mesh` takes."""
 MOST_CASE_BYTES = 1 << 20
 """The size of a case that is read from a command line."""
 CLEARED = "cleared"
@@ -123,17 +119,31 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
 
 
 def read_candidate(body: dict[str, Any]) -> Candidate:
-    """The candidate that `candidate_data` wrote."""
+    """The candidate that `candidate_data` wrote.  Raises one of `journal.FOREIGN_LINE_ERRORS` for any other JSON."""
+    if problem := misfit(body, _CANDIDATE, "a candidate"):
+        raise ValueError(problem)
     sample = codec.read_sample(body["sample"])
     evidence = Evidence(*body["evidence"])
     rule = codec.read_rule(body["rule"])
     instance = Instance(rule, body["ranks"], sample, Verdict(body["verdict"]), body["source"], evidence)
-    if "program" not in body:
+    p = body.get("program")
+    mesh = p["mesh"] if p else [body["ranks"]]
+    if min(mesh) < 1 or max(body["ranks"], math.prod(mesh)) > MOST_RANKS:
+        raise ValueError(f"a candidate is of a mesh that does not have 1 to {MOST_RANKS} ranks")
+    if p is None:
         return Candidate(instance)
-    p = body["program"]
-    inputs = tuple(tuple(parse(x) for x in placements) for placements in p["inputs"])
+    try:
+        inputs = tuple(tuple(parse(x) for x in placements) for placements in p["inputs"])
+    except BadPlacement as error:
+        raise ValueError(str(error)) from None
     program = Program(sample, tuple(p["mesh"]), inputs, p["then"], p["seed"], p["draw"], p["flattened"])
     return Candidate(instance, program)
+
+
+_CANDIDATE = {
+    "ranks": int, "source": str, "evidence": (str, str, int, str, str),
+    "program": {"mesh": [int], "inputs": [[str]], "then": str, "seed": int, "draw": int, "flattened": bool},
+}  # fmt: skip
 
 
 def case_text(candidate: Candidate, seed: int) -> str:
@@ -149,18 +159,11 @@ def read_case(text: str) -> tuple[int, Candidate]:
     """The seed and the candidate of `case_text`, which is data.  Raises `BadSetting` for any other text."""
     try:
         packed = zlib.decompressobj()
-        data = json.loads(packed.decompress(base64.urlsafe_b64decode(text), MOST_CASE_BYTES))
-        return int(data[0]), read_candidate(data[1])
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        zlib.error,
-        BadPlacement,
-    ) as error:
+        seed, data = read_json(packed.decompress(base64.urlsafe_b64decode(text), MOST_CASE_BYTES))
+        if problem := misfit(seed, int, "its seed"):
+            raise ValueError(problem)
+        return seed, read_candidate(data)
+    except (*FOREIGN_LINE_ERRORS, zlib.error) as error:
         remedy = "Copy the whole command that stands beside the finding, under the same version."
         raise BadSetting(
             "--case", text[:24], f"this is no case of a finding ({error_in_one_line(error, 60)})", remedy

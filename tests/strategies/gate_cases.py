@@ -65,6 +65,19 @@ FULL = GateResult(
 )  # fmt: skip
 
 
+ONE_FUNCTION = replace(
+    CLEAN,
+    findings=(
+        new(
+            finding(), "real", "complex", place=SourceLine("my_ops/rules.py", 12), function="rule (my_ops/rules.py:12)"
+        ),
+        new(finding(placements="S(1)", reason=RAISES), function="rule (my_ops/rules.py:12)"),
+        new(finding("aten.cumsum.default"), function="rule (my_ops/rules.py:12)"),
+    ),
+)
+"""Three forms of one mistake, on four keys."""
+
+
 def hostile():
     """Every text that a user's op, rule, error or reason may bring along, at its worst."""
     bad = finding(
@@ -98,5 +111,6 @@ EVERY = {
     "nothing": lambda: NOTHING,
     "full": lambda: FULL,
     "hostile": hostile,
+    "one function": lambda: ONE_FUNCTION,
     "huge": huge,
 }

@@ -15,6 +15,7 @@ from rich.console import Console
 from localtensor.errors import LocalTensorError
 from strategies.base import journal
 from strategies.base.atomic_files import write_whole
+from strategies.base.foreign_text import PrintableConsole
 from strategies.base.progress import Progress, error_console, progress_bar
 from strategies.base.signals import print_stdout, quiet_on_one_thread, worker_count
 from strategies.base.worker_pool import WorkerPool
@@ -130,7 +131,7 @@ def validate_ops(
 
 
 def _output_console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
+    return PrintableConsole(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
 
 
 def chosen_rules(book: RuleRegistry, patterns: Sequence[str]) -> list[OpRule]:

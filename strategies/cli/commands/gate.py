@@ -18,7 +18,7 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.git import BadRevision, NoGit, NoRepository
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.options import BadOption
-from strategies.base.progress import error_console, progress_bar
+from strategies.base.progress import error_console, progress_bar, with_count
 from strategies.base.signals import print_stdout, quiet_on_one_thread, set_stop_note
 from strategies.cli.options import fail
 from strategies.gate import baseline, decision, plan
@@ -86,9 +86,12 @@ def _amend_baseline(
     set_stop_note("; the baseline is as it was, or as it was to be")
     after = baseline.write(after, result.report.torch)
     set_stop_note("; the baseline is written, and other files perhaps not")
-    more = len(set(after.entries) - set(before.entries))
+    written = {entry.key for entry in set(after.entries) - set(before.entries)}
+    causes = [one for one in result.new_causes if written.intersection(one.keys)]
+    of = f" of {with_count(len(causes), 'rule function')}" if causes else ""
     less = len({e.key for e in before.entries} - {e.key for e in after.entries})
-    return found.beside(after, today), (f"{before.path}: {more} written, {less} removed",)
+    said = f"{before.path}: {with_count(len(written), 'entry', 'entries')}{of} written, {less} removed"
+    return found.beside(after, today), (said,)
 
 
 def _write(options: GateOptions, result: GateResult, home: str) -> str:
@@ -97,6 +100,7 @@ def _write(options: GateOptions, result: GateResult, home: str) -> str:
         "--junit": lambda: junit(result),
         "--json": lambda: as_json(result),
         "--summary": lambda: github.summary(result),
+        "--comment": lambda: github.comment(result),
         "--sarif": lambda: sarif(result, baseline=home, version=localtensor.__version__),
     }
     for flag, path in options.files():

@@ -26,6 +26,7 @@ from torch.distributed.tensor._collective_utils import redistribute_cost
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
+from strategies.base.foreign_text import PrintableConsole
 from strategies.base.progress import error_console
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
 from strategies.cli.options import CostOptions, PlanOptions, fail
@@ -68,7 +69,11 @@ def run(options: PlanOptions) -> int:
     except LocalTensorError as error:  # a user's own price may fail at any step
         return fail(str(error), EXIT_WRONG if isinstance(error, NoPlan) and error.leanest else EXIT_USAGE)
     text = code + "\n" if options.code else _text(options, query, found, theirs)
-    problems = [problem for problem in (write_stdout(text), _write_picture(options, best)) if problem]
+    problems = [
+        problem
+        for problem in (write_stdout(text, coloured=not options.as_json), _write_picture(options, best))
+        if problem
+    ]
     for problem in problems:
         print_error(f"localtensor: {problem}")
     return EXIT_NOTHING if problems else EXIT_CLEAN
@@ -121,7 +126,9 @@ def _text(
     if options.as_json:
         return report.plan_json(query, found, theirs)
     stdout, text = Console(), io.StringIO()
-    console = Console(file=text, force_terminal=stdout.is_terminal, highlight=False, soft_wrap=True, emoji=False)
+    console = PrintableConsole(
+        file=text, force_terminal=stdout.is_terminal, highlight=False, soft_wrap=True, emoji=False
+    )
     console.print(report.plan_report(query, found, theirs))
     if options.picture == HERE:
         signs = SIGNS if "utf" in stdout.encoding.lower() else ASCII

@@ -46,7 +46,7 @@ def run(options: ValidateOptions) -> int:
     for number, one in enumerate(tried.causes if options.repro else (), 1):
         name = f"plan_{number}.py"
         files.append(((options.repro or Path()) / name, script(one, name)))
-    return deliver_text(f"{report.audit_text(tried)}\n{_repeat(options)}\n", files, code)
+    return deliver_text(f"{report.audit_text(tried)}\n{_repeat(options)}\n", files, code, options.repro)
 
 
 def exit_code(tried: report.AuditResult) -> int:

@@ -30,7 +30,9 @@ def run(options: RacesOptions) -> int:
     files = [(options.json, explore.as_json(options.target, about, parts, code))] if options.json else []
     files += _scripts(options.repro, parts) if options.repro else []
     set_stop_note("; what was to be written is written whole, or not at all")
-    return deliver_text(explore.as_text(options.target, about, parts, _repeat(options)) + "\n", files, code)
+    return deliver_text(
+        explore.as_text(options.target, about, parts, _repeat(options)) + "\n", files, code, options.repro
+    )
 
 
 def exit_code(parts: list[ProgramSummary]) -> int:

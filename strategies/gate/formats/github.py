@@ -1,10 +1,18 @@
 """The gate's result for GitHub Actions: a Markdown summary of the step, and annotations on lines of the change."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from strategies.base.progress import xml_safe
-from strategies.gate.baseline import GateResult
-from strategies.gate.formats.wording import BASELINE, accepted_keys, kinds_text, stale_remedy, what_happens
+from strategies.base.progress import with_count, xml_safe
+from strategies.gate.baseline import GateResult, ReviewedFinding
+from strategies.gate.formats.wording import (
+    BASELINE,
+    accepted_keys,
+    forms_text,
+    kinds_text,
+    stale_remedy,
+    totals,
+    what_happens,
+)
 from strategies.sweep.report.text_and_json import call_text, is_silent
 
 MOST = 1 << 20
@@ -20,16 +28,48 @@ def summary(result: GateResult) -> str:
     >>> markdown_escaped("a|`b`")
     'a&#124;&#96;b&#96;'
     """
+    return _fitting(list(_lines(result)), MOST - _HEADROOM)
+
+
+def _fitting(lines: Sequence[str], most: int) -> str:
+    """The lines that fit into so many bytes of UTF-8, and the number of the others."""
     kept: list[str] = []
     size = 0
-    lines = list(_lines(result))
     for number, line in enumerate(lines):
         size += len(line.encode()) + 1
-        if size > MOST - _HEADROOM:
+        if size > most:
             kept += ["", f"**{len(lines) - number} more lines do not fit here.**"]
             break
         kept.append(line)
     return "\n".join(kept) + "\n"
+
+
+MOST_COMMENT = 1 << 16
+"""Characters of a comment on a pull request that GitHub accepts."""
+MARK = "<!-- localtensor gate -->"
+"""The first line of a comment, by which a workflow finds its own comment of before, to replace it."""
+
+
+def comment(result: GateResult) -> str:
+    """Markdown for a pull request, under 65,536 bytes: the verdict, and a collapsed table for each wrong rule function."""
+    return _fitting(list(_comment_lines(result)), MOST_COMMENT - _HEADROOM)
+
+
+def _comment_lines(result: GateResult) -> Iterator[str]:
+    yield from (MARK, f"### localtensor gate: {_headline(result)}", "", f"{', '.join(totals(result))}.")
+    yield from (f"\n> **Trouble:** {markdown_escaped(trouble)}" for trouble in result.trouble)
+    for cause in result.new_causes:
+        silent = sum(is_silent(one.finding) for one in cause.findings)
+        forms = f"{with_count(len(cause.findings), 'wrong form')}, {silent} of them silent"
+        heads = ("rule", "new for", "ranks", "call", "what happens", "loud?")
+        yield from ("", f"<details><summary>{_code(cause.cause)}: {forms}</summary>")
+        yield from _table("", heads, _new(cause.findings))
+        yield from ("", "</details>")
+    gone = [_item(e.key, e.reason) for e in result.gone]
+    yield from _listed("Gone: remove these from the baseline with `localtensor gate --update`", gone)
+    expired = [f"{_item(e.key, e.reason)} (until {e.expires})" for e in result.expired]
+    yield from _listed("Accepted once, and past their date", expired)
+    yield from _listed("Not tried", [_item(op, why) for op, why in result.untried])
 
 
 def markdown_escaped(text: str) -> str:
@@ -46,13 +86,12 @@ def _lines(result: GateResult) -> Iterator[str]:
     yield ""
     counts = result.report.counts
     yield (
-        f"{len(result.new)} new, {len(accepted_keys(result))} accepted, {len(result.gone)} gone, "
-        f"{len(result.untried)} not tried; {counts.sound} rules sound, {counts.instances} instances of "
+        f"{', '.join(totals(result))}, {len(result.untried)} not tried; {counts.sound} rules sound, {counts.instances} instances of "
         f"{counts.overloads} overloads on torch {markdown_escaped(result.report.torch)} in {result.seconds:.1f} s."
     )
     yield from (f"\n> **Trouble:** {markdown_escaped(trouble)}" for trouble in result.trouble)
     heads = ("rule", "new for", "ranks", "call", "what happens", "loud?")
-    yield from _table("New: these fail the gate", heads, _new(result))
+    yield from _table(f"New: these fail the gate: {forms_text(result.new_causes)}", heads, _new(result.new))
     gone = [_item(e.key, e.reason) for e in result.gone]
     yield from _listed("Gone: remove these from the baseline with `localtensor gate --update`", gone)
     expired = [f"{_item(e.key, e.reason)} (until {e.expires})" for e in result.expired]
@@ -70,15 +109,15 @@ def _item(name: object, *texts: str) -> str:
 
 
 def _headline(result: GateResult) -> str:
-    if result.new:
-        return f"{len(result.new)} new wrong rule{'s' if len(result.new) > 1 else ''}"
+    if causes := result.new_causes:
+        return f"{len(causes)} new wrong rule function{'s' if len(causes) > 1 else ''}"
     if result.gone:
         return "the baseline must shrink"
     return "in trouble" if result.trouble else "clean"
 
 
-def _new(result: GateResult) -> Iterator[tuple[str, ...]]:
-    for reviewed in result.new:
+def _new(findings: Iterable[ReviewedFinding]) -> Iterator[tuple[str, ...]]:
+    for reviewed in findings:
         found = reviewed.finding
         yield (
             _code(found.name),
@@ -93,7 +132,7 @@ def _new(result: GateResult) -> Iterator[tuple[str, ...]]:
 def _table(title: str, heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     found = list(rows)
     if found:
-        yield from ("", f"### {title} ({len(found)})", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
+        yield from ("", *((f"### {title}", "") if title else ()), f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
         yield from (f"| {' | '.join(row)} |" for row in found)
 
 
@@ -118,9 +157,11 @@ def annotations(result: GateResult, *, baseline: str = BASELINE) -> str:
 
 
 def _annotation_lines(result: GateResult, baseline: str) -> Iterator[str]:
-    for reviewed in result.new:
+    for cause in result.new_causes:
+        reviewed, *others = cause.findings
         file, line = (reviewed.place.file, reviewed.place.line) if reviewed.place else (baseline, 1)
-        text = f"{what_happens(reviewed)} (new for {kinds_text(reviewed.new)})"
+        more = f"; and {with_count(len(others), 'other form')} of this function" if others else ""
+        text = f"{what_happens(reviewed)} (new for {kinds_text(reviewed.new)}){more}"
         yield _error(file, line, f"Wrong sharding rule {reviewed.finding.name}", text)
     for entry in result.gone:
         yield _error(baseline, 1, "An accepted finding is gone", stale_remedy(entry))

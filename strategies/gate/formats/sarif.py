@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from strategies.base.progress import xml_safe
-from strategies.gate.baseline import FindingKey, GateResult, ReviewedFinding, SourceLine
+from strategies.gate.baseline import FindingKey, GateResult, SourceLine, WrongFunction
 from strategies.gate.decision import IGNORED
-from strategies.gate.formats.wording import BASELINE, fingerprint, stale_remedy, what_happens
+from strategies.gate.formats.wording import BASELINE, fingerprint, kinds_text, stale_remedy, what_happens
 from strategies.sweep.report.text_and_json import is_silent
 
 MOST = 4_999
@@ -39,17 +39,17 @@ _RULES = {
 
 
 def sarif(result: GateResult, *, baseline: str = BASELINE, version: str = "") -> str:
-    """SARIF text with fewer than 5,000 results: one for each key, new ones first.
+    """SARIF text with fewer than 5,000 results: one for each rule function and each stale entry, new ones first.
 
     `baseline` is the location of results without a source line; `version` is this tool's.
     """
     place = SourceLine(baseline, 1)
-    results = [_found(reviewed, key, "error", baseline) for reviewed in result.new for key in reviewed.new]
+    results = [_found(cause, "error", baseline) for cause in result.new_causes]
     results += [_result(STALE, entry.key, "error", stale_remedy(entry), place) for entry in result.gone]
-    for reviewed in result.findings:
-        for entry in reviewed.accepted:
-            suppression = {"kind": "external", "justification": xml_safe(entry.reason)}
-            results.append({**_found(reviewed, entry.key, "note", baseline), "suppressions": [suppression]})
+    for cause in result.accepted_causes:
+        reasons = dict.fromkeys(entry.reason for one in cause.findings for entry in one.accepted)
+        suppressions = [{"kind": "external", "justification": xml_safe(reason)} for reason in reasons]
+        results.append({**_found(cause, "note", baseline), "suppressions": suppressions})
     left = max(0, len(results) - MOST)
     driver: dict[str, Any] = {"name": "localtensor", "rules": [_rule(name) for name in _RULES]}
     if version:
@@ -102,10 +102,15 @@ def _result(rule: str, key: FindingKey, level: str, text: str, place: SourceLine
     }
 
 
-def _found(reviewed: ReviewedFinding, key: FindingKey, level: str, baseline: str) -> dict[str, Any]:
-    place = reviewed.place or SourceLine(baseline, 1)
-    rule = UNCALLED if key.rule == IGNORED else SILENT if is_silent(reviewed.finding) else LOUD
-    return _result(rule, key, level, f"{key}: {what_happens(reviewed)}", place)
+def _found(cause: WrongFunction, level: str, baseline: str) -> dict[str, Any]:
+    """The result for a rule function.  It is known by the first of its keys, and its text has all its forms."""
+    first, keys = cause.findings[0], cause.keys
+    place = first.place or SourceLine(baseline, 1)
+    silent = any(is_silent(one.finding) for one in cause.findings)
+    rule = UNCALLED if keys[0].rule == IGNORED else SILENT if silent else LOUD
+    forms = [f"{f.finding.name} ({kinds_text(f.new or f.keys)}): {what_happens(f)}" for f in cause.findings]
+    found = _result(rule, keys[0], level, "\n".join(forms), place)
+    return {**found, "properties": {**found["properties"], "keys": [xml_safe(str(key)) for key in keys]}}
 
 
 def _invocation(result: GateResult, left: int) -> dict[str, Any]:

@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.base.progress import with_count
-from strategies.gate.baseline import ANY, BaselineEntry, FindingKey, GateResult, ReviewedFinding
+from strategies.gate.baseline import (
+    ANY,
+    BaselineEntry,
+    FindingKey,
+    GateResult,
+    ReviewedFinding,
+    WrongFunction,
+    by_cause,
+)
 from strategies.model.verdict import Verdict
 from strategies.sweep.report.text_and_json import call_text
 
@@ -83,10 +91,24 @@ def show(result: GateResult, console: Console, *, done: Sequence[str] = ()) -> N
     console.print(verdict_line(result), soft_wrap=True)
 
 
+def forms_text(causes: Sequence[WrongFunction]) -> str:
+    """The number of causes, and of the forms of their rules where that is another: `1 (4 forms)`."""
+    forms = sum(len(one.findings) for one in causes)
+    return str(len(causes)) if forms == len(causes) else f"{len(causes)} ({forms} forms)"
+
+
+def totals(result: GateResult) -> list[str]:
+    """`1 new (4 forms)`, `0 accepted`, `0 gone`, and how many accepted findings are past their date."""
+    named = {"new": result.new_causes, "accepted": result.accepted_causes}
+    parts = [" ".join(filter(None, (str(len(c)), word, forms_text(c).partition(" ")[2]))) for word, c in named.items()]
+    parts.append(f"{len(result.gone)} gone")
+    return [*parts, f"{len(result.expired)} expired"] if result.expired else parts
+
+
 def verdict_line(result: GateResult) -> Text:
     """The last line."""
     counts = result.report.counts
-    parts = [f"{len(result.new)} new", f"{len(accepted_keys(result))} accepted", f"{len(result.gone)} gone"]
+    parts = totals(result)
     parts += [f"{len(result.untried)} not tried"] if result.untried else []
     parts += [f"{len(result.trouble)} in trouble"] if result.trouble else []
     tried = f"{with_count(counts.instances, 'rule instance')} of {with_count(len(result.judged), 'overload')}"
@@ -100,7 +122,9 @@ def verdict_line(result: GateResult) -> Text:
 def _new(console: Console, new: Sequence[ReviewedFinding]) -> None:
     if not new:
         return
-    table = Table(title=f"New: wrong, and not accepted ({len(new)})", title_justify="left")
+    causes = by_cause(new)
+    table = Table(title=f"New: wrong, and not accepted: {forms_text(causes)}", title_justify="left")
+    new = [reviewed for cause in causes for reviewed in cause.findings]
     for column in ("rule", "new for", "why", "where"):
         table.add_column(column, overflow="fold")
     for reviewed in new:

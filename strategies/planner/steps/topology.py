@@ -15,10 +15,8 @@ A gigabyte is 10**9 bytes; the bandwidth is what one rank sends.
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,6 +26,7 @@ from typing import Any, TypeGuard
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh
 from strategies.base.atomic_files import read_bytes
+from strategies.base.foreign_text import BadJson, read_json
 from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.planner.steps.prices import MEMORY, Topology
 
@@ -106,12 +105,9 @@ def read_topology(path: Path) -> Cluster:
     if len(raw) > MOST_FILE_BYTES:
         raise bad_file(f"it is longer than {MOST_FILE_BYTES} bytes")
     try:
-        data = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
-    except RecursionError:
-        raise bad_file("it is nested too deep") from None
-    except ValueError as error:
-        reason = str(error).partition("\n")[0]
-        raise bad_file(f"it is no JSON ({reason})", "Correct it; docs/topology.json is an example.") from None
+        data = read_json(raw)
+    except BadJson as error:
+        raise bad_file(str(error), "Correct it; docs/topology.json is an example.") from None
     return cluster_from_json(data)
 
 
@@ -172,13 +168,6 @@ def _check_name(where: str, name: str, known: Sequence[str]) -> None:
         near = get_close_matches(name, known, n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(known)}."
         raise BadTopology(where, _shown(name), "there is no such name", remedy)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for name, count in Counter(key for key, _ in pairs).items():
-        if count > 1:
-            raise ValueError(f"{name} occurs twice")
-    return dict(pairs)
 
 
 def _shown(text: str, most: int = 60) -> str:

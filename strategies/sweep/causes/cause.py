@@ -7,6 +7,7 @@ property of the op, and so is a registration by a factory.  Such causes are one 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,7 +82,7 @@ def attribution_tasks(begin: Line, lines: Sequence[Line]) -> tuple[Report, list[
     for one in settled:
         if one.finding is not None:
             names[one.finding.name].append(one.name)
-    home = ("" if begin["rules"] == "dtensor" else begin["rules"], begin.get("folder", ""))
+    home = ("" if begin["rules"] == "dtensor" else begin["rules"], os.getcwd())
     tasks = []
     for finding in filter(is_fault, report.findings):
         judged = [c for name in names[finding.name] for c in suspects.get(name, ())]
@@ -262,7 +263,7 @@ def _cause(key: Key, members: Members, case: Case | None, torch: str) -> Cause:
 
 def _id(record: CauseRecord) -> str:
     """The name of a cause's script without its suffix: the same for the same cause in every run."""
-    words = re.sub(r"\W+", "_", f"{record.function or record.kind} {record.what}").strip("_")
+    words = re.sub(r"\W+", "_", f"{record.function or record.kind} {record.what}", flags=re.ASCII).strip("_")
     return f"{words[:70].rstrip('_')}_{digest(record.key)[:6]}"
 
 

@@ -6,7 +6,6 @@ Everything that speaks of causes reads the records: from here, or from the line 
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from strategies.base.foreign_text import read_json
 from strategies.base.journal import JournalLines, Line, lines_of_kind, open_journal
 from strategies.base.progress import Progress
 from strategies.model.cause import KIND, SHOWS, CauseRecord, causes_line, read_causes
@@ -87,7 +87,7 @@ def _about(record: CauseRecord) -> str:
 
 @functools.cache
 def _known() -> tuple[tuple[str, frozenset[str], tuple[tuple[str, str], ...]], ...]:
-    data = json.loads(KNOWN_VERSIONS.read_text(encoding="utf-8"))
+    data = read_json(KNOWN_VERSIONS.read_bytes())
     found = []
     for script in data["scripts"]:
         words, families = _title_parts(script["title"])

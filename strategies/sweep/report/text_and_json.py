@@ -15,8 +15,9 @@ from rich.text import Text
 
 from localtensor.layout import short
 from strategies.base import atomic_files
+from strategies.base.foreign_text import path_below, safe_file_name
 from strategies.model.cause import CauseRecord, json_data
-from strategies.model.verdict import FAULTS, Counts, Finding, LeftOut, Report, Verdict, digest
+from strategies.model.verdict import FAULTS, Counts, Finding, LeftOut, Report, Verdict
 from strategies.programs.run.verdict import raises
 
 _COLOUR = {
@@ -27,8 +28,6 @@ _TITLES = {
     Verdict.REFUSED: "Refused: calls that plain torch takes, and for which every rank of DTensor raises",
 }
 _MOST_CRASHES = _MOST_UNTESTED = 8
-LONGEST = 150
-"""Letters of a script's name: file systems take 255."""
 
 
 def write_scripts(report: Report, folder: str | None) -> Report:
@@ -41,14 +40,14 @@ def write_scripts(report: Report, folder: str | None) -> Report:
             findings.append(finding)
             continue
         name = file_name(finding)
-        path = Path(folder) / name
+        path = path_below(Path(folder), name)
         atomic_files.write_whole(path, finding.script.replace("{name}", name))
         findings.append(replace(finding, repro=str(path)))
     return replace(report, findings=tuple(findings))
 
 
 def file_name(finding: Finding) -> str:
-    """The name of a finding's script: it names the op and the rule, and is the same in every run.
+    """The name of a finding's script: it names the op and the rule, is the same in every run, and is no path.
 
     `cumprod_default__S1__S1__2ranks.py`
     """
@@ -65,7 +64,7 @@ def file_name(finding: Finding) -> str:
         stem = f"{op}__on_{words}"
     else:
         stem = f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks"
-    return f"{stem if len(stem) <= LONGEST else f'{stem[:LONGEST]}__{digest([stem])}'}.py"
+    return safe_file_name(stem, ".py")
 
 
 def as_json(report: Report) -> str:

@@ -104,12 +104,15 @@ def test_what_is_accepted_passes_and_is_in_the_baseline_by_what_it_means(story):
     }
     assert {entry["reason"] for entry in story.entries} == {"issue 12: needs a reduction"}
     assert not {"line", "file", "place"} & set().union(*story.entries)
-    assert "gate passed: 0 new, 4 accepted, 0 gone" in story.accepted.out
+    assert "gate passed: 0 new, 1 accepted, 0 gone" in story.accepted.out
+    assert "4 entries of 1 rule function written, 0 removed" in story.accepted.out
+    assert story.accepted.told["causes"] == {"new": 0, "accepted": 1}
 
 
 def test_an_entry_past_its_last_day_accepts_nothing(story):
     assert story.expired.code == 1 and rules(story.expired) == {(RUNNING, "S(0) -> S(0)")}
     assert [entry["expires"] for entry in story.expired.told["expired"]] == ["2020-01-31"] * len(story.entries)
+    assert "1 new, 0 accepted, 0 gone, 4 expired" in story.expired.out
 
 
 def test_a_mended_rule_fails_until_the_baseline_has_shrunk(story):

@@ -1,4 +1,6 @@
+import ast
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -55,10 +57,15 @@ def test_an_interruption_leaves_no_half_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_that_cannot_be_encoded_leaves_no_half_file(tmp_path):
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "report.json", "x" * 100_000 + "\ud800")
-    assert list(tmp_path.iterdir()) == []
+def test_half_a_character_is_written_as_json_and_python_spell_it(tmp_path):
+    write_whole(tmp_path / "report.json", '"a\ud800é"')
+    text = (tmp_path / "report.json").read_text(encoding="utf-8").rstrip("\n")
+    assert text == '"a\\ud800é"' and json.loads(text) == ast.literal_eval(text) == "a\ud800é"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "\udfff\n")
+    assert os.read(reader, 99) == b"\\udfff\n"
+    os.close(reader)
 
 
 def test_a_pipe_or_a_device_is_written_to_and_stays_what_it_is(tmp_path):

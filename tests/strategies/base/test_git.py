@@ -160,6 +160,35 @@ def test_what_a_repository_configures_is_never_run(here):
     assert (folder / "sprung.log").exists(), "the traps do not work"
 
 
+@pytest.mark.parametrize(
+    "remote",
+    [{"url": "ext::sh -c touch% {mark}"}, {"url": "{folder}", "uploadpack": "{trap}"}, {"url": "x", "vcs": "trap"}],
+    ids=["ext", "uploadpack", "vcs"],
+)
+def test_a_partial_clone_fetches_nothing_and_runs_no_command_of_its_remote(here, tmp_path_factory, monkeypatch, remote):
+    """git would ask the remote for a blob that is missing; which command that is, the repository's configuration says."""
+    folder, first = here
+    mark = tmp_path_factory.mktemp("outside") / "ran"
+    trap = mark.with_name("git-remote-trap")
+    trap.write_text(f"#!/bin/sh\ntouch '{mark}'\n")
+    trap.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{trap.parent}{os.pathsep}{os.environ['PATH']}")
+    blob = repository(folder).blobs(first)["kept.py"]
+    own = {f"remote.origin.{name}": value.format(mark=mark, folder=folder, trap=trap) for name, value in remote.items()}
+    partial = {"remote.origin.promisor": "true", "extensions.partialClone": "origin", "protocol.allow": "always"}
+    for name, value in {**own, **partial, "core.repositoryFormatVersion": "1"}.items():
+        git(folder, "config", name, value)
+    (folder / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(NoRepository) as refused:
+        repository(folder).contents([blob])
+    assert not mark.exists()
+    assert str(refused.value).endswith(
+        "this partial clone lacks the content of some files. Fetch it first: git fetch --refetch --no-filter."
+    )
+    subprocess.run(["git", "cat-file", "-p", blob], cwd=folder, capture_output=True, check=False)
+    assert mark.exists(), "the trap does not work"
+
+
 def test_the_environment_of_a_hook_does_not_lead_elsewhere(here, monkeypatch, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     git(other, "init", "-q")

@@ -273,7 +273,7 @@ with open_journal(Path(sys.argv[1]), resume=False) as journal:
     try:
         journal.begin(RUN)
         for n in range(99):
-            journal.add({"kind": "unit", "unit": "u", "n": n, "text": "x" * 50})
+            journal.add({"kind": "unit", "unit": f"u{n:02}", "n": n, "text": "x" * 50})
     except DiskFull as error:
         print(len(journal.lines), error)
 """
@@ -291,7 +291,7 @@ def test_a_disk_that_fills_up_keeps_all_lines_before_and_one_goes_on(tmp_path):
     assert (len(whole.lines), whole.cut) == (int(many), "") and int(many) > 5
     with open_journal(path, resume=True) as journal:
         journal.begin(RUN)
-        journal.add({"kind": "unit", "unit": "u", "n": int(many)})
+        journal.add({"kind": "unit", "unit": "last", "n": int(many)})
     assert [line["n"] for line in load_journal(path).lines] == list(range(int(many) + 1))
 
 

@@ -48,6 +48,41 @@ def test_an_error_of_ours_is_3(capsys):
     assert said.endswith("localtensor itself failed, as shown above; this says nothing about any rule.\n")
 
 
+@pytest.mark.parametrize("code", [0, None, 1, "text"])
+def test_foreign_code_that_exits_is_3(code, capsys):
+    assert left(raises(SystemExit(code)), capsys) == (
+        3, f"localtensor: a module or an executor of yours has left the program (SystemExit: {code}); nothing was reported.\n"
+    )  # fmt: skip
+
+
+LEAVING = """
+import atexit, os, sys, threading
+from strategies.base import signals
+from strategies.cli import app
+
+signals.install_handlers()
+signals.refuse_silent_exit()
+signals.begin_command("")
+HOW
+"""
+IN_A_THREAD = "t = threading.Thread(target=os._exit, args=(0,)); t.start(); t.join()"
+SILENT = "localtensor: a module or an executor of yours has ended the program by os._exit(0).\n"
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [
+    ("os._exit(0)", 3, SILENT), ("os._exit(256)", 3, SILENT.replace("(0)", "(256)")), (IN_A_THREAD, 3, SILENT),
+    ("os._exit(5)", 5, ""), ("signals._end(2)", 130, "localtensor: stopped by Ctrl-C.\n"),
+    ("if not os.fork(): os._exit(0)\nsys.exit(os.wait()[1])", 0, ""),
+    ("signals._State.code = 0\natexit.register(os._exit, 0)", 0, ""),
+    ("atexit.register(os._exit, 0)\napp.app(['report', 'nowhere'])", 2, SILENT),
+], ids=["at once", "256", "thread", "5", "signal", "child", "at the end of 0", "at the end of 2"])  # fmt: skip
+def test_os_exit_by_foreign_code_does_not_pass(how, code, said):
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING.replace("HOW", how)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr[-len(said) :] if code == 2 else done.stderr) == (code, said)
+
+
 @pytest.mark.parametrize(("error", "what"), [
     (MemoryError(), "memory"), (OSError(24, "Too many open files"), "Too many open files"),
     (OSError(28, "No space left on device"), "No space left on device"),

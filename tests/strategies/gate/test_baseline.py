@@ -140,13 +140,23 @@ NO_BASELINE = "it is no baseline of localtensor. Name another file by --baseline
         '"x"',
         '{"entries": []}',
         '{"format": 1, "torch": "2"}',
-        "[" * 100_000,
-        '{"format": ' + "1" * 5000 + "}",
     ],
 )
 def test_a_foreign_file_is_refused(path, text):
     path.write_text(text)
     assert_refused(path, NO_BASELINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "it is nested too deep"),
+        ('{"format": ' + "1" * 5000 + "}", "it has a number of thousands of digits"),
+    ],
+)
+def test_what_no_reader_can_hold_is_refused(path, text, said):
+    path.write_text(text)
+    assert_refused(path, f"{said}. Correct it, or name another file by --baseline.")
 
 
 @pytest.mark.parametrize("number", [0, 2, "1", None, True, 1.0])
@@ -167,12 +177,12 @@ def test_a_version_of_torch_that_is_none_is_refused(path):
 
 def test_a_corrupt_file_is_refused_with_the_line(path):
     path.write_text('{\n  "format": 1,\n  "entries": [\n')
-    assert_refused(path, "line 4 is no JSON (Expecting value). Fix that line.")
+    assert_refused(path, "line 4 is no JSON (Expecting value). Correct it, or name another file by --baseline.")
 
 
 def test_an_empty_file_is_refused(path):
     path.write_text("")
-    assert_refused(path, "line 1 is no JSON (Expecting value). Fix that line.")
+    assert_refused(path, "line 1 is no JSON (Expecting value). Correct it, or name another file by --baseline.")
 
 
 def test_marks_of_a_merge_are_refused(path):
@@ -182,7 +192,7 @@ def test_marks_of_a_merge_are_refused(path):
 
 def test_a_name_that_an_object_has_twice_is_refused(path):
     path.write_text('{"format": 1, "torch": "2.13.0", "entries": [], "entries": []}')
-    assert_refused(path, "an object in it has 'entries' twice. Keep one of the two.")
+    assert_refused(path, "an object in it has 'entries' twice. Correct it, or name another file by --baseline.")
 
 
 def test_bytes_that_are_no_text_are_refused(path):

@@ -108,3 +108,10 @@ def test_versions_that_have_the_fault_are_named_and_the_others_with_what_they_do
 def test_the_place_is_a_file_and_a_line_or_native_code_or_the_kind():
     assert (SCAN.where, UNKNOWN.where) == ("torch/x.py:7", "unknown")
     assert replace(SCAN, file="", line=0).where == "native code"
+
+
+@pytest.mark.parametrize("bad", ["../../out", "/out", "a/b", ".hidden", "", "a b", "a\\b", "é"])
+def test_an_id_that_is_a_path_is_refused_since_a_script_is_called_after_it(bad):
+    assert SCAN.script_name == f"{SCAN.id}.py"
+    with pytest.raises(ValueError, match="is no id of a cause"):
+        read_cause({**data_of(SCAN), "id": bad})

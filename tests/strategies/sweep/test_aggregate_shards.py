@@ -98,7 +98,7 @@ def test_the_same_journal_twice_is_refused(shards):
 
 def test_a_unit_twice_in_one_journal_is_refused(shards):
     written(shards[0], begun((1, SHARDS)), [*lines_of(1), lines_of(1)[0]])
-    assert "is in" in refused(IncompleteRun, shards)
+    assert f"is of '{lines_of(1)[0]['unit']}', as line 2 is" in refused(BadJournal, shards)
 
 
 @pytest.mark.parametrize(("more", "said"), [

@@ -137,6 +137,30 @@ def test_answers_that_do_not_come_in_time_are_said(odd):
     assert found == [TaskLost(f"its worker was lost {TRIES} times: no answer in time", -1)]
 
 
+def test_an_executor_that_exits_costs_its_batch_and_is_no_pass(odd):
+    found = answers(odd([SystemExit(0)] * 99), TASKS[:5], what=doubled)
+    assert found == [TaskLost(f"its worker was lost {TRIES} times: SystemExit: 0", -1)] * 5
+
+
+class Leaving(Odd):
+    """Leaves the program as soon as it is given work."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        raise SystemExit(0)
+
+
+def test_an_executor_that_exits_when_it_is_given_work_is_no_pass():
+    (lost,) = answers(lambda: Leaving(None), [1], what=doubled)
+    assert isinstance(lost, TaskLost) and lost.why.endswith("SystemExit: 0")
+
+
+@pytest.mark.parametrize("said", [[], [TaskDone(1)], [TaskDone(1)] * 3, ["done", "done"], None], ids=repr)
+def test_answers_that_are_none_of_ours_are_lost_tasks(said, odd, monkeypatch):
+    monkeypatch.setattr(executors, "run_in_subprocess", lambda sent: pickling.dumps(said))
+    found = answers(odd([]), [1, 2], what=doubled)
+    assert [type(one) for one in found] == [TaskLost] * 2 and "it gave no answers to 2 tasks" in found[0].why
+
+
 def test_no_tasks_need_no_executor(odd):
     assert answers(odd([]), []) == []
     assert Odd.made == 0
@@ -217,6 +241,7 @@ def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, h
     ("return None", "it returns NoneType, which is no executor", "Return a concurrent.futures.Executor."),
     ("return '/home'", "it returns str, which is no executor", "Return a concurrent.futures.Executor."),
     ("raise OSError('no\\nroom')", "calling it raises OSError: no room", "Fix that first."),
+    ("raise SystemExit(0)", "calling it raises SystemExit: 0", "Fix that first."),
 ])  # fmt: skip
 def test_a_function_that_gives_no_executor_is_refused_in_one_sentence(body, problem, remedy, here):
     (here / "my_engine.py").write_text(f"def made():\n    {body}\n")

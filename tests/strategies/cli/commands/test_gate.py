@@ -163,7 +163,10 @@ def test_what_is_no_refusal_goes_on_to_the_caller_and_the_baseline_stays(error, 
 def test_to_accept_writes_what_is_new_and_passes(gated):
     code, out, _ = gated(WRONG, accept=" torch#7 ", expires="2999-01-01")
     assert (code, held()) == (0, (BaselineEntry(KEY, "torch#7", dt.date(2999, 1, 1)),))
-    assert "done localtensor-baseline.json: 1 written, 0 removed" in out and "is not there" not in out
+    assert (
+        "done localtensor-baseline.json: 1 entry of 1 rule function written, 0 removed" in out
+        and "is not there" not in out
+    )
 
 
 def test_to_accept_a_crash_ends_the_trouble(gated):
@@ -182,7 +185,7 @@ def test_to_accept_does_not_remove_what_is_gone(gated):
 def test_an_update_removes_what_is_gone_and_passes(gated):
     accept(BaselineEntry(KEY, "known"))
     code, out, _ = gated(CLEAN, update=True)
-    assert (code, held()) == (0, ()) and "done localtensor-baseline.json: 0 written, 1 removed" in out
+    assert (code, held()) == (0, ()) and "done localtensor-baseline.json: 0 entries written, 1 removed" in out
 
 
 def test_an_update_adds_nothing(gated):
@@ -224,11 +227,16 @@ def test_entries_of_overloads_that_are_not_among_those_judged_are_told(gated):
 
 
 def test_every_file_that_is_asked_for_is_written(gated):
-    files = {"junit": "g.xml", "sarif": "g.sarif", "json": "g.json", "summary": "g.md"}
+    files = {"junit": "g.xml", "sarif": "g.sarif", "json": "g.json", "summary": "g.md", "comment": "c.md"}
     code, out, _ = gated(WRONG, **{option: Path(name) for option, name in files.items()}, github=True)
     assert json.loads(Path("g.json").read_text())["exit_code"] == code == 1
     assert json.loads(Path("g.sarif").read_text())["version"] == "2.1.0"
     assert Path("g.xml").read_text().startswith("<?xml") and Path("g.md").read_text().startswith("## localtensor gate")
+    assert (
+        Path("c.md")
+        .read_text()
+        .startswith("<!-- localtensor gate -->\n### localtensor gate: 1 new wrong rule function")
+    )
     assert out.count("::error file=localtensor-baseline.json,line=1") == 1
 
 

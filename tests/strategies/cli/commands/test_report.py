@@ -8,6 +8,8 @@ from strategies.cli.commands.report import merge_journals, run
 from strategies.cli.options import MergeOptions, ReportOptions
 from strategies.sweep.aggregate import merged_run, report
 from strategies.sweep.report import text_and_json
+from tests.properties.test_files_read_law import UNIT
+from tests.strategies import gate_cases, journals
 from tests.strategies.journals import begin, lines, write
 from tests.strategies.sweep.report.test_text_and_json import check_schema
 from tests.strategies.sweep.test_aggregate import line, settled, unit
@@ -84,7 +86,72 @@ def test_what_is_no_journal(text, tmp_path, capsys):
 )
 def test_a_line_of_a_stranger(line, tmp_path, capsys):
     path = write(tmp_path / "s.jsonl", begin(), [*lines(), line])
-    assert "a line does not hold what a journal's does" in refused(capsys, path, tmp_path / "r.html")
+    assert "does not hold what a journal's does" in refused(capsys, path, tmp_path / "r.html")
+
+
+def merged(path, tmp_path):
+    return merge_journals(MergeOptions((path,), json=tmp_path / "m.json", repro=tmp_path / "scripts"))
+
+
+def test_a_journal_writes_no_script_outside_of_the_folder(tmp_path, capsys):
+    rows = [json.loads(json.dumps(row)) for row in lines()]
+    line = next(row for row in rows if row["kind"] == "settled" and row.get("script"))
+    line["claim"][0] = f"{tmp_path}/evil.a.default"
+    path = write(tmp_path / "s.jsonl", begin(ops=["aten.neg.default"], trials=[]), rows)
+    assert merged(path, tmp_path) == 2 and "names no overload" in capsys.readouterr().err
+    line["claim"][0], line["title"] = "aten.neg.default", f"aten.neg.default on {tmp_path}/../x, then ../../evil"
+    path = write(tmp_path / "s.jsonl", begin(ops=["aten.neg.default"], trials=[]), rows)
+    assert merged(path, tmp_path) == 1
+    assert {one.name for one in tmp_path.iterdir()} == {"s.jsonl", "m.json", "scripts"}
+    assert [one.suffix for one in (tmp_path / "scripts").iterdir()] == [".py"]
+
+
+def test_a_script_does_not_follow_a_link_out_of_the_folder(tmp_path, capsys):
+    path = write(tmp_path / "s.jsonl", begin(ops=["aten.neg.default"], trials=[]), lines())
+    assert merged(path, tmp_path) == 1
+    (script,) = (tmp_path / "scripts").iterdir()
+    script.unlink()
+    script.symlink_to(tmp_path / "profile")
+    assert merged(path, tmp_path) == 3 and f"cannot write {script}" in capsys.readouterr().err
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.parametrize("change", [
+    {"device": "nowhere"}, {"tensors": [["float9", [1], ""]]}, {"tensors": [["float64", [2], "AAAA"]]}, {"op": "a/b.c.d"},
+    {"tensors": [["float64", [1], "AAAAAAAAAAA=", None, "nowhere:0"]]}, {"call": [[{"leaf": 7}], []]},
+    {"call": [[{"device": "nowhere"}], []]}, {"call": [[{"dtype": "float9"}], []]}, {"tensors": [["float64", [2], "", [1 << 40]]]},
+], ids=repr)  # fmt: skip
+def test_a_sample_of_a_foreign_journal_is_read_or_refused(change, tmp_path, capsys):
+    row = json.loads(json.dumps(UNIT))
+    for candidate in (*row["suspects"].values(), *row["whole"].values()):
+        candidate[0]["sample"] |= change
+    path = write(tmp_path / "s.jsonl", begin(), [*lines(), row])
+    if "device" in change:  # a name that a sample does not have
+        assert run(ReportOptions(path, tmp_path / "r.html")) == 0
+    else:
+        assert "a line does not hold what a journal's does (NotEncodable: no sample (" in refused(
+            capsys, path, tmp_path / "r.html"
+        )
+
+
+def test_lines_that_are_there_twice_are_not_counted_twice(tmp_path, capsys):
+    for row in lines()[1], lines()[6]:
+        path = write(tmp_path / "s.jsonl", begin(), [*lines(), row])
+        assert "line 13 is of 'aten." in refused(capsys, path, tmp_path / "r.html")
+    path = write(tmp_path / "s.jsonl", begin(), [*lines(), begin(), *lines()])
+    assert "line 13 begins another run" in refused(capsys, path, tmp_path / "r.html")
+
+
+def test_half_a_character_is_shown_and_written(tmp_path, capsys):
+    rows = [
+        *lines(),
+        journals.settled(gate_cases.finding("aten.neg.default", reason="\ud800 \x1b[2J\n::error::x", got="\ud800")),
+    ]
+    path = write(tmp_path / "s.jsonl", begin(ops=["aten.neg.default"], trials=[]), rows)
+    assert merged(path, tmp_path) == 1
+    out = capsys.readouterr().out
+    assert "\\ud800 \\u001b[2J" in out and not any(line.lstrip().startswith("::") for line in out.splitlines())
+    assert any(one["got"] == "\ud800" for one in json.loads((tmp_path / "m.json").read_text())["findings"])
 
 
 def test_a_first_line_without_what_a_run_is(tmp_path, capsys):

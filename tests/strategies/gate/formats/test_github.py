@@ -6,8 +6,17 @@ import pytest
 from markdown_it import MarkdownIt
 
 from strategies.base.progress import xml_safe
-from strategies.gate.formats.github import MOST, annotations, command_escaped, markdown_escaped, summary
-from tests.strategies.gate_cases import CLEAN, EVERY, FULL, HOSTILE, finding, hostile, huge, new
+from strategies.gate.formats.github import (
+    MARK,
+    MOST,
+    MOST_COMMENT,
+    annotations,
+    command_escaped,
+    comment,
+    markdown_escaped,
+    summary,
+)
+from tests.strategies.gate_cases import CLEAN, EVERY, FULL, HOSTILE, ONE_FUNCTION, finding, hostile, huge, new
 
 
 def read(line):
@@ -49,6 +58,11 @@ def test_accepted_findings_are_not_annotated():
     assert "gather" not in annotations(FULL)
 
 
+def test_all_forms_of_one_rule_function_are_one_annotation():
+    (line,) = annotations(ONE_FUNCTION).splitlines()
+    assert line.endswith("(new for real on 1 axis, complex on 1 axis); and 2 other forms of this function")
+
+
 def test_ten_are_shown_and_the_rest_counted():
     lines = annotations(huge(37)).splitlines()
     assert [line.startswith("::error ") for line in lines] == [True] * 10 + [False]
@@ -88,7 +102,7 @@ def test_a_clean_gate_is_two_lines():
 def test_a_full_one_has_a_table_of_what_is_new_and_lists_of_the_rest():
     text = rendered(FULL)
     assert text.count("<tr>") == 3 and text.count("<td>") == 12
-    titles = ["New: these fail the gate (2)", "Gone: remove these from the baseline with localtensor gate --update (1)",
+    titles = ["New: these fail the gate: 2", "Gone: remove these from the baseline with localtensor gate --update (1)",
               "Accepted once, and past their date (1)", "Crashed (1)", "Good to know (1)", "Not tried (1)", "Chosen by the change (1)",
               "Accepted crashes that did not come back (1)", "Accepted (2)"]  # fmt: skip
     places = [text.index(title) for title in titles]
@@ -132,10 +146,41 @@ def test_a_single_text_beyond_the_limit_is_left_out_too():
     assert len(summary(vast).encode()) < MOST and "more lines do not fit" in summary(vast)
 
 
+def commented(result):
+    return MarkdownIt("commonmark").enable("table").render(comment(result))
+
+
+def test_a_comment_has_a_collapsed_table_for_each_function_and_a_mark():
+    text = commented(ONE_FUNCTION)
+    assert comment(ONE_FUNCTION).splitlines()[:4] == [
+        MARK, "### localtensor gate: 1 new wrong rule function", "", "1 new (3 forms), 0 accepted, 0 gone.",
+    ]  # fmt: skip
+    assert text.count("<details>") == text.count("</details>") == text.count("<table>") == 1
+    assert (
+        "<details><summary><code>rule (my&#95;ops/rules.py:12)</code>: 3 wrong forms, 2 of them silent</summary>"
+        in text
+    )
+    assert text.count("<tr>") == 4
+    assert "complex on 1 axis" in text and commented(FULL).count("<table>") == 2
+
+
+def test_a_comment_on_a_clean_gate_is_short_and_one_on_trouble_names_it():
+    assert comment(CLEAN) == f"{MARK}\n### localtensor gate: clean\n\n0 new, 0 accepted, 0 gone.\n"
+    assert "nothing was tested" in comment(EVERY["nothing"]())
+    assert "until 2027-01-31" in comment(FULL) and "1 expired" in comment(FULL)
+
+
+@pytest.mark.parametrize("which", EVERY)
+def test_a_comment_fits_into_what_github_takes_and_nothing_breaks_out_of_it(which):
+    assert 0 < len(comment(EVERY[which]()).encode()) < MOST_COMMENT
+    text = commented(EVERY[which]())
+    assert not set(re.findall(r"<(script|a|img)\b", text))
+
+
 def test_the_headline_says_the_worst():
     one = summary(replace(CLEAN, findings=(new(finding()),)))
-    assert one.startswith("## localtensor gate: 1 new wrong rule\n")
-    assert summary(FULL).startswith("## localtensor gate: 2 new wrong rules\n")
+    assert one.startswith("## localtensor gate: 1 new wrong rule function\n")
+    assert summary(FULL).startswith("## localtensor gate: 2 new wrong rule functions\n")
     assert summary(replace(FULL, findings=())).startswith("## localtensor gate: the baseline must shrink\n")
     assert summary(EVERY["nothing"]()).startswith("## localtensor gate: in trouble\n")
     assert HOSTILE not in one

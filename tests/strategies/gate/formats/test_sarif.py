@@ -8,7 +8,7 @@ from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonS
 
 from strategies.gate.baseline import SourceLine
 from strategies.gate.formats.sarif import MOST, sarif
-from tests.strategies.gate_cases import CLEAN, EVERY, FULL, finding, hostile, huge, new, unasked
+from tests.strategies.gate_cases import CLEAN, EVERY, FULL, ONE_FUNCTION, UNTIL, finding, hostile, huge, new, unasked
 
 
 def run_of(result, **more):
@@ -69,17 +69,29 @@ def test_github_finds_what_it_needs_in_every_result(which):
 def test_new_ones_come_first_as_errors_and_accepted_ones_last_as_suppressed_notes():
     told = [(r["level"], r["ruleId"], "suppressions" in r) for r in run_of(FULL)["results"]]
     assert told == [
-        ("error", "silently-wrong-sharding-rule", False), ("error", "silently-wrong-sharding-rule", False),
-        ("error", "loudly-wrong-sharding-rule", False), ("error", "stale-baseline-entry", False),
-        ("note", "loudly-wrong-sharding-rule", True), ("note", "loudly-wrong-sharding-rule", True),
+        ("error", "silently-wrong-sharding-rule", False), ("error", "loudly-wrong-sharding-rule", False),
+        ("error", "stale-baseline-entry", False), ("note", "loudly-wrong-sharding-rule", True),
     ]  # fmt: skip
-    assert run_of(FULL)["results"][4]["suppressions"] == [
-        {"kind": "external", "justification": "reported upstream, 100 % known"}
+    assert run_of(FULL)["results"][3]["suppressions"] == [
+        {"kind": "external", "justification": "reported upstream, 100 % known"},
+        {"kind": "external", "justification": "for good"},
     ]
 
 
+def test_all_forms_of_one_rule_function_are_one_result():
+    (told,) = run_of(ONE_FUNCTION)["results"]
+    assert told["message"]["text"].count("\n") == 2 and "S(1) -> S(1) (real on 1 axis)" in told["message"]["text"]
+    assert len(told["properties"]["keys"]) == 4 and told["ruleId"] == "silently-wrong-sharding-rule"
+    accepted = replace(
+        ONE_FUNCTION, findings=tuple(replace(f, new=(), accepted=(UNTIL,)) for f in ONE_FUNCTION.findings)
+    )
+    assert [(r["level"], len(r["suppressions"])) for r in run_of(accepted)["results"]] == [("note", 1)]
+    partly = replace(ONE_FUNCTION, findings=(*ONE_FUNCTION.findings[:1], *accepted.findings[1:]))
+    assert [r["level"] for r in run_of(partly)["results"]] == ["error"]
+
+
 def test_a_fingerprint_outlives_other_lines_files_words_ranks_and_neighbours():
-    one, other = finding(), finding(placements="S(1)")
+    one, other = finding(), finding("aten.sort.default")
     before = hashes(replace(CLEAN, findings=(new(one, place=SourceLine("a.py", 1)), new(other))))
     moved = replace(one, ranks=3, reason="3 at [1]", sample=("f64[9]",))
     after = hashes(replace(CLEAN, findings=(new(other), new(moved, place=SourceLine("b.py", 99)))))
@@ -88,8 +100,8 @@ def test_a_fingerprint_outlives_other_lines_files_words_ranks_and_neighbours():
 
 def test_what_has_no_place_points_at_the_baseline():
     places = [r["locations"][0]["physicalLocation"] for r in run_of(FULL, baseline="a/b.json")["results"]]
-    assert [p["artifactLocation"]["uri"] for p in places[:3]] == ["my%20ops/rules.py", "my%20ops/rules.py", "a/b.json"]
-    assert [p["region"]["startLine"] for p in places[:3]] == [12, 12, 1]
+    assert [p["artifactLocation"]["uri"] for p in places[:2]] == ["my%20ops/rules.py", "a/b.json"]
+    assert [p["region"]["startLine"] for p in places[:2]] == [12, 1]
     odd = run_of(hostile())["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert unquote(odd) == "a b,c:d%\n.py" and ":" not in odd
 

@@ -36,7 +36,7 @@ def test_a_clean_gate_is_one_line():
 
 def test_what_is_new_comes_with_rule_reason_place_and_picture():
     text = shown(replace(CLEAN, findings=(NEW,)))
-    assert "New: wrong, and not accepted (1)" in text
+    assert "New: wrong, and not accepted: 1" in text
     for part in (FOUND.name, "real on 1 axis", "scale(f64[2]) on 2 ranks: ", "pkg/rules.py:7", "rank 0  [1] of shape"):
         assert part in text
     assert text.splitlines()[-1].startswith("gate failed: 1 new, 0 accepted, 0 gone; ")
@@ -44,6 +44,17 @@ def test_what_is_new_comes_with_rule_reason_place_and_picture():
 
 def test_text_of_a_finding_is_no_markup():
     assert "gives [bold]2" in shown(replace(CLEAN, findings=(NEW,)))
+
+
+def test_forms_of_one_function_count_once_and_expired_ones_are_in_the_total():
+    other = replace(FOUND, rule=Rule(OP, (Shard(1),), (Shard(1),)))
+    forms = [replace(NEW, function="f"), replace(NEW, finding=other, function="f")]
+    text = shown(replace(CLEAN, findings=tuple(forms), expired=(BaselineEntry(KEY, "known"),)))
+    assert "New: wrong, and not accepted: 1 (2 forms)" in text
+    assert text.splitlines()[-1].startswith("gate failed: 1 new (2 forms), 0 accepted, 0 gone, 1 expired; ")
+    accepted = [replace(one, new=(), accepted=(BaselineEntry(KEY, "known"),)) for one in forms]
+    assert "0 new, 1 accepted (2 forms), 0 gone;" in shown(replace(CLEAN, findings=tuple(accepted)))
+    assert "1 new, 0 accepted, 0 gone;" in shown(replace(CLEAN, findings=(forms[0], accepted[1])))
 
 
 def test_what_is_accepted_is_counted_and_not_shown():

@@ -141,13 +141,13 @@ def test_what_is_missing_is_named(missing):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    (b"", "it is no JSON (Expecting value: line 1 column 1 (char 0))"),
-    (b"{", "it is no JSON (Expecting property name"),
-    (b"\xff\xfe\x00", "it is no JSON ('utf-8' codec"),
+    (b"", "line 1 is no JSON (Expecting value)"),
+    (b"{", "line 1 is no JSON (Expecting property name"),
+    (b"\xff\xfe\x00", "it is no text in UTF-8"),
     (b"[" * 100_000, "it is nested too deep"),
     (b" " * 1_000_001, "it is longer than 1000000 bytes"),
-    (b"9" * 5000, "it is no JSON (Exceeds the limit"),
-    (b'{"inner": 1, "inner": 2}', "it is no JSON (inner occurs twice)"),
+    (b"9" * 5000, "it has a number of thousands of digits"),
+    (b'{"inner": 1, "inner": 2}', "an object in it has 'inner' twice"),
 ])  # fmt: skip
 def test_a_file_that_is_no_description_at_all_is_refused(text, said, tmp_path):
     file = tmp_path / "t.json"
