@@ -107,7 +107,7 @@ $(SITE): $(READY)
 docs: $(SITE) ## write the pages that are generated, build the site into build/site, run every example  (some minutes)
 	$(PY) -m tests.tools.api_page --write
 	$(PY) -m tests.tools.command_page --write
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/,site test_readme.py test_docs.py test_api_page.py test_help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
