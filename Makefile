@@ -26,7 +26,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races plans mutants flaky branches \
-        cuda docs clean
+        cuda site docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,9 +41,10 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 test: $(READY) ## the whole suite, on three workers; what CI runs  (under 10 minutes)
 	@$(PYTEST) $(WORKERS)
 
-check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under a minute)
+check: $(READY) ## format, lint, spelling, types, import contracts, fast tests; before every commit  (under a minute)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+	$(VENV)/bin/codespell
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PYTEST) -q $(WORKERS) $(FAST)
@@ -104,10 +105,13 @@ $(SITE): $(READY)
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-build-isolation -c constraints.txt --editable '.[docs]'
 	@touch $(SITE)
 
-docs: $(SITE) ## write the pages that are generated, build the site into build/site, run every example  (some minutes)
+site: $(SITE) ## build the site of docs/ into build/site; warnings are errors  (some seconds)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+docs: $(SITE) ## write the pages that are generated, build the site, run every example  (some minutes)
 	$(PY) -m tests.tools.api_page --write
 	$(PY) -m tests.tools.command_page --write
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@$(MAKE) --no-print-directory site
 	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/,site test_readme.py test_docs.py test_api_page.py test_help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)

@@ -53,7 +53,7 @@ def address(site):
 def menu() -> list[str]:
     """The pages that `nav` of mkdocs.yml lists."""
     nav = re.search(r"^nav:\n((?:[ -].*\n)+)", CONFIG.read_text(), re.MULTILINE)
-    return re.findall(r"- (\S+\.md)$", nav[1], re.MULTILINE)
+    return re.findall(r"- (?:.*: )?(\S+\.md)$", nav[1], re.MULTILINE)
 
 
 def test_the_menu_has_every_page_once():
