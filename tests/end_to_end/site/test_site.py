@@ -1,11 +1,13 @@
 """The site: it builds without a warning, its menu has every page, and each page opens in headless Chromium without an error."""
 
+import contextlib
 import functools
 import http.server
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,20 +36,56 @@ def site(tmp_path_factory):
     return out
 
 
-@pytest.fixture(scope="module")
-def address(site):
-    """The site, served by this process."""
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The folder over HTTP, by a thread of this process; the value is its address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    with served(site) as where:
+        yield where
+
+
+def faults(folder: Path, address: str, browser) -> tuple[int, list[str]]:  # noqa: F811
+    """The number of links between the pages of a folder, and what is wrong: errors, files that are not there, loose links."""
+    found, anchors, linked = [], {}, set()
+    page = browser.new_page()
+    page.set_default_navigation_timeout(120_000)
+    page.on("console", lambda message: found.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("response", lambda response: found.append(response.url) if response.status >= 400 else None)
+    for name in sorted(
+        file.relative_to(folder).as_posix() for file in folder.rglob("*.html") if file.name != "404.html"
+    ):
+        page.goto(f"{address}/{name}", wait_until="load")
+        if page.locator("h1").count() != 1:
+            found.append(f"{name}: no heading, or several")
+        anchors[f"{address}/{name}"] = set(page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)"))
+        linked |= {
+            (name, url) for url in page.evaluate("[...document.links].map(a => a.href)") if url.startswith(address)
+        }
+    page.close()
+    for name, url in sorted(linked):
+        target, _, anchor = url.partition("#")
+        target = f"{target}index.html" if target.endswith("/") else target
+        there = target in anchors and (not anchor or anchor in anchors[target])
+        if not there and (anchor or not (folder / target.removeprefix(f"{address}/")).is_file()):
+            found.append(f"{name}: {url.removeprefix(address)}")
+    return len(linked), found
 
 
 def menu() -> list[str]:
@@ -94,34 +132,22 @@ def test_nothing_comes_from_elsewhere(site):
 
 
 def test_every_page_opens_without_an_error_and_every_link_leads_somewhere(site, address, browser):  # noqa: F811
-    complaints, missing, linked = [], [], set()
-    page = browser.new_page()
-    page.set_default_navigation_timeout(120_000)
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("response", lambda response: missing.append(response.url) if response.status >= 400 else None)
-    names = sorted(file.relative_to(site).as_posix() for file in site.rglob("*.html") if file.name != "404.html")
-    assert len(names) == len(DOCS)
-    anchors = {}
-    for name in names:
-        page.goto(f"{address}/{name}", wait_until="load")
-        assert page.locator("h1").count() == 1, name
-        anchors[f"{address}/{name}"] = set(page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)"))
-        linked |= {
-            (name, url) for url in page.evaluate("[...document.links].map(a => a.href)") if url.startswith(address)
-        }
-    page.close()
-    assert (complaints, missing) == ([], [])
-    loose = []
-    for name, url in sorted(linked):
-        target, _, anchor = url.partition("#")
-        target = f"{target}index.html" if target.endswith("/") else target
-        there = target in anchors and (not anchor or anchor in anchors[target])
-        if not there and not (site / target.removeprefix(f"{address}/")).is_file():
-            loose.append(f"{name}: {url}")
-    assert len(linked) > 100 and loose == []
+    links, found = faults(site, address, browser)
+    assert links > 100 and found == []
+    assert len([file for file in site.rglob("*.html") if file.name != "404.html"]) == len(DOCS)
+
+
+def test_a_planted_error_and_planted_loose_links_are_caught(tmp_path, browser):  # noqa: F811
+    (tmp_path / "favicon.ico").write_bytes(b"")
+    links = '<a href="b.html#there">1</a><a href="b.html#nowhere">2</a><a href="gone.html">3</a><a href="b.html">4</a>'
+    (tmp_path / "a.html").write_text(f"<h1>A</h1>{links}<script>console.error('planted')</script>")
+    (tmp_path / "b.html").write_text("<h2 id=there>B</h2><script>nothing.there</script>")
+    with served(tmp_path) as where:
+        count, found = faults(tmp_path, where, browser)
+    assert count == 4
+    assert found == [
+        "planted", "nothing is not defined", "b.html: no heading, or several", "a.html: /b.html#nowhere", "a.html: /gone.html",
+    ]  # fmt: skip
 
 
 def test_the_search_finds_a_function_and_a_page(address, browser):  # noqa: F811
