@@ -8,6 +8,7 @@ WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 TRIAL  := $(VENV)/.trial
+SITE   := $(VENV)/.site
 # Left behind by a setup that was interrupted; holds the number of the process that is at work.
 BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
@@ -25,7 +26,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races plans mutants flaky branches \
-        cuda docs clean
+        cuda site docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,14 +36,15 @@ setup: $(READY) ## make .venv and install everything, once  (a minute or two, mo
 validate: $(READY) ## validate every rule that torch's DTensor registers; wrong rules are a result  (some five minutes)
 	@$(VENV)/bin/localtensor validate --all --claims; code=$$?; \
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
-	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; README has the table." >&2; exit $$code; fi
+	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; docs/validate.md has the table." >&2; exit $$code; fi
 
 test: $(READY) ## the whole suite, on three workers; what CI runs  (under 10 minutes)
 	@$(PYTEST) $(WORKERS)
 
-check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under a minute)
+check: $(READY) ## format, lint, spelling, types, import contracts, fast tests; before every commit  (under a minute)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+	$(VENV)/bin/codespell
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PYTEST) -q $(WORKERS) $(FAST)
@@ -98,9 +100,19 @@ branches: $(TRIAL) ## branches of each package that the suite takes  (half an ho
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.tools.cuda
 
-docs: $(READY) ## write docs/api.md; every docstring example, every command and example of the pages and the help  (some minutes)
+# mkdocs and its theme are installed when the site is first built.
+$(SITE): $(READY)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-build-isolation -c constraints.txt --editable '.[docs]'
+	@touch $(SITE)
+
+site: $(SITE) ## build the site of docs/ into build/site; warnings are errors  (some seconds)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+docs: $(SITE) ## write the pages that are generated, build the site, run every example  (some minutes)
 	$(PY) -m tests.tools.api_page --write
-	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/test_,readme.py docs.py api_page.py help.py)
+	$(PY) -m tests.tools.command_page --write
+	@$(MAKE) --no-print-directory site
+	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/,site test_readme.py test_docs.py test_api_page.py test_help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info

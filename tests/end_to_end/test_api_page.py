@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_docs import DOCS, ROOT
+from tests.end_to_end.test_docs import DOCS, ROOT, from_root
 from tests.tools.api_page import PAGE, filled, names_in, namespace, signature, summary
 
 DOORS = ["localtensor", *(f"localtensor.{name}" for name in ("errors", "planner", "propagation", "rules", "testing"))]
@@ -71,12 +71,12 @@ def test_every_name_has_a_summary():
     assert [name for name, value in values if not summary(name, value)] == []
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=from_root)
 def test_a_page_imports_public_names_only(page):
     assert private_imports(page.read_text()) == []
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", DOCS, ids=from_root)
 def test_a_page_quotes_no_name_of_the_other_package(page):
     assert private_mentions(page) == []
 

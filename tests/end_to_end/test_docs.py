@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-SESSIONS = [page for page in DOCS if "```pycon" in page.read_text()]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+SESSIONS = [page for page in PAGES if "```pycon" in page.read_text()]
 NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 """Pages on what is there; the changelog also names what was."""
 FILES = {"localtensor.sarif", "localtensor.xml"}
 """Files that the gate writes."""
+
+
+def from_root(page: Path) -> str:
+    """The name of a page in the reports of tests."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def anchors(page: Path) -> set[str]:
@@ -71,9 +76,9 @@ def not_in_its_file(text: str) -> list[str]:
     return [f"{name}: {path}" for name, path in placed if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
 
 
-def pictured(readme: str) -> set[str]:
-    """The packages of the picture in the README."""
-    (block,) = re.findall(r"^```text\n(localtensor/ .*?)^```$", readme, re.DOTALL | re.MULTILINE)
+def pictured(page: str) -> set[str]:
+    """The packages of the picture in docs/architecture.md."""
+    (block,) = re.findall(r"^```text\n(localtensor/ .*?)^```$", page, re.DOTALL | re.MULTILINE)
     found, top = set(), ""
     for line in block.splitlines():
         if name := re.match(r"( *)(\w+)/ ", line):
@@ -83,40 +88,46 @@ def pictured(readme: str) -> set[str]:
 
 
 def test_there_are_pages_with_sessions():
-    assert {"lockstep.md", "plans.md", "races.md", "rules.md"} <= {page.name for page in SESSIONS}
+    assert {"lockstep.md", "placements.md", "plans.md", "races.md", "rules.md"} <= {page.name for page in SESSIONS}
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", SESSIONS, ids=from_root)
 def test_the_python_sessions_of_a_page_are_true(page):
     tried = doctest.testfile(str(page), module_relative=False, verbose=False)
     assert tried.attempted > 0
     assert tried.failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=from_root)
 def test_every_link_of_a_page_leads_somewhere(page):
     assert loose_ends(page) == []
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_the_readme_leads_to_every_page(page):
-    assert f"(docs/{page.name}" in (ROOT / "README.md").read_text()
+def test_the_pages_in_docs_lead_to_each_other_from_the_readme():
+    """Every page is reached by links from the README; the site's menu is another way."""
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        linked = re.findall(r"\]\(([^)\s#]+\.md)", page.read_text())
+        new |= {there for target in linked if (there := (page.parent / target).resolve()).is_file()} - reached
+    assert [from_root(page) for page in DOCS if page not in reached] == []
 
 
-@pytest.mark.parametrize("page", NOW, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", NOW, ids=from_root)
 def test_every_file_and_module_that_a_page_names_is_there(page):
     text = page.read_text()
     assert absent(text) == [] and unknown(text) == [] and not_in_its_file(text) == []
 
 
-def test_the_picture_in_the_readme_has_every_package():
+def test_the_picture_of_the_architecture_has_every_package():
     packages = {
         folder.relative_to(ROOT).as_posix()
         for top in ("localtensor", "strategies")
         for folder in (ROOT / top, *(ROOT / top).iterdir())
         if (folder / "__init__.py").is_file()
     }
-    assert pictured((ROOT / "README.md").read_text()) == packages
+    assert pictured((ROOT / "docs/architecture.md").read_text()) == packages
 
 
 def test_a_planted_file_that_is_not_there_is_caught():

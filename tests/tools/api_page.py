@@ -1,6 +1,6 @@
-"""docs/api.md: its tables of names, signatures and summaries, made of the public names themselves.
+"""docs/api.md: its tables of names, signatures and summaries, made of the public names themselves; and docs/reference.md.
 
-A table stands between `<!-- api localtensor.planner: Plan, Move -->` and `<!-- /api -->`; `*` is every name of the namespace.
+The reference has the names of these tables under the same headings, and the site puts in their docstrings.  A table stands between `<!-- api localtensor.planner: Plan, Move -->` and `<!-- /api -->`; `*` is every name of the namespace.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
+REFERENCE = PAGE.with_name("reference.md")
+_HEAD = """\
+# Docstrings
+
+The docstring of each public name, in the order of [public names](api.md), which has a line for each. The site shows them here, by
+mkdocstrings; in Python, `help(localtensor.run)` does.
+"""
 _TABLE = re.compile(r"<!-- api ([\w.]+): ([^>]+?) -->\n.*?<!-- /api -->", re.DOTALL)
 _VALUES = {
     "LEGAL": "The table of legal steps along one mesh axis, and the collective of each.",
@@ -80,24 +87,36 @@ def filled(page: str) -> str:
     return _TABLE.sub(table, page)
 
 
+def reference(page: str) -> str:
+    """The page of docstrings: a directive of mkdocstrings for each name that the tables of a page list."""
+    parts = [_HEAD]
+    for heading, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE):
+        names = [(path, name) for path, listed in names_in(text).items() for name in listed]
+        values = [(f"{path}.{name}", getattr(namespace(path), name)) for path, name in names]
+        shown = [f"::: {name}" for name, value in values if not inspect.ismodule(value)]
+        parts += [f"## {heading}\n", *(f"{line}\n" for line in shown)] if shown else []
+    return "\n".join(parts)
+
+
 def main() -> int:
     """Exit code 1 if the page is not up to date and is not to be written."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.tools.api_page", description="The tables of docs/api.md.",
+        prog="python -m tests.tools.api_page", description="The tables of docs/api.md, and docs/reference.md.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Examples:\n  python -m tests.tools.api_page          is the page up to date?\n"
-        "  python -m tests.tools.api_page --write  write it\n",
+        epilog="Examples:\n  python -m tests.tools.api_page          are the pages up to date?\n"
+        "  python -m tests.tools.api_page --write  write them\n",
     )  # fmt: skip
-    parser.add_argument("--write", action="store_true", help="write the tables")
+    parser.add_argument("--write", action="store_true", help="write what is not up to date")
     options = parser.parse_args()
-    before = PAGE.read_text()
-    after = filled(before)
-    if options.write:
-        PAGE.write_text(after)
-    elif before != after:
-        sys.stderr.write("docs/api.md is not up to date: python -m tests.tools.api_page --write\n")
-        return 1
-    return 0
+    page = filled(PAGE.read_text())
+    pages = {PAGE: page, REFERENCE: reference(page)}
+    stale = [file for file, text in pages.items() if not file.is_file() or file.read_text() != text]
+    for file in stale:
+        if options.write:
+            file.write_text(pages[file])
+        else:
+            sys.stderr.write(f"docs/{file.name} is not up to date: python -m tests.tools.api_page --write\n")
+    return int(bool(stale) and not options.write)
 
 
 if __name__ == "__main__":
