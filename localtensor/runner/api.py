@@ -13,8 +13,9 @@ from localtensor._util.ambient import refuse_inside_mode
 from localtensor._util.events import Call
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import ModeBusy, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
+from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
-from localtensor.threads.run import DAY, limit_from_environment, run_in_threads
+from localtensor.threads.run import limit_from_environment, run_in_threads
 
 DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
 RUN_MODES = ("threads", "gloo", "nccl")

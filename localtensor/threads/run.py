@@ -18,6 +18,7 @@ from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
+from localtensor.errors.runs import DAY
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
@@ -30,7 +31,6 @@ from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switc
 from localtensor.threads.store import RankStore
 
 GRACE = 5.0  # seconds that an interrupted rank has to end, before its thread is abandoned
-DAY = 24 * 3600.0  # seconds: no limit is longer
 Body = Callable[[int], Any]
 
 

@@ -187,7 +187,7 @@ class _Validation:
             if rules and settings.patterns:
                 rules = rules.only(matching_overloads(settings.patterns, rules.every))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        rules_text = {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
+        rules_text = {"rules_text": user_modules.module_digest(rules.module)} if rules else {}
         self.settings_line = settings.asked() | rules_text
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:

@@ -201,8 +201,7 @@ def cost_function(cost: str, folder: str) -> Callable[..., Any]:
     """The function named `package.module:function`, imported from `folder`.  Raises `BadCost`."""
     module, colon, name = cost.partition(":")
     if not colon or not name:
-        near = get_close_matches(cost, OURS, n=1)
-        remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(OURS)}, or write package.module:function."
+        remedy = f"Use {', '.join(OURS)}, or write package.module:function."
         raise BadCost("cost", repr(cost), "there is no such cost", remedy)
     value: Any = import_user_module(module, folder, partial(BadCost, "cost"))
     for part in name.split("."):

@@ -212,7 +212,7 @@ def test_a_bad_question_is_refused_word_for_word(name, script, capfd):
     asked, message = BAD[name]
     Path("train.py").write_text("print('never')\n")
     code, out, err = outcome(TorchrunOptions(**{"name": "train.py", **asked}), capfd)
-    assert (code, out, err) == (2, [], f"{message}\n")
+    assert (code, out, err) == (2, [], f"localtensor {message}\n")
 
 
 def test_a_script_that_does_not_compile_is_shown(script, capfd):
