@@ -58,10 +58,9 @@ def _own_log(whole: pytest.LogCaptureFixture, at_end: Callable[[Callable[[], Any
     handler.setFormatter(whole.handler.formatter)
     handler.setLevel(whole.handler.level)
     handler.addFilter(lambda record: record.thread in (None, thread))
-    stash = pytest.Stash()
+    stash: Any = pytest.Stash()
     stash[caplog_handler_key] = handler
-    records: Any = {**whole._item.stash[caplog_records_key], "call": handler.records}
-    stash[caplog_records_key] = records
+    stash[caplog_records_key] = {**whole._item.stash[caplog_records_key], "call": handler.records}
     own = pytest.LogCaptureFixture(SimpleNamespace(stash=stash), _ispytest=True)  # type: ignore[arg-type]
     root = logging.getLogger()
     root.addHandler(handler)
