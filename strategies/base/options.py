@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options")
 Seed = Annotated[int, Option("--seed", help="Same seed, same output.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress bar.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.")]
 Workers = Annotated[
     int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)
 ]

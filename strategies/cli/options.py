@@ -142,6 +142,7 @@ class DiscoverOptions:
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try.  [default: 2 3]", show_default=False)] = (2, 3)
     seed: Seed = 0
     workers: Workers = None
+    quiet: Quiet = False
 
     def __post_init__(self) -> None:
         call = "localtensor discover"
@@ -225,6 +226,7 @@ class CostOptions:
     shape: Annotated[str, Option("--shape", help="The shape of the tensor.")] = "8,8"
     most: Annotated[int, Option("--most", help="How many broken triples are shown.")] = 5
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False
+    quiet: Quiet = False
 
     def check(self) -> None:
         if ":" not in self.name and self.name not in COSTS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -313,6 +313,7 @@ class RealConfirmation:
 
     def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, rules: str) -> None:
         self._real_runs, self._backend, self._seed, self._rules = real_runs, backend, seed, rules
+        self.note: Callable[[str], None] = lambda name: None  # is called with the rule that is run next
 
     def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[RuleOutcome]:
         """The outcome of each rule as soon as it is known, by the first of its cases that goes wrong, or by the last.
@@ -324,6 +325,7 @@ class RealConfirmation:
         for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):
             for name in list(left):
                 here = [s for s in left[name] if s.instance.ranks == ranks]
+                self.note(name)
                 for candidate in here:
                     last[name] = self._confirmed(candidate, name in suspected)
                     if last[name][1].wrong:

@@ -26,7 +26,7 @@ from torch.distributed.tensor._collective_utils import redistribute_cost
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
-from strategies.base.progress import error_console
+from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
 from strategies.cli.options import CostOptions, PlanOptions, fail
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
@@ -187,7 +187,8 @@ def check_cost(options: CostOptions) -> int:
             raise BadCost("--most", str(options.most), "fewer than none cannot be shown", "Write --most 5.")
         with contextlib.redirect_stdout(sys.stderr):  # the output of the user's function is no part of the report
             function, unit = OURS.get(cost) or (cost_function(cost, os.getcwd()), "")
-            checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
+            with progress_bar(error_console(), options.quiet) as progress:
+                checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit, progress=progress)
     except LocalTensorError as error:
         return fail(str(error), EXIT_USAGE)
     most = options.most

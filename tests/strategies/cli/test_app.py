@@ -256,7 +256,7 @@ def test_a_failure_of_ours_is_3_with_its_traceback(module, function, words, monk
 
 def test_a_whole_run_in_a_process_of_its_own(tmp_path, started):
     users.write(tmp_path, "whole_run", users.RIGHT_AND_WRONG)
-    run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2",
+    run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2", "-q",
                   "--json", "report.json", "--repro", "scripts")  # fmt: skip
     out, errors = run.communicate(timeout=120)
     assert (run.returncode, errors) == (1, "")
