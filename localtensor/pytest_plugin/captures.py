@@ -60,7 +60,8 @@ def _own_log(whole: pytest.LogCaptureFixture, at_end: Callable[[Callable[[], Any
     handler.addFilter(lambda record: record.thread in (None, thread))
     stash: Any = pytest.Stash()
     stash[caplog_handler_key] = handler
-    stash[caplog_records_key] = {**whole._item.stash[caplog_records_key], "call": handler.records}
+    of_phases = whole._item.stash[caplog_records_key]
+    stash[caplog_records_key] = {**of_phases, "call": handler.records}
     own = pytest.LogCaptureFixture(SimpleNamespace(stash=stash), _ispytest=True)  # type: ignore[arg-type]
     root = logging.getLogger()
     root.addHandler(handler)

@@ -273,8 +273,8 @@ def _source_entries(places: Sequence[Place], message: Sequence[str], kind: str) 
     for number, ((file, start), marked) in enumerate(list(by_function.items())[:MOST_FUNCTIONS]):
         rows = [(line, linecache.getline(file, line).rstrip()) for line in range(start, max(marked) + 1)]
         lines = [f"{'>' if line in marked else ' '}   {row}" if row else "" for line, row in rows]
-        place = ReprFileLocation(file, marked[0], "" if number else kind)
-        entries.append(ReprEntry(lines if number else [*lines, *message], None, None, place, "long"))
+        where = ReprFileLocation(file, marked[0], "" if number else kind)
+        entries.append(ReprEntry(lines if number else [*lines, *message], None, None, where, "long"))
     return entries[::-1]
 
 
