@@ -230,9 +230,7 @@ class CostOptions:
 
     def check(self) -> None:
         if ":" not in self.name and self.name not in COSTS:
-            near = get_close_matches(self.name, COSTS, n=1)
-            remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(COSTS)}, or write package.module:function."
-            raise BadOption("localtensor cost check", "cost", repr(self.name), "there is no such cost", remedy)
+            raise BadOption("localtensor cost check", "cost", repr(self.name), NO_COST, known_costs(self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +247,15 @@ class ReportOptions:
 VALIDATE, PLANS = "localtensor validate", "localtensor validate --plans"
 COSTS = ("torch", "time", "bytes")
 """Costs that `localtensor cost check` knows by name."""
+NO_COST = "there is no such cost"
+
+
+def known_costs(name: str) -> str:
+    """The remedy for a cost that is not known by this name."""
+    near = get_close_matches(name, COSTS, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Use {', '.join(COSTS)}, or write package.module:function."
+
+
 TARGETS = ("once", "propagate", "dtensor")
 """Values of `localtensor races --target`."""
 PLANNERS = ("greedy", "graph", "both")

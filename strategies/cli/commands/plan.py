@@ -28,7 +28,7 @@ from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
 from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
-from strategies.cli.options import CostOptions, PlanOptions, fail
+from strategies.cli.options import NO_COST, CostOptions, PlanOptions, fail, known_costs
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
 from strategies.planner.search.api import CHEAPEST, NoPlan, RankedPlan, alternatives, plan
 from strategies.planner.search.metric_check import BadCost, check_metric
@@ -202,8 +202,7 @@ def cost_function(cost: str, folder: str) -> Callable[..., Any]:
     """The function named `package.module:function`, imported from `folder`.  Raises `BadCost`."""
     module, colon, name = cost.partition(":")
     if not colon or not name:
-        remedy = f"Use {', '.join(OURS)}, or write package.module:function."
-        raise BadCost("cost", repr(cost), "there is no such cost", remedy)
+        raise BadCost("cost", repr(cost), NO_COST, known_costs(cost))
     value: Any = import_user_module(module, folder, partial(BadCost, "cost"))
     for part in name.split("."):
         if not hasattr(value, part):
