@@ -17,12 +17,10 @@ class EarlyReturn(base.ProgramFault):
         awaited = {rank for wait in waits for rank in wait.ranks}
         early = sorted(awaited & returned.keys()) or sorted(returned)
         whom = "it" if len(early) == 1 else "them"
-        sentence = base.refusal_sentence(
-            "run",
-            "fn",
-            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {whom}",
-            "a rank must take part in every collective that its groups call",
-            "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
+        sentence = (
+            f"{base.rank_names(early)} returned while {_ranks_and_wait(waits)} for {whom}: "
+            "a rank must take part in every collective that its groups call. "
+            "Look for a return, a break or a branch that depends on the rank, and make the call on every rank."
         )
         left = [(rank, f"returned, last seen{base.place_suffix(returned[rank]) or ' in no call'}") for rank in early]
         places = [*map(returned.get, early), *_places(waits)]
@@ -40,7 +38,7 @@ class Deadlock(base.ProgramFault):
         problem = "no rank can go on"
         problem += f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
         remedy = _deadlock_remedy([wait.call for wait in inside])
-        sentence = base.refusal_sentence("run", "fn", _ranks_and_wait(waits), problem, remedy)
+        sentence = f"{_ranks_and_wait(waits)}: {problem}. {remedy}"
         first = [*inside, *(wait for wait in self.waits if wait not in inside)]
         super().__init__(sentence, base.wait_lines(self.waits), _places(first), _ranks(first))
 

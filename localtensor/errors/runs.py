@@ -228,6 +228,9 @@ class NoSuchBackend(base.Refusal, argument="backend", values="backend={backend!r
     REMEDY = "Choose one of {known}."
 
 
+DAY = 24 * 3600.0  # seconds: no limit is longer
+
+
 class NoTime(base.Refusal, values="{argument}={seconds!r}"):
     """A limit that ends a call before it begins, or never."""
 

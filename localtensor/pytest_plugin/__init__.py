@@ -8,6 +8,8 @@
 Options and ini settings of the same names are under `pytest --help`.
 """
 
+import contextlib
+import importlib
 from collections.abc import Generator
 from typing import Any, NoReturn
 
@@ -90,7 +92,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     numbers = rank_marks.collect_marks(_marks_with_nodes(metafunc.definition)).numbers
-    if len(numbers) > 1:
+    if len(numbers) > 1 and len({*map(repr, numbers)}) == len(numbers):  # else it is refused, once
         metafunc.fixturenames.append(_RANKS_PARAMETER)
         metafunc.parametrize(_RANKS_PARAMETER, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
 
@@ -101,7 +103,7 @@ def _marks_with_nodes(node: pytest.Item) -> list[tuple[Any, pytest.Mark]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives each rank test its plan.  Raises `pytest.UsageError` for the first that cannot run; under xdist that test fails."""
+    """Gives each rank test its plan.  A test that cannot run, as for a bad mark, is an error by itself."""
     settings = config.stash[rank_marks.SETTINGS]
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -111,9 +113,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             try:
                 _plan_item(item, marks, settings)
             except pytest.UsageError as refusal:
-                if not hasattr(config, "workerinput"):
-                    raise
-                item.stash[_REFUSED] = str(refusal)  # xdist would report a worker that ends here as crashed
+                item.stash[_REFUSED] = str(refusal)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Imports torch and the engine where there are rank tests: else their seconds would be those of the first test."""
+    tests = session.items if not session.config.option.collectonly else []
+    if any(rank_marks.PLAN in item.stash or "world" in getattr(item, "fixturenames", ()) for item in tests):
+        with contextlib.suppress(ImportError):  # the first rank test says what is missing
+            importlib.import_module("localtensor.pytest_plugin.item")
 
 
 def _plan_item(item: pytest.Function, marks: rank_marks.Marks, settings: rank_marks.SessionSettings) -> None:

@@ -5,10 +5,13 @@ the test it writes the values of one rank into pytest's own environment, which `
 
 pytest's private parts (for: tried on 9.0, 9.2):
     _pytest._code.code: ExceptionChainRepr, ReprFileLocation    where a fault without a traceback happened
+    _pytest._code.code: ReprEntry                               its source lines
     _pytest._code.code: ReprEntryNative, ReprTraceback          the failure text of a real process
 """
 
+import ast
 import functools
+import linecache
 import os
 import re
 import shlex
@@ -20,8 +23,9 @@ from types import MethodType
 from typing import Any
 
 import pytest
-from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
+from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprEntryNative, ReprFileLocation, ReprTraceback
 
+from localtensor._util.events import Place
 from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault, first_line
 from localtensor.errors.failure_report import failure_text
@@ -194,6 +198,9 @@ def schedule_texts(plan: RankPlan) -> list[str]:
 def add_rank_section(report: pytest.TestReport, error: BaseException, test: RankTest) -> None:
     """Adds to the report how each rank failed, and the command that repeats it.  `error` is what pytest reports."""
     failure = test.failure
+    if lines := getattr(error, "rank_lines", ()):  # the run was interrupted, as by pytest-timeout
+        _add_section(report, "\n".join(["When the test was interrupted:", *lines]))
+        return
     if failure is None or failure.error is not error or not report.failed:
         return
     text = failure_text(failure.fault, test.plan.ranks, failure.replay, passed_texts(test.item.stash, failure.fault))
@@ -205,7 +212,13 @@ def add_rank_section(report: pytest.TestReport, error: BaseException, test: Rank
     if rendered is not None:
         longrepr = report.longrepr = _with_rendered_text(longrepr, rendered)
     elif not isinstance(failure.fault, RankRaised) and isinstance(longrepr, ExceptionChainRepr):
-        longrepr = report.longrepr = _with_own_place(longrepr, failure)
+        style = test.item.config.getoption("tbstyle", "auto")
+        longrepr = report.longrepr = _with_own_place(longrepr, failure, style)
+    _add_section(report, text)
+
+
+def _add_section(report: pytest.TestReport, text: str) -> None:
+    longrepr: Any = report.longrepr
     if hasattr(longrepr, "addsection"):
         longrepr.addsection("ranks", text)
     else:
@@ -229,12 +242,54 @@ def _with_rendered_text(longrepr: object, rendered: str) -> ExceptionChainRepr |
     return ExceptionChainRepr([(text, crash, None)])
 
 
-def _with_own_place(longrepr: ExceptionChainRepr, failure: RankTestFailure) -> ExceptionChainRepr:
-    """The report of a fault that no code of the user raised: its own text, and the line that it names first."""
+def _with_own_place(longrepr: ExceptionChainRepr, failure: RankTestFailure, style: str) -> ExceptionChainRepr:
+    """The report of a fault that no code of the user raised: its own text, and the lines of the user that it names."""
     traceback, crash, _ = longrepr.chain[-1]
     traceback.extraline = None
     places = getattr(failure.fault, "places", ())
     if places:
         text = f"{type(failure.error).__name__}: {first_line(str(failure.error))}"
         crash = ReprFileLocation(places[0].file, places[0].line, text)
+        kind = type(failure.error).__name__
+        rows = [line for entry in traceback.reprentries for line in entry.lines]
+        begin = next((number for number, line in enumerate(rows) if line.startswith("E ")), len(rows))
+        message = rows[begin:]
+        if style in ("auto", "long") and message and (entries := _source_entries(places, message, kind)):
+            traceback = ReprTraceback(entries, None, "long")
     return ExceptionChainRepr([(traceback, crash, None)])
+
+
+def _source_entries(places: Sequence[Place], message: Sequence[str], kind: str) -> list[ReprEntry]:
+    """An entry for each function of these places, with its source down to the last of its places, as of an assertion.
+
+    The first place, which is the likely culprit's, comes last, with the message; of the others there are two at most.
+    """
+    by_function: dict[tuple[str, int], list[int]] = {}
+    for place in places:
+        start = _first_line_of_function(place)
+        if start:
+            by_function.setdefault((place.file, start), []).append(place.line)
+    entries = []
+    for number, ((file, start), marked) in enumerate(list(by_function.items())[:MOST_FUNCTIONS]):
+        rows = [(line, linecache.getline(file, line).rstrip()) for line in range(start, max(marked) + 1)]
+        lines = [f"{'>' if line in marked else ' '}   {row}" if row else "" for line, row in rows]
+        where = ReprFileLocation(file, marked[0], "" if number else kind)
+        entries.append(ReprEntry(lines if number else [*lines, *message], None, None, where, "long"))
+    return entries[::-1]
+
+
+MOST_FUNCTIONS = 3
+
+
+def _first_line_of_function(place: Place) -> int:
+    """The line on which the innermost function around the place begins; its own line outside of functions, 0 without source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(place.file)))
+    except SyntaxError:
+        return 0
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    around = [node for node in functions if node.lineno <= place.line <= (node.end_lineno or 0)]
+    if not around:
+        return place.line if linecache.getline(place.file, place.line) else 0
+    inner = max(around, key=lambda node: node.lineno)
+    return min([inner.lineno, *(one.lineno for one in inner.decorator_list)])

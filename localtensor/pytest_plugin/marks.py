@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from localtensor.errors.base import LocalTensorError, refusal_sentence
+from localtensor.errors.runs import DAY
 
 Check = Callable[[str, str, Any], Any]
 RANK_BACKENDS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
-_DAY = 24 * 3600.0
 _NUMBER = "a number of ranks is a whole number from 1 up"
 
 
@@ -221,7 +221,7 @@ def check_timeout(call: str, argument: str, value: object) -> float:
         seconds = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]  # what is none is refused
     except (TypeError, ValueError):
         seconds = math.nan
-    if not 0 <= seconds <= _DAY:
+    if not 0 <= seconds <= DAY:
         problem = "a limit is a number of seconds up to a day, and 0 is no limit"
         raise usage_error(call, argument, str(value), problem, "Write for instance 60.")
     return seconds

@@ -31,6 +31,7 @@ from localtensor._util.call_sites import place_of_error
 from localtensor._util.events import Call, Raised, Waiting
 from localtensor.errors.base import LocalTensorError
 from localtensor.errors.programs import RankRaised
+from localtensor.pytest_plugin.captures import own_capture
 from localtensor.pytest_plugin.fixtures import Comms, RankFixtures
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.threads.run_token import Abort
@@ -167,7 +168,18 @@ class RankBody:
         copies: dict[int, Any] = {}  # one memo for all values, so that an optimizer keeps the weights of its model
         own = _own_instance(self.item.instance, copies)
         loop = RankEventLoop()
-        fixtures = RankFixtures(self._base(rank), own, loop.run, lambda value: copy_for_rank(value, copies))
+        captures: dict[int, Any] = {}  # by the id of the test's own
+
+        def of_this_rank(value: object) -> object:
+            if id(value) in captures:
+                return captures[id(value)]
+            found = own_capture(value, fixtures.add_finalizer) if self.plan.on == "threads" else None
+            if found is None:
+                return copy_for_rank(value, copies)
+            captures[id(value)] = found
+            return found
+
+        fixtures = RankFixtures(self._base(rank), own, loop.run, of_this_rank)
         failure: BaseException | None = None
         value = None
         try:

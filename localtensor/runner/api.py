@@ -23,9 +23,10 @@ from localtensor.errors import (
     PiecesDiffer,
     UnknownWay,
 )
+from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
 from localtensor.threads.faults import Faults
-from localtensor.threads.run import DAY, limit_from_environment, run_in_threads
+from localtensor.threads.run import limit_from_environment, run_in_threads
 
 DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
 RUN_MODES = ("threads", "gloo", "nccl")

@@ -13,14 +13,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import torch.distributed as dist
-
 from localtensor import errors
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
+from localtensor.errors.runs import DAY
 from localtensor.runner import torchrun_processes
 from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
-from localtensor.threads.run import DAY, run_in_threads
 
 OK, FAILED, USAGE = 0, 1, 2
 RUN_MODES = ("threads", "gloo")
@@ -41,6 +39,7 @@ class TorchrunOptions:
     timeout: float = 0.0  # seconds; 0 is no limit
     prefix: bool = True
     explain_isolation: bool = False
+    note: str = ""  # printed before the script begins
 
 
 class InvalidNumber(Refusal, call="run", values="{argument}={value}"):
@@ -55,12 +54,14 @@ def run_script(options: TorchrunOptions) -> int:
     try:
         script = _checked_script(options)
     except errors.LocalTensorError as refused:
-        _print_error(str(refused))
+        _print_error(f"localtensor {refused}")
         return USAGE
     except SyntaxError as error:
         _print_error("".join(traceback.format_exception_only(error)))
         return FAILED
     prefix = options.prefix and options.ranks > 1
+    if options.note:
+        _print_error(options.note)
     try:
         if options.on == "threads":
             return _on_threads(options, script, prefix=prefix)
@@ -124,6 +125,10 @@ def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
 
 
 def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> int:
+    import torch.distributed as dist  # lazy: invalid options are refused without torch
+
+    from localtensor.threads.run import run_in_threads
+
     codes: dict[int, int] = {}  # by rank, in the order in which they ended
     argv = [script.file if options.module else options.name, *options.arguments]
     streams = _RankStreams(prefix=prefix) if options.ranks > 1 else None

@@ -23,13 +23,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import IO, Any, TextIO
 
-import torch.distributed as dist
-
 from localtensor._util.events import Waiting
 from localtensor.errors import NeverEnded, ScriptFailed
 from localtensor.processes.worker import ignore_interrupt
 from localtensor.processes.worker_group import sigint_blocked, worker_environment
-from localtensor.threads.state.special_slots import torchrun_environment
 
 OUTPUT_CLOSED = 141  # exit code of a process ended by SIGPIPE
 POLL_INTERVAL = 0.02  # seconds between two checks for ended ranks
@@ -165,9 +162,9 @@ def _store() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port: int = listener.getsockname()[1]
-        store = dist.TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        from torch.distributed import TCPStore  # lazy, as all of torch here: invalid options are refused without it
+
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     try:
         yield port
     finally:
@@ -179,6 +176,8 @@ def _ranks(
     command: Sequence[str], ranks: int, shared: dict[str, str], port: int, lost: list[OSError], *, prefix: bool
 ) -> Iterator[tuple[list[subprocess.Popen[str]], int]]:
     """The ranks' processes, and a pipe that tells which failed; afterwards none is left, and all output is written."""
+    from localtensor.threads.state.special_slots import torchrun_environment
+
     settings = {  # torchrun's variables for the store, and what suits output through a pipe
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",

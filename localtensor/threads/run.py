@@ -14,11 +14,13 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import set_guard, set_rules, simulation_entered, simulation_of_this_rank
-from localtensor._util.call_sites import in_debugger, place_of_error, place_of_frame
+from localtensor._util.call_sites import in_debugger, is_user_file, place_of_error, place_of_frame
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
+from localtensor.errors.base import wait_lines
+from localtensor.errors.runs import DAY
 from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import RankEnd
 from localtensor.threads.faults import Faults, FaultsOfRun
@@ -33,7 +35,6 @@ from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switc
 from localtensor.threads.store import RankStore
 
 GRACE = 5.0  # seconds that an interrupted rank has to end, before its thread is abandoned
-DAY = 24 * 3600.0  # seconds: no limit is longer
 Body = Callable[[int], Any]
 
 
@@ -97,7 +98,8 @@ def run_in_threads(
         try:
             simulation.run_token.start(run_rank if isolation is None else in_own_world)
             _wait_for_ranks(simulation, timeout)
-        except BaseException:  # why: the ranks must be ended, whatever interrupts; it is raised again
+        except BaseException as error:  # why: the ranks must be ended, whatever interrupts; it is raised again
+            vars(error)["rank_lines"] = _rank_lines(simulation)
             try:
                 simulation.run_token.interrupt(GRACE)
             except KeyboardInterrupt:  # a second one: do not wait for ranks that do not end
@@ -261,6 +263,24 @@ def _wait_for_ranks(simulation: Simulation, timeout: float | None) -> None:
         if simulation.verdict is None:
             simulation.verdict = NeverEnded(timeout or 0.0, running_at, holder, waits, left_behind)
         return
+
+
+def _rank_lines(simulation: Simulation) -> list[str]:
+    """What each rank does now: the user's calls of the one that runs, the innermost first, and what the others wait for."""
+    token = simulation.run_token
+    holder = token.holder
+    frame = None if holder is None else sys._current_frames().get(token.idents.get(holder, 0))
+    calls = (
+        [Place(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(frame)]
+        if frame
+        else []
+    )
+    theirs = [str(place) for place in calls if is_user_file(place.file)]
+    running = [f"  rank {holder} was running at {', called at '.join(theirs[:MOST_CALLS])}"] if theirs else []
+    return [*running, *wait_lines(simulation.waits())]
+
+
+MOST_CALLS = 12
 
 
 def _groups_left(left: dict[int, dict[str, rank_world.MadeGroup]]) -> GroupsLeftOver | None:

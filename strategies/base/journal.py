@@ -91,6 +91,40 @@ def load_journal(path: Path, call: str = WRITES) -> JournalLines:
     return JournalLines(found[0], tuple(found[1:]), whole, note)
 
 
+def check_first_line(path: Path, call: str) -> None:
+    """Checks the first line of a file, before the work: quickly, and without what the work needs. Raises `BadJournal`.
+
+    A pipe, which can be read once only, is left alone, and so is a file whose first line is very long.
+    """
+    try:
+        whole = path.is_file()
+        start = read_bytes(path, LONGEST) if whole or not path.exists() else b""
+    except OSError as error:
+        raise BadJournal(path, f"it cannot be read ({error.strerror})", "Name a journal.", call) from error
+    row, newline, _ = start.partition(b"\n")
+    if not whole or (not newline and len(start) == LONGEST):
+        return
+    line = _parse_line(row)
+    if newline and line is None:
+        raise BadJournal(path, "line 1 is no line of a journal", "It was changed by something else: start anew.", call)
+    if line is None or line["kind"] != "begin":
+        raise BadJournal(path, "it does not begin as a journal does", "Name a journal, or start anew.", call)
+
+
+LONGEST = 1 << 16
+"""The number of bytes that are read of a first line."""
+
+
+def check_is_new(path: Path, *, resume: bool) -> None:
+    """Checks that no journal is there unless it is to be resumed. Raises `BadJournal`."""
+    try:
+        there = path.exists() and path.stat().st_size > 0
+    except OSError as error:
+        raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error
+    if there and not resume:
+        raise BadJournal(path, "it is there already", "Go on with it by --resume, or name another file.")
+
+
 def _parse_line(row: bytes) -> Line | None:
     try:
         line = read_json(row)
@@ -235,10 +269,9 @@ def open_journal(path: Path | None, *, resume: bool) -> Journal:
     """A new journal, or one to resume. Raises `BadJournal` if it cannot be opened, or is in use by another run."""
     if path is None:
         return Journal(None, None, None)
+    check_is_new(path, resume=resume)
     try:
         there = path.exists() and path.stat().st_size > 0
-        if there and not resume:
-            raise BadJournal(path, "it is there already", "Go on with it by --resume, or name another file.")
         file = FileIO(path, "r+" if path.exists() else "x+")
     except OSError as error:
         raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error

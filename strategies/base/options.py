@@ -10,10 +10,11 @@ from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from typer import Option
+from typer import Context, Option
 
 from localtensor.errors import LocalTensorError, refusal_sentence
 from strategies.base.atomic_files import why_not_writable
+from strategies.base.project_file import read_section
 from strategies.base.signals import EXIT_USAGE, print_error, run_command
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options")
 Seed = Annotated[int, Option("--seed", help="Same seed, same output.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress bar.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress.")]
 Workers = Annotated[
     int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)
 ]
@@ -48,37 +49,55 @@ def check_folder_exists(call: str, json: Path | None, remedy: str) -> None:
         raise BadOption(call, "--json", json, "its folder is not there", remedy)
 
 
-def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callable[..., None]]:
+def takes_options(
+    more: str = "", *, section: bool = False
+) -> Callable[[Callable[[Options], int]], Callable[..., None]]:
     """Turns a function of `options` that returns an exit code into a command that typer can register.
 
     Its parameters are the fields of the dataclass, each annotated with its `Option` or `Argument`; a field that is a
-    tuple may be given several times. Options that the dataclass rejects end the command with exit code 2. For `more`
-    see `run_command`.
+    tuple may be given several times. Options that the dataclass rejects, or its method `check` if it has one, end the
+    command with exit code 2, before anything imports torch. With `section`
+    options that are not on the command line come from pyproject.toml. For `more` see `run_command`.
     """
 
     def typed(function: Callable[[Options], int]) -> Callable[..., None]:
-        kind = get_type_hints(function)["options"]
+        kind, call = get_type_hints(function)["options"], f"localtensor {function.__name__}"
         several = {name for name, hint in get_type_hints(kind).items() if get_origin(hint) is tuple}
 
         @functools.wraps(function)
-        def command(**given: Any) -> None:
+        def command(context: Context, **given: Any) -> None:
             def work() -> int:
                 lists = {name: tuple(given[name]) for name in several if given[name]}
+                options = {name: value for name, value in given.items() if name not in several} | lists
+                note = ""
                 try:
-                    options = kind(**{name: value for name, value in given.items() if name not in several}, **lists)
-                except BadOption as error:
-                    print_error(str(error))
+                    if section:
+                        found = read_section(call, Path.cwd())
+                        more = found.without(given, [name for name in given if _is_typed(context, name)])
+                        note = found.note(more)
+                        options |= more
+                    chosen = kind(**options)
+                    getattr(chosen, "check", bool)()
+                except LocalTensorError as error:  # the settings are also those of validate, and say so
+                    print_error(str(error).replace("localtensor validate: ", f"{call}: ", 1) + note)
                     return EXIT_USAGE
-                return function(options)
+                return function(chosen)
 
             run_command(work, more)
 
         del command.__wrapped__  # whose parameter is another
         command.__annotations__ = {}
-        command.__signature__ = Signature(_parameters(kind))  # type: ignore[attr-defined]
+        first = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=Context)
+        command.__signature__ = Signature([first, *_parameters(kind)])  # type: ignore[attr-defined]
         return command
 
     return typed
+
+
+def _is_typed(context: Context, name: str) -> bool:
+    """Whether the parameter is on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _parameters(kind: type[DataclassInstance]) -> list[Parameter]:

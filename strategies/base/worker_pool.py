@@ -160,6 +160,12 @@ class WorkerPool:
         self._forks = "fork" in mp.get_all_start_methods() and not cuda
         self._limit = workers
         self._workers: list[_Worker] = []
+        self._tasks: Sequence[Any] = ()
+
+    @property
+    def running(self) -> list[Any]:
+        """The tasks at work."""
+        return [self._tasks[worker.unit] for worker in self._workers if 0 <= worker.unit < len(self._tasks)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -176,10 +182,12 @@ class WorkerPool:
     ) -> Iterator[TaskAnswer]:
         """The answer to every task, in order.
 
-        `limit` is seconds between two progress reports; `tick` is called after each task. `work` is a function that can
+        `limit` is seconds between two progress reports; `tick` is called with 1 after each task, and with 0 several times
+        a second, when `running` has the tasks at work. `work` is a function that can
         be imported by name. A caller that does not take all answers must leave the pool's context, which ends all
         processes.
         """
+        self._tasks = tasks
         waiting = iter(range(len(tasks)))
         answers: dict[int, TaskAnswer] = {}
         given = 0
@@ -197,6 +205,8 @@ class WorkerPool:
                 self._give_next(at, waiting, work, tasks)
                 if tick:
                     tick(1)
+            if tick:
+                tick(0)
             while given in answers:
                 yield answers.pop(given)
                 given += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -14,11 +13,12 @@ from typer import Option
 from strategies.base import signals
 from strategies.base.options import takes_options
 from strategies.cli import options as command_options
+from strategies.cli.usage import Command, Commands, repeat_options
 from strategies.gate.options import GateOptions
 
 app = typer.Typer(
-    name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+    name="localtensor", cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="Examples:\n\n\b\n"
            "  localtensor validate gather\n"
            "      one op of torch\n"
@@ -74,8 +74,8 @@ def _root(
     """Validates PyTorch's distributed sharding rules: every rank simulated, every verdict confirmed."""
 
 
-@app.command(epilog=EXAMPLES, short_help="Validate sharding rules.")
-@takes_options()
+@app.command(cls=Command, epilog=EXAMPLES, short_help="Validate sharding rules.")
+@takes_options(section=True)
 def validate(options: command_options.ValidateOptions) -> int:
     """Validate sharding rules against the real op, and confirm every Unsound on real processes."""
     journal = options.journal
@@ -102,7 +102,7 @@ Exit codes: those of the whole run; 2 a file that is no journal, or of another r
 """
 
 
-@app.command(epilog=MERGE_EXAMPLES, short_help="Join the journals of several shards.")
+@app.command(cls=Command, epilog=MERGE_EXAMPLES, short_help="Join the journals of several shards.")
 @takes_options()
 def merge(options: command_options.MergeOptions) -> int:
     """Join the journals of several shards, and prove that nothing is missing."""
@@ -123,7 +123,7 @@ Exit codes: 0 something was tested; 2 a file that is no journal; 3 nothing was t
 """
 
 
-@app.command(epilog=COVERAGE_EXAMPLES, short_help="What was tested, and why the rest was not.")
+@app.command(cls=Command, epilog=COVERAGE_EXAMPLES, short_help="What was tested, and why the rest was not.")
 @takes_options()
 def coverage(options: command_options.CoverageOptions) -> int:
     """Which of the overloads that DTensor registers were tested, which have a verdict, and why the others have none."""
@@ -146,7 +146,7 @@ Exit codes: 0 searched, whether something is missing or not; 2 usage; 3 nothing 
 """
 
 
-@app.command(epilog=DISCOVER_EXAMPLES, short_help="Find missing rules.")
+@app.command(cls=Command, epilog=DISCOVER_EXAMPLES, short_help="Find missing rules.")
 @takes_options()
 def discover(options: command_options.DiscoverOptions) -> int:
     """Find the missing rules of an op: valid shardings that DTensor does not register."""
@@ -173,6 +173,7 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, on sta
 
 
 @app.command(
+    cls=Command,
     epilog=RUN_EXAMPLES,
     short_help="Run a torchrun script on rank threads.",
     context_settings={"allow_interspersed_args": False},
@@ -182,8 +183,10 @@ def run(options: command_options.RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
     from localtensor.runner.torchrun import TorchrunOptions, run_script
 
+    note = "" if options.ranks else "localtensor run: this runs 1 rank; -n 4 runs 4."
+    ranks = {"ranks": 1} if options.ranks is None else {}
     with signals.interruptible():  # Ctrl-C stops the user's program
-        return run_script(TorchrunOptions(**asdict(options)))
+        return run_script(TorchrunOptions(**asdict(options) | ranks, note=note))
 
 
 GATE_EXAMPLES = """Examples:
@@ -207,8 +210,8 @@ Exit codes: 0 clean; 1 something new, or an entry of the baseline that no longer
 """
 
 
-@app.command(epilog=GATE_EXAMPLES, short_help="Fail CI on new findings only.")
-@takes_options("; the baseline is as it was")
+@app.command(cls=Command, epilog=GATE_EXAMPLES, short_help="Fail CI on new findings only.")
+@takes_options("; the baseline is as it was", section=True)
 def gate(options: GateOptions) -> int:
     """Fail CI on new findings only: validate rules, and compare the findings with a committed baseline."""
     from strategies.cli.commands.gate import run
@@ -228,7 +231,7 @@ Exit codes: 0 the page is written; 2 a file that is no journal, or a place that 
 """
 
 
-@app.command(epilog=REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")
+@app.command(cls=Command, epilog=REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")
 @takes_options()
 def report(options: command_options.ReportOptions) -> int:
     """Write one HTML page of a journal: totals, a map of ops, filters, and each finding with its picture."""
@@ -249,7 +252,7 @@ Exit codes: 0 no finding; 1 a cause; 2 a file that is no journal, or an unknown 
 """
 
 
-@app.command(epilog=CAUSES_EXAMPLES, short_help="Group findings by what is wrong in torch.")
+@app.command(cls=Command, epilog=CAUSES_EXAMPLES, short_help="Group findings by what is wrong in torch.")
 @takes_options()
 def causes(options: command_options.CausesOptions) -> int:
     """Group findings by cause: the function of torch that is wrong, found by replacing it, with a script for each."""
@@ -279,7 +282,7 @@ Exit codes: 0 nothing found; 1 something found; 2 usage; 3 infrastructure, or a 
 """
 
 
-@app.command(epilog=RACES_EXAMPLES, short_help="Look for races in caches of propagation.")
+@app.command(cls=Command, epilog=RACES_EXAMPLES, short_help="Look for races in caches of propagation.")
 @takes_options("; nothing was written")
 def races(options: command_options.RacesOptions) -> int:
     """Look for races: in our shared cache and propagator, schedule by schedule, and in torch's own propagator."""
@@ -311,7 +314,7 @@ axis cuts dim 0 first. Exit codes: 0 planned; 1 no plan within --memory; 2 usage
 """
 
 
-@app.command(epilog=PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")
+@app.command(cls=Command, epilog=PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")
 @takes_options()
 def plan(options: command_options.PlanOptions) -> int:
     """Plan the cheapest redistribution from one layout to another, beside its alternatives and DTensor's own plan."""
@@ -344,7 +347,7 @@ def _cost() -> None:
     """Tests of redistribution costs."""
 
 
-@cost.command("check", epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
+@cost.command("check", cls=Command, epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
 @takes_options()
 def check(options: command_options.CostOptions) -> int:
     """Test whether a cost is a metric: 0 for no redistribution, never negative, and no detour cheaper than the direct way."""
@@ -354,35 +357,6 @@ def check(options: command_options.CostOptions) -> int:
 
 
 app.add_typer(cost)
-
-_DTYPES = (
-    "float64", "float32", "int64", "bool", "complex64", "bfloat16", "float16", "int32", "int8", "uint8",
-)  # fmt: skip
-
-
-def repeat_options(words: Sequence[str]) -> list[str]:
-    """The words with one option for each value: `--ranks 2 3`, `--ranks 2,3` and `--ranks=2,3` become
-    `--ranks 2 --ranks 3`, and so does `--dtype`.
-
-    >>> repeat_options(["add", "--ranks", "2", "3", "--dtype", "bool,int64"])
-    ['add', '--ranks', '2', '--ranks', '3', '--dtype', 'bool', '--dtype', 'int64']
-    """
-    made: list[str] = []
-    option, first = "", False
-    equals = ("--ranks=", "--dtype=")
-    for word in (part for given in words for part in (given.split("=", 1) if given.startswith(equals) else [given])):
-        if word in ("--ranks", "--dtype"):
-            option, first = word, True
-            continue
-        fits = {"--ranks": word.replace(",", "").isdigit(), "--dtype": set(word.split(",")) <= set(_DTYPES)}.get(option)
-        if option and (first or fits):
-            values = [value for value in word.split(",") if value] or [word]
-            made += [part for value in values for part in (option, value)]
-            first = False
-            continue
-        option = ""
-        made.append(word)
-    return [*made, option] if option and first else made
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,10 @@ from typer import Argument, Option
 
 from strategies.base.atomic_files import write_whole
 from strategies.base.foreign_text import path_below
+from strategies.base.journal import check_first_line, check_is_new
 from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder_exists, check_writable
 from strategies.base.signals import EXIT_NOTHING, print_error, worker_count, write_stdout
+from strategies.model.settings import DEFAULT_DTYPES, Settings, check_rules, meshes, shard
 
 # fmt: off
 
@@ -60,6 +63,24 @@ class ValidateOptions:
         check_writable(VALIDATE, json=self.json, repro=self.repro)
         check_folder_exists(VALIDATE, self.json, "Make the folder first, or name another.")
 
+    def check(self) -> None:
+        """Checks without torch what the run would refuse.  Raises `BadSetting`, `BadRules` or `BadJournal`."""
+        if self.plans:
+            return
+        check_rules(self.rules, self.settings().folder)
+        if self.journal is not None:
+            check_is_new(self.journal, resume=self.resume)
+
+    def settings(self) -> Settings:
+        """The settings of the run.  Raises `BadSetting`."""
+        ranks, more_meshes = meshes(self.ranks, self.mesh)
+        return Settings(
+            patterns=self.ops, everything=self.everything, search=self.search, ranks=ranks, meshes=more_meshes,
+            dtypes=self.dtypes or DEFAULT_DTYPES, device=self.device, rules=self.rules, confirm=self.confirm,
+            seed=self.seed, workers=worker_count(self.workers), pairs=self.pairs, journal=self.journal,
+            resume=self.resume, shard=shard(self.shard), executor=self.executor, case=self.case,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
@@ -70,6 +91,10 @@ class MergeOptions:
 
     def __post_init__(self) -> None:
         check_writable("localtensor merge", out=self.out, json=self.json, repro=self.repro)
+
+    def check(self) -> None:
+        for path in self.journals:
+            check_first_line(path, "localtensor merge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,10 @@ class CoverageOptions:
     def __post_init__(self) -> None:
         check_writable("localtensor coverage", json=self.json)
         check_folder_exists("localtensor coverage", self.json, "Make it first.")
+
+    def check(self) -> None:
+        if self.journal is not None:
+            check_first_line(self.journal, "localtensor coverage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +131,10 @@ class CausesOptions:
             raise BadOption(call, "--workers", self.workers, "there must be a worker", "Pass --workers 1 or more.")
         check_writable(call, json=self.json, repro=self.repro)
 
+    def check(self) -> None:
+        if len(self.what) == 1 and Path(self.what[0]).is_file():
+            check_first_line(Path(self.what[0]), "localtensor causes")
+
 
 @dataclass(frozen=True, slots=True)
 class DiscoverOptions:
@@ -110,6 +143,7 @@ class DiscoverOptions:
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try.  [default: 2 3]", show_default=False)] = (2, 3)
     seed: Seed = 0
     workers: Workers = None
+    quiet: Quiet = False
 
     def __post_init__(self) -> None:
         call = "localtensor discover"
@@ -128,7 +162,7 @@ class RunOptions:
 
     name: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)]
     arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = ()
-    ranks: Annotated[int, Option("-n", "--ranks", help="How many ranks.", show_default=False)] = 1
+    ranks: Annotated[int | None, Option("-n", "--ranks", help="How many ranks.  [default: 1]", show_default=False)] = None
     on: Annotated[str, Option("--on", help="threads: all ranks in this process, one at a time; gloo: real processes.")] = "threads"
     module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module.")] = False
     schedule: Annotated[str | None, Option("--schedule", help="Who runs next: round_robin, or the text after `Replay:`.", show_default=False)] = None
@@ -193,6 +227,11 @@ class CostOptions:
     shape: Annotated[str, Option("--shape", help="The shape of the tensor.")] = "8,8"
     most: Annotated[int, Option("--most", help="How many broken triples are shown.")] = 5
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False
+    quiet: Quiet = False
+
+    def check(self) -> None:
+        if ":" not in self.name and self.name not in COSTS:
+            raise BadOption("localtensor cost check", "cost", repr(self.name), NO_COST, known_costs(self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +239,24 @@ class ReportOptions:
     journal: Annotated[Path, Argument(metavar="JOURNAL", help="What `localtensor validate --journal` wrote.", show_default=False)]
     out: Annotated[Path, Option("-o", "--out", help="The page to write.")] = Path("report.html")
 
+    def check(self) -> None:
+        check_first_line(self.journal, "localtensor report")
+
 # fmt: on
 
 
 VALIDATE, PLANS = "localtensor validate", "localtensor validate --plans"
+COSTS = ("torch", "time", "bytes")
+"""Costs that `localtensor cost check` knows by name."""
+NO_COST = "there is no such cost"
+
+
+def known_costs(name: str) -> str:
+    """The remedy for a cost that is not known by this name."""
+    near = get_close_matches(name, COSTS, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Use {', '.join(COSTS)}, or write package.module:function."
+
+
 TARGETS = ("once", "propagate", "dtensor")
 """Values of `localtensor races --target`."""
 PLANNERS = ("greedy", "graph", "both")
@@ -255,8 +308,8 @@ def parse_mesh(text: str) -> tuple[int, ...]:
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print the sentence on standard error.  Returns the exit code."""
-    print_error(sentence)
+    """Print the sentence on standard error, with the name of the command before that of a function.  Returns the code."""
+    print_error(sentence if sentence.startswith("localtensor") else f"localtensor {sentence}")
     return code
 
 

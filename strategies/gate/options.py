@@ -14,8 +14,10 @@ from typer import Argument, Option
 
 from strategies.base.atomic_files import why_not_writable
 from strategies.base.options import BadOption, Quiet, Seed, Workers
+from strategies.base.signals import worker_count
+from strategies.model.settings import DEFAULT_DTYPES, Settings, check_rules, meshes
 
-_BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")
+_BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class GateOptions:
     github: Annotated[bool, Option("--github", help="Also print annotations for GitHub.")] = False
     ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try.  [default: 2 3 4]", show_default=False)] = ()
     mesh: Annotated[tuple[str, ...], Option("--mesh", help="Shape of a mesh of several axes to try, repeatable: --mesh 2,2.", show_default=False)] = ()
+    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="Dtypes of samples, as for `localtensor validate`.", show_default=False)] = ()
     pairs: Annotated[bool, Option("--pairs", help="Also what follows the op.")] = False
     confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspected rule: gloo or nccl.")] = "gloo"
     cache: Annotated[Path, Option("--cache", help="The folder for cached verdicts.")] = Path(".localtensor-cache")
@@ -50,15 +53,16 @@ class GateOptions:
     # fmt: on
 
     def __post_init__(self) -> None:
-        from strategies.gate.baseline import is_text  # not above: it imports torch, which `--help` does without
-
         if self.confirm not in ("gloo", "nccl"):
             problem = "an unconfirmed finding fails no gate" if self.confirm == "none" else "no such way to confirm"
             raise _bad("--confirm", self.confirm, problem, "Choose gloo or nccl.")
         if self.accept is not None and not self.accept.strip():
             raise _bad("--accept", repr(self.accept), "this is no reason", "Say why what is new is accepted.")
-        if self.accept is not None and not is_text(self.accept):  # bytes that the locale cannot decode
-            raise _bad("--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
+        if self.accept is not None:
+            from strategies.gate.baseline import is_text  # not above: it imports torch, which usage errors do without
+
+            if not is_text(self.accept):  # bytes that the locale cannot decode
+                raise _bad("--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
         if self.rules != "dtensor" and self.everything:
             raise _bad("--all", "given", "--rules names the rules to judge", "Drop one of the two.")
         if not self.no_cache and not _is_folder("--cache", self.cache) and self.cache.exists():
@@ -70,6 +74,28 @@ class GateOptions:
             twin = seen.setdefault(path.absolute(), option)
             if twin != option:
                 raise _bad(option, path, f"{twin} names the same file", "Name another.")
+
+    def check(self) -> None:
+        """Checks without torch what the run would refuse.  Raises `BadSetting` or `BadRules`."""
+        check_rules(self.rules, self.settings(Path.cwd(), 0.0).folder)
+
+    def settings(self, folder: Path, start: float) -> Settings:
+        """The settings of a run in `folder` that begins at `start`.  Raises `BadSetting`."""
+        ranks, more_meshes = meshes(self.ranks, self.mesh)
+        return Settings(
+            patterns=self.ops if self.rules == "dtensor" else (),
+            everything=self.everything,
+            ranks=ranks,
+            meshes=more_meshes,
+            dtypes=self.dtypes or DEFAULT_DTYPES,
+            pairs=self.pairs,
+            rules=self.rules,
+            confirm=self.confirm,
+            seed=self.seed,
+            workers=worker_count(self.workers),
+            folder=str(folder),
+            until=self.until(start),
+        )
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """The requested output files, by their options."""
@@ -87,7 +113,12 @@ class GateOptions:
         hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
         total = (hours * 60 + minutes) * 60 + seconds
         if not total:
-            raise _bad("--budget", repr(self.budget), "this is no time to work in", "Write 90s, 5m or 1h.")
+            text = self.budget.strip()
+            if text.isascii() and text.isdecimal() and int(text[:9]):
+                problem, remedy = "a unit is required", f"Write {text}s, {text}m or {text}h."
+            else:
+                problem, remedy = "this is no time to work in", "Write 90s, 5m or 1h."
+            raise _bad("--budget", repr(self.budget), problem, remedy)
         return start + total
 
     def last_day(self, today: dt.date) -> dt.date | None:

@@ -19,7 +19,6 @@ import torch
 from strategies.base.git import NoGit, NoRepository, repository
 from strategies.base.journal import Line, lines_of_kind, open_journal
 from strategies.base.progress import Progress, with_count
-from strategies.base.signals import worker_count
 from strategies.gate import decision, verdict_cache
 from strategies.gate.baseline import Baseline, ChosenOverload, GateResult, SourceLine
 from strategies.gate.changes.project import rule_functions
@@ -29,7 +28,7 @@ from strategies.gate.decision import RunCoverage
 from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache
 from strategies.inputs.gathering import matching_overloads
-from strategies.model.settings import Settings, meshes
+from strategies.model.settings import Settings
 from strategies.model.verdict import Counts, Report, WorkUnit, mesh_kind, read_unit
 from strategies.sweep import aggregate
 from strategies.torch_api import user_modules
@@ -137,26 +136,14 @@ def make_plan(options: GateOptions, folder: Path, start: float) -> GatePlan:
 
     Raises `BadSetting`, `UnknownOp`, `BadRules`, and with `--changed` `BadRevision`, `NoRepository` or `NoGit`.
     """
-    ranks, more_meshes = meshes(options.ranks, options.mesh)
-    module = options.rules if options.rules != "dtensor" else None
-    settings = Settings(
-        patterns=options.ops if module is None else (),
-        everything=options.everything,
-        ranks=ranks,
-        meshes=more_meshes,
-        pairs=options.pairs,
-        rules=options.rules,
-        confirm=options.confirm,
-        seed=options.seed,
-        workers=worker_count(options.workers),
-        folder=str(folder),
-        until=options.until(start),
-    )
-    registered = user_modules.load_rules(options.rules, str(folder)) if module else None
+    settings = options.settings(folder, start)
+    given = options.rules != "dtensor"
+    registered = user_modules.load_rules(options.rules, str(folder)) if given else None
     if registered and options.ops:
         settings = replace(settings, only=matching_overloads(options.ops, registered.every))
     if options.changed is None:
         return GatePlan(settings, registered)
+    module = registered.module if registered else None
     selection = select_changed(options.changed, folder, module, settings.only or _all(registered, options.ops))
     ops = tuple(choice.op for choice in selection.choices)
     if ops:
@@ -250,7 +237,7 @@ def run_plan(options: GateOptions, plan: GatePlan, progress: Progress) -> GateFi
 
 
 def _cache(options: GateOptions, plan: GatePlan) -> VerdictCache | None:
-    module = options.rules if plan.registered else None
+    module = plan.registered.module if plan.registered else None
     if options.no_cache or (module and hasattr(sys.modules[module], "samples")):  # what samples depend on is unknown
         return None
     beside = tuple(op for op in _ops(plan) if op.startswith("aten."))

@@ -30,7 +30,7 @@ from strategies.inputs.schema_binding import Unbound
 from strategies.model import codec
 from strategies.model.call_signature import diverse_subset
 from strategies.model.rule import Sample, overload
-from strategies.model.settings import DTYPES, BadSetting, Settings, UnknownOp
+from strategies.model.settings import DTYPES, BadSetting, Settings, UnknownOp, torch_dtype
 from strategies.model.verdict import Crash
 from strategies.torch_api import dtensor, user_modules
 from strategies.torch_api.user_modules import RegisteredRules, import_rules
@@ -203,7 +203,7 @@ class CapturePass:
 def run_capture_pass(one: CapturePass, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
     """Run by a worker: the calls of overloads for which DTensor has rules, while one OpInfo's samples run."""
     info = opinfo_samples.database()[one.info]
-    dtype = DTYPES[one.dtype]
+    dtype = torch_dtype(one.dtype)
     return opinfo_samples.capture_calls(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_has_rule)
 
 
@@ -228,7 +228,7 @@ def gather(
         CapturePass(n, dtype, which, settings.device, settings.seed)
         for n in picked.infos
         for dtype in settings.dtypes
-        if DTYPES[dtype] in database[n].supported_dtypes(settings.device)
+        if torch_dtype(dtype) in database[n].supported_dtypes(settings.device)
         for which in opinfo_samples.SIZES
     ]
     passes(len(todo))
@@ -302,7 +302,7 @@ def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> tuple[l
     if hook is not None:
         made = schema_samples.user_samples(target, hook(target))
         return made, "" if made else "the module's samples() yields no call of it"
-    made = schema_samples.schema_calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
+    made = schema_samples.schema_calls(target, [torch_dtype(d) for d in unknown.dtypes], unknown.seed)
     if made:
         return made, ""
     try:

@@ -1,27 +1,38 @@
-"""The settings of a validation as one immutable value, and their checks."""
+"""The settings of a validation as one immutable value, and their checks, which do without torch: a usage error is quick."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from localtensor.errors import Refusal
-from strategies.model.verdict import ALONE, MESHES, PAIRS, share
+
+if TYPE_CHECKING:
+    import torch
 
 CALL = "localtensor validate"
-DTYPES = {
-    "float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
-    "complex64": torch.complex64, "bfloat16": torch.bfloat16, "float16": torch.float16, "int32": torch.int32,
-    "int8": torch.int8, "uint8": torch.uint8,
-}  # fmt: skip
-"""Dtypes of samples, by the names that `--dtype` takes."""
+NO_MODULE = "there is no such module"
+DTYPES = (
+    "float64", "float32", "int64", "bool", "complex64", "bfloat16", "float16", "int32", "int8", "uint8",
+)  # fmt: skip
+"""Dtypes of samples, by torch's names, which `--dtype` takes."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of one of the names of `DTYPES`."""
+    import torch  # lazy: usage errors do without it
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
 """float64, not float32: rounding errors are far smaller than the error of a wrong rule."""
 
@@ -40,6 +51,53 @@ class UnknownOp(Refusal):
         near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
         remedy = f"Did you mean {' or '.join(near)}?" if near else "`localtensor validate --all` tries every op."
         super().__init__(CALL, "OP", repr(name), "no op and no overload has this name", remedy)
+
+
+class BadRules(Refusal, call="localtensor validate", argument="--rules"):
+    """A rules module that is not there, cannot be imported, or registers nothing."""
+
+
+def rules_module(rules: str, folder: str) -> tuple[str, str]:
+    """The module that `--rules` names, and the folder from which it is imported: that of a file, else `folder`.
+
+    A file of a package is imported as a module of it.  Raises `BadRules` if there is no such file, or if the text is
+    neither a file nor the name of a module.
+
+    >>> rules_module("my_package.my_rules", "/home")
+    ('my_package.my_rules', '/home')
+    """
+    if not rules.endswith(".py"):
+        if not all(rules.split(".")) or set(rules) & set("/\\: "):
+            remedy = "Write it as after `import`: my_package.my_rules, or name the file: my_rules.py."
+            raise BadRules(rules or "''", "this is no name of a module", remedy)
+        return rules, folder
+    file = Path(folder, rules)
+    if not file.is_file():
+        raise BadRules(rules, "there is no such file", f"Name a file that registers rules (from {folder}).")
+    if not file.stem.isidentifier():
+        name = "".join(sign if sign.isalnum() else "_" for sign in file.stem)
+        raise BadRules(rules, "`import` takes no file of this name", f"Rename it, to {name}.py for instance.")
+    parts, home = [file.stem], file.parent
+    while (home / "__init__.py").is_file() and home.name:
+        parts, home = [home.name, *parts], home.parent
+    return ".".join(parts), str(home)
+
+
+def check_rules(rules: str, folder: str) -> None:
+    """Check without an import that the module of `--rules` is there.  Raises `BadRules`."""
+    if rules == "dtensor":
+        return
+    module, home = rules_module(rules, folder)
+    before = list(sys.path)
+    sys.path.insert(0, home)
+    try:
+        found = importlib.util.find_spec(module.partition(".")[0])
+    except ValueError:  # of a module in `sys.modules` without a spec, as `__main__`
+        return
+    finally:
+        sys.path[:] = before
+    if found is None:
+        raise BadRules(rules, NO_MODULE, f"Run from the folder that holds it (now {folder}).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +137,7 @@ class Settings:
                 "--case", self.case[:24], "it names all that is run", "Drop OP, --all, --resume and --shard."
             )
         if not self.patterns and not self.everything and self.rules == "dtensor" and not self.case:
-            raise BadSetting("OP", "nothing named", "there is nothing to try", "Name an op, or pass --all.")
+            raise BadSetting("OP", "nothing named", "there is nothing to try", "Name an op, or pass --all or --rules.")
         if self.patterns and self.everything:
             raise BadSetting("--all", " ".join(self.patterns), "ops are named as well", "Drop --all or the names.")
         for ranks in self.ranks:
@@ -106,12 +164,16 @@ class Settings:
 
     def kinds_and_meshes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Each kind of test with its mesh."""
+        from strategies.model.verdict import ALONE, MESHES, PAIRS  # lazy: it imports torch
+
         axes = [(ALONE, (ranks,)) for ranks in self.ranks]
         pairs = [(PAIRS, (self.ranks[0],))] if self.pairs else []
         return (*axes, *pairs, *((MESHES, mesh) for mesh in self.meshes))
 
     def asked(self) -> dict[str, Any]:
         """The settings that determine the verdicts, as JSON: two runs with equal options have equal verdicts."""
+        import torch
+
         return {
             "torch": torch.__version__.split("+")[0], "seed": self.seed, "patterns": list(self.patterns),
             "everything": self.everything, "search": self.search, "ranks": list(self.ranks),
@@ -122,6 +184,8 @@ class Settings:
 
     def mine(self, ops: Iterable[str]) -> list[str]:
         """The overloads of this shard."""
+        from strategies.model.verdict import share  # lazy: it imports torch
+
         if self.shard is None:
             return list(ops)
         number, count = self.shard
@@ -153,7 +217,11 @@ def _check_journal(settings: Settings) -> None:
 def _check_device(settings: Settings) -> None:
     if settings.device not in ("cpu", "cuda"):
         raise BadSetting("--device", settings.device, "unknown device", "Choose cpu or cuda.")
-    gpus = torch.cuda.device_count() if settings.device == "cuda" or settings.confirm == "nccl" else 0
+    if settings.device == "cpu" and settings.confirm != "nccl":
+        return
+    import torch
+
+    gpus = torch.cuda.device_count()
     if settings.device == "cuda" and not gpus:
         remedy = "Run on a machine with a GPU, or pass --device cpu."
         raise BadSetting("--device", "cuda", "torch sees no CUDA device here", remedy)

@@ -37,7 +37,7 @@ def main(
     most: Annotated[int, typer.Option("--calls", min=1, help="Calls of each overload at the most.")] = 24,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Worker processes.")] = os.cpu_count() or 1,
     coverage: Annotated[bool, typer.Option("--coverage", help="Compare with DTensor's rules on the most used overloads.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:  # fmt: skip
     """Validate the sharding rules of our own: all of them, or those that are named."""
     if coverage:

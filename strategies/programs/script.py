@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +27,7 @@ from strategies.model.code_text import (
 )
 from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import PUBLIC, Program, Sample, placements_text, written_leaves
+from strategies.model.settings import rules_module
 from strategies.programs.public_api import table as public_api
 from strategies.programs.run import attention_steps, follow_ups, law_steps, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
@@ -59,10 +62,10 @@ for want, got, atol in zip(wants, gots, {slack}, strict=True):
 _HELPERS = f"\n\n{FLATTEN_FUNCTION}\n\n{COMPARISON_FUNCTION}\n"
 
 
-def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
+def case_script(case: Case, reason: str, name: str, rules: str = "") -> str:
     """The text of a script that reproduces a finding about one rule, with the values of the case.
 
-    `module` is the user's rules module that the script imports, for a rule of the user's own.
+    `rules` is the user's module or file that the script imports, for a rule of the user's own.
     """
     given = case.truth.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
     return (_SCRIPT + END_CODE).format(
@@ -70,7 +73,7 @@ def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
             str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS
         ),
         helpers=_HELPERS,
-        module=_import_code(module),
+        module=_import_code(rules),
         inputs="\n".join(map(argument_code, itertools.count(), *given)),
         op=case.sample.op,
         plain=arguments_text(case.sample.call),
@@ -80,10 +83,14 @@ def case_script(case: Case, reason: str, name: str, module: str = "") -> str:
     )
 
 
-def _import_code(module: str) -> str:
-    if not module:
+def _import_code(rules: str) -> str:
+    if not rules:
         return ""
-    return f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
+    module, home = rules_module(rules, os.getcwd())
+    comment = f"run it from the folder from which {rules} was validated" if rules != module else ""
+    comment = comment or f"run it from the folder that holds {module}"
+    path = f"\nsys.path.insert(0, {json.dumps(os.path.relpath(home))})  # {comment}"
+    return f"{path}\nimport {module}  # noqa: E402, F401\n"
 
 
 def _results(case: Case) -> str:
@@ -158,12 +165,10 @@ for want, got, atol in zip(wants, gots, {slack}, strict=True):
 """
 
 
-def program_script(
-    program: Program, reason: str, name: str, module: str = "", truth: OracleResult | None = None
-) -> str:
+def program_script(program: Program, reason: str, name: str, rules: str = "", truth: OracleResult | None = None) -> str:
     """The text of a script that reproduces a finding about a program, with the program's values.
 
-    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as
+    `rules` is the user's module or file that the script imports, for a rule of the user's own.  Raises as
     `local_inputs_of` and `oracle_of_program` do, and ValueError for a program that is not `is_writable_program`.
     """
     if not is_writable_program(program):
@@ -174,7 +179,7 @@ def program_script(
         head=docstring_code(
             str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS
         ),
-        module=_import_code(module),
+        module=_import_code(rules),
         mesh=program.mesh,
         names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "",

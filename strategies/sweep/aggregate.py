@@ -6,8 +6,9 @@ The report depends on the lines alone: it is the same whether they were written 
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -310,8 +311,9 @@ class RealConfirmation:
     there is cleared, if the probe could not judge it.
     """
 
-    def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, module: str) -> None:
-        self._real_runs, self._backend, self._seed, self._module = real_runs, backend, seed, module
+    def __init__(self, real_runs: ProgramRealRuns, backend: str, seed: int, rules: str) -> None:
+        self._real_runs, self._backend, self._seed, self._rules = real_runs, backend, seed, rules
+        self.note: Callable[[str], None] = lambda name: None  # is called with the rule that is run next
 
     def settle(self, todo: Mapping[str, Sequence[Candidate]], suspected: set[str]) -> Iterator[RuleOutcome]:
         """The outcome of each rule as soon as it is known, by the first of its cases that goes wrong, or by the last.
@@ -323,6 +325,7 @@ class RealConfirmation:
         for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):
             for name in list(left):
                 here = [s for s in left[name] if s.instance.ranks == ranks]
+                self.note(name)
                 for candidate in here:
                     last[name] = self._confirmed(candidate, name in suspected)
                     if last[name][1].wrong:
@@ -375,15 +378,15 @@ class RealConfirmation:
         if program is not None:
             truth = oracle_of_program(program)
             if is_writable_program(program):
-                text = program_script(program, outcome.wrong, "{name}", self._module, truth)
+                text = program_script(program, outcome.wrong, "{name}", self._rules, truth)
             return replace(confirmed, picture=program_rank_diagram(program, truth, outcome.rank_results), script=text)
         case = case_of(candidate.instance, self._seed)
-        text = case_script(case, outcome.wrong, "{name}", self._module) if is_writable_case(case) else ""
+        text = case_script(case, outcome.wrong, "{name}", self._rules) if is_writable_case(case) else ""
         reason += local_refusal(case) if " raises " in outcome.wrong else ""
         return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
 
     def _command(self, candidate: Candidate) -> str:
-        rules = f" --rules {self._module}" if self._module else ""
+        rules = f" --rules {shlex.quote(self._rules)}" if self._rules else ""
         confirm = f" --confirm {self._backend}" if self._backend != "gloo" else ""
         try:
             return f"localtensor validate{rules}{confirm} --case {case_text(candidate, self._seed)}"

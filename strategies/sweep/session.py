@@ -91,7 +91,9 @@ def validate_tasks(
     retried_once: set[int] = set()
     todo = dict(enumerate(tasks))
     for attempt in range(RETRIES + 1):
-        answers = workers.run(validate_task, list(todo.values()), limit=SECONDS, tick=tick if not attempt else None)
+        answers = workers.run(
+            validate_task, list(todo.values()), limit=SECONDS, tick=tick if not attempt else _still(tick)
+        )
         retried: dict[int, OverloadTask] = {}
         since = time.perf_counter()
         for (at, task), answer in zip(todo.items(), answers, strict=True):
@@ -116,6 +118,11 @@ def validate_tasks(
         todo = retried
         if not todo:
             return
+
+
+def _still(tick: Callable[[int], None]) -> Callable[[int], None]:
+    """Progress of tasks that have been counted."""
+    return lambda count: tick(0)
 
 
 def _steps_to_skip(task: OverloadTask, lost: TaskLost) -> set[int]:
@@ -200,7 +207,7 @@ class _Validation:
             if rules and settings.patterns:
                 rules = rules.only(matching_overloads(settings.patterns, rules.every))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        rules_text = {"rules_text": user_modules.module_digest(settings.rules)} if rules else {}
+        rules_text = {"rules_text": user_modules.module_digest(rules.module)} if rules else {}
         self.settings_line = settings.asked() | rules_text
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:
@@ -216,7 +223,8 @@ class _Validation:
                 del shelf  # tens of thousands of samples, of which the tasks hold those that are left to do
             with self._timed("trials"):
                 self.progress.phase("trying rules", len(tasks))
-                validate_tasks(workers, tasks, self.journal, self.run, self.progress.tick, self._prepare_confirmation)
+                tick = self._ticks(workers)
+                validate_tasks(workers, tasks, self.journal, self.run, tick, self._prepare_confirmation)
             del tasks
             with self._timed("confirmation"):
                 self._confirm(workers)
@@ -235,6 +243,16 @@ class _Validation:
         self.journal.begin(aggregate.first_line(self.settings_line, [sample.op], [], ()))
         self.journal.add({**finding.task_line(found, 0.0), "run": self.run})
         self._confirm(None)
+
+    def _ticks(self, workers: Workers) -> Callable[[int], None]:
+        """Progress that names the overloads or rules at work, where the workers are processes of ours."""
+
+        def tick(count: int) -> None:
+            tasks = getattr(workers, "running", ())
+            self.progress.now(", ".join(dict.fromkeys(getattr(task, "op", "") or task.name for task in tasks)))
+            self.progress.tick(count)
+
+        return tick
 
     def _prepare_confirmation(self) -> None:
         """Start what real processes are forked from: they will be needed soon."""
@@ -326,6 +344,7 @@ class _Validation:
         self.progress.phase("confirming on real processes", len(tried))
         with ProgramRealRuns(self.settings.confirm, self.settings.device, self.home) as real_runs:
             session = aggregate.RealConfirmation(real_runs, self.settings.confirm, self.settings.seed, self.home[0])
+            session.note = self.progress.now
             for settled in session.settle(tried, set(suspected)):
                 self._add_confirmation(settled)
                 self.progress.tick()
@@ -337,7 +356,7 @@ class _Validation:
         seed, home = self.settings.seed, self.home
         doubts = [ShrinkTask(name, tuple(found), name in suspected, seed, home) for name, found in todo.items()]
         self.progress.phase("making findings small", len(doubts))
-        answers = workers.run(smaller_candidates, doubts, limit=SHRINK_SECONDS, tick=self.progress.tick)
+        answers = workers.run(smaller_candidates, doubts, limit=SHRINK_SECONDS, tick=self._ticks(workers))
         pairs = zip(doubts, answers, strict=True)
         return {d.name: a.value if isinstance(a, worker_pool.TaskDone) else d.suspects for d, a in pairs}
 

@@ -28,8 +28,9 @@ from typing import Any
 import torch
 
 from localtensor._util import lazy
-from localtensor.errors import LocalTensorError, Refusal
+from localtensor.errors import LocalTensorError
 from strategies.model.rule import overload
+from strategies.model.settings import NO_MODULE, BadRules, rules_module
 from strategies.torch_api import dtensor
 
 RegistryKey = tuple[str, torch._ops.OpOverload]
@@ -42,10 +43,6 @@ DECOMPOSED = (
     "torch runs this op as the ops that it is made of, so the registration is never used. Register rules for those, or "
     "give the op a kernel of its own (torch.library.custom_op)."
 )
-
-
-class BadRules(Refusal, call="localtensor validate", argument="--rules"):
-    """A rules module that cannot be imported or that registers nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +65,18 @@ class RegisteredRules:
         return tuple(sorted({*self.ops, *(op for op, _ in self.ignored)}))
 
 
-def load_rules(module: str, folder: str) -> RegisteredRules:
-    """Import the module, and return what it registered.
+def load_rules(rules: str, folder: str) -> RegisteredRules:
+    """Import the module, `my_package.my_rules` or a file, and return what it registered.
 
     Raises `BadRules` if it does not exist, raises on import, or registers nothing.
     """
+    module, home = rules_module(rules, folder)
     before = dtensor.registered_functions()
     already = module in sys.modules
-    loaded = import_user_module(module, folder, BadRules)
+    loaded = import_user_module(module, home, lambda _, problem, remedy: BadRules(rules, problem, remedy))
     changed = getattr(loaded, _SEEN, None) or _changed(before, already, loaded)
     if not changed:
-        raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
+        raise BadRules(rules, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
     used = {op for table, op in changed if table == SINGLE_DIM}
     ignored = {op: DECOMPOSED for _, op in changed if decomposes_first(op) and not dtensor.is_overlaid(op)}
@@ -101,7 +99,7 @@ def import_user_module(module: str, folder: str, bad: Callable[[str, str, str], 
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
-            raise bad(module, "there is no such module", f"Run from the folder that holds it (now {folder}).") from None
+            raise bad(module, NO_MODULE, f"Run from the folder that holds it (now {folder}).") from None
         raise bad(module, f"importing it raises {exception_message(error)}", "Install what it needs.") from error
     except KeyboardInterrupt:
         raise
@@ -157,9 +155,10 @@ _LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirn
 
 
 @functools.cache
-def import_rules(module: str, folder: str) -> None:
+def import_rules(rules: str, folder: str) -> None:
     """Import the user's rules module in this process, too."""
-    sys.path.insert(0, folder)
+    module, home = rules_module(rules, folder)
+    sys.path.insert(0, home)
     lazy.find_strategies()
     importlib.import_module(module)
 

@@ -32,7 +32,7 @@ from strategies.model.arguments import trusts_caller
 from strategies.model.call_signature import diverse_subset, python_text
 from strategies.model.oracle import REJECTIONS, run_oracle
 from strategies.model.rule import Rule, Sample, overload
-from strategies.model.settings import DTYPES as SAMPLE_DTYPES
+from strategies.model.settings import torch_dtype
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import claims
 from strategies.validation.missing_rules import MissingRuleSearch, Survey, search_placements, survey_kinds
@@ -142,13 +142,13 @@ def samples_of(op: str, seed: int) -> list[Sample]:
         info for info in opinfo_samples.database() if {packet, packet.strip("_")} & opinfo_samples.plain_names(info)
     ):
         for name in DTYPES:
-            if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
+            if torch_dtype(name) in info.supported_dtypes("cpu"):
                 for which in opinfo_samples.SIZES:
                     met += opinfo_samples.capture_calls(
-                        info, SAMPLE_DTYPES[name], which, device="cpu", seed=seed, wanted=lambda func: str(func) == op
+                        info, torch_dtype(name), which, device="cpu", seed=seed, wanted=lambda func: str(func) == op
                     )[0]
     if not met and not trusts_caller(op):
-        met = schema_samples.schema_calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
+        met = schema_samples.schema_calls(overload(op), [torch_dtype(name) for name in DTYPES], seed)
     return diverse_subset(met, MOST)
 
 

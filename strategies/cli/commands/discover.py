@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
+from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import print_error, quiet_on_one_thread, worker_count, write_stdout
 from strategies.cli.options import DiscoverOptions, fail
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
@@ -29,13 +30,17 @@ def run(options: DiscoverOptions) -> int:
     except LocalTensorError as error:
         return fail(str(error), USAGE)
     found: list[Discovery] = []
-    answers = worker_pool.run_tasks(_discover, tasks, workers=worker_count(options.workers), limit=SECONDS)
-    for (op, *_), answer in zip(tasks, answers, strict=True):
-        if isinstance(answer, worker_pool.TaskDone):
-            found.append(answer.value)
-        else:
-            why = answer.error if isinstance(answer, worker_pool.TaskFailed) else answer.why
-            print_error(f"{CALL}: the search of {op} failed: {why}.")
+    workers = worker_count(options.workers)
+    with progress_bar(error_console(), options.quiet) as progress:
+        progress.phase(f"searching {options.op}", len(tasks))
+        progress.now(", ".join(op for op, *_ in tasks))
+        answers = worker_pool.run_tasks(_discover, tasks, workers=workers, limit=SECONDS, tick=progress.tick)
+        for (op, *_), answer in zip(tasks, answers, strict=True):
+            if isinstance(answer, worker_pool.TaskDone):
+                found.append(answer.value)
+            else:
+                why = answer.error if isinstance(answer, worker_pool.TaskFailed) else answer.why
+                print_error(f"{CALL}: the search of {op} failed: {why}.")
     searched = [one for one in found if one.samples]
     if not searched:
         return fail(f"{CALL}: no call of {options.op} could be searched; nothing was tested.", NOTHING)

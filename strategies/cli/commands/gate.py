@@ -29,9 +29,8 @@ from strategies.gate.formats.junit import junit
 from strategies.gate.formats.sarif import sarif
 from strategies.gate.options import GateOptions
 from strategies.gate.plan import GateFindings, repository_path
-from strategies.model.settings import BadSetting, UnknownOp
+from strategies.model.settings import BadRules, BadSetting, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE
-from strategies.torch_api.user_modules import BadRules
 
 REFUSED = (
     BadOption, BadBaseline, BadRevision, NoRepository, NoGit, BadSetting, UnknownOp, BadRules, BadJournal,

@@ -27,9 +27,9 @@ from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import why_not_writable, write_whole
 from strategies.base.foreign_text import PrintableConsole
-from strategies.base.progress import error_console
+from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG, print_error, write_stdout
-from strategies.cli.options import CostOptions, PlanOptions, fail
+from strategies.cli.options import NO_COST, CostOptions, PlanOptions, fail, known_costs
 from strategies.planner.audit.compare import DTensorPlan, dtensor_plans
 from strategies.planner.search.api import CHEAPEST, NoPlan, RankedPlan, alternatives, plan
 from strategies.planner.search.metric_check import BadCost, check_metric
@@ -194,7 +194,8 @@ def check_cost(options: CostOptions) -> int:
             raise BadCost("--most", str(options.most), "fewer than none cannot be shown", "Write --most 5.")
         with contextlib.redirect_stdout(sys.stderr):  # the output of the user's function is no part of the report
             function, unit = OURS.get(cost) or (cost_function(cost, os.getcwd()), "")
-            checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
+            with progress_bar(error_console(), options.quiet) as progress:
+                checked = check_metric(function, Mesh.of(*mesh), shape, name=cost, unit=unit, progress=progress)
     except LocalTensorError as error:
         return fail(str(error), EXIT_USAGE)
     most = options.most
@@ -208,9 +209,7 @@ def cost_function(cost: str, folder: str) -> Callable[..., Any]:
     """The function named `package.module:function`, imported from `folder`.  Raises `BadCost`."""
     module, colon, name = cost.partition(":")
     if not colon or not name:
-        near = get_close_matches(cost, OURS, n=1)
-        remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(OURS)}, or write package.module:function."
-        raise BadCost("cost", repr(cost), "there is no such cost", remedy)
+        raise BadCost("cost", repr(cost), NO_COST, known_costs(cost))
     value: Any = import_user_module(module, folder, partial(BadCost, "cost"))
     for part in name.split("."):
         if not hasattr(value, part):

@@ -8,12 +8,11 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import error_console, progress_bar
-from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note, worker_count
+from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note
 from strategies.cli.options import ValidateOptions, fail
-from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
+from strategies.model.settings import BadRules, BadSetting, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE, Report
 from strategies.sweep.report import text_and_json
-from strategies.torch_api.user_modules import BadRules
 
 
 @quiet_on_one_thread()
@@ -22,9 +21,8 @@ def run(options: ValidateOptions) -> int:
     from strategies.sweep.session import validate  # `deliver` alone is also used by commands that validate nothing
 
     try:
-        settings = _settings(options)
         with progress_bar(error_console(), options.quiet) as shown:
-            report = validate(settings, shown)
+            report = validate(options.settings(), shown)
     except DiskFull as error:
         return fail(str(error), NOTHING)
     except (BadSetting, UnknownOp, BadRules, BadJournal) as error:
@@ -51,13 +49,3 @@ def deliver(report: Report, json: Path | None, repro: Path | None) -> int:
     if lost:
         return NOTHING
     return (report.exit_code or NOTHING) if problem else report.exit_code
-
-
-def _settings(options: ValidateOptions) -> Settings:
-    ranks, more_meshes = meshes(options.ranks, options.mesh)
-    return Settings(
-        patterns=options.ops, everything=options.everything, search=options.search, ranks=ranks, meshes=more_meshes,
-        dtypes=options.dtypes or DEFAULT_DTYPES, device=options.device, rules=options.rules, confirm=options.confirm,
-        seed=options.seed, workers=worker_count(options.workers), pairs=options.pairs, journal=options.journal,
-        resume=options.resume, shard=shard(options.shard), executor=options.executor, case=options.case,
-    )  # fmt: skip

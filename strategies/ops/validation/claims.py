@@ -24,7 +24,7 @@ from strategies.model.arguments import argument_values
 from strategies.model.call_signature import diverse_subset
 from strategies.model.oracle import run_stable_oracle
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
-from strategies.model.settings import DTYPES as SAMPLE_DTYPES
+from strategies.model.settings import torch_dtype
 from strategies.model.verdict import Instance, Verdict
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics import local_call
@@ -178,9 +178,9 @@ def _captured(
     info: OpInfo, dtypes: Sequence[str], sizes: Sequence[str], seed: int, wanted: opinfo_samples.Wanted
 ) -> Iterator[Sample]:
     for dtype in dtypes:
-        if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):
+        if torch_dtype(dtype) in info.supported_dtypes("cpu"):
             for which in sizes:
-                kind = SAMPLE_DTYPES[dtype]
+                kind = torch_dtype(dtype)
                 yield from opinfo_samples.capture_calls(info, kind, which, device="cpu", seed=seed, wanted=wanted)[0]
 
 

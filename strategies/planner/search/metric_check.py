@@ -35,6 +35,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, shape_text, short
+from strategies.base.progress import Progress
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import legal_changes, usable_placements
 from strategies.planner.steps.plan import PICO, Move, axes_text, bytes_text, placements_text
@@ -259,7 +260,7 @@ class BadCost(Refusal, call="localtensor cost check"):
 
 def check_metric(
     cost: PairCost | StepPrice, mesh: Mesh, shape: Sequence[int] = (8, 8), dtype: torch.dtype = torch.float32,
-    placements: Sequence[Placement] | None = None, *, orders: bool = False, name: str = "", unit: str = "",
+    placements: Sequence[Placement] | None = None, *, orders: bool = False, name: str = "", unit: str = "", progress: Progress | None = None,
 ) -> MetricReport:  # fmt: skip
     """The result of a cost function for all triples of all specs with these placements: R, a shard of each dim, P(sum).
 
@@ -279,19 +280,19 @@ def check_metric(
     It is no metric.
     """
     name = name or str(getattr(cost, "__name__", "") or getattr(cost, "name", type(cost).__name__))
-    specs = specs_of(mesh, tuple(shape), dtype, placements, orders)
+    specs, progress = specs_of(mesh, tuple(shape), dtype, placements, orders), progress or Progress()
     call_price = _number_caller(name)
     if _parameter_count(cost, name) == 2:
         pair = cast(PairCost, cost)
-        table = [[call_price(pair, src, dst) for dst in specs] for src in specs]
-        again = [[call_price(pair, src, dst) for dst in specs] for src in specs]
+        table = [[call_price(pair, src, dst) for dst in specs] for src in progress.each(f"calling {name}", specs)]
+        again = [[call_price(pair, src, dst) for dst in specs] for src in progress.each("again", specs)]
         return _triangle_report(name, unit or "s", specs, table, _pair_faults(specs, table, again))
     tried = probe_price(cast(StepPrice, cost), specs, call_price)
     unit = unit or tried.unit
     if not tried.searchable:
         return MetricReport(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
     price = tried.price(name)
-    prices = [[plan(src, dst, price).price for dst in specs] for src in specs]
+    prices = [[plan(src, dst, price).price for dst in specs] for src in progress.each(f"planning by {name}", specs)]
     table = [[cost / PICO if tried.seconds else cost for cost in row] for row in prices]
     return _triangle_report(name, unit, specs, table, tried.odd)
 

@@ -30,7 +30,7 @@ class Case:
 
 CASES = {
     "early return": Case(errors.EarlyReturn([Wait(0, (1,), call(0)), Wait(2, (1,), call(2))], {1: THERE}),
-        "run: fn: rank 1 returned while ranks 0, 2 wait for it: a rank must take part in every collective that "
+        "rank 1 returned while ranks 0, 2 wait for it: a rank must take part in every collective that "
         "its groups call. Look for a return, a break or a branch that depends on the rank, and make the call on "
         "every rank.\n"
         "  rank 1 returned, last seen at a.py:9 in g\n"
@@ -38,7 +38,7 @@ CASES = {
         places=(THERE, HERE),
         ranks=(1, 0, 2)),
     "early return of ranks never seen": Case(errors.EarlyReturn([Wait(0, (1, 2), call(0))], {1: None, 2: None}),
-        "run: fn: ranks 1, 2 returned while rank 0 waits for them: a rank must take part in every collective "
+        "ranks 1, 2 returned while rank 0 waits for them: a rank must take part in every collective "
         "that its groups call. Look for a return, a break or a branch that depends on the rank, and make the "
         "call on every rank.\n"
         "  ranks 1, 2 returned, last seen in no call\n"
@@ -49,7 +49,7 @@ CASES = {
             Wait(1, (0,), message(1, "recv", 0, place=THERE)),
             Wait(0, (1,), message(0, "recv", 1, place=THERE)),
         ]),
-        "run: fn: ranks 0, 1, 2 wait: no rank can go on, they wait for each other in a circle: 0 -> 1 -> 0. Let "
+        "ranks 0, 1, 2 wait: no rank can go on, they wait for each other in a circle: 0 -> 1 -> 0. Let "
         "one of the ranks send before it receives.\n"
         "  rank 0 waits for rank 1 in recv #0 from 1 at a.py:9 in g\n"
         "  rank 1 waits for rank 0 in recv #0 from 0 at a.py:9 in g\n"
@@ -57,7 +57,7 @@ CASES = {
         places=(THERE, HERE),
         ranks=(0, 1, 2)),
     "deadlock without a circle": Case(errors.Deadlock([Wait(0, (5,), message(0, "recv", 5, tag=7))]),
-        "run: fn: rank 0 waits: no rank can go on. Let the ranks that are waited for make the call too.\n"
+        "rank 0 waits: no rank can go on. Let the ranks that are waited for make the call too.\n"
         "  rank 0 waits for rank 5 in recv #0 from 5 with tag 7 at a.py:3 in f"),
     "not waited": Case(errors.WorkNotWaited([call(0), call(1)]),
         "all_reduce #4 in group 0: async_op: not waited for on ranks 0, 1: the function returned while its "

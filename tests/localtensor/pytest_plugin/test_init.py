@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.tools import warm
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[3]
@@ -16,6 +19,17 @@ def refusal(result):
     assert "Traceback" not in result.text and "INTERNALERROR" not in result.text
     [line] = [line for line in result.text.splitlines() if line.startswith("ERROR: ")]
     return line.removeprefix("ERROR: ")
+
+
+def sentence_of_error(result):
+    """The one sentence of a test that cannot run; the other test of the file has passed."""
+    result.assert_outcomes(passed=1, errors=1)
+    assert "Traceback" not in result.text and "INTERNALERROR" not in result.text
+    [line] = [line for line in result.text.splitlines() if line.startswith("test_it.py::")]
+    return line
+
+
+GOOD = "\n\n@pytest.mark.ranks(2)\ndef test_good(rank): assert rank < 2\n"
 
 
 def test_a_session_without_rank_tests_imports_no_torch(tmp_path):
@@ -121,7 +135,7 @@ def test_an_ordinary_test_stays_ordinary(tried):
     ("mesh((2, 2), names=5)", "@pytest.mark.mesh: names=(5,) of (2, 2): a mesh"),
 ])  # fmt: skip
 def test_a_mark_that_cannot_be_followed_is_one_sentence(tried, mark, sentence):
-    said = refusal(tried(f"@pytest.mark.{mark}\ndef test_a(): pass\n"))
+    said = sentence_of_error(tried(f"@pytest.mark.{mark}\ndef test_a(): pass\n{GOOD}"))
     assert said.startswith("test_it.py::test_a") and sentence in said
 
 
@@ -138,7 +152,7 @@ def test_a_mark_that_cannot_be_followed_is_one_sentence(tried, mark, sentence):
      "@pytest.mark.ranks: (2, 4): several numbers"),
 ])  # fmt: skip
 def test_a_test_that_asks_for_what_it_cannot_have_is_one_sentence(tried, body, sentence):
-    assert sentence in refusal(tried(f"\n{body}\n"))
+    assert sentence in sentence_of_error(tried(f"\n{body}\n{GOOD}"))
 
 
 @pytest.mark.parametrize(("option", "sentence"), [
@@ -165,3 +179,26 @@ def test_a_run_in_this_process_leaves_one_copy_of_every_module_and_none_of_its_o
     tried("import colorsys\n\ndef test_it():\n    pass\n").assert_outcomes(passed=1)
     assert "colorsys" in sys.modules and "test_it" not in sys.modules
     assert [name for name, module in before.items() if sys.modules.get(name) is not module] == []
+
+
+LOADED = """
+    import sys
+
+    @pytest.fixture(autouse=True, scope="session")
+    def at_first():
+        assert ("localtensor.threads.run" in sys.modules) is {expected}
+
+    {body}
+"""
+
+
+@pytest.mark.parametrize(("body", "expected"), [
+    ("@pytest.mark.ranks(2)\n    def test_a(rank): pass", True), ("def test_a(world): pass", True), ("def test_a(): pass", False),
+], ids=["a mark", "world", "neither"])  # fmt: skip
+def test_the_engine_is_imported_before_the_first_test_where_there_are_rank_tests(body, expected, tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n" + textwrap.dedent(LOADED.format(body=body, expected=expected))
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "localtensor"]
+    ran = warm.run(command, cwd=tmp_path, timeout=100)
+    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout + ran.stderr

@@ -1,6 +1,9 @@
 """What is shown of a rank test that failed: one failure, and under it what the other ranks did."""
 
+import re
 from xml.etree import ElementTree as ET
+
+import pytest
 
 pytest_plugins = ["pytester"]
 
@@ -43,13 +46,79 @@ def test_a_fault_without_an_exception_speaks_for_itself(tried):
         "--rank-schedule=shuffled:5",
     )
     result.assert_outcomes(failed=1)
-    assert (
-        "E   localtensor.errors.programs.EarlyReturn: run: fn: rank 2 returned while ranks 0, 1 wait for it"
-        in result.text
-    )
+    assert "E   localtensor.errors.programs.EarlyReturn: rank 2 returned while ranks 0, 1 wait for it" in result.text
     assert "hidden" not in result.text and ".py:" not in result.text.split("E   localtensor")[0].split("FAILURES")[1]
     assert "schedule='" not in result.text and "--rank-schedule shuffled:5" in result.text
-    assert "FAILED test_it.py::test_stuck - EarlyReturn: run: fn: rank 2 ret" in result.text
+    assert "FAILED test_it.py::test_stuck - EarlyReturn: rank 2 ret" in result.text
+
+
+WAITS = """
+    def send_all(x):
+        y = x + 1
+
+        dist.all_reduce(y)
+
+    @pytest.mark.ranks(3)
+    def test_waits(rank):
+        x = torch.ones(2)
+        if rank:
+            send_all(x)
+        dist.barrier()
+        return x
+"""
+
+
+def test_a_fault_shows_the_source_of_the_lines_that_it_names(tried):
+    text = tried(WAITS).text
+    shown = text.partition("FAILURES")[2].partition("- ranks -")[0]
+    helper, _, body = shown.partition("_ _ _")
+    assert "    def send_all(x):\n        y = x + 1\n\n>       dist.all_reduce(y)\n" in helper
+    assert "test_it.py:9: \n" in helper.replace(":10: ", ":9: ") and "E  " not in helper
+    assert "    @pytest.mark.ranks(3)\n    def test_waits(rank):\n" in body and ">       dist.barrier()\nE   " in body
+    assert "return x" not in shown and "  rank 0: barrier #0" in body and body.rstrip("-\n").endswith(": KindMismatch")
+
+
+INTERRUPTED = """
+    import os
+    import signal
+
+    @pytest.fixture(autouse=True)
+    def limit():
+        def over(*_):
+            pytest.fail("Timeout (>1.0s) from a plugin.")
+
+        before = signal.signal(signal.SIGUSR1, over)
+        yield
+        signal.signal(signal.SIGUSR1, before)
+
+    def spin():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while True:
+            pass
+
+    @pytest.mark.ranks(3)
+    def test_spins(rank):
+        if rank == 1:
+            spin()
+        dist.barrier()
+"""
+
+
+def test_a_test_that_a_plugin_interrupts_shows_where_its_ranks_are(tried):
+    """pytest-timeout raises so in the main thread; `ways/test_plugins.py` has the plugin itself."""
+    result = tried(INTERRUPTED)
+    result.assert_outcomes(failed=1)
+    section = result.text.split("- ranks -")[1]
+    assert "When the test was interrupted:\n  rank 1 was running at test_it.py:" in section
+    assert re.search(r" in spin, called at test_it\.py:\d+ in test_spins\n", section)
+    assert re.search(r"  ranks? 0(, 2)? waits? for .* in barrier #0 .*at test_it\.py:\d+ in test_spins", section)
+
+
+@pytest.mark.parametrize("option", ["--tb=short", "--tb=line", "--tb=native", "--tb=no"])
+def test_other_styles_of_traceback_show_no_source(tried, option):
+    result = tried(WAITS, option)
+    result.assert_outcomes(failed=1)
+    assert ">       dist.barrier()" not in result.text and "INTERNALERROR" not in result.text
 
 
 def test_the_section_is_in_the_junit_file(tried, pytester):

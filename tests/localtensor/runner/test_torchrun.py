@@ -141,16 +141,14 @@ sys.exit(3)
 def test_a_fault_of_the_program_is_told_without_a_traceback(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    dist.barrier()\n"), capfd)
     assert code == 1
-    assert (
-        err.startswith("EarlyReturn: run: fn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
-    )
+    assert err.startswith("EarlyReturn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
     assert "at train.py:6 in <module>" in err
 
 
 def test_a_rank_that_left_with_an_error_is_named_though_others_wait_for_it(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    sys.exit(4)\ndist.barrier()\n"), capfd)
     assert code == 4
-    assert "run: fn: rank 1 returned while rank 0 waits for it" in err and "rank 1 with exit code 4" in err
+    assert "rank 1 returned while rank 0 waits for it" in err and "rank 1 with exit code 4" in err
 
 
 @pytest.mark.parametrize("on", MOSTLY_THREADS)
@@ -212,7 +210,7 @@ def test_a_bad_question_is_refused_word_for_word(name, script, capfd):
     asked, message = BAD[name]
     Path("train.py").write_text("print('never')\n")
     code, out, err = outcome(TorchrunOptions(**{"name": "train.py", **asked}), capfd)
-    assert (code, out, err) == (2, [], f"{message}\n")
+    assert (code, out, err) == (2, [], f"localtensor {message}\n")
 
 
 def test_a_script_that_does_not_compile_is_shown(script, capfd):

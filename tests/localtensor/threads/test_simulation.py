@@ -198,7 +198,7 @@ def test_the_circle_of_a_deadlock_is_shown():
     line = wait_for_the_next.__code__.co_firstlineno + 1
     first, *rest = str(caught.value).splitlines()
     assert first == (
-        "run: fn: ranks 0, 1, 2 wait: no rank can go on, they wait for each other in a circle: 0 -> 1 -> 2 -> 0. "
+        "ranks 0, 1, 2 wait: no rank can go on, they wait for each other in a circle: 0 -> 1 -> 2 -> 0. "
         "Let one of the ranks send before it receives."
     )
     assert rest == [

@@ -143,6 +143,16 @@ def test_ticks_count_every_task():
     assert sum(ticks) == 3
 
 
+def test_a_tick_of_nothing_names_the_tasks_at_work_while_they_are():
+    seen = []
+    with WorkerPool(2) as pool:
+        assert (
+            len(list(pool.run(work, [1, 2, 3], limit=30, tick=lambda count: seen.append((count, *pool.running))))) == 3
+        )
+        assert pool.running == []
+    assert all(set(tasks) <= {1, 2, 3} for _, *tasks in seen) and (0,) in seen and sum(count for count, *_ in seen) == 3
+
+
 @pytest.mark.parametrize("tasks", [[], [5]])
 def test_few_tasks_need_few_workers(tasks):
     assert len(list(run_tasks(work, tasks, workers=4, limit=30))) == len(tasks)

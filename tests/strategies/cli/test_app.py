@@ -75,6 +75,7 @@ def asked(monkeypatch):
     """What the command line hands on, instead of a run."""
     heard = []
     monkeypatch.setattr(validate, "run", lambda chosen: heard.append(chosen) or 0)
+    monkeypatch.setattr(ValidateOptions, "check", lambda self: None)
     return heard
 
 
@@ -147,6 +148,7 @@ def test_help_of_merge_has_its_options_examples_and_exit_codes():
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
 def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
     heard = []
+    monkeypatch.setattr(MergeOptions, "check", lambda self: None)
     monkeypatch.setattr(merging, "merge_journals", lambda *given: heard.append(given) or code)
     line = "merge a b --out c --json d --repro e"
     assert CliRunner().invoke(cli.app, cli.repeat_options(line.split())).exit_code == code
@@ -201,13 +203,13 @@ def test_no_workers_are_not_the_default(asked):
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("validate add --ranks two", "Invalid value for '--ranks': "),
-    ("validate add --ranks", "Option '--ranks' requires an argument."),
-    ("validate add --ranks ,", "Invalid value for '--ranks': "),
-    ("validate add --ranks=", "Invalid value for '--ranks': "),
-    ("validate add --dtype", "Option '--dtype' requires an argument."),
-    ("validate add --sed 1", "No such option: --sed"),
-    ("validat add", "No such command 'validat'."),
+    ("validate add --ranks two", "localtensor validate: invalid value for '--ranks': '"),
+    ("validate add --ranks", "localtensor validate: option '--ranks' requires an argument."),
+    ("validate add --ranks ,", "localtensor validate: invalid value for '--ranks': '"),
+    ("validate add --ranks=", "localtensor validate: invalid value for '--ranks': '"),
+    ("validate add --dtype", "localtensor validate: option '--dtype' requires an argument."),
+    ("validate add --sed 1", "localtensor validate: no such option: --sed. Did you mean --seed?"),
+    ("validat add", "localtensor: no such command 'validat'. Did you mean 'validate'?"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_usage(line, said, asked):
     result = CliRunner().invoke(cli.app, cli.repeat_options(shlex.split(line)))
@@ -240,6 +242,7 @@ def test_ctrl_c_says_how_to_go_on(words, kept, monkeypatch):
 )  # fmt: skip
 def test_a_failure_of_ours_is_3_with_its_traceback(module, function, words, monkeypatch):
     monkeypatch.setattr(module, function, lambda *_: {}["nothing"])
+    monkeypatch.setattr(MergeOptions, "check", lambda self: None)
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 3
     assert result.stderr.startswith("Traceback (most recent call last):\n")
@@ -253,7 +256,7 @@ def test_a_failure_of_ours_is_3_with_its_traceback(module, function, words, monk
 
 def test_a_whole_run_in_a_process_of_its_own(tmp_path, started):
     users.write(tmp_path, "whole_run", users.RIGHT_AND_WRONG)
-    run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2",
+    run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2", "-q",
                   "--json", "report.json", "--repro", "scripts")  # fmt: skip
     out, errors = run.communicate(timeout=120)
     assert (run.returncode, errors) == (1, "")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from strategies.cli import app as cli
 from strategies.cli.commands import coverage, discover, plans_audit, validate
 from strategies.cli.commands import report as merging
-from strategies.cli.options import CoverageOptions, DiscoverOptions, ValidateOptions
+from strategies.cli.options import CoverageOptions, DiscoverOptions, MergeOptions, ValidateOptions
 from strategies.model.verdict import ALONE, MESHES, PAIRS
 from tests.strategies.sweep.report.test_text_and_json import EMPTY
 
@@ -22,6 +22,13 @@ WORK = {
 
 def called(line):
     return CliRunner().invoke(cli.app, cli.repeat_options(shlex.split(line)), terminal_width=200)
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """Journals that are not there reach the work all the same."""
+    for options in (CoverageOptions, MergeOptions):
+        monkeypatch.setattr(options, "check", lambda self: None)
 
 
 @pytest.fixture

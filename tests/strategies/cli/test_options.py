@@ -55,7 +55,9 @@ def test_options_reach_the_plan():
 def test_a_usage_error_is_one_sentence_and_exit_code_2():
     done = typed("plan", "f32[8] @ dp=2: S(0) -> S(1)")
     assert done.exit_code == 2 and done.stdout == ""
-    assert done.stderr == "plan: to: 'S(1)': the tensor has dim 0 only. Write 'f32[8] @ dp=2: S(0) -> S(0)'.\n"
+    assert (
+        done.stderr == "localtensor plan: to: 'S(1)': the tensor has dim 0 only. Write 'f32[8] @ dp=2: S(0) -> S(0)'.\n"
+    )
 
 
 def test_too_little_memory_is_exit_code_1():

@@ -22,7 +22,7 @@ def assert_refused(said, **given):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [
-    ("90s", 90), ("5m", 300), ("1h", 3600), ("45", 45), ("1h30m", 5400), ("2m5s", 125), (" 5m ", 300),
+    ("90s", 90), ("5m", 300), ("1h", 3600), ("45s", 45), ("1h30m", 5400), ("2m5s", 125), (" 5m ", 300),
 ])  # fmt: skip
 def test_a_budget_is_a_time_to_come(text, seconds):
     assert GateOptions(budget=text).until(1000.0) == 1000.0 + seconds

@@ -9,7 +9,7 @@ from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, Unkn
 
 ADD = {"patterns": ("add",)}
 REFUSALS = {
-    "nothing": ({}, "OP: nothing named: there is nothing to try. Name an op, or pass --all."),
+    "nothing": ({}, "OP: nothing named: there is nothing to try. Name an op, or pass --all or --rules."),
     "both": ({"patterns": ("add", "sub"), "everything": True},
         "--all: add sub: ops are named as well. Drop --all or the names."),
     "no ranks": (ADD | {"ranks": (2, 0)}, "--ranks: 0: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),

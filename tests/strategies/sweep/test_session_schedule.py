@@ -59,7 +59,7 @@ def swept(dockets, answer):
     hands, ticks = Scripted(answer), []
     with open_journal(None, resume=False) as journal:
         validate_tasks(hands, dockets, journal, "this run", ticks.append)
-    return journal.lines, hands.asked, len(ticks)
+    return journal.lines, hands.asked, sum(ticks)
 
 
 def crashes(lines):

@@ -60,12 +60,31 @@ def test_an_interruption_on_import_is_the_users(tmp_path):
         load_rules("rules_stopped", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["", " ", ".rules", "rules.", "my/rules.py", "my rules", "rules:all", "my\\\\rules"])
+def test_a_file_is_a_module_of_its_package(tmp_path):
+    (tmp_path / "inner/rules_held").mkdir(parents=True)
+    (tmp_path / "inner/rules_held/__init__.py").write_text("")
+    users.write(tmp_path / "inner", "rules_by_file", 'op("a", lambda x: x * 3, (R, R))')
+    users.write(tmp_path / "inner/rules_held", "rules_by_path", 'op("b", lambda x: x * 3, (R, R))')
+    assert load_rules("inner/rules_by_file.py", str(tmp_path)).module == "rules_by_file"
+    found = load_rules(str(tmp_path / "inner/rules_held/rules_by_path.py"), "/")
+    assert found == RegisteredRules("rules_held.rules_by_path", ("rules_by_path.b.default",), ())
+
+
+@pytest.mark.parametrize(("name", "problem"), [
+    ("absent.py", "there is no such file. Name a file that registers rules (from {folder})."),
+    ("my-rules.py", "`import` takes no file of this name. Rename it, to my_rules.py for instance."),
+])  # fmt: skip
+def test_a_file_that_cannot_be_imported_is_refused(name, problem, tmp_path):
+    (tmp_path / "my-rules.py").write_text("")
+    assert refused(name, tmp_path) == f"localtensor validate: --rules: {name}: {problem.format(folder=tmp_path)}"
+
+
+@pytest.mark.parametrize("name", ["", " ", ".rules", "rules.", "my/rules", "my rules", "rules:all", "my\\\\rules"])
 def test_what_is_no_name_of_a_module_is_refused(name, tmp_path):
     shown = name or "''"
     assert refused(name, tmp_path) == (
         f"localtensor validate: --rules: {shown}: this is no name of a module. "
-        "Write it as after `import`: my_package.my_rules."
+        "Write it as after `import`: my_package.my_rules, or name the file: my_rules.py."
     )
 
 

@@ -48,7 +48,7 @@ def test_what_cannot_be_followed_is_one_sentence_and_usage(capsys, changes):
 
 def test_a_limit_that_no_plan_meets_is_exit_code_1_and_says_what_is_needed(capsys):
     code, out, err = said(capsys, memory="10")
-    assert code == 1 and out == "" and err.count("\n") == 1 and err.startswith("plan: memory: ")
+    assert code == 1 and out == "" and err.count("\n") == 1 and err.startswith("localtensor plan: memory: ")
 
 
 def test_json_is_one_object_and_nothing_else(capsys):

@@ -95,7 +95,7 @@ def test_1_a_registration_that_torch_ignores(capsys):
 
 
 def test_2_nothing_named(capsys):
-    assert_usage(capsys, "OP: nothing named: there is nothing to try. Name an op, or pass --all.")
+    assert_usage(capsys, "OP: nothing named: there is nothing to try. Name an op, or pass --all or --rules.")
 
 
 def test_2_an_unknown_op(capsys):
