@@ -4,6 +4,7 @@ Labels say what a program does wrong by its author's understanding; nothing here
 `# fault: NAME` ends the line at which the fault of the program NAME sits.
 """
 
+import ast
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ class Case:
     """A program; `kind` is None if it is right.
 
     kind    class of the fault
-    module  the module, or the parameter, whose values go wrong first
+    module  the module, or the parameter, whose values go wrong first; several, with "|" between them, if each may be named
     word    a key of WORDS: what a verdict should tell
     op      an operation by which an explanation may name the place, where it cannot name the line
     source  where the pattern was reported: repository#number, or a paper
@@ -57,10 +58,15 @@ class Case:
 
     @property
     def places(self) -> list[str]:
-        """file.py:line of each line marked as the fault of this program."""
-        mark = f"# fault: {self.name}"
-        lines = self.file.read_text().splitlines()
-        return [f"{self.file.name}:{at}" for at, line in enumerate(lines, 1) if line.rstrip().endswith(mark)]
+        """file.py:line of each line of the statement that is marked as the fault of this program."""
+        text, mark = self.file.read_text(), f"# fault: {self.name}"
+        at = [number for number, line in enumerate(text.splitlines(), 1) if line.rstrip().endswith(mark)]
+        lines = set(at)
+        for node in ast.walk(ast.parse(text)):
+            simple = isinstance(node, ast.stmt) and not hasattr(node, "body")
+            if simple and any(node.lineno <= one <= (node.end_lineno or 0) for one in at):  # type: ignore[attr-defined]
+                lines |= set(range(node.lineno, (node.end_lineno or 0) + 1))  # type: ignore[attr-defined]
+        return [f"{self.file.name}:{one}" for one in sorted(lines)]
 
 
 CASES: list[Case] = []

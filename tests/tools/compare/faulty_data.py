@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -39,13 +39,17 @@ def gradients_divided_by_the_world() -> dict[str, Any]:
         plans.cut_mlp(model, mesh.get_group("tp"))
         group = mesh.get_group("dp")
         for parameter in model.parameters():
-            parameter.register_hook(lambda g: layers.summed(g, group) / mesh.size())  # fault: gradients_divided_by_the_world
+            parameter.register_hook(
+                lambda g: layers.summed(g, group) / mesh.size()
+            )  # fault: gradients_divided_by_the_world
         return model
 
     return data(models.Mlp, parallelize, mesh={"dp": 2, "tp": 2})
 
 
-@faulty("gradient scaled by n", "fc2", "large", "pytorch/pytorch#155903", op="reduce_scatter|set_gradient_divide_factor")
+@faulty(
+    "gradient scaled by n", "fc2", "large", "pytorch/pytorch#155903", op="reduce_scatter|set_gradient_divide_factor"
+)
 def shards_with_another_divisor() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         sharded = fully_shard(model, mesh=mesh["dp"])
@@ -55,7 +59,9 @@ def shards_with_another_divisor() -> dict[str, Any]:
     return data(models.Mlp, parallelize)
 
 
-@faulty("missing reduction of a gradient", "fc2.weight|fc2", "missing", "speechbrain/speechbrain#2010", op="mm|linear|t")
+@faulty(
+    "missing reduction of a gradient", "fc2.weight|fc2", "missing", "speechbrain/speechbrain#2010", op="mm|linear|t"
+)
 def one_parameter_left_to_itself() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
@@ -117,7 +123,9 @@ def gradients_averaged_over_the_other_axis() -> dict[str, Any]:
     return data(models.Mlp, parallelize, mesh={"dp": 2, "tp": 2})
 
 
-@faulty("replica not broadcast, or wrong seed", "fc2", "replicas", "facebookresearch/detr#544", op="normal_|linear|addmm")
+@faulty(
+    "replica not broadcast, or wrong seed", "fc2", "replicas", "facebookresearch/detr#544", op="normal_|linear|addmm"
+)
 def head_from_the_seed_of_the_rank() -> dict[str, Any]:
     def parallelize(model: models.Mlp, mesh: Any) -> nn.Module:
         torch.manual_seed(mesh.get_local_rank("dp"))
@@ -202,7 +210,9 @@ def only_the_last_micro_batch() -> dict[str, Any]:
     class Last(Accumulated):
         def forward(self, x: Tensor) -> Tensor:
             losses = [self.mlp(part).square().mean() for part in x.chunk(self.count)]
-            return (sum(one.detach() for one in losses[:-1]) + losses[-1]) / self.count  # fault: only_the_last_micro_batch
+            return (
+                sum(one.detach() for one in losses[:-1]) + losses[-1]
+            ) / self.count  # fault: only_the_last_micro_batch
 
     def parallelize(model: Accumulated, mesh: Any) -> nn.Module:
         model.__class__ = Last
@@ -223,7 +233,7 @@ def only_the_first_micro_batch_is_reduced() -> dict[str, Any]:
 
             def forward(self, x: Tensor) -> Tensor:
                 first, last = x.chunk(2)
-                plain = {name: one for name, one in self.mlp.named_parameters()}
+                plain = dict(self.mlp.named_parameters())
                 synced = {name: Averaged.apply(one, group) for name, one in plain.items()}
                 a = torch.func.functional_call(self.mlp, synced, (first,)).square().mean()
                 return (a + self.mlp(last).square().mean()) / 2  # fault: only_the_first_micro_batch_is_reduced
@@ -252,7 +262,9 @@ def gradients_reduced_in_bfloat16() -> dict[str, Any]:
         group, size = mesh.get_group("dp"), mesh["dp"].size()
         for parameter in model.parameters():
             parameter.register_hook(
-                lambda grad: layers.summed(grad.bfloat16(), group).float() / size  # fault: gradients_reduced_in_bfloat16
+                lambda grad: (
+                    layers.summed(grad.bfloat16(), group).float() / size
+                )  # fault: gradients_reduced_in_bfloat16
             )
         return model
 

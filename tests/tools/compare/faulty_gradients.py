@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as dist_nn
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -36,7 +36,9 @@ def shared_kv_without_sum_in_backward() -> dict[str, Any]:
     class Bare(plans.KeptSharedKv):
         def forward(self, x: Tensor) -> Tensor:
             q = models.heads_of(self.q(x), self.head)
-            k, v = (models.heads_of(y, self.head) for y in self.kv(x).chunk(2, -1))  # fault: shared_kv_without_sum_in_backward
+            k, v = (
+                models.heads_of(y, self.head) for y in self.kv(x).chunk(2, -1)
+            )  # fault: shared_kv_without_sum_in_backward
             return self.proj(models.merged(models.attend(q, k, v)))
 
     return by_hand(models.SharedKv, Bare, batch=models.sequences)
@@ -106,7 +108,13 @@ class Sequence(plans.SequenceNormMlp):
                 reduce(name, parameter)
 
 
-@faulty("layer norm under sequence parallelism", "last", "missing", "NVIDIA/Megatron-LM#1446", op="native_layer_norm_backward|layer_norm")
+@faulty(
+    "layer norm under sequence parallelism",
+    "last",
+    "missing",
+    "NVIDIA/Megatron-LM#1446",
+    op="native_layer_norm_backward|layer_norm",
+)
 def last_norm_without_sum() -> dict[str, Any]:
     def cut(model: models.NormMlp, group: Any) -> nn.Module:
         def reduce(name: str, parameter: nn.Parameter) -> None:
@@ -118,7 +126,13 @@ def last_norm_without_sum() -> dict[str, Any]:
     return by_hand(models.NormMlp, cut, batch=models.sequences)
 
 
-@faulty("layer norm under sequence parallelism", "last|norm", "missing", "NVIDIA/TransformerEngine#441", op="native_layer_norm_backward|layer_norm")
+@faulty(
+    "layer norm under sequence parallelism",
+    "last|norm",
+    "missing",
+    "NVIDIA/TransformerEngine#441",
+    op="native_layer_norm_backward|layer_norm",
+)
 def norms_without_sum_on_four() -> dict[str, Any]:
     def cut(model: models.NormMlp, group: Any) -> nn.Module:
         return Sequence(model, group, lambda name, parameter: None)  # fault: norms_without_sum_on_four
@@ -137,7 +151,9 @@ def norms_averaged() -> dict[str, Any]:
     return by_hand(models.NormMlp, cut, batch=models.sequences)
 
 
-@faulty("layer norm under sequence parallelism", "mlp.fc2.bias|mlp.fc2", "missing", "NVIDIA/Megatron-LM#236", op="add|sum")
+@faulty(
+    "layer norm under sequence parallelism", "mlp.fc2.bias|mlp.fc2", "missing", "NVIDIA/Megatron-LM#236", op="add|sum"
+)
 def row_bias_without_sum() -> dict[str, Any]:
     def cut(model: models.NormMlp, group: Any) -> nn.Module:
         cut = plans.SequenceNormMlp(model, group)
@@ -147,7 +163,13 @@ def row_bias_without_sum() -> dict[str, Any]:
     return by_hand(models.NormMlp, cut, batch=models.sequences)
 
 
-@faulty("layer norm under sequence parallelism", "norm", "missing", "pytorch/torchtitan#2532", op="to_local|native_layer_norm_backward")
+@faulty(
+    "layer norm under sequence parallelism",
+    "norm",
+    "missing",
+    "pytorch/torchtitan#2532",
+    op="to_local|native_layer_norm_backward",
+)
 def norm_of_local_weights() -> dict[str, Any]:
     class Norm(nn.Module):
         def __init__(self, norm: nn.LayerNorm, mesh: Any) -> None:
@@ -156,7 +178,9 @@ def norm_of_local_weights() -> dict[str, Any]:
             self.bias = nn.Parameter(distribute_tensor(norm.bias.detach(), mesh, [Replicate()]))
 
         def forward(self, x: Tensor) -> Tensor:
-            return F.layer_norm(x, x.shape[-1:], self.weight.to_local(), self.bias.to_local())  # fault: norm_of_local_weights
+            return F.layer_norm(
+                x, x.shape[-1:], self.weight.to_local(), self.bias.to_local()
+            )  # fault: norm_of_local_weights
 
     def parallelize(model: models.NormMlp, mesh: Any) -> nn.Module:
         cut = plans.SequenceNormMlp(model, mesh.get_group("tp"))
@@ -179,7 +203,9 @@ class Sliced(layers.Gather):
 def gather_whose_backward_slices() -> dict[str, Any]:
     class Bare(layers.Column):
         def forward(self, x: Tensor) -> Tensor:
-            return F.linear(Sliced.apply(x, 1, self.group), self.weight, self.bias)  # fault: gather_whose_backward_slices
+            return F.linear(
+                Sliced.apply(x, 1, self.group), self.weight, self.bias
+            )  # fault: gather_whose_backward_slices
 
     def cut(model: models.NormMlp, group: Any) -> nn.Module:
         linear = model.mlp.fc1
@@ -190,7 +216,9 @@ def gather_whose_backward_slices() -> dict[str, Any]:
     return by_hand(models.NormMlp, cut, batch=models.sequences)
 
 
-@faulty("backward of a gather", "blocks.0.attn.qkv|blocks.0.attn", "missing", "lightly-ai/lightly#1531", op="all_gather")
+@faulty(
+    "backward of a gather", "blocks.0.attn.qkv|blocks.0.attn", "missing", "lightly-ai/lightly#1531", op="all_gather"
+)
 def keys_gathered_without_sum_in_backward() -> dict[str, Any]:
     class Bare(plans.ContextAttention):
         def forward(self, x: Tensor) -> Tensor:
@@ -245,7 +273,9 @@ def tied_weights_in_two_copies() -> dict[str, Any]:
     return by_hand(lambda: models.Gpt(tied=True), cut, batch=models.tokens, loss=models.as_is, steps=2)
 
 
-@faulty("all_reduce in place of reduce_scatter", "mlp.fc2", "slice", "huggingface/nanotron#46", op="all_reduce|slice|narrow")
+@faulty(
+    "all_reduce in place of reduce_scatter", "mlp.fc2", "slice", "huggingface/nanotron#46", op="all_reduce|slice|narrow"
+)
 def summed_and_cut_at_the_first_part() -> dict[str, Any]:
     class First(layers.Row):
         def forward(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from tests.tools.compare import layers, models, plans
@@ -81,7 +81,13 @@ def targets_shifted_within_the_part() -> dict[str, Any]:
     return context(Next, Local, batch=lambda: {"ids": models.tokens()["ids"]})
 
 
-@faulty("mask or softmax over the local part", "blocks.0.attn.proj|blocks.0.attn", "values", "pytorch/torchtitan#592", op="masked_fill|gt|arange")
+@faulty(
+    "mask or softmax over the local part",
+    "blocks.0.attn.proj|blocks.0.attn",
+    "values",
+    "pytorch/torchtitan#592",
+    op="masked_fill|gt|arange",
+)
 def mask_without_offset() -> dict[str, Any]:
     class Unmoved(plans.ContextAttention):
         def forward(self, x: Tensor) -> Tensor:
@@ -92,7 +98,13 @@ def mask_without_offset() -> dict[str, Any]:
     return context(models.Gpt, lambda m, g: plans.ContextGpt(m, g, Unmoved))
 
 
-@faulty("mask or softmax over the local part", "blocks.0.attn.proj|blocks.0.attn", "values", "vllm-project/vllm-omni#6841", op="_softmax|softmax|bmm|matmul")
+@faulty(
+    "mask or softmax over the local part",
+    "blocks.0.attn.proj|blocks.0.attn",
+    "values",
+    "vllm-project/vllm-omni#6841",
+    op="_softmax|softmax|bmm|matmul",
+)
 def attention_to_the_local_keys() -> dict[str, Any]:
     class Local(plans.ContextAttention):
         def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +114,13 @@ def attention_to_the_local_keys() -> dict[str, Any]:
     return context(models.Gpt, lambda m, g: plans.ContextGpt(m, g, Local))
 
 
-@faulty("all_to_all in wrong order", "blocks.0.attn.proj|blocks.0.attn", "slice", "deepspeedai/DeepSpeed#6392", op="all_to_all|transpose")
+@faulty(
+    "all_to_all in wrong order",
+    "blocks.0.attn.proj|blocks.0.attn",
+    "slice",
+    "deepspeedai/DeepSpeed#6392",
+    op="all_to_all|transpose",
+)
 def heads_come_back_in_other_order() -> dict[str, Any]:
     class Other(plans.UlyssesAttention):
         def forward(self, x: Tensor) -> Tensor:

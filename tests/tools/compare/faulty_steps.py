@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from tests.tools.compare import layers, models, plans
@@ -30,7 +30,13 @@ def cut(model: NormMlpWithoutBias, group: Any) -> None:
     plans.cut_mlp(model.mlp, group)
 
 
-@faulty("gradient clipping by the local norm", "norm|mlp.fc1|mlp.fc2", "values", "pytorch/pytorch#72548", op="clip_grad_norm_|mul_|_foreach_mul_")
+@faulty(
+    "gradient clipping by the local norm",
+    "norm|mlp.fc1|mlp.fc2",
+    "values",
+    "pytorch/pytorch#72548",
+    op="clip_grad_norm_|mul_|_foreach_mul_",
+)
 def clipped_by_the_local_norm() -> dict[str, Any]:
     class Local(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -40,7 +46,9 @@ def clipped_by_the_local_norm() -> dict[str, Any]:
     return by_hand(NormMlpWithoutBias, cut, optimizer=lambda p: Local(p, lr=0.5))
 
 
-@faulty("gradient clipping by the local norm", "norm|mlp.fc1|mlp.fc2", "values", "NVIDIA-NeMo/RL#3788", op="all_reduce|mul_")
+@faulty(
+    "gradient clipping by the local norm", "norm|mlp.fc1|mlp.fc2", "values", "NVIDIA-NeMo/RL#3788", op="all_reduce|mul_"
+)
 def replicas_counted_in_the_norm() -> dict[str, Any]:
     class Counted(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -83,7 +91,7 @@ def shards_summed_over_replicas_too() -> dict[str, Any]:
             if isinstance(parameters_of(self)[0].grad, torch.distributed.tensor.DTensor):
                 dist.all_reduce(total)  # type: ignore[arg-type] # fault: shards_summed_over_replicas_too
             for parameter in parameters_of(self):
-                getattr(parameter.grad, "_local_tensor", parameter.grad).mul_(0.05 / total.sqrt())  # type: ignore
+                getattr(parameter.grad, "_local_tensor", parameter.grad).mul_(0.05 / total.sqrt())  # type: ignore[union-attr]
             return super().step(closure)
 
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
@@ -96,7 +104,13 @@ def shards_summed_over_replicas_too() -> dict[str, Any]:
     return given | {"optimizer": lambda p: Over(p, lr=0.5)}
 
 
-@faulty("optimizer step wrong on one rank", "fc2.bias|fc2", "replicas", "NVIDIA-NeMo/Automodel#2995", op="add_|_foreach_add_|step")
+@faulty(
+    "optimizer step wrong on one rank",
+    "fc2.bias|fc2",
+    "replicas",
+    "NVIDIA-NeMo/Automodel#2995",
+    op="add_|_foreach_add_|step",
+)
 def step_skipped_on_one_rank() -> dict[str, Any]:
     class Skipped(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
@@ -113,7 +127,13 @@ def step_skipped_on_one_rank() -> dict[str, Any]:
     return data(models.Mlp, parallelize, optimizer=lambda p: Skipped(p, lr=0.1))
 
 
-@faulty("optimizer step wrong on one rank", "fc1|fc2", "values", "NVIDIA/Megatron-LM#5974", op="step|addcdiv_|_foreach_addcdiv_|lerp_")
+@faulty(
+    "optimizer step wrong on one rank",
+    "fc1|fc2",
+    "values",
+    "NVIDIA/Megatron-LM#5974",
+    op="step|addcdiv_|_foreach_addcdiv_|lerp_",
+)
 def adam_with_a_step_too_many() -> dict[str, Any]:
     def adam(parameters: Any) -> torch.optim.Optimizer:
         kept = list(parameters)
@@ -195,7 +215,9 @@ def gradients_of_the_step_before() -> dict[str, Any]:
             for parameter in parameters_of(self):
                 if hasattr(parameter, "late"):
                     now = parameter.grad.clone()  # type: ignore[union-attr]
-                    parameter.grad = parameter.late if parameter.late is not None else now  # fault: gradients_of_the_step_before
+                    parameter.grad = (
+                        parameter.late if parameter.late is not None else now
+                    )  # fault: gradients_of_the_step_before
                     parameter.late = now
             return super().step(closure)
 
@@ -213,6 +235,8 @@ def tied_head_copied_at_the_start() -> dict[str, Any]:
         def __init__(self, whole: models.Gpt, group: Any) -> None:
             super().__init__(whole, group)
             del self.head.weight
-            self.head.register_buffer("weight", self.emb.weight.detach().clone())  # fault: tied_head_copied_at_the_start
+            self.head.register_buffer(
+                "weight", self.emb.weight.detach().clone()
+            )  # fault: tied_head_copied_at_the_start
 
     return by_hand(lambda: models.Gpt(tied=True), Copied, batch=models.tokens, loss=models.as_is, steps=2)

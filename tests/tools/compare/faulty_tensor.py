@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -71,9 +71,7 @@ def experts_without_sum() -> dict[str, Any]:
                 out = out + gate * (F.gelu(x @ self.w1[at]) @ self.w2[at])  # fault: experts_without_sum
             return out
 
-    return by_hand(
-        lambda: models.Residual(models.Experts()), lambda m, g: setattr(m, "inner", Unsummed(m.inner, g))
-    )
+    return by_hand(lambda: models.Residual(models.Experts()), lambda m, g: setattr(m, "inner", Unsummed(m.inner, g)))
 
 
 @faulty("missing all_reduce in forward", "attn.proj", "missing", "sgl-project/sglang#14811", op="linear|addmm|mm")
@@ -166,7 +164,9 @@ def row_slices_in_other_order() -> dict[str, Any]:
         def __init__(self, linear: nn.Linear, group: Any) -> None:
             super().__init__(linear, group)
             rank, size = layers.place(group)
-            self.weight = layers.whole(linear.weight.chunk(size, 1)[size - 1 - rank])  # fault: row_slices_in_other_order
+            self.weight = layers.whole(
+                linear.weight.chunk(size, 1)[size - 1 - rank]
+            )  # fault: row_slices_in_other_order
 
     return mlp_with(Reversed)
 
@@ -211,7 +211,9 @@ def norm_over_the_local_width() -> dict[str, Any]:
             self.weight = layers.shard(norm.weight, 0, group)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.weight  # fault: norm_over_the_local_width
+            return (
+                x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.weight
+            )  # fault: norm_over_the_local_width
 
     def cut(model: Model, group: Any) -> None:
         plans.cut_mlp(model, group)  # type: ignore[arg-type]
@@ -220,7 +222,9 @@ def norm_over_the_local_width() -> dict[str, Any]:
     return by_hand(Model, cut)
 
 
-@faulty("softmax over the local part", "loss", "missing", "bigscience-workshop/Megatron-DeepSpeed#394", op="sum|exp|log")
+@faulty(
+    "softmax over the local part", "loss", "missing", "bigscience-workshop/Megatron-DeepSpeed#394", op="sum|exp|log"
+)
 def cross_entropy_over_the_local_vocabulary() -> dict[str, Any]:
     class Local(plans.VocabGpt):
         def forward(self, ids: Tensor, target: Tensor) -> Tensor:

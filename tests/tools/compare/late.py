@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -21,7 +21,11 @@ class Grouped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.kv, self.proj = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.q, self.kv, self.proj = (
+            nn.Linear(8, 8, bias=False),
+            nn.Linear(8, 8, bias=False),
+            nn.Linear(8, 8, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q = models.heads_of(self.q(x), 2)
@@ -79,7 +83,9 @@ def equal_noise_on_each_rank() -> dict[str, Any]:
     return by_hand(noisy, lambda m, g: plans.cut_mlp(m[1], g))
 
 
-@faulty("replica not broadcast, or wrong seed", "0", "replicas", "NVIDIA/Megatron-LM#206", op="randn|normal_|add", late=True)
+@faulty(
+    "replica not broadcast, or wrong seed", "0", "replicas", "NVIDIA/Megatron-LM#206", op="randn|normal_|add", late=True
+)
 def noise_from_the_seed_of_the_rank() -> dict[str, Any]:
     def cut(model: Any, group: Any) -> None:
         model[0].seed += layers.place(group)[0]  # fault: noise_from_the_seed_of_the_rank
@@ -166,7 +172,14 @@ def parallel_loss_of_gathered_logits() -> dict[str, Any]:
     return by_hand(Plain, Twice, batch=labelled, loss=models.as_is)
 
 
-@faulty("all_to_all in wrong order", "inner", "slice", "facebookresearch/fairscale#741", op="all_to_all|transpose|einsum", late=True)
+@faulty(
+    "all_to_all in wrong order",
+    "inner",
+    "slice",
+    "facebookresearch/fairscale#741",
+    op="all_to_all|transpose|einsum",
+    late=True,
+)
 def experts_come_back_in_other_order() -> dict[str, Any]:
     class Other(plans.SentExperts):
         def forward(self, x: Tensor) -> Tensor:
@@ -175,7 +188,9 @@ def experts_come_back_in_other_order() -> dict[str, Any]:
             got = layers.Exchange.apply(x.unsqueeze(0).expand(size * here, *x.shape), 0, 1, self.group)
             done = torch.stack([F.gelu(got[at] @ self.w1[at]) @ self.w2[at] for at in range(here)])
             back = layers.Exchange.apply(done, 1, 0, self.group)
-            back = back.unflatten(0, (size, here)).transpose(0, 1).flatten(0, 1)  # fault: experts_come_back_in_other_order
+            back = (
+                back.unflatten(0, (size, here)).transpose(0, 1).flatten(0, 1)
+            )  # fault: experts_come_back_in_other_order
             return torch.einsum("e...d,...e->...d", back, gates)
 
     def parallelize(model: models.Residual, mesh: Any) -> nn.Module:
@@ -216,7 +231,14 @@ def main_gradient_never_cleared() -> dict[str, Any]:
     return data(models.Mlp, parallelize, optimizer=lambda p: Main(p, lr=0.1), steps=2)
 
 
-@faulty("accumulation that loses a part", "mlp.fc2|mlp", "small", "huggingface/accelerate#3877", op="backward|mean", late=True)
+@faulty(
+    "accumulation that loses a part",
+    "mlp.fc2|mlp",
+    "small",
+    "huggingface/accelerate#3877",
+    op="backward|mean",
+    late=True,
+)
 def micro_batches_divided_twice() -> dict[str, Any]:
     class Divided(Accumulated):
         def forward(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 
@@ -70,10 +70,11 @@ class Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.set_materialize_grads(False)
         return summed(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(_: Any, grad: Tensor | None) -> Any:
         return grad, None
 
 

@@ -1,7 +1,7 @@
 """Tiny models on one device."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 VOCAB, WIDTH, LENGTH = 16, 8, 8

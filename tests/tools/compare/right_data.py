@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -119,7 +119,7 @@ class Accumulated(nn.Module):
         self.mlp, self.count = models.Mlp(), count
 
     def forward(self, x: Tensor) -> Tensor:
-        return sum(self.mlp(part).square().mean() for part in x.chunk(self.count)) / self.count  # type: ignore
+        return sum(self.mlp(part).square().mean() for part in x.chunk(self.count)) / self.count  # type: ignore[return-value]
 
 
 @right()
