@@ -92,7 +92,7 @@ def norms_summed_without_need() -> dict[str, Any]:
         for parameter in [*model.norm.parameters(), *model.last.parameters()]:
             layers.sum_gradient(parameter, group)  # fault: norms_summed_without_need
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)
 
 
 class Sequence(plans.SequenceNormMlp):
@@ -123,7 +123,7 @@ def last_norm_without_sum() -> dict[str, Any]:
 
         return Sequence(model, group, reduce)
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)
 
 
 @faulty(
@@ -137,7 +137,7 @@ def norms_without_sum_on_four() -> dict[str, Any]:
     def cut(model: models.NormMlp, group: Any) -> nn.Module:
         return Sequence(model, group, lambda name, parameter: None)  # fault: norms_without_sum_on_four
 
-    return by_hand(models.NormMlp, cut, 4, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, 4, batch=models.sequences, loss=models.tilted)
 
 
 @faulty("layer norm under sequence parallelism", "last", "small", "EleutherAI/gpt-neox#1259", op="all_reduce")
@@ -148,7 +148,7 @@ def norms_averaged() -> dict[str, Any]:
 
         return Sequence(model, group, reduce)
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)
 
 
 @faulty(
@@ -160,7 +160,7 @@ def row_bias_without_sum() -> dict[str, Any]:
         cut.mlp.fc2.bias = layers.whole(cut.mlp.fc2.bias)  # fault: row_bias_without_sum
         return cut
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)
 
 
 @faulty(
@@ -187,7 +187,7 @@ def norm_of_local_weights() -> dict[str, Any]:
         cut.norm = Norm(model.norm, mesh["tp"])  # type: ignore[assignment]
         return cut
 
-    return by_hand(models.NormMlp, None, batch=models.sequences) | {"parallelize": parallelize}
+    return by_hand(models.NormMlp, None, batch=models.sequences, loss=models.tilted) | {"parallelize": parallelize}
 
 
 class Sliced(layers.Gather):
@@ -213,7 +213,7 @@ def gather_whose_backward_slices() -> dict[str, Any]:
         cut.mlp.fc1 = Bare(linear, group)  # type: ignore[assignment]
         return cut
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)
 
 
 @faulty(
@@ -289,4 +289,4 @@ def summed_and_cut_at_the_first_part() -> dict[str, Any]:
         cut.mlp.fc2 = First(linear, group)  # type: ignore[assignment]
         return cut
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)

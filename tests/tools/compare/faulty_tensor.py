@@ -267,7 +267,7 @@ def norm_in_bfloat16() -> dict[str, Any]:
         plans.cut_mlp(model.mlp, group)
         model.norm = Short(model.norm)  # type: ignore[assignment]
 
-    return by_hand(models.NormMlp, cut, batch=models.sequences)
+    return by_hand(models.NormMlp, cut, batch=models.sequences, loss=models.tilted)
 
 
 @faulty("wrong dim in gather", "fc1", "slice", "EleutherAI/gpt-neox#1260", op="all_gather|cat|view")

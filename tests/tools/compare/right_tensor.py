@@ -102,13 +102,15 @@ def block_by_hand_in_bfloat16() -> dict[str, Any]:
 
 @right()
 def norms_and_mlp_with_sequence_parallelism() -> dict[str, Any]:
-    return by_hand(models.NormMlp, plans.SequenceNormMlp, batch=models.sequences, steps=2)
+    return by_hand(models.NormMlp, plans.SequenceNormMlp, batch=models.sequences, loss=models.tilted, steps=2)
 
 
 @right()
 def norms_and_mlp_with_sequence_parallelism_in_bfloat16() -> dict[str, Any]:
     build = lambda: models.NormMlp().bfloat16()  # noqa: E731
-    return by_hand(build, plans.SequenceNormMlp, batch=lambda: models.sequences(dtype=torch.bfloat16))
+    return by_hand(
+        build, plans.SequenceNormMlp, batch=lambda: models.sequences(dtype=torch.bfloat16), loss=models.tilted
+    )
 
 
 @right()
@@ -166,7 +168,7 @@ def plan_with_sequence_parallelism() -> dict[str, Any]:
         "last": SequenceParallel(),
         "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
     }
-    return by_plan(models.NormMlp, plan, batch=models.sequences, loss=models.square)
+    return by_plan(models.NormMlp, plan, batch=models.sequences, loss=models.tilted)
 
 
 @right()
