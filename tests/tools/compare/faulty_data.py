@@ -97,17 +97,12 @@ def hybrid_shards_without_all_reduce() -> dict[str, Any]:
 
 @faulty("missing reduction of a gradient", "head", "missing", "pytorch/torchtitan#685", op="mm|linear|t")
 def context_without_reduction() -> dict[str, Any]:
-    class Bare(plans.ContextGpt):
-        def __init__(self, whole: models.Gpt, group: Any) -> None:
-            nn.Module.__init__(self)
-            self.group = group
-            self.emb, self.pos, self.blocks = whole.emb, whole.pos, whole.blocks
-            self.norm, self.head = whole.norm, whole.head  # fault: context_without_reduction
-            for block in self.blocks:
-                block.attn = plans.ContextAttention(block.attn, group)
-
     def parallelize(model: models.Gpt, mesh: Any) -> nn.Module:
-        return Bare(model, mesh.get_group("cp"))
+        return plans.ContextGpt(
+            model,
+            mesh.get_group("cp"),
+            reduce=lambda parameter, group: None,  # fault: context_without_reduction
+        )
 
     return data(models.Gpt, parallelize, mesh={"cp": 2}, batch=models.tokens, loss=models.as_is)
 

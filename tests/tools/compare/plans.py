@@ -89,7 +89,9 @@ class UlyssesAttention(ContextAttention):
 class ContextGpt(nn.Module):
     """Gpt with the sequence cut: its loss is that of the rank's own tokens."""
 
-    def __init__(self, whole: models.Gpt, group: Any, attention: Any = ContextAttention) -> None:
+    def __init__(
+        self, whole: models.Gpt, group: Any, attention: Any = ContextAttention, reduce: Any = layers.mean_gradient
+    ) -> None:
         super().__init__()
         self.group = group
         self.emb, self.pos, self.blocks, self.norm, self.head = (
@@ -98,7 +100,7 @@ class ContextGpt(nn.Module):
         for block in self.blocks:
             block.attn = attention(block.attn, group)
         for parameter in self.parameters():
-            layers.mean_gradient(parameter, group)
+            reduce(parameter, group)
 
     def forward(self, ids: Tensor, target: Tensor) -> Tensor:
         rank, size = layers.place(self.group)

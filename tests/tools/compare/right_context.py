@@ -55,6 +55,27 @@ def context_parallel_gpt_of_two_layers() -> dict[str, Any]:
     return context(lambda: models.Gpt(2), plans.ContextGpt)
 
 
+class Total(plans.ContextGpt):
+    """ContextGpt whose loss is that of all tokens, on each rank."""
+
+    def __init__(self, whole: models.Gpt, group: Any) -> None:
+        super().__init__(whole, group, reduce=layers.sum_gradient)
+
+    def forward(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(ids, target) / layers.place(self.group)[1]
+        return layers.Reduce.apply(loss, self.group)
+
+
+@right()
+def context_parallel_gpt_with_the_loss_of_all() -> dict[str, Any]:
+    return context(models.Gpt, Total, steps=2)
+
+
+@right()
+def context_parallel_gpt_with_the_loss_of_all_on_four() -> dict[str, Any]:
+    return context(models.Gpt, Total, 4)
+
+
 @right()
 def ulysses_gpt() -> dict[str, Any]:
     return context(models.Gpt, lambda m, g: plans.ContextGpt(m, g, plans.UlyssesAttention), steps=2)
