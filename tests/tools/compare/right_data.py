@@ -127,6 +127,15 @@ def ddp_with_micro_batches() -> dict[str, Any]:
     return data(lambda: Accumulated(2), ddp, loss=models.as_is, steps=2)
 
 
+@right()
+def ddp_with_micro_batches_beside_one_batch() -> dict[str, Any]:
+    def parallelize(model: Accumulated, mesh: Any) -> nn.Module:
+        model.count = 2
+        return ddp(model, mesh)
+
+    return data(lambda: Accumulated(1), parallelize, loss=models.as_is)
+
+
 class Uneven(nn.Module):
     """The loss of tokens whose target is not -100, over their number in the whole batch."""
 

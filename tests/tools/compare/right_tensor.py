@@ -8,6 +8,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -166,7 +167,13 @@ def plan_with_sequence_parallelism() -> dict[str, Any]:
         "mlp.fc1": ColwiseParallel(),
         "mlp.fc2": RowwiseParallel(output_layouts=Shard(1)),
         "last": SequenceParallel(),
-        "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
+        "": PrepareModuleInputOutput(
+            input_layouts=Replicate(),
+            desired_input_layouts=Shard(1),
+            use_local_input=True,
+            output_layouts=Shard(1),
+            desired_output_layouts=Replicate(),
+        ),
     }
     return by_plan(models.NormMlp, plan, batch=models.sequences, loss=models.tilted)
 
