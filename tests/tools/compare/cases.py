@@ -35,7 +35,7 @@ class Case:
 
     kind    class of the fault
     module  the module, or the parameter, whose values go wrong first; several, with "|" between them, if each may be named
-    word    a key of WORDS: what a verdict should tell
+    word    a key of WORDS: what a verdict should tell; several, with "|" between them, if each is right
     op      an operation by which an explanation may name the place, where it cannot name the line
     source  where the pattern was reported: repository#number, or a paper
     """

@@ -13,7 +13,7 @@ from tests.tools.compare.cases import faulty
 from tests.tools.compare.right_data import Accumulated, Uneven, data, ddp, hooked, uneven
 
 
-@faulty("gradient scaled by n", "fc2", "large", "arXiv 2506.09280", op="all_reduce")
+@faulty("gradient scaled by n", "fc2|fc1", "large", "arXiv 2506.09280", op="all_reduce")
 def gradients_summed() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         for parameter in model.parameters():
@@ -23,7 +23,7 @@ def gradients_summed() -> dict[str, Any]:
     return data(models.Mlp, parallelize)
 
 
-@faulty("gradient scaled by n", "fc2", "small", "deepspeedai/DeepSpeed#4957", op="div|mul|all_reduce")
+@faulty("gradient scaled by n", "fc2|fc1", "small", "deepspeedai/DeepSpeed#4957", op="div|mul|all_reduce")
 def gradients_divided_twice() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         for parameter in model.parameters():
@@ -33,7 +33,7 @@ def gradients_divided_twice() -> dict[str, Any]:
     return data(models.Mlp, parallelize)
 
 
-@faulty("gradient scaled by n", "fc2", "small", "meta-pytorch/torchtune#2420", op="div|mul|all_reduce")
+@faulty("gradient scaled by n", "fc2|fc1", "small", "meta-pytorch/torchtune#2420", op="div|mul|all_reduce")
 def gradients_divided_by_the_world() -> dict[str, Any]:
     def parallelize(model: models.Mlp, mesh: Any) -> nn.Module:
         plans.cut_mlp(model, mesh.get_group("tp"))
@@ -48,7 +48,7 @@ def gradients_divided_by_the_world() -> dict[str, Any]:
 
 
 @faulty(
-    "gradient scaled by n", "fc2", "large", "pytorch/pytorch#155903", op="reduce_scatter|set_gradient_divide_factor"
+    "gradient scaled by n", "fc2|fc1", "large", "pytorch/pytorch#155903", op="reduce_scatter|set_gradient_divide_factor"
 )
 def shards_with_another_divisor() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
@@ -86,7 +86,9 @@ def last_bucket_not_reduced() -> dict[str, Any]:
     return data(models.Mlp, parallelize)
 
 
-@faulty("missing reduction of a gradient", "fc2", "missing", "pytorch/pytorch#125484", op="reduce_scatter|fully_shard")
+@faulty(
+    "missing reduction of a gradient", "fc2|fc1", "missing", "pytorch/pytorch#125484", op="reduce_scatter|fully_shard"
+)
 def hybrid_shards_without_all_reduce() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         return fully_shard(model, mesh=mesh["shard"])  # fault: hybrid_shards_without_all_reduce
@@ -107,7 +109,7 @@ def context_without_reduction() -> dict[str, Any]:
     return data(models.Gpt, parallelize, mesh={"cp": 2}, batch=models.tokens, loss=models.as_is)
 
 
-@faulty("wrong group", "fc2", "group", "facebookresearch/fairscale#1189", op="all_reduce")
+@faulty("wrong group", "fc2|fc1", "group", "facebookresearch/fairscale#1189", op="all_reduce")
 def gradients_averaged_over_the_other_axis() -> dict[str, Any]:
     def parallelize(model: models.Mlp, mesh: Any) -> nn.Module:
         plans.cut_mlp(model, mesh.get_group("tp"))
@@ -251,7 +253,7 @@ class Averaged(torch.autograd.Function):
         return layers.summed(grad, ctx.group) / layers.place(ctx.group)[1], None
 
 
-@faulty("dtype lost", "fc2", "dtype", "NVIDIA/Megatron-LM#6624", op="all_reduce|_to_copy|to")
+@faulty("dtype lost", "fc2|fc1", "dtype", "NVIDIA/Megatron-LM#6624", op="all_reduce|_to_copy|to")
 def gradients_reduced_in_bfloat16() -> dict[str, Any]:
     def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
         group, size = mesh.get_group("dp"), mesh["dp"].size()

@@ -85,7 +85,7 @@ def shared_kv_summed_twice_in_backward() -> dict[str, Any]:
     return by_hand(models.SharedKv, Twice, batch=models.sequences)
 
 
-@faulty("gradient scaled by n", "last", "large", "inclusionAI/AReno#496", op="all_reduce")
+@faulty("gradient scaled by n", "last|norm", "large", "inclusionAI/AReno#496", op="all_reduce")
 def norms_summed_without_need() -> dict[str, Any]:
     def cut(model: models.NormMlp, group: Any) -> None:
         plans.cut_mlp(model.mlp, group)
@@ -140,7 +140,7 @@ def norms_without_sum_on_four() -> dict[str, Any]:
     return by_hand(models.NormMlp, cut, 4, batch=models.sequences, loss=models.tilted)
 
 
-@faulty("layer norm under sequence parallelism", "last", "small", "EleutherAI/gpt-neox#1259", op="all_reduce")
+@faulty("layer norm under sequence parallelism", "last|norm", "small", "EleutherAI/gpt-neox#1259", op="all_reduce")
 def norms_averaged() -> dict[str, Any]:
     def cut(model: models.NormMlp, group: Any) -> nn.Module:
         def reduce(name: str, parameter: nn.Parameter) -> None:

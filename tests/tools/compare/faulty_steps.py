@@ -47,7 +47,11 @@ def clipped_by_the_local_norm() -> dict[str, Any]:
 
 
 @faulty(
-    "gradient clipping by the local norm", "norm|mlp.fc1|mlp.fc2", "values", "NVIDIA-NeMo/RL#3788", op="all_reduce|mul_"
+    "gradient clipping by the local norm",
+    "norm1|norm2|attn.qkv|attn.proj|mlp.fc1|mlp.fc2",
+    "values",
+    "NVIDIA-NeMo/RL#3788",
+    op="all_reduce|mul_",
 )
 def replicas_counted_in_the_norm() -> dict[str, Any]:
     class Counted(torch.optim.SGD):
@@ -153,7 +157,13 @@ def adam_with_a_step_too_many() -> dict[str, Any]:
     return data(models.Mlp, parallelize, optimizer=adam, steps=2)
 
 
-@faulty("optimizer step wrong on one rank", "fc2", "stale", "deepspeedai/DeepSpeed#545", op="broadcast|all_gather|step")
+@faulty(
+    "optimizer step wrong on one rank",
+    "fc2",
+    "stale|replicas",
+    "deepspeedai/DeepSpeed#545",
+    op="broadcast|all_gather|step",
+)
 def last_partition_not_gathered() -> dict[str, Any]:
     class Partitioned(torch.optim.SGD):
         """Each rank steps its own parameters, and sends them to the others."""
@@ -229,7 +239,7 @@ def gradients_of_the_step_before() -> dict[str, Any]:
     return data(models.Mlp, parallelize, optimizer=lambda p: Early(p, lr=0.1), steps=3)
 
 
-@faulty("stale values", "head", "stale", "uw-syfi/piper#13", op="mm|linear")
+@faulty("stale values", "emb|head", "stale|values", "uw-syfi/piper#13", op="mm|linear")
 def tied_head_copied_at_the_start() -> dict[str, Any]:
     class Copied(plans.VocabGpt):
         def __init__(self, whole: models.Gpt, group: Any) -> None:

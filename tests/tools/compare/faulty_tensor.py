@@ -109,7 +109,7 @@ def row_bias_before_sum_on_four() -> dict[str, Any]:
     return mlp_with(Before) | {"build": models.Mlp, "mesh": {"tp": 4}}
 
 
-@faulty("replicated term added by each rank", "last", "counted", "pytorch/torchtitan#2106", op="add")
+@faulty("replicated term added by each rank", "last", "counted|missing", "pytorch/torchtitan#2106", op="add")
 def residual_before_sum() -> dict[str, Any]:
     class Late(nn.Module):
         def __init__(self, whole: models.Residual, group: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from tests.tools.compare import layers, models, plans
 from tests.tools.compare.cases import faulty, right
@@ -263,6 +264,36 @@ def loss_times_ranks_and_summed() -> dict[str, Any]:
         return ddp(model, mesh)
 
     return data(Uneven, parallelize, batch=uneven, loss=models.as_is)
+
+
+class Recomputed(nn.Module):
+    """An mlp and an activation, computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp, self.last = models.Mlp(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(lambda y: F.gelu(self.mlp(y)), x, use_reentrant=False))
+
+
+@faulty("wrong group", "mlp.fc2|mlp", "group", "NVIDIA/Megatron-LM#7452", op="all_reduce", late=True)
+def recomputed_with_another_group() -> dict[str, Any]:
+    class Again(layers.Row):
+        def forward(self, x: Tensor) -> Tensor:
+            group = self.groups.pop(0)
+            self.groups.append(group)
+            return (
+                layers.Reduce.apply(F.linear(x, self.weight), group) + self.bias
+            )  # fault: recomputed_with_another_group
+
+    def parallelize(model: Recomputed, mesh: Any) -> nn.Module:
+        row = Again(model.mlp.fc2, mesh.get_group("tp"))
+        row.groups = [mesh.get_group("tp"), mesh.get_group("dp")]  # type: ignore[assignment]
+        model.mlp.fc1, model.mlp.fc2 = layers.Column(model.mlp.fc1, mesh.get_group("tp")), row  # type: ignore[assignment]
+        return hooked(model, mesh)
+
+    return data(Recomputed, parallelize, mesh={"dp": 2, "tp": 2})
 
 
 @right(late=True)

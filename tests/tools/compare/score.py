@@ -51,9 +51,11 @@ class Answer:
 
     @property
     def line(self) -> bool:
-        named = any(re.search(rf"{re.escape(place)}(?!\d)", self.text) for place in self.case.places)
-        op = self.case.op
-        return self.alarm and (named or bool(op and re.search(rf"\b{op}\b", self.text)))
+        """A line of the faulty statement is named, or the call that goes wrong first is one of its operations."""
+        if any(re.search(rf"{re.escape(place)}(?!\d)", self.text) for place in self.case.places):
+            return self.alarm
+        call = re.search(r"^ *\|? *call\s+(\w+)", self.text, re.MULTILINE)
+        return self.alarm and call is not None and call.group(1) in self.case.op.split("|")
 
     @property
     def because(self) -> str:
@@ -63,9 +65,12 @@ class Answer:
 
     @property
     def word(self) -> bool:
-        if self.case.word == "values":  # no cause that is not there may be claimed
-            return self.alarm and not any(re.search(said, self.because) for said in SAID.values())
-        return self.alarm and re.search(SAID[self.case.word], self.because) is not None
+        return self.alarm and any(map(self.says, self.case.word.split("|")))
+
+    def says(self, word: str) -> bool:
+        if word == "values":  # no cause that is not there may be claimed
+            return not any(re.search(said, self.because) for said in SAID.values())
+        return re.search(SAID[word], self.because) is not None
 
     @property
     def complaint(self) -> str:

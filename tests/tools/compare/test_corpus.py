@@ -28,7 +28,7 @@ def test_there_are_sixty_faulty_programs_of_fifteen_classes_and_sixty_right_ones
 
 def test_each_faulty_program_is_labelled_and_cited():
     for case in FAULTY:
-        assert case.module and case.word in WORDS and case.places, case.name
+        assert case.module and set(case.word.split("|")) <= set(WORDS) and case.places, case.name
         assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+|arXiv \d{4}\.\d{5}", case.source), case.name
 
 
