@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import run
-from localtensor.testing.compare.watch import Watch
+from localtensor.testing.compare.watch import Watch, declared_dtype
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -110,7 +110,7 @@ def on_ranks(program: Program, start: Start, deep: str | None = None) -> tuple[W
         parallel = program.parallelize(model, mesh)
         model = parallel if isinstance(parallel, nn.Module) else model
         coordinates = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-        watch = Watch(deep=deep)
+        watch = Watch(deep=deep, declared=declared_dtype(model))
         _train(program, model, [part_of(program, batch, coordinates) for batch in start.batches], watch)
         return watch
 

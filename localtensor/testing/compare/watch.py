@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -61,7 +62,8 @@ class Watch:
     notes: list[str] = field(default_factory=list)
     step: int = 0
     deep: str | None = None  # the module whose single calls of torch are seen as well
-    _calls: Counter[tuple[int, str]] = field(default_factory=Counter)
+    declared: torch.dtype | None = None  # in which a model of mixed precision says that it computes
+    calls: Counter[tuple[int, str]] = field(default_factory=Counter)
     _forward: bool = False
 
     def add(
@@ -106,7 +108,7 @@ class Watch:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._forward:
                 return
-            call = self._calls[self.step, name]
+            call = self.calls[self.step, name]
             place = place_of_frame(sys._getframe(1))
             for leaf, x in enumerate(tree_leaves((args, kwargs))):
                 self._add_with_gradient("input", name, x, call, leaf, place)
@@ -119,8 +121,8 @@ class Watch:
                 return
             while modes:
                 modes.pop().__exit__(None, None, None)
-            call = self._calls[self.step, name]
-            self._calls[self.step, name] += 1
+            call = self.calls[self.step, name]
+            self.calls[self.step, name] += 1
             place = place_of_frame(sys._getframe(1))
             for leaf, x in enumerate(tree_leaves(output)):
                 self._add_with_gradient("output", name, x, call, leaf, place)
@@ -133,9 +135,12 @@ class Watch:
             x.register_hook(lambda grad: self.add("gradient of the output", name, grad, call, leaf, place))
 
     def parameters(self, model: nn.Module, kind: str) -> None:
-        """Keeps all parameters, or their gradients, under `kind`."""
+        """Keeps all parameters, or their gradients, under `kind`; buffers with the first parameters."""
         for name, parameter in model.named_parameters():
             self.add(kind, plain_name(name), parameter.grad if kind == "gradient" else parameter)
+        if kind == "parameter":
+            for name, buffer in model.named_buffers():
+                self.add("buffer", plain_name(name), buffer)
 
 
 class _Calls(TorchFunctionMode):
@@ -163,6 +168,16 @@ def plain_name(name: str) -> str:
     'layers.0.up.weight'
     """
     return _WRAPPERS.sub("", name).removeprefix(".")
+
+
+def declared_dtype(model: nn.Module) -> torch.dtype | None:
+    """The dtype of less precision in which FSDP2 computes, by the policy that a module was given; None without one."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
+            if policy is not None and policy.param_dtype is not None and policy.param_dtype.itemsize < 4:
+                return policy.param_dtype  # type: ignore[no-any-return]
+    return None
 
 
 def _transparent() -> tuple[type[nn.Module], ...]:

@@ -130,7 +130,7 @@ def test_layers_by_hand_need_no_annotation():
     (lambda model, mesh: None, {"dp": 2}, "gradient of 0.norm.weight", "an all_reduce of the gradient over dp is missing"),
     (by_hand(rows={"reduced": False}), {"tp": 2}, "output of 0.down", "an all_reduce over tp is missing"),
     (by_hand(rows={"early": True}), {"tp": 2}, "output of 0.down", "0.down.bias is added 2 times, once by each rank along tp"),
-    (by_hand(columns={"first": 1}), {"tp": 2}, "parameter of 0.up.weight", "ranks hold each other's slices"),
+    (by_hand(columns={"first": 1}), {"tp": 2}, "parameter of 0.up.weight", "the wrong slice: rank 1 holds that of rank 0"),
     (by_hand(columns={"copied": False}), {"tp": 2}, "gradient of", "missing"),
 ], ids=["no DDP", "no all_reduce", "bias by each rank", "slices", "no gradient of the input"])  # fmt: skip
 def test_faults_are_named(parallelize, mesh, at, because):
