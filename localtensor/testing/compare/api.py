@@ -16,12 +16,15 @@ from localtensor.testing.compare import programs
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.watch import Watch
 
+MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence shows
+
 
 @dataclass(frozen=True)
 class Comparison:
     """What was compared, and with which layout; what was not, and why; the first divergence, or None.
 
-    `layouts` gives each observation's layout, such as "S(0), R", by its name.  `notes` say what was changed for the
+    `layouts` gives each observation's layout, such as "S(0), R", by its name.  `collectives` are those of the first rank, by
+    line.  `notes` say what was changed for the
     comparison (dropout that was switched off).
     """
 
@@ -30,6 +33,7 @@ class Comparison:
     not_compared: Mapping[str, str]
     divergence: Divergence | None
     call: str | None
+    collectives: tuple[str, ...]
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -46,6 +50,9 @@ class Comparison:
                 lines.append(f"  assembles as {d.layout}")
             last = list(self.layouts.items())[-1:]
             lines += [f"  right before it: {name} as {layout}" for name, layout in last]
+            lines += [f"  calls     {one}" for one in self.collectives[:MOST_COLLECTIVES]]
+            more = len(self.collectives) - MOST_COLLECTIVES
+            lines += [f"            and {more} more lines"] if more > 0 else []
         else:
             lines.append(f"compare on {mesh}: the parallel program computes what one device computes")
         lines.append(f"  compared  {len(self.layouts)} values; not compared: {len(self.not_compared)}")
@@ -98,7 +105,7 @@ def compare(
     _check(mesh, axes, steps)
     program = programs.Program(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
     start = programs.start_of(program)
-    findings = _judge(program, start, None)
+    findings, calls = _judge(program, start, None)
     call = _first_call(program, start, findings)
     done = Comparison(
         dict(mesh),
@@ -106,6 +113,7 @@ def compare(
         {str(key): why for key, why in findings.not_compared.items()},
         findings.divergence,
         call,
+        calls,
         tuple(f"dropout of {name} is off" for name in start.dropouts),
     )
     if findings.divergence is not None:
@@ -163,7 +171,7 @@ def compare_functions(
     return compare(lambda: _Function(reference), made_parallel, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed)
 
 
-def _judge(program: programs.Program, start: programs.Start, deep: str | None) -> Findings:
+def _judge(program: programs.Program, start: programs.Start, deep: str | None) -> tuple[Findings, tuple[str, ...]]:
     same = lambda x: x  # noqa: E731
     reference = programs.on_one_device(program, start, same, deep)
     again = programs.on_one_device(program, start, same, deep)
@@ -173,7 +181,8 @@ def _judge(program: programs.Program, start: programs.Start, deep: str | None) -
         for vary in (programs.in_double, programs.with_noise(1), programs.with_noise(2))
     )
     ranks = programs.on_ranks(program, start, deep)
-    return first_divergence(Sides(reference, variants, ranks, program.mesh, program.batch_axes))
+    sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
+    return first_divergence(sides), programs.collective_lines(program, ranks.calls)
 
 
 def _first_call(program: programs.Program, start: programs.Start, findings: Findings) -> str | None:
@@ -182,7 +191,7 @@ def _first_call(program: programs.Program, start: programs.Start, findings: Find
     if found is None or found.key.kind not in ("input", "output"):
         return None
     module = found.key.name if found.key.kind == "output" else found.key.name.rpartition(".")[0]
-    again = _judge(program, start, module)
+    again, _ = _judge(program, start, module)
     inner = again.divergence
     if inner is None or not inner.key.kind.startswith("call of"):
         return None

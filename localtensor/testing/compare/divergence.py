@@ -112,6 +112,9 @@ def first_divergence(sides: Sides) -> Findings:
             findings.layouts[key] = layout
             suspects.pop((key.step, key.name), None) if key.kind == "parameter after the step" else None
             continue
+        if sides.calls(key)[0] > 1 and sides.batch_axes:
+            findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
+            continue
         found = _divergence(sides, findings, key, there, layout, problem)
         if (
             found.what == problem

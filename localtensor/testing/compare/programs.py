@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from localtensor._util.events import Call
 from localtensor.layout.tolerance import DOUBLE_OF
-from localtensor.runner.api import run
+from localtensor.runner.api import Run, run
 from localtensor.testing.compare.watch import Watch, declared_dtype
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
@@ -96,8 +98,8 @@ def on_one_device(program: Program, start: Start, vary: Callable[[Tensor], Tenso
     return watch
 
 
-def on_ranks(program: Program, start: Start, deep: str | None = None) -> tuple[Watch, ...]:
-    """The parallel run on rank threads: what each rank computed."""
+def on_ranks(program: Program, start: Start, deep: str | None = None) -> Run:
+    """The parallel run on rank threads: the `Watch` of each rank, and the calls of collectives."""
     names = tuple(program.mesh)
 
     def rank_body() -> Watch:
@@ -114,7 +116,30 @@ def on_ranks(program: Program, start: Start, deep: str | None = None) -> tuple[W
         _train(program, model, [part_of(program, batch, coordinates) for batch in start.batches], watch)
         return watch
 
-    return tuple(run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore"))
+    return run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore")
+
+
+def collective_lines(program: Program, calls: Sequence[Call]) -> tuple[str, ...]:
+    """The collectives of the first rank by the user's line, in the order of their first call.
+
+    >>> from localtensor._util.events import Place
+    >>> call = Call(0, "all_reduce", "1", (0, 2), 0, op="sum", place=Place("train.py", 31, "step"))
+    >>> dp = Program(None, None, None, {"dp": 2, "tp": 2}, None, None, 1, (), 0)
+    >>> collective_lines(dp, [call, call])
+    ('all_reduce sum over dp, train.py:31 in step, 2 times',)
+    """
+    ranks = torch.arange(program.ranks).reshape(program.sizes)
+    axes = {
+        tuple(ranks.movedim(i, 0).reshape(program.sizes[i], -1)[:, 0].tolist()): name
+        for i, name in enumerate(program.mesh)
+    }
+    seen = Counter(
+        (call.kind, call.op, call.group, call.place) for call in calls if call.rank == 0 and call.place is not None
+    )
+    return tuple(
+        f"{kind}{f' {op}' if op else ''} over {axes.get(group, f'ranks {group}')}, {place}{f', {n} times' if n > 1 else ''}"
+        for (kind, op, group, place), n in seen.items()
+    )
 
 
 def part_of(program: Program, batch: Any, coordinates: Mapping[str, int]) -> Any:
