@@ -21,7 +21,7 @@ def test_a_tensor_is_shown_on_one_line(value, shown):
 def test_a_tensor_whose_memory_was_freed_is_shown_too():
     freed = torch.ones(2, 3)
     freed.untyped_storage().resize_(0)
-    assert tensor_text(freed) == "memory that is not allocated, of shape (2, 3)"
+    assert tensor_text(freed) == "no values, of shape (2, 3)"
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "dtype", "said"), [
