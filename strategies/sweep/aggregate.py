@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -333,7 +334,7 @@ class RealConfirmation:
                 left[name] = [s for s in left[name] if s.instance.ranks > ranks]
                 if last.get(name) and (last[name][1].wrong or not left[name]):
                     del left[name]
-                    yield self._result(name, *last[name], suspected=name in suspected)
+                    yield self._result_or_crash(name, *last[name], suspected=name in suspected)
 
     def _confirmed(self, candidate: Candidate, suspected: bool) -> tuple[Candidate, Confirmation]:
         """The candidate and what real processes make of it; if only a second call raises there, the program of both."""
@@ -353,6 +354,19 @@ class RealConfirmation:
                 return Confirmation("", f"no such program: {error}")
             return self._real_runs.confirm_program(candidate.program)
         return self._real_runs.confirm(case_of(candidate.instance, self._seed))
+
+    def _result_or_crash(
+        self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool
+    ) -> RuleOutcome:
+        """The result; if it cannot be described, that is a crash of this case, and the others go on."""
+        try:
+            return self._result(name, candidate, outcome, suspected=suspected)
+        except Exception as error:  # why: hours of work must not end with one case; it is listed with its traceback
+            sample = candidate.instance.sample
+            call = f"{sample.op}({', '.join(sample.arguments())})"
+            return RuleOutcome(
+                name, None, Crash(sample.op, call, f"{type(error).__name__}: {error}", traceback.format_exc())
+            )
 
     def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
         sample = candidate.instance.sample

@@ -26,7 +26,11 @@ def tensor_text(x: object, most: int = 24) -> str:
     """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
     if not isinstance(x, Tensor):
         return repr(x)
-    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
+    try:
+        values = x.detach().flatten()[:most].tolist()
+    except RuntimeError:  # its memory was freed, or it never had any
+        return f"no values, of shape {tuple(x.shape)}"
+    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in values]
     return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
 
 

@@ -58,6 +58,20 @@ def test_the_evidence_of_the_probe_stands_in_where_the_real_run_shows_no_values(
     assert (only.finding.got, only.finding.want) == ("[1]", "[2]")
 
 
+def test_a_case_that_cannot_be_described_is_a_crash_and_the_others_go_on(monkeypatch):
+    script = confirmation.case_script
+
+    def broken(case, *more):
+        if case.ranks == 2:
+            raise ZeroDivisionError("planted")
+        return script(case, *more)
+
+    monkeypatch.setattr(confirmation, "case_script", broken)
+    (first, second), _ = settled({"a": [suspect()], "b": [suspect(ranks=3)]}, WRONG, WRONG)
+    assert first.finding is None and first.crash.error == "ZeroDivisionError: planted" and "broken" in first.crash.trace
+    assert second.finding.verdict is Verdict.UNSOUND
+
+
 def test_cases_are_tried_in_turn_until_one_goes_wrong():
     ((only,), asked) = settled({"a": [suspect(columns=n) for n in (2, 3, 4, 5)]}, RIGHT, WRONG)
     assert (only.finding.elements, asked) == (12, [(2, 8), (2, 12)])

@@ -18,6 +18,12 @@ def test_a_tensor_is_shown_on_one_line(value, shown):
     assert tensor_text(value) == shown
 
 
+def test_a_tensor_whose_memory_was_freed_is_shown_too():
+    freed = torch.ones(2, 3)
+    freed.untyped_storage().resize_(0)
+    assert tensor_text(freed) == "no values, of shape (2, 3)"
+
+
 @pytest.mark.parametrize(("inputs", "outputs", "dtype", "said"), [
     ("P(sum)", "P(sum)", torch.bool, "P(sum) of torch.bool"), ("P(max)", "P(max)", torch.bool, ""),
     ("S(0)", "P(sum)", torch.bool, ""), ("S(0)", "P(product)", torch.complex64, "P(product) of torch.complex64"),
