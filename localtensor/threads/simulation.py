@@ -193,7 +193,7 @@ class Simulation:
         return ticket
 
     def _is_cut_off(self, part: Contribution) -> bool:
-        """Whether a fault on purpose lets this call reach nobody: then the wait for it raises."""
+        """Whether a fault on purpose lets this call reach no rank: then the wait for it raises."""
         return self.faults is not None and self.faults.cuts_off(part)
 
     def _post(self, part: Contribution) -> Ticket:

@@ -29,6 +29,7 @@ BATCH = 16
 """Tasks that an executor is given at a time: enough that the start of a child process does not count."""
 TRIES = 3
 """Attempts of a batch whose worker is lost each time."""
+_ANY_ERROR = (Exception, CancelledError, SystemExit)
 PATIENCE = 120.0
 """Seconds that a batch may take beside the limits of its tasks: to be sent, and to start a child process."""
 
@@ -86,11 +87,7 @@ class ExecutorPool:
         for _ in range(TRIES):
             try:
                 return _checked(pickling.loads(futures[at].result(limit * many + PATIENCE)), many)
-            except (
-                Exception,
-                CancelledError,
-                SystemExit,
-            ) as error:  # why: engines have errors of their own for a lost worker;
+            except _ANY_ERROR as error:  # why: engines have errors of their own for a lost worker;
                 # a crash of ours in the worker comes back as data, and `TaskLost` reports the text of anything else
                 why = "no answer in time" if isinstance(error, Late) else f"{type(error).__name__}: {error}"
             self._shut_down(wait=False)

@@ -100,7 +100,7 @@ def test_the_metadata_say_what_it_is(metadata):
     assert metadata.get_payload().startswith("# localtensor\n")
     assert "Development Status :: 3 - Alpha" in metadata.get_all("Classifier")
     wanted = {re.split(r"[^\w.-]", need)[0] for need in metadata.get_all("Requires-Dist") if "extra ==" not in need}
-    assert wanted == {"torch", "numpy", "expecttest", "setuptools", "rich", "typer", "hypothesis", "jinja2"}
+    assert wanted == {"torch", "numpy", "expecttest", "setuptools", "rich", "typer", "hypothesis", "jinja2", "tomli"}
 
 
 def test_the_command_and_the_pytest_plugin_work_from_where_the_wheel_was_put(wheel, tmp_path):

@@ -204,7 +204,7 @@ def test_a_journal_with_other_parts_is_read_or_refused(reader, tmp_path, rows):
 def test_one_line_with_other_parts_is_read_or_refused(reader, tmp_path, line):
     first = line if isinstance(line, dict) and line.get("kind") == "begin" else JOURNAL[0]
     (tmp_path / "j").write_bytes(as_lines([first, *JOURNAL[1:6], line]))
-    READERS[reader](tmp_path / "j")
+    assert READERS[reader](tmp_path / "j") in range(4)  # a code of the tool, and no exception
 
 
 @law
@@ -242,7 +242,7 @@ def test_a_baseline_is_read_or_refused(tmp_path, data):
 def test_a_topology_is_read_or_refused(tmp_path, data):
     (tmp_path / "t.json").write_bytes(data)
     with contextlib.suppress(BadTopology):
-        read_topology(tmp_path / "t.json")
+        assert read_topology(tmp_path / "t.json") == read_topology(tmp_path / "t.json")
 
 
 @law
@@ -254,7 +254,8 @@ def test_a_cached_verdict_is_read_or_as_if_absent(tmp_path, said, form):
     (tmp_path / f"{name}.json").write_text(json.dumps(body))
     lines = cache.lines("aten.cumprod.default")
     if lines is not None:
-        run_of_lines(JOURNAL[0], [line for line in lines if line["kind"] in ("unit", "settled")])
+        rows = [line for line in lines if line["kind"] in ("unit", "settled")]
+        assert run_of_lines(JOURNAL[0], rows) is not None
 
 
 @law
@@ -286,7 +287,7 @@ def test_a_schedule_is_read_or_refused(text):
             again = read(text)
             with contextlib.suppress(LocalTensorError):
                 again.begin(2)
-                again.next([0, 1], None)
+                assert again.next([0, 1], None) in (0, 1)
 
 
 @law

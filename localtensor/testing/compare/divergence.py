@@ -182,7 +182,7 @@ def _layout_of_placements(one: Observation, axes: int) -> list[Layout]:
 
 
 def _not_allowed(sides: Sides, key: Key, layout: Layout) -> str | None:
-    """Why a layout that fits is wrong nevertheless: a reduction that nobody will do any more."""
+    """Why a layout that fits is wrong nevertheless: a reduction that is not done any more."""
     one = sides.ranks[0].seen[key]
     if not layout.pending or any(isinstance(placement, Partial) for placement in one.placements or ()):
         return None  # a DTensor that says so is reduced where it is used

@@ -38,7 +38,7 @@ def look(browser):
 
     def look_at(file, fragment="", **more):
         context = browser.new_context(offline=True, **{"viewport": WIDE, **more})
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         opened.append(context)
         page = context.new_page()
         page.on("request", lambda request: asked.append(request.url))

@@ -302,7 +302,7 @@ def test_the_head_says_what_is_wrong_and_how_to_run_it():
 
 
 def test_a_users_module_is_imported():
-    assert "import my_rules" in program_script(on(MM, "S(0), R"), "why", "it.py", module="my_rules")
+    assert "import my_rules" in program_script(on(MM, "S(0), R"), "why", "it.py", rules="my_rules")
 
 
 def test_a_placement_of_dtensors_own_cannot_be_written_down():

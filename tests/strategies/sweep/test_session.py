@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from localtensor._util.ambient import close_pools
+from strategies.base.progress import Progress
 from strategies.model.settings import Settings, UnknownOp
 from strategies.model.verdict import Verdict
 from strategies.sweep.report import text_and_json
@@ -242,19 +243,19 @@ def test_another_seed_draws_other_values(folder):
 # Nobody stays behind.
 
 
-class Ends:
+class Ends(Progress):
     """Raises at the first tick of the phase of this name."""
 
     def __init__(self, phase, error):
-        self.wanted, self.error, self.now = phase, error, ""
+        self.wanted, self.error, self.at = phase, error, ""
         self.seen = set()
 
     def phase(self, name, total):
-        self.now = name
+        self.at = name
 
     def tick(self, count=1):
         self.seen |= family()
-        if self.now == self.wanted:
+        if self.at == self.wanted:
             raise self.error
 
 
@@ -272,7 +273,7 @@ def test_an_error_in_the_middle_leaves_no_process(phase, error, folder):
     watch, before = Ends(phase, error), family()
     with pytest.raises(error) as caught:
         run(folder, "broken_off", users.RIGHT_AND_WRONG, watch)
-    assert watch.now == phase and watch.seen - before
+    assert watch.at == phase and watch.seen - before
     assert family() <= before, f"{caught.value!r} still holds what it went through, so nobody is gone by chance"
 
 
@@ -283,7 +284,7 @@ def test_a_refusal_leaves_no_process():
 
 
 def test_progress_hears_of_every_phase_and_unit(folder):
-    class Counted:
+    class Counted(Progress):
         def __init__(self):
             self.phases, self.ticks = [], []
 

@@ -11,6 +11,7 @@ import pytest
 
 from strategies.base import worker_pool
 from strategies.base.journal import BadJournal, DiskFull, lines_of_kind, load_journal
+from strategies.base.progress import Progress
 from strategies.inputs import gathering
 from strategies.model.settings import Settings
 from strategies.model.verdict import share
@@ -162,7 +163,7 @@ def test_the_whole_tool_killed_in_the_middle_loses_nothing_that_was_written(go, 
 
 
 def test_a_cut_line_is_told(go, whole, tmp_path):
-    class Told:
+    class Told(Progress):
         said = ()
 
         def phase(self, name, total):
