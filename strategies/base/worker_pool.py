@@ -37,6 +37,10 @@ MOST_TASKS_PER_WORKER = 200
 MEMORY = 2 << 30
 """Bytes that a worker may hold, including what it shares with its parent since the fork."""
 TIMED_OUT = "no answer within"
+IDLE = 0.02
+"""A process that works for a smaller share of the time waits: for another, or for ever."""
+BUSY_MACHINE = 10
+"""Times its limit that a step may take by the clock where other processes hold the processor."""
 """The start of the reason for a worker that timed out."""
 ProgressNote = Callable[[int], None]
 """Reports the progress of a task as a number; the last one is known even if the process dies."""
@@ -74,11 +78,12 @@ class _Worker:
         self.process, self.pipe, self.noted = process, pipe, noted
         self.unit = -1
         self.done = 0
-        self.since = 0.0
+        self.since, self.spent = 0.0, 0.0
         self.seen = -1
 
     def give(self, unit: int, work: Work, task: object) -> None:
         self.unit, self.since, self.seen, self.noted.value = unit, time.monotonic(), -1, -1
+        self.spent = processor_time(self.process.pid)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `take` says how
             self.pipe.send_bytes(pickling.dumps((work, task)))
 
@@ -94,8 +99,8 @@ class _Worker:
         """The reason to end it: no progress within the limit, or too much memory; else empty."""
         now = time.monotonic()
         if self.noted.value != self.seen:
-            self.since, self.seen = now, self.noted.value
-        if now - self.since > limit:
+            self.since, self.seen, self.spent = now, self.noted.value, processor_time(self.process.pid)
+        if now - self.since > limit and is_late(now - self.since, processor_time(self.process.pid) - self.spent, limit):
             return f"{TIMED_OUT} {limit:g} s"
         return f"it used more than {MEMORY >> 20} MiB" if private_memory(self.process.pid) > MEMORY else ""
 
@@ -250,6 +255,27 @@ def _finished(workers: Sequence[_Worker], limit: float) -> list[tuple[int, TaskA
         if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
             finished.append((at, TaskLost(why, worker.noted.value)))
     return finished
+
+
+def is_late(passed: float, worked: float, limit: float) -> bool:
+    """Whether a step is past its limit: it worked for so long, or waits for something; not if the machine is busy.
+
+    `passed` are seconds by the clock, `worked` those of the processor.
+
+    >>> is_late(31, 30.5, limit=30), is_late(31, 0.1, limit=30), is_late(60, 12, limit=30), is_late(301, 12, limit=30)
+    (True, True, False, True)
+    """
+    return passed > limit and (worked > limit or worked < IDLE * passed or passed > BUSY_MACHINE * limit)
+
+
+def processor_time(pid: int | None) -> float:
+    """Seconds of the processor that a process and its threads used; 0 where the system does not report them."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def private_memory(pid: int | None) -> int:
