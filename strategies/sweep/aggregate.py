@@ -334,7 +334,7 @@ class RealConfirmation:
                 left[name] = [s for s in left[name] if s.instance.ranks > ranks]
                 if last.get(name) and (last[name][1].wrong or not left[name]):
                     del left[name]
-                    yield self._result_or_crash(name, *last[name], suspected=name in suspected)
+                    yield self._result(name, *last[name], suspected=name in suspected)
 
     def _confirmed(self, candidate: Candidate, suspected: bool) -> tuple[Candidate, Confirmation]:
         """The candidate and what real processes make of it; if only a second call raises there, the program of both."""
@@ -355,30 +355,22 @@ class RealConfirmation:
             return self._real_runs.confirm_program(candidate.program)
         return self._real_runs.confirm(case_of(candidate.instance, self._seed))
 
-    def _result_or_crash(
-        self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool
-    ) -> RuleOutcome:
-        """The result; if it cannot be described, that is a crash of this case, and the others go on."""
-        try:
-            return self._result(name, candidate, outcome, suspected=suspected)
-        except Exception as error:  # why: hours of work must not end with one case; it is listed with its traceback
-            sample = candidate.instance.sample
-            call = f"{sample.op}({', '.join(sample.arguments())})"
-            return RuleOutcome(
-                name, None, Crash(sample.op, call, f"{type(error).__name__}: {error}", traceback.format_exc())
-            )
-
     def _result(self, name: str, candidate: Candidate, outcome: Confirmation, *, suspected: bool) -> RuleOutcome:
         sample = candidate.instance.sample
-        crash = None
-        if outcome.failed:
-            crash = Crash(sample.op, f"{sample.op}({', '.join(sample.arguments())})", outcome.note, outcome.failed)
+        op, call = sample.op, f"{sample.op}({', '.join(sample.arguments())})"
+        try:
+            found = self._finding(candidate, outcome, suspected)
+        except Exception as error:  # why: hours of work must not end with one case; it is listed with its traceback
+            return RuleOutcome(name, None, Crash(op, call, f"{type(error).__name__}: {error}", traceback.format_exc()))
+        return RuleOutcome(name, found, Crash(op, call, outcome.note, outcome.failed) if outcome.failed else None)
+
+    def _finding(self, candidate: Candidate, outcome: Confirmation, suspected: bool) -> Finding | None:
         if outcome.wrong:
-            return RuleOutcome(name, self._fault(candidate, outcome), crash)
+            return self._fault(candidate, outcome)
         if not suspected or candidate.instance.verdict is Verdict.REFUSED:
-            return RuleOutcome(name, None, crash)
-        reason = f"{candidate.instance.evidence.reason} (not confirmed: {outcome.note})"
-        return RuleOutcome(name, finding_of_candidate(candidate, Verdict.SUSPECT, reason), crash)
+            return None
+        why = f"{candidate.instance.evidence.reason} (not confirmed: {outcome.note})"
+        return finding_of_candidate(candidate, Verdict.SUSPECT, why)
 
     def _fault(self, candidate: Candidate, outcome: Confirmation) -> Finding:
         verdict = Verdict.REFUSED if outcome.refused else Verdict.UNSOUND
@@ -400,9 +392,9 @@ class RealConfirmation:
         return replace(confirmed, reason=reason, picture=rank_diagram(case, outcome.rank_results), script=text)
 
     def _command(self, candidate: Candidate) -> str:
-        rules = f" --rules {shlex.quote(self._rules)}" if self._rules else ""
-        confirm = f" --confirm {self._backend}" if self._backend != "gloo" else ""
+        how = f" --rules {shlex.quote(self._rules)}" if self._rules else ""
+        how += f" --confirm {self._backend}" if self._backend != "gloo" else ""
         try:
-            return f"localtensor validate{rules}{confirm} --case {case_text(candidate, self._seed)}"
+            return f"localtensor validate{how} --case {case_text(candidate, self._seed)}"
         except codec.NotEncodable:
             return ""

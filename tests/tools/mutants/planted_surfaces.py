@@ -112,7 +112,7 @@ JOURNALS = (
     bug("strategies/propagation/races/linearizability::_explained",
         "now == call.answer and _explained(rest, kept, used)", "now is not None and _explained(rest, kept, used)",
         "a stale answer after a clear is explained away"),
-    bug("strategies/base/worker_pool::_Worker.past", "            self.since, self.seen = now, self.noted.value\n",
+    bug("strategies/base/worker_pool::_Worker.past", "            self.since, self.seen, self.spent = now, self.noted.value, processor_time(self.process.pid)\n",
         "            self.seen = self.noted.value\n", "a long task is killed though it goes on step by step"),
 )  # fmt: skip
 
