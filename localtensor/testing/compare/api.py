@@ -103,7 +103,7 @@ def compare(
     """
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
-    program = programs.Program(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
+    program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
     start = programs.start_of(program)
     findings, calls = _judge(program, start, None)
     call = _first_call(program, start, findings)
@@ -171,7 +171,9 @@ def compare_functions(
     return compare(lambda: _Function(reference), made_parallel, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed)
 
 
-def _judge(program: programs.Program, start: programs.Start, deep: str | None) -> tuple[Findings, tuple[str, ...]]:
+def _judge(
+    program: programs.TrainingProgram, start: programs.Start, deep: str | None
+) -> tuple[Findings, tuple[str, ...]]:
     same = lambda x: x  # noqa: E731
     reference = programs.on_one_device(program, start, same, deep)
     again = programs.on_one_device(program, start, same, deep)
@@ -185,7 +187,7 @@ def _judge(program: programs.Program, start: programs.Start, deep: str | None) -
     return first_divergence(sides), programs.collective_lines(program, ranks.calls)
 
 
-def _first_call(program: programs.Program, start: programs.Start, findings: Findings) -> str | None:
+def _first_call(program: programs.TrainingProgram, start: programs.Start, findings: Findings) -> str | None:
     """The call of torch inside the module that goes wrong, with its line: both programs run once more for it."""
     found = findings.divergence
     if found is None or found.key.kind not in ("input", "output"):

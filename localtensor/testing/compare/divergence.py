@@ -201,7 +201,7 @@ def _divergence(
     want, slack = sides.reference.seen[key].value, sides.slack(key)
     if not held:
         return Divergence(
-            key, findings_place(sides, key.name), None, "no rank has a gradient, and one device has one", ""
+            key, place_of_parameter(sides, key.name), None, "no rank has a gradient, and one device has one", ""
         )
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
@@ -214,7 +214,7 @@ def _divergence(
         place = sides.ranks[0].seen[source].place
         return Divergence(source, place, str(findings.layouts[source]), what, values)
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))
-    place = held[0].place or findings_place(sides, key.name)
+    place = held[0].place or place_of_parameter(sides, key.name)
     return Divergence(key, place, None if layout is None else str(layout), what, values)
 
 
@@ -232,7 +232,7 @@ def equal_along(sides: Sides, held: Sequence[Tensor], axes: Sequence[int]) -> bo
     return bool(axes) and all(a.shape == b.shape and torch.equal(a, b) for a, b in each)
 
 
-def findings_place(sides: Sides, name: str) -> Place | None:
+def place_of_parameter(sides: Sides, name: str) -> Place | None:
     """The line that calls the module that a parameter belongs to."""
     module = name.rpartition(".")[0]
     places = (one.place for key, one in sides.ranks[0].seen.items() if key.kind == "output" and key.name == module)

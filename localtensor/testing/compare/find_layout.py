@@ -7,7 +7,7 @@ fused projections are (S(0) in 3 blocks), or a pending reduction (P(sum), P(avg)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,9 +56,6 @@ class Layout:
     def pending(self) -> tuple[int, ...]:
         """The mesh axes along which a reduction is pending."""
         return tuple(axis for axis, layout in enumerate(self.axes) if layout.kind == "P")
-
-
-Fits = Callable[[Tensor], bool]
 
 
 def find_layout(

@@ -24,7 +24,7 @@ DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 
 
 @dataclass(frozen=True)
-class Program:
+class TrainingProgram:
     """What is compared: how to build the model on one device, make it parallel, and train it."""
 
     build: Callable[[], nn.Module]
@@ -69,7 +69,7 @@ class Start:
     dropouts: tuple[str, ...]
 
 
-def start_of(program: Program) -> Start:
+def start_of(program: TrainingProgram) -> Start:
     """The model and the batches, made once from the seed; dropout is off, since streams of random numbers differ."""
     with _seeded(program.seed):
         model = program.build()
@@ -85,7 +85,9 @@ def silence_dropout(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in found)
 
 
-def on_one_device(program: Program, start: Start, vary: Callable[[Tensor], Tensor], deep: str | None = None) -> Watch:
+def on_one_device(
+    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], deep: str | None = None
+) -> Watch:
     """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise)."""
     model = copy.deepcopy(start.model)
     with torch.no_grad():
@@ -98,7 +100,7 @@ def on_one_device(program: Program, start: Start, vary: Callable[[Tensor], Tenso
     return watch
 
 
-def on_ranks(program: Program, start: Start, deep: str | None = None) -> Run:
+def on_ranks(program: TrainingProgram, start: Start, deep: str | None = None) -> Run:
     """The parallel run on rank threads: the `Watch` of each rank, and the calls of collectives."""
     names = tuple(program.mesh)
 
@@ -119,12 +121,12 @@ def on_ranks(program: Program, start: Start, deep: str | None = None) -> Run:
     return run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore")
 
 
-def collective_lines(program: Program, calls: Sequence[Call]) -> tuple[str, ...]:
+def collective_lines(program: TrainingProgram, calls: Sequence[Call]) -> tuple[str, ...]:
     """The collectives of the first rank by the user's line, in the order of their first call.
 
     >>> from localtensor._util.events import Place
     >>> call = Call(0, "all_reduce", "1", (0, 2), 0, op="sum", place=Place("train.py", 31, "step"))
-    >>> dp = Program(None, None, None, {"dp": 2, "tp": 2}, None, None, 1, (), 0)
+    >>> dp = TrainingProgram(None, None, None, {"dp": 2, "tp": 2}, None, None, 1, (), 0)
     >>> collective_lines(dp, [call, call])
     ('all_reduce sum over dp, train.py:31 in step, 2 times',)
     """
@@ -142,7 +144,7 @@ def collective_lines(program: Program, calls: Sequence[Call]) -> tuple[str, ...]
     )
 
 
-def part_of(program: Program, batch: Any, coordinates: Mapping[str, int]) -> Any:
+def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]) -> Any:
     """The rows of a global batch for the rank at these coordinates."""
     number = 0
     for axis in program.batch_axes:
@@ -155,7 +157,7 @@ def part_of(program: Program, batch: Any, coordinates: Mapping[str, int]) -> Any
     return tree_map(cut, batch)
 
 
-def _train(program: Program, model: nn.Module, batches: Sequence[Any], watch: Watch) -> None:
+def _train(program: TrainingProgram, model: nn.Module, batches: Sequence[Any], watch: Watch) -> None:
     optimizer = None if program.optimizer is None else program.optimizer(model.parameters())
     watch.parameters(model, "parameter")
     with watch.model(model):

@@ -2,6 +2,15 @@
 
 Hooks are put on the modules, and removed afterwards; the program is not changed.  Wrappers (DDP, activation checkpointing,
 compile) are left out of names, so that a name is the same in both programs.
+
+Private parts of torch, which tests/localtensor/testing/compare/test_watch.py guards:
+
+| part                                                          | torch       | tried on |
+|---------------------------------------------------------------|-------------|----------|
+| FSDPModule._get_fsdp_state()._mp_policy: mixed precision      | 2.11 - 2.15 | 2.13     |
+| .algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper  | 2.11 - 2.15 | 2.13     |
+| names of wrappers: module, _checkpoint_wrapped_module, ...    | 2.11 - 2.15 | 2.13     |
+| nn.modules.dropout._DropoutNd (programs.py)                   | 2.11 - 2.15 | 2.13     |
 """
 
 from __future__ import annotations
@@ -59,7 +68,6 @@ class Watch:
     """What one run, or one rank, was seen to compute, in order; `step` is the number of the current step."""
 
     seen: dict[Key, Observation] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     step: int = 0
     deep: str | None = None  # the module whose single calls of torch are seen as well
     declared: torch.dtype | None = None  # in which a model of mixed precision says that it computes

@@ -19,7 +19,7 @@ from strategies.model.settings import Settings
 from strategies.model.verdict import Finding, Report, Verdict
 from strategies.sweep import aggregate
 from strategies.sweep.causes import pages
-from strategies.sweep.causes.records import records_of
+from strategies.sweep.causes.records import kept, records_of
 from strategies.sweep.report.text_and_json import is_silent
 from strategies.sweep.session import run_validation
 
@@ -75,15 +75,16 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write README.md and docs/findings.md")
     asked = parser.parse_args()
     if asked.journal:
-        kept = load_journal(asked.journal)
-        begin, lines = kept.begin, kept.lines
+        read = load_journal(asked.journal)
+        begin, lines, causes = read.begin, read.lines, kept(read)
     else:
         with open_journal(None, resume=False) as journal:
             run_validation(
                 Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))), journal, Progress()
             )
-            begin, lines = journal.begun or {}, tuple(journal.lines)
-    causes = records_of(begin, lines, workers=worker_count(None), progress=Progress())
+            begin, lines, causes = journal.begun or {}, tuple(journal.lines), None
+    if causes is None:
+        causes = records_of(begin, lines, workers=worker_count(None), progress=Progress())
     report = replace(aggregate.report(begin, lines), causes=causes)
     made = f"{totals(report)}\n{pages.totals(report)}\n\n{pages.short_table(causes, SHOWN)}"
     sys.stdout.write(made)

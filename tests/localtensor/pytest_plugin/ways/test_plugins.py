@@ -24,6 +24,7 @@ def beside(session):
 
 @pytest.mark.parametrize(("module", "mark"), [("pytest_asyncio.plugin", "asyncio"), ("anyio.pytest_plugin", "anyio")])
 def test_coroutines_run_in_the_loop_of_their_rank(module, mark, beside):
+    scope = ["-o", "asyncio_default_fixture_loop_scope=function"] if mark == "asyncio" else []
     done = beside(module, f"""
         import asyncio
 
@@ -48,7 +49,7 @@ def test_coroutines_run_in_the_loop_of_their_rank(module, mark, beside):
         async def test_fails(rank):
             await asyncio.sleep(0)
             assert rank == 0
-    """)  # fmt: skip
+    """, *scope)  # fmt: skip
     assert "1 failed, 2 passed" in done.stdout and "rank 1: assert 1 == 0" in done.stdout, done.text
 
 

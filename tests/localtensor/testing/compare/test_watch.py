@@ -1,0 +1,32 @@
+"""The private parts of torch by which compare knows wrappers, mixed precision and dropout: a torch that changes them is named."""
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import localtensor as lt
+from localtensor.testing.compare.programs import silence_dropout
+from localtensor.testing.compare.watch import declared_dtype, plain_name
+
+
+def test_the_policy_of_mixed_precision_is_where_we_look():
+    def declared(policy):
+        return declared_dtype(fully_shard(nn.Linear(4, 4), mp_policy=policy))
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    assert lt.run(lambda: declared(half), ranks=2, leftovers="ignore").values == (torch.bfloat16, torch.bfloat16)
+    assert lt.run(lambda: declared(MixedPrecisionPolicy()), ranks=2, leftovers="ignore").values == (None, None)
+    assert declared_dtype(nn.Linear(4, 4)) is None
+
+
+def test_wrappers_are_left_out_of_names():
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)))
+    assert [plain_name(name) for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
+    assert plain_name("module._orig_mod.0.weight") == "0.weight" and plain_name("submodule.0") == "submodule.0"
+
+
+def test_each_kind_of_dropout_is_switched_off():
+    kinds = [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+    model = nn.Sequential(*(kind(0.5) for kind in kinds))
+    assert silence_dropout(model) == tuple(map(str, range(len(kinds)))) and {one.p for one in model} == {0.0}
