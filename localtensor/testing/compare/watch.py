@@ -7,10 +7,10 @@ Private parts of torch, which tests/localtensor/testing/compare/test_watch.py gu
 
 | part                                                          | torch       | tried on |
 |---------------------------------------------------------------|-------------|----------|
-| FSDPModule._get_fsdp_state()._mp_policy: mixed precision      | 2.11 - 2.15 | 2.13     |
-| .algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper  | 2.11 - 2.15 | 2.13     |
-| names of wrappers: module, _checkpoint_wrapped_module, ...    | 2.11 - 2.15 | 2.13     |
-| nn.modules.dropout._DropoutNd (programs.py)                   | 2.11 - 2.15 | 2.13     |
+| FSDPModule._get_fsdp_state()._mp_policy: mixed precision      | 2.13        | 2.13     |
+| .algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper  | 2.13        | 2.13     |
+| names of wrappers: module, _checkpoint_wrapped_module, ...    | 2.13        | 2.13     |
+| nn.modules.dropout._DropoutNd (programs.py)                   | 2.13        | 2.13     |
 """
 
 from __future__ import annotations
