@@ -167,6 +167,7 @@ def _send_reply(jobs: Connection, reply: Reply) -> None:
 def _run_message(message: bytes, max_open: int) -> Reply:
     """Run one job: three consecutive pickles (search path or None, function, arguments)."""
     before = _operations_begun()
+    _drop_coalesced()
     kind = "no_function"
     try:
         stream = io.BytesIO(message)
@@ -207,6 +208,13 @@ def _operations_begun() -> int | None:
 
     count = getattr(dist.group.WORLD, "_get_sequence_number_for_group", None)
     return int(count()) if count else None
+
+
+def _drop_coalesced() -> None:
+    """Forget what a `_coalescing_manager` of the last job collected when it raised: later calls would be collected too, not made."""
+    from torch.distributed import distributed_c10d as c10d
+
+    c10d._world.pg_coalesce_state.clear()
 
 
 def _steps(before: int | None, max_open: int) -> Steps | None:

@@ -84,3 +84,15 @@ def coalesced():
 def test_a_device_of_the_coalescing_manager_is_refused_as_gloo_refuses_it(on):
     with pytest.raises(RankRaised, match="RuntimeError: Backend gloo does not implement startCoalescing"):
         lt.run(coalesced, ranks=2, on=on, timeout=60)
+
+
+def sum_of_ones():
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return x.item()
+
+
+def test_a_coalescing_manager_that_raised_leaves_nothing_to_the_next_job_of_the_same_processes():
+    with pytest.raises(RankRaised):
+        lt.run(coalesced, ranks=2, on="gloo", timeout=60)
+    assert lt.run(sum_of_ones, ranks=2, on="gloo", timeout=60).values == (2.0, 2.0)

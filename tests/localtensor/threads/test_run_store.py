@@ -179,7 +179,10 @@ def tcp(port):
     rank = dist.get_rank()
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
     store.set(f"of {rank}", f"value {rank}")
-    return store.get(f"of {1 - rank}"), store.add("count", 1) in (1, 2), store.host, store.port == port
+    seen = store.get(f"of {1 - rank}"), store.add("count", 1) in (1, 2), store.host, store.port == port
+    # The server lives in rank 0: on gloo a rank that is slower would find it gone.
+    dist.barrier()
+    return seen
 
 
 def file(path):
