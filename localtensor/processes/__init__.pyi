@@ -1,3 +1,4 @@
 from localtensor.processes.pool import Pool as Pool
 from localtensor.processes.worker import end_with_parent as end_with_parent
+from localtensor.processes.worker_group import prepare as prepare
 from localtensor.processes.worker_group import sigint_blocked as sigint_blocked

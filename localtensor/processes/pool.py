@@ -35,7 +35,6 @@ from localtensor._util.call_sites import is_user_file, place_of_frame
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
-from localtensor.processes import worker_group
 from localtensor.processes.job import FunctionNotFound, caller_state, run_job
 from localtensor.processes.worker import GROUP_TIMEOUT, Reply
 from localtensor.processes.worker_group import WorkerGroup, ranks_end_on_sigterm
@@ -43,7 +42,6 @@ from localtensor.processes.worker_group import WorkerGroup, ranks_end_on_sigterm
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 Args = Sequence[Any]
-prepare = worker_group.prepare  # begins what the first call of a pool would wait for
 
 
 class Pool:

@@ -15,6 +15,7 @@ from strategies.base.options import takes_options
 from strategies.cli import options as command_options
 from strategies.cli.usage import Command, Commands, repeat_options
 from strategies.gate.options import GateOptions
+from strategies.model.settings import RANK_MODULES
 
 app = typer.Typer(
     name="localtensor", cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -85,6 +86,10 @@ def validate(options: command_options.ValidateOptions) -> int:
         from strategies.cli.commands import plans_audit
 
         return plans_audit.run(options)
+    if options.ops and options.confirm != "none":  # a short run: its first finding would wait for the fork server
+        from localtensor.processes import prepare
+
+        prepare(*RANK_MODULES)
     from strategies.cli.commands.validate import run
 
     return run(options)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from localtensor.errors import LocalTensorError
-from localtensor.processes import pool
+from localtensor.processes import prepare
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import (
@@ -30,17 +30,15 @@ from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLos
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
 from strategies.model.rule import Sample, dtype_class
-from strategies.model.settings import DEFAULT_DTYPES, Settings
+from strategies.model.settings import DEFAULT_DTYPES, RANK_MODULES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.context_parallel import validate_context_parallel
 from strategies.programs.random_laws import validate_laws
-from strategies.programs.run import rank_run
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
-from strategies.torch_api.rank_runs import RANK_MODULES
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, TaskResult
@@ -257,7 +255,7 @@ class _Validation:
     def _prepare_confirmation(self) -> None:
         """Start what real processes are forked from: they will be needed soon."""
         if self.settings.confirm != "none":
-            pool.prepare(*RANK_MODULES, rank_run.__name__)
+            prepare(*RANK_MODULES)
 
     def _workers(self) -> Workers:
         if self.settings.executor:

@@ -27,8 +27,6 @@ RETRY_FACTOR = 3.0
 waits on an idle machine, too, is a finding."""
 BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
-RANK_MODULES = ("torch._dynamo",)
-"""What DTensor imports at its first call, for seconds in each rank: the fork server imports it once for all."""
 T = TypeVar("T")
 
 

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from localtensor import errors
 from localtensor._util.events import Died, Raised, Returned, Waiting
-from localtensor.processes import worker, worker_group
-from localtensor.processes.pool import Pool, prepare
+from localtensor.processes import Pool, prepare, worker, worker_group
 
 ROOT = Path(__file__).parents[3]
 
@@ -804,7 +803,7 @@ def test_a_pool_that_nobody_holds_ends():
 SCRIPT = """
 import os, signal, sys, threading
 sys.path.insert(0, {root!r})
-from localtensor.processes.pool import Pool, prepare
+from localtensor.processes import Pool, prepare
 
 def meet_nobody(rank):
     import torch.distributed as dist  # here, so that the parent need not load it
