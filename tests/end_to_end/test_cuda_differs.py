@@ -23,14 +23,14 @@ def heard(**said):
     return finding.task_line(replace(TaskResult(UNIT), **said), 0.0)
 
 
-def settled(verdict, reason="1 where the op gives 2"):
+def settled(verdict, reason="got 1, expected 2"):
     rule = Rule("aten.relu.default", (parse("S(0)"),), (parse("S(0)"),))
     return finding.outcome_line(RuleOutcome(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
 
 
 def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
     (found,) = differing([heard(sound={NAME})], [heard(), settled(Verdict.UNSOUND)])
-    assert (found.rule, found.cpu, found.cuda) == (NAME, Word("sound"), Word("unsound", "1 where the op gives 2"))
+    assert (found.rule, found.cpu, found.cuda) == (NAME, Word("sound"), Word("unsound", "got 1, expected 2"))
 
 
 def test_what_was_settled_counts_more_than_what_one_unit_said():
@@ -77,7 +77,7 @@ def test_a_disagreement_is_counted_and_told(monkeypatch):
     monkeypatch.setattr("tests.tools.cuda.agreement.finding.case_of", _of_cumprod)
     seen = agreement({one.op: [one]}, device="cpu", backend="gloo", most=1)
     assert seen.share == 100.0
-    assert "the probe says sound, the real run: rank 0 assembles" in seen.apart[0]
+    assert "the probe says sound, the real run: rank 0: result gathered" in seen.apart[0]
 
 
 def _of_cumprod(instance, seed):

@@ -97,6 +97,7 @@ def test_the_action_fails_a_wrong_rule_annotates_its_line_and_writes_what_is_upl
     assert (repository / "localtensor.sarif").stat().st_size and (repository / "localtensor.xml").stat().st_size
 
 
+@pytest.mark.slow
 def test_the_action_passes_what_did_not_change_and_reports_a_usage_error_as_one(repository, tmp_path):
     base = git(repository, "rev-parse", "HEAD")
     assert take_step(repository, tmp_path, CHANGED=base)[0] == 0

@@ -60,7 +60,7 @@ def plain(x: Any) -> Any:
 # -- right programs
 
 
-@settings(whole_programs, max_examples=1000 if nightly else 30)
+@settings(whole_programs, max_examples=1000 if nightly else 15)
 @given(program=RIGHT, seed=Seeds)
 def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_again_when_replayed(program, seed):
     want = program.played()
@@ -78,7 +78,7 @@ def test_messages_between_two_ranks_meet_by_their_tags_in_whatever_order(program
     check_values(simulated(program, lt.shuffled(seed)), program.played())
 
 
-@settings(whole_programs, max_examples=500 if nightly else 12)
+@settings(whole_programs, max_examples=500 if nightly else 6)
 @given(program=RIGHT, seed=Seeds)
 def test_one_schedule_gives_one_diary(program, seed):
     for first, second in zip(schedules(seed), schedules(seed), strict=True):

@@ -20,7 +20,7 @@ RAISES = "rank 1 raises ValueError: odd; its peers go on and wait for it at the 
 def finding(op="aten.cumprod.default", placements="S(0)", **more):
     rule = Rule(op, (parse(placements),), (parse(placements),))
     found = Finding(
-        rule, 2, Verdict.UNSOUND, "1 at [0] where the op gives 2", ("f64[2]", "-1"), "cumprod #1", "gloo", "[1]", "[2]",
+        rule, 2, Verdict.UNSOUND, "differs at [0]: got 1, expected 2", ("f64[2]", "-1"), "cumprod #1", "gloo", "[1]", "[2]",
         PICTURE,
     )  # fmt: skip
     return replace(found, **more)

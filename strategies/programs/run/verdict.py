@@ -214,8 +214,8 @@ def _compared(
             lost = folding_error(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
             problem = _difference(got, want, slack, lost)
             if problem:
-                which = f"output {i}" if len(truth.outputs) > 1 else "the result"
-                wrong = f"rank {rank} assembles {which} from {placement}: {problem}"
+                which = f"output {i}" if len(truth.outputs) > 1 else "result"
+                wrong = f"rank {rank}: {which} gathered from {placement} {problem}"
                 return Confirmation(wrong, "", tensor_text(got), tensor_text(want), results)
     took = results[0].placements[: len(claimed)] if claimed else ()
     follows = tuple(claimed) == tuple(took)
@@ -230,11 +230,11 @@ def _difference(got: object, want: object, slack: Tensor | None, lost: float) ->
         return ""
     want, slack = want.cpu(), slack.cpu()
     if not isinstance(got, Tensor):
-        return f"it is {got!r}, not a tensor"
+        return f"is {got!r}, expected a tensor"
     if got.shape != want.shape:
-        return f"shape {tuple(got.shape)}, not {tuple(want.shape)}"
+        return f"has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if got.dtype != want.dtype:
-        return f"{got.dtype}, not {want.dtype}"
+        return f"has dtype {got.dtype}, expected {want.dtype}"
     slack = slack + lost
     if got.dtype == torch.int64:  # the cast of a float beyond int64 is not defined; torch returns the least int64
         least = torch.iinfo(torch.int64).min
@@ -242,4 +242,4 @@ def _difference(got: object, want: object, slack: Tensor | None, lost: float) ->
     if equal_within(got, want, slack):
         return ""
     apart = ElementDifference.of(got, want, slack)
-    return f"{apart.got} at {apart.place} where the op gives {apart.want} ({apart.share})"
+    return f"differs at {apart.place}: got {apart.got}, expected {apart.want} ({apart.share})"

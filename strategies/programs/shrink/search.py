@@ -162,10 +162,10 @@ def failure_kind(reason: str) -> FailureKind:
     output = (re.search(r"output (\d+)", reason) or ("", ""))[1]
     if re.search(r"(has|holds) shape|^shape |: shape ", reason):
         return FailureKind("shape", output)
-    if re.search(r"torch\.\w+, not torch\.\w+", reason):
+    if re.search(r"torch\.\w+, (not|expected) torch\.\w+", reason):
         return FailureKind("dtype", output)
-    numbers = re.search(r"(?:make|makes|: )\s*(\S+) at \[.*?\],? (?:where )?the op gives (\S+)", reason)
-    return FailureKind("values", output, bool(numbers and re.search("nan|inf", numbers[1] + numbers[2])))
+    numbers = re.search(r"makes? (\S+) at \[.*?\], the op gives (\S+)|got (\S+), expected (\S+)", reason)
+    return FailureKind("values", output, bool(numbers and re.search("nan|inf", numbers[0])))
 
 
 def same_kind(before: str, now: str) -> bool:

@@ -80,6 +80,7 @@ def test_the_step_of_the_workflow_fails_a_wrong_rule_and_writes_its_files(yamls,
     assert len(named) == 2 and all((repository / name).stat().st_size for name in named)
 
 
+@pytest.mark.slow
 def test_the_step_of_the_workflow_judges_all_where_there_is_no_base(yamls, repository, tmp_path):
     command = command_of(yamls["name"])
     code, out, err, _ = run(repository, "bash", "-ec", command, BASE="", GITHUB_STEP_SUMMARY=str(tmp_path / "s.md"))

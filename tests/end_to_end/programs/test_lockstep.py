@@ -92,7 +92,10 @@ def ranks_of(program):
     return 3 if program is data_parallel_programs.rows_held else 4
 
 
-@pytest.mark.parametrize("name", CLOSE)
+SLOW = {"optimizers, strided", "optimizers, two by two"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CLOSE])
 def test_close(name):
     program, *args = CLOSE[name]
     assert len(assert_both(program, *args, ranks=ranks_of(program), exact=False)) == 4

@@ -131,6 +131,7 @@ def test_it_shrinks_to_few_ranks_and_one_op():
     assert (step.kind, step.dtype, step.shape, step.style, step.group) == ("broadcast", "int64", (1, 1), "sync", 0)
 
 
+@pytest.mark.slow
 def test_it_shrinks_to_two_ranks_where_a_message_is_needed():
     found = smallest(lambda program: any(step.kind in MESSAGES for step in steps(program).values()))
     assert found.ranks == 2

@@ -20,7 +20,7 @@ from strategies.model.cause import (
 SCAN = CauseRecord(
     "scan_1", ("rule", "scan"), "rule", "shards with wrong values", "2.13.0", ("a", "b"), ops=("aten.cumprod.default",),
     families=("cumprod",), function="scan_strategy", file="torch/x.py", line=7, severity="silent, everyday",
-    rank=(0, 0, 0, 1), tried=(("replicas", 2),), call="torch.cumprod(x)", reason="1 where the op gives 2", ranks=2,
+    rank=(0, 0, 0, 1), tried=(("replicas", 2),), call="torch.cumprod(x)", reason="got 1, expected 2", ranks=2,
     lines="x = 1", prints="DTensor gives 1", right="2", verdict=SHOWS, ran_on="2.13.0", script="# script",
 )  # fmt: skip
 LATER = replace(SCAN, id="later", key=("rule", "later"), findings=("c",), rank=(1, 0, 0, 1), tried=())

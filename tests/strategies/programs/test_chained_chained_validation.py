@@ -214,7 +214,7 @@ def test_a_suspect_carries_its_program_and_what_was_seen():
     assert suspect.name in hearing.suspects
     assert (instance.verdict, instance.ranks, instance.source) == (Verdict.UNSOUND, 4, "simulated")
     assert (instance.rule.op, instance.rule.inputs) == (BOTH.op, (last,))
-    assert "where the op gives" in instance.evidence.reason and instance.evidence.got != instance.evidence.want
+    assert ", expected " in instance.evidence.reason and instance.evidence.got != instance.evidence.want
 
 
 def test_every_unit_has_a_hearing_and_each_step_is_noted():

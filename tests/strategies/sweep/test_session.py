@@ -84,7 +84,7 @@ def test_a_wrong_rule_is_confirmed_and_right_ones_are_sound(judged):
 def test_an_unsound_rule_comes_with_its_evidence(judged):
     (found,) = judged.findings
     assert (found.confirmed_on, found.ranks, found.sample) == ("gloo", 2, ("f64[2]",))
-    assert found.reason.startswith("rank 0 assembles the result from S(0): ")
+    assert found.reason.startswith("rank 0: result gathered from S(0) ")
     assert found.got != found.want and found.got.endswith("of shape (2,)") and found.want.endswith("of shape (2,)")
     assert "argument 0, S(0)\n  rank 0  [" in found.picture and "the op gives [" in found.picture
     assert "import localtensor" not in found.script and "torch.ops.judged.running.default" in found.script

@@ -246,6 +246,7 @@ def test_a_step_that_fails_costs_that_step_only(body, error, go, folder, monkeyp
     assert (report.counts.sound, report.unfinished, report.exit_code) == (3, 0, 0)
 
 
+@pytest.mark.slow
 def test_somebodys_executor_gives_the_same_report(go, whole, folder, monkeypatch):
     (folder / "my_engine.py").write_text(
         "from concurrent.futures import ThreadPoolExecutor\n\ndef made():\n    return ThreadPoolExecutor(1)\n"

@@ -5,7 +5,7 @@ import pytest
 from localtensor.concurrency.explorer import explore, replay
 from tests.tools.races.culprits import CULPRITS
 
-WITHIN, SILENT = 1000, 5000
+WITHIN, SILENT = 1000, 2000
 WAYS = ({"policy": "pct"}, {"policy": "bounded", "bound": 2})
 
 

@@ -33,7 +33,7 @@ def test_a_terminal_gets_its_cursor_back(tmp_path):
     assert faults(left, strike, ()) == []
 
 
-@pytest.mark.parametrize("columns", [20, 60])
+@pytest.mark.parametrize("columns", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_narrow_terminal_shows_all(columns, tmp_path):
     left = struck(["races", "--schedules", "200"], tmp_path, tty=columns)
     assert (left.code, faults(left, None, (0,))) == (0, [])

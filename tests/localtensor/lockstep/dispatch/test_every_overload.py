@@ -1,4 +1,4 @@
-"""Every aten overload that OpInfos reach, in lockstep and by a plain loop: one plan of each here, all by `make overloads`."""
+"""The aten overloads that OpInfos reach, in lockstep and by a plain loop: one plan of each third here, all by `make overloads`."""
 
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from tests.tools.overloads.judge import Record, makes_sense, sweep
 from tests.tools.overloads.plans import PLANS
 
 FEWEST = 1250  # overloads that the OpInfos reach
+EACH = 3  # one overload in so many is judged here
 # Each in every plan: what models are made of.
 HOT = [
     "add.Tensor", "mul.Tensor", "sub.Tensor", "div.Tensor", "addcmul", "where.self", "relu", "gelu", "gelu_backward",
@@ -40,6 +41,7 @@ def records(calls):
     return {
         name: sweep(found[:1], Record(), plans=(plan_of(found[0], number),))
         for number, (name, found) in enumerate(calls.items())
+        if number % EACH == 0
     }
 
 
@@ -60,9 +62,9 @@ def test_nearly_all_calls_give_more_than_zeros(calls):
 
 
 def test_all_are_what_they_are_alone(records):
-    assert len(records) >= FEWEST
+    assert len(records) >= FEWEST / EACH
     assert {name: one.wrong for name, one in records.items() if one.wrong} == {}
-    assert sum(one.calls for one in records.values()) > FEWEST
+    assert sum(one.calls for one in records.values()) > FEWEST / EACH
 
 
 def test_nearly_all_are_so_to_the_bit(records):

@@ -24,7 +24,7 @@ from tests.strategies import users
 OP = "my.scale.default"
 KEY = FindingKey(OP, "S(0) -> S(0)", "real", "1 axis")
 FOUND = Finding(
-    Rule(OP, (Shard(0),), (Shard(0),)), 2, Verdict.UNSOUND, "1 at [0] where the op gives 2", ("f64[2]",), "#1", "gloo",
+    Rule(OP, (Shard(0),), (Shard(0),)), 2, Verdict.UNSOUND, "differs at [0]: got 1, expected 2", ("f64[2]",), "#1", "gloo",
     kinds=(("real", "1 axis"),),
 )  # fmt: skip
 REPORT = Report("2.13.0", 0, (2,), "gloo", Counts(instances=9, overloads=1))

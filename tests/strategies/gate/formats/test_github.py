@@ -42,7 +42,7 @@ def test_a_clean_gate_says_nothing():
 def test_a_finding_points_at_its_rule():
     assert annotations(FULL).splitlines()[0] == (
         "::error file=my ops/rules.py,line=12,title=Wrong sharding rule aten.cumprod.default%3A S(0) -> S(0)::"
-        "on 2 ranks, cumprod(f64[2], -1): 1 at [0] where the op gives 2; seen on real gloo processes "
+        "on 2 ranks, cumprod(f64[2], -1): differs at [0]: got 1, expected 2; seen on real gloo processes "
         "(new for real on 1 axis, complex on 1 axis)"
     )
 

@@ -8,9 +8,9 @@ from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
 
 def test_what_happens_names_ranks_call_reason_and_witness():
     assert what_happens(new(finding())) == (
-        "on 2 ranks, cumprod(f64[2], -1): 1 at [0] where the op gives 2; seen on real gloo processes"
+        "on 2 ranks, cumprod(f64[2], -1): differs at [0]: got 1, expected 2; seen on real gloo processes"
     )
-    assert what_happens(new(finding(confirmed_on=None))).endswith("where the op gives 2")
+    assert what_happens(new(finding(confirmed_on=None))).endswith("got 1, expected 2")
 
 
 def test_a_registration_that_is_never_asked_speaks_of_no_ranks():

@@ -14,7 +14,7 @@ from strategies.model.verdict import Counts, Finding, Report, Verdict
 OP = "my.scale.default"
 KEY = FindingKey(OP, "S(0) -> S(0)", "real", "1 axis")
 FOUND = Finding(
-    Rule(OP, (Shard(0),), (Shard(0),)), 2, Verdict.UNSOUND, "1 at [0] where the op gives [bold]2", ("f64[2]",), "#1",
+    Rule(OP, (Shard(0),), (Shard(0),)), 2, Verdict.UNSOUND, "differs at [0]: got 1, expected [bold]2", ("f64[2]",), "#1",
     "gloo", picture="argument 0, S(0)\n  rank 0  [1] of shape (1,)",
 )  # fmt: skip
 REPORT = Report("2.13.0", 0, (2,), "gloo", Counts(instances=9))

@@ -61,7 +61,7 @@ def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
     one = CUMPROD
     found = court.confirm(case_of(one, "S(1) -> S(1)"))
     assert_wrong(
-        found, r"rank 0 assembles the result from S\(1\): 3 at \[0, 2\] where the op gives 6 \(2 of 4 elements differ\)"
+        found, r"rank 0: result gathered from S\(1\) differs at \[0, 2\]: got 3, expected 6 \(2 of 4 elements differ\)"
     )
     assert (found.got, found.want) == ("[1, 2, 3, 12] of shape (1, 4)", "[1, 2, 6, 24] of shape (1, 4)")
 
@@ -240,7 +240,7 @@ def test_a_right_program_is_right_on_real_processes(court, program):
 
 @pytest.mark.parametrize(("program", "reason"), [
     pytest.param(on(CUMPROD, "R/S(1)", (2, 2)),
-        r"rank 0 assembles the result from \(R, S\(1\)\): 3 at \[0, 2\] where the op gives 6 .*", marks=if_cumprod_is_wrong,
+        r"rank 0: result gathered from \(R, S\(1\)\) differs at \[0, 2\]: got 3, expected 6 .*", marks=if_cumprod_is_wrong,
     ),
     (on(sample("amax.default", numbers(1, 3), [0]), "R/S(0)", (2, 2), "sum"), "rank 1, 3 raises IndexError: .*"),
     (on(planted("one_raises", X), "S(0)/R", (2, 2)), "rank 1 raises ValueError: not on this rank; .*"),
@@ -288,7 +288,7 @@ def test_right_pieces_are_right():
 
 def test_one_wrong_element_is_told_with_both_values():
     found = case_confirmation(NEG, heard([-1.0, -2.0], [-3.0, -5.0]))
-    assert_wrong(found, r".*: -5 at \[3\] where the op gives -4 \(1 of 4 elements differ\)")
+    assert_wrong(found, r".*: differs at \[3\]: got -5, expected -4 \(1 of 4 elements differ\)")
 
 
 def test_rounding_is_not_a_difference():
@@ -311,7 +311,7 @@ def test_another_shape_or_dtype_of_the_whole_is_wrong(whole, reason):
 
 def test_ranks_that_assemble_different_wholes_are_each_looked_at():
     right, wrong = heard([-1.0, -2.0], [-3.0, -4.0]), heard([-1.0, -2.0], [-3.0, -9.0])
-    assert_wrong(case_confirmation(NEG, [right[0], wrong[1]]), r"rank 1 assembles .*")
+    assert_wrong(case_confirmation(NEG, [right[0], wrong[1]]), r"rank 1: result gathered .*")
 
 
 def test_a_shape_that_is_wrong_is_told_even_if_the_whole_could_not_be_assembled():

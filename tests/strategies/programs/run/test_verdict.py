@@ -46,7 +46,7 @@ def test_a_rank_with_placements_that_have_no_arithmetic_here_does_not_hide_the_n
 
 def test_a_wrong_whole_is_told_with_its_placements():
     found = confirmation_of(TRUTH, (2, 2), heard(RIGHT, whole=X))
-    assert found.wrong.startswith("rank 0 assembles the result from (S(0), S(1)): ")
+    assert found.wrong.startswith("rank 0: result gathered from (S(0), S(1)) ")
     assert "(8 of 8 elements differ)" in found.wrong
 
 
@@ -60,7 +60,7 @@ def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
 def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_told():
     ranks = heard(RIGHT)
     ranks[2] = heard(RIGHT[2:3], whole=-X + 1)[0]
-    assert confirmation_of(TRUTH, (2, 2), ranks).wrong.startswith("rank 2 assembles")
+    assert confirmation_of(TRUTH, (2, 2), ranks).wrong.startswith("rank 2: result gathered")
 
 
 def test_large_parts_on_any_axis_are_given_room():

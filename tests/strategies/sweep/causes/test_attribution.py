@@ -141,7 +141,7 @@ def task(given, reason):
 
 
 def test_a_finding_that_was_confirmed_with_another_class_of_fault_has_the_cause_of_its_candidates():
-    alike = attribution(task(CUMPROD, "1 at [0] where the op gives 2"), lambda step: None)
+    alike = attribution(task(CUMPROD, "differs at [0]: got 1, expected 2"), lambda step: None)
     unlike = attribution(task(CUMPROD, "rank 1 holds shape (1,), S(0) of (1,) is (0,)"), lambda step: None)
     if alike.kind != RULE:
         pytest.skip("this torch is right")
@@ -149,8 +149,8 @@ def test_a_finding_that_was_confirmed_with_another_class_of_fault_has_the_cause_
 
 
 def test_a_finding_that_no_simulated_run_shows_says_so():
-    found = attribution(task(RIGHT, "1 at [0] where the op gives 2"), lambda step: None)
-    assert (found.kind, found.why, found.reason) == (UNKNOWN, NOT_SIMULATED, "1 at [0] where the op gives 2")
+    found = attribution(task(RIGHT, "differs at [0]: got 1, expected 2"), lambda step: None)
+    assert (found.kind, found.why, found.reason) == (UNKNOWN, NOT_SIMULATED, "differs at [0]: got 1, expected 2")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_class_of_a_fault_is_read_from_its_reason():
     assert fault_class("rank 1 raises IndexError: x; its peers go on and wait") == "raises"
     assert fault_class("DTensor refuses this call on every rank: RuntimeError: x") == "refused"
     assert fault_class("rank 1 holds shape (1,), S(0) of (1,) is (0,)") == "shape"
-    assert fault_class("rank 0 assembles the result from S(0): 1 at [0] where the op gives 2") == "values"
+    assert fault_class("rank 0: result gathered from S(0) differs at [0]: got 1, expected 2") == "values"
     assert (result_class("S(0) -> P(sum)"), result_class("S(0) -> R, S(1)"), result_class("P(max) -> ()")) == (
         "P",
         "S",

@@ -244,7 +244,7 @@ def test_a_cause_says_where_what_and_how_it_was_found():
     )  # fmt: skip
     said = text_of(read(with_causes(given)))
     for words in (
-        "scan_strategy shards with wrong values, for cumprod 1 where the op gives 2", "torch/x.py:7",
+        "scan_strategy shards with wrong values, for cumprod got 1, expected 2", "torch/x.py:7",
         "present in torch 2.12.1 and 2.13.0; not 2.15.0 (fixed)", "aten.cumprod.default", "silent, everyday",
         "With the function replaced by replicas, its one finding is right. It is odd.", "x = 1",
         "prints DTensor gives 1 right is 2", "python scan_1.py", "Its script shows it on real gloo processes, torch 2.13.0.",

@@ -20,7 +20,7 @@ def wrong(part):
 def result(placement, held, together, want):
     ranks = [f"  rank {rank}  {text}" for rank, text in enumerate(held)]
     text = [f"result 0, {placement}", *ranks, f"  together  {together}", f"the op gives {want}"]
-    return parse_picture("\n".join(text), "rank 0 assembles the result")[0]
+    return parse_picture("\n".join(text), "rank 0: result gathered")[0]
 
 
 def test_each_tensor_is_a_part_with_a_box_for_each_rank():

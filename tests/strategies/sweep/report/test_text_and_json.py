@@ -25,7 +25,7 @@ def finding(verdict=Verdict.UNSOUND, op="aten.cumprod.default", inputs="S(1)", o
     rule = Rule(op, tuple(map(parse, inputs.split())), tuple(map(parse, outputs.split())))
     real = "gloo" if verdict is Verdict.UNSOUND else None
     facts = Finding(
-        rule, 2, verdict, "1 at [0] where the op gives 2", ("f64[2,4]", "-1"), "cumprod #1", real, "[1]", "[2]"
+        rule, 2, verdict, "differs at [0]: got 1, expected 2", ("f64[2,4]", "-1"), "cumprod #1", real, "[1]", "[2]"
     )
     return replace(facts, **more)
 
@@ -71,7 +71,7 @@ def test_json_obeys_the_schema(report):
 def test_a_finding_is_written_in_short_form():
     assert body_of(FULL)["findings"][0] == {
         "op": "aten.cumprod.default", "inputs": ["S(1)"], "outputs": ["S(1)"], "mesh": [2], "title": None, "verdict": "unsound",
-        "confirmed_on": "gloo", "reason": "1 at [0] where the op gives 2", "sample": ["f64[2,4]", "-1"],
+        "confirmed_on": "gloo", "reason": "differs at [0]: got 1, expected 2", "sample": ["f64[2,4]", "-1"],
         "origin": "cumprod #1", "elements": 0, "kinds": [["real", "1 axis"]], "got": "[1]", "want": "[2]",
         "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "command": None, "repro": None,
         "cause": None,
@@ -336,7 +336,7 @@ def test_a_narrow_page_says_the_same_as_a_wide_one():
 @pytest.mark.parametrize(("reason", "silent"), [
     ("rank 1 raises ValueError: odd", False), ("rank 0, 2 raises ValueError: odd", False), ("every rank raises TypeError: x", False),
     ("hangs: rank 0 waits in all_reduce", False), ("the process of rank 1 dies of signal 11", False),
-    ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", True), ("rank 0 assembles the result from S(0): 2 at [0] where the op gives 1", True),
+    ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", True), ("rank 0: result gathered from S(0) differs at [0]: got 2, expected 1", True),
 ])  # fmt: skip
 def test_silent_is_what_every_rank_goes_on_with(reason, silent):
     assert text_and_json.is_silent(finding(reason=reason)) is silent

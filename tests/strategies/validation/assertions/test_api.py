@@ -34,12 +34,12 @@ def wrong_of(op, rule, **options):
 
 @pytest.mark.parametrize(("op", "rule"), RIGHT)
 def test_a_right_rule_passes(op, rule):
-    assert assert_rule(op, rule, max_examples=25) is None
+    assert assert_rule(op, rule, max_examples=12) is None
 
 
 @pytest.mark.parametrize(("op", "rule", "where"), SOME_CALLS, ids=[f"{op} {rule}" for op, rule, _ in SOME_CALLS])
 def test_a_rule_that_is_right_of_some_calls_passes_on_those_alone(op, rule, where):
-    assert assert_rule(op, rule, where=where, max_examples=30) is None
+    assert assert_rule(op, rule, where=where, max_examples=15) is None
     assert wrong_of(op, rule).case.ranks == 2
 
 
