@@ -19,7 +19,9 @@ STEPS = 2
 EVERYWHERE = ("SGD", "AdamW")  # the others on one mesh: each new operator costs DTensor a search
 
 
-@pytest.mark.parametrize("layout", ["a row of four", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two by two", "strided"))])
+@pytest.mark.parametrize(
+    "layout", ["a row of four", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two by two", "strided"))]
+)
 def test_optimizers_move_as_on_one_device(layout):
     mesh_shape, placed = LAYOUTS[layout]
     names = tuple(OPTIMIZERS) if layout == "two by two" else EVERYWHERE

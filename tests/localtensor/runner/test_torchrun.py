@@ -83,7 +83,14 @@ sys.stdout.writelines(["two\\n", "three"])
     assert sorted(err.splitlines()) == [f"[rank {r}] to the other stream" for r in (0, 1)]
 
 
-@pytest.mark.parametrize(("on", "asked"), [("threads", {"ranks": 1}), ("threads", {"prefix": False}), pytest.param("gloo", {"prefix": False}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("on", "asked"),
+    [
+        ("threads", {"ranks": 1}),
+        ("threads", {"prefix": False}),
+        pytest.param("gloo", {"prefix": False}, marks=pytest.mark.slow),
+    ],
+)
 def test_the_prefix_is_left_out(on, asked, script, capfd):
     code, out, err = outcome(script(INIT + "print('plain')\n", on=on, **asked), capfd)
     assert (code, set(out), err) == (0, {"plain"}, "")

@@ -25,7 +25,9 @@ KEY = FindingKey(OP, "S(0) -> S(0)", *KIND)
 
 def finding(dim=0, verdict=Verdict.UNSOUND, kinds=(KIND,), op=OP, **more):
     rule = Rule(op, (Shard(dim),), (Shard(dim),))
-    return Finding(rule, 2, verdict, "differs at [0]: got 1, expected 2", ("f64[2]",), "#1", "gloo", kinds=kinds, **more)
+    return Finding(
+        rule, 2, verdict, "differs at [0]: got 1, expected 2", ("f64[2]",), "#1", "gloo", kinds=kinds, **more
+    )
 
 
 def report(*findings, **more):

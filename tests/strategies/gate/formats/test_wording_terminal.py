@@ -43,7 +43,7 @@ def test_what_is_new_comes_with_rule_reason_place_and_picture():
 
 
 def test_text_of_a_finding_is_no_markup():
-    assert "gives [bold]2" in shown(replace(CLEAN, findings=(NEW,)))
+    assert "expected [bold]2" in shown(replace(CLEAN, findings=(NEW,)))
 
 
 def test_forms_of_one_function_count_once_and_expired_ones_are_in_the_total():

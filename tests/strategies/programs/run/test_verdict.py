@@ -100,7 +100,7 @@ def test_placements_are_read_back(text, read):
 
 def test_none_where_a_tensor_should_be_is_wrong():
     found = confirmation_of(TRUTH, (2,), [ProgramRankResult("", (), ("-",), (None,), (None,), (None,))] * 2)
-    assert "it is None, not a tensor" in found.wrong
+    assert "is None, expected a tensor" in found.wrong
 
 
 def test_what_a_float_beyond_int64_becomes_is_not_compared():
