@@ -21,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -49,7 +49,10 @@ Work = Callable[[Any, ProgressNote], Any]
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
+    """What the task returned, and the seconds of processor time that it took in its worker."""
+
     value: Any
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,10 @@ def _worker_loop(pipe: Connection, noted: ctypes.c_longlong, parent: int) -> Non
             work, task = pickling.loads(pipe.recv_bytes())
         except EOFError:
             return
+        begun = time.process_time()
         try:
-            sent = pickling.dumps(TaskDone(work(task, note)))
+            value = work(task, note)
+            sent = pickling.dumps(TaskDone(value, time.process_time() - begun))
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
             sent = pickling.dumps(TaskFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         pipe.send_bytes(sent)

@@ -93,7 +93,6 @@ def validate_tasks(
             validate_task, list(todo.values()), limit=SECONDS, tick=tick if not attempt else _still(tick)
         )
         retried: dict[int, OverloadTask] = {}
-        since = time.perf_counter()
         for (at, task), answer in zip(todo.items(), answers, strict=True):
             if isinstance(answer, TaskDone):
                 found = answer.value
@@ -107,12 +106,11 @@ def validate_tasks(
                 continue
             else:
                 found = _abandoned(task, answer)
-            seconds = time.perf_counter() - since
+            seconds = answer.seconds if isinstance(answer, TaskDone) else 0.0
             for result in _with_deaths(found, deaths.pop(at, [])):
                 journal.add({**finding.task_line(result, seconds / len(found)), "run": run})
             if any(result.suspects or result.whole for result in found):
                 suspected()
-            since = time.perf_counter()
         todo = retried
         if not todo:
             return
