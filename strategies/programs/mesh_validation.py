@@ -17,7 +17,7 @@ from localtensor.layout import Layout, has_one_meaning
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Claim, Program, Sample, read_layout
 from strategies.programs.mesh_programs import copy_sample, draw_programs, smallest_wrong_program
-from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.program_oracle import has_partial, oracle_of_program
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation
 
@@ -60,10 +60,10 @@ def smallest_wrong_programs(found: Found) -> Found:
     known: dict[tuple[str, ...], Confirmation] = {}
 
     def run(program: Program) -> Confirmation:
-        text = (str(program), f"{program.seed} {program.draw}", program.sample.origin)
-        key = (*text, *program.sample.arguments())
+        values = f"{program.seed} {program.draw if has_partial(program) else 0}"
+        key = (str(program), values, program.sample.origin, *program.sample.arguments())
         if key not in known:
-            known[key] = run_simulated_programs([program])[0]
+            known[key] = run_simulated_programs([program], quick=True)[0]
         return known[key]
 
     by_fault: dict[str, tuple[Program, Confirmation]] = {}
@@ -72,7 +72,10 @@ def smallest_wrong_programs(found: Found) -> Found:
             smallest = cause_of(program, confirmation, run)
             # Programs that differ in seed and draw alone show the same fault.
             fault = f"{replace(smallest, seed=0, draw=0)}"
-            by_fault.setdefault(fault, (smallest, confirmation if smallest is program else run(smallest)))
+            if fault in by_fault:
+                continue
+            shown = confirmation if smallest is program else run_simulated_programs([smallest])[0]
+            by_fault[fault] = (smallest, shown) if shown.wrong else (program, confirmation)
     return list(by_fault.values())
 
 

@@ -39,6 +39,7 @@ from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
+from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, TaskResult
@@ -66,7 +67,8 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
         return []
     if task.home[0]:
         import_rules(*task.home)
-    results = _VALIDATORS[task.kind](task, note)
+    with cached_traces():
+        results = _VALIDATORS[task.kind](task, note)
     validate_laws(task, results, note)
     validate_context_parallel(task, results, note)
     return results

@@ -21,6 +21,11 @@ depend on, each value with its type.
 | propagate_op_sharding, propagate_op_sharding_non_cached,            |             |        |
 | _propagate_tensor_meta_non_cached (replaced for a while)            | 2.11 - 2.15 | 2.13   |
 | tensor._sharding_prop.LocalLRUCache                                 | 2.11 - 2.15 | 2.13   |
+| tensor._decompositions.DecompShardingStrategy:                      |             |        |
+| _propagate_through_decomp (replaced for a while, where a propagator |             |        |
+| has a decomp_strategy)                                              | by feature  | 2.13   |
+| sharding_propagator: op_strategy_funcs, op_to_rules,                |             |        |
+| op_single_dim_strategy_funcs                                        | 2.11 - 2.15 | 2.13   |
 | tensor._op_schema.OpSchema: op, args_schema, kwargs_schema          | 2.11 - 2.15 | 2.13   |
 | tensor._op_schema.OutputSharding: output_spec                       | 2.11 - 2.15 | 2.13   |
 | tensor._dtensor_spec.DTensorSpec: mesh, placements, tensor_meta,    |             |        |
@@ -41,6 +46,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
@@ -173,6 +179,54 @@ def _cached(
         return known[key]
 
     return answer
+
+
+_UNTRACEABLE = (RuntimeError, KeyError, IndexError)
+"""What a trace raises where the decomposition has no such placements: DTensor then tries the next ones."""
+
+
+@contextlib.contextmanager
+def cached_traces() -> Iterator[dict[Any, Any]]:
+    """While active, each decomposition is traced once for the same arguments and input placements; yields the results by key.
+
+    A trace sees one axis of a mesh of one rank, so it is the same for every mesh and rank.  It depends on the rules of the
+    ops that it enters: rules that are registered meanwhile begin a new table.
+    """
+    known: dict[Hashable, Any] = {}
+    if not hasattr(DTensor._op_dispatcher.sharding_propagator, "decomp_strategy"):  # torch 2.11
+        yield known
+        return
+    original: Any = DecompShardingStrategy._propagate_through_decomp
+
+    @functools.wraps(original)
+    def traced(self: Any, op_schema: OpSchema, placement: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+        try:
+            call = propagation_key(op_schema, placed=False)
+        except NotCacheable:
+            return original(self, op_schema, placement, mesh)
+        if not all(p is None or type(p) in _STATELESS for p in placement):
+            return original(self, op_schema, placement, mesh)
+        key = call, tuple(placement), _registered(self.sharding_prop)
+        if key not in known:
+            try:
+                known[key] = original(self, op_schema, placement, mesh)
+            except _UNTRACEABLE as error:
+                if type(error) not in _UNTRACEABLE:
+                    raise
+                known[key] = error
+        found = known[key]
+        if isinstance(found, Exception):
+            raise type(found)(*found.args)
+        return found
+
+    with replaced(DecompShardingStrategy, "_propagate_through_decomp", traced):
+        yield known
+
+
+def _registered(prop: Any) -> Hashable:
+    """What is registered with the propagator, by the functions' identities."""
+    names = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
+    return tuple(hash(tuple(map(id, getattr(prop, name, {}).values()))) for name in names)
 
 
 def propagation_key(schema: OpSchema, *, placed: bool = True) -> Hashable:

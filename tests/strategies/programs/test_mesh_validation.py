@@ -11,6 +11,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.oracle import run_oracle
 from strategies.model.rule import Program, Sample, read_layout
+from strategies.programs import mesh_validation
 from strategies.programs.mesh_programs import COPY
 from strategies.programs.mesh_validation import (
     MESHES,
@@ -75,6 +76,15 @@ def test_on_three_axes_the_same_fault_is_told_of_two():
     ((found, confirmation),) = smallest_wrong_programs([(program, *run_simulated_programs([program]))])
     assert described(found) == "planted.corners.default on (2,2), seed 0 draw 0: (S(0), S(1))"
     assert confirmation.wrong
+
+
+def test_a_smaller_program_that_is_wrong_in_lockstep_alone_is_not_the_finding(monkeypatch):
+    def simulated(programs, *, quick=False):
+        return [Confirmation("wrong" if quick else "") for _ in programs]
+
+    monkeypatch.setattr(mesh_validation, "run_simulated_programs", simulated)
+    program, confirmation = Program(MEANS, (2, 2), (read_layout("(S(0), S(0))"),)), Confirmation("wrong on threads")
+    assert smallest_wrong_programs([(program, confirmation)]) == [(program, confirmation)]
 
 
 def test_a_fault_that_one_axis_of_as_many_ranks_shows_is_that_axis():

@@ -1,7 +1,8 @@
-"""Also that each private part of torch that the room names is there."""
+"""Also that each private part of torch that the module names is there."""
 
 import contextlib
 import functools
+import math
 import weakref
 
 import pytest
@@ -10,7 +11,8 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute, debug
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute, debug, distribute_tensor
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
@@ -20,6 +22,7 @@ from strategies.torch_api.mesh_and_caches import (
     NotCacheable,
     averages_as_sums,
     cached_propagation,
+    cached_traces,
     clear_dtensor_caches,
     propagation_key,
     world_mesh,
@@ -252,3 +255,64 @@ def test_a_mesh_lives_as_long_as_it_is_part_of_a_question():
     )
     del mesh
     assert asked and kept() is not None
+
+
+TRACED = hasattr(PROPAGATOR, "decomp_strategy")
+
+
+@pytest.mark.skipif(not TRACED, reason="this torch has one tracer for all propagators, which is left as it is")
+class TestTraces:
+    @pytest.fixture
+    def traced(self, monkeypatch):
+        own, seen = DecompShardingStrategy._propagate_through_decomp, []
+
+        def trace(self, schema, placement, mesh):
+            seen.append(placement)
+            return own(self, schema, placement, mesh)
+
+        monkeypatch.setattr(DecompShardingStrategy, "_propagate_through_decomp", trace)
+        return seen
+
+    def results(self, mesh_shape, *, size=4):
+        """The placements of a loss, which DTensor traces, on this mesh; nothing is remembered from the call before."""
+        with lt.LocalTensorMode(math.prod(mesh_shape)):
+            clear_dtensor_caches()
+            mesh = world_mesh("cpu", mesh_shape, False)
+            x = distribute_tensor(torch.ones(size), mesh, [Shard(0)] + [Replicate()] * (len(mesh_shape) - 1))
+            return torch.nn.functional.smooth_l1_loss(x, x, reduction="none").placements
+
+    def test_a_decomposition_is_traced_once_for_all_meshes(self, traced):
+        plain = [self.results(shape) for shape in [(2,), (3,), (2, 2)]]
+        before = len(traced)
+        traced.clear()
+        with cached_traces() as known:
+            assert [self.results(shape) for shape in [(2,), (3,), (2, 2)]] == plain
+            assert len(traced) == len(set(traced)) == len(known) < before
+            self.results((2,), size=5)
+        assert len(traced) == 2 * len(set(traced))
+        traced.clear()
+        self.results((2,))
+        assert traced  # afterwards torch traces again
+
+    def test_a_rule_that_is_registered_meanwhile_is_asked(self, traced, monkeypatch):
+        with cached_traces():
+            self.results((2,))
+            once = len(traced)
+            rules = dict(PROPAGATOR.op_strategy_funcs)
+            monkeypatch.setattr(PROPAGATOR, "op_strategy_funcs", {**rules, next(iter(rules)): lambda schema: None})
+            self.results((2,))
+        assert len(traced) == 2 * once
+
+    def test_what_a_trace_raises_is_raised_again(self, monkeypatch):
+        tries = []
+
+        def refuse(self, schema, placement, mesh):
+            tries.append(placement)
+            raise KeyError("no such dim")
+
+        monkeypatch.setattr(DecompShardingStrategy, "_propagate_through_decomp", refuse)
+        with cached_traces():
+            for _ in range(2):
+                with pytest.raises(NotImplementedError, match="smooth_l1_loss"):
+                    self.results((2,))
+        assert len(tries) == len(set(tries))
