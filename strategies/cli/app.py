@@ -199,12 +199,8 @@ COMPARE_EXAMPLES = """Examples:
 \b
   localtensor compare train.py -n 8
       with the same script on one rank
-  localtensor compare train.py -n 8 --reference "single.py -n 1"
-      with another script
   localtensor compare train.py -n 8 --reference "train.py -n 4" -- --steps 2
       two configurations, both with --steps 2
-  localtensor compare "train.py --tp 2" -n 4 --mesh dp=2,tp=2 --json report.json
-      arguments of one script; named axes; for programs
 
 Exit codes: 0 equal; 1 a divergence; 2 usage; 3 nothing was compared, or a script failed; 130 stopped by Ctrl-C.
 """
