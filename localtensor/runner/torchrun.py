@@ -8,12 +8,13 @@ import functools
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from localtensor import errors
+from localtensor._util.events import Call
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
 from localtensor.errors.runs import DAY
@@ -42,17 +43,29 @@ class TorchrunOptions:
     note: str = ""  # printed before the script begins
 
 
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """What a caller sees of a script on rank threads: `around(rank)` is entered while that rank runs the script.
+
+    `calls` gets the calls of all ranks, if the run ends.
+    """
+
+    around: Callable[[int], AbstractContextManager[object]]
+    calls: list[Call] = field(default_factory=list)
+
+
 class InvalidNumber(Refusal, call="run", values="{argument}={value}"):
     """A number that `localtensor run` does not accept."""
 
 
-def run_script(options: TorchrunOptions) -> int:
+def run_script(options: TorchrunOptions, observer: Observer | None = None) -> int:
     """Run the script; returns the exit code of the first rank that failed, 0 if none did, 2 for invalid options.
 
+    `observer` sees the ranks, if they are threads.
     KeyboardInterrupt is raised again after all threads and processes of the run have ended.
     """
     try:
-        script = _checked_script(options)
+        script = checked_script(options)
     except errors.LocalTensorError as refused:
         _print_error(f"localtensor {refused}")
         return USAGE
@@ -64,7 +77,7 @@ def run_script(options: TorchrunOptions) -> int:
         _print_error(options.note)
     try:
         if options.on == "threads":
-            return _on_threads(options, script, prefix=prefix)
+            return _on_threads(options, script, observer, prefix=prefix)
         _report_isolation(["ranks are processes, which share nothing"], [], explain=options.explain_isolation)
         return torchrun_processes.run_processes(
             options.name,
@@ -89,7 +102,8 @@ def run_script(options: TorchrunOptions) -> int:
     return FAILED
 
 
-def _checked_script(options: TorchrunOptions) -> Script:
+def checked_script(options: TorchrunOptions) -> Script:
+    """The script, read.  Raises `Refusal` and the like for options that are not accepted, SyntaxError for the script."""
     if options.ranks < 1:
         raise errors.NoRanks("run", options.ranks)
     if options.ranks > MAX_RANKS:
@@ -124,7 +138,7 @@ def _first_on_path(options: TorchrunOptions) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> int:
+def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | None, *, prefix: bool) -> int:
     import torch.distributed as dist  # lazy: invalid options are refused without torch
 
     from localtensor.threads.run import run_in_threads
@@ -139,6 +153,8 @@ def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> in
         with ExitStack() as stack:
             if streams is not None:
                 stack.enter_context(streams.of(rank))
+            if observer is not None:
+                stack.enter_context(observer.around(rank))
             try:
                 torchrun_processes.execute(script)
             except SystemExit as leaving:
@@ -152,7 +168,9 @@ def _on_threads(options: TorchrunOptions, script: Script, *, prefix: bool) -> in
         try:
             limit = options.timeout or None
             report = functools.partial(_report_isolation, explain=options.explain_isolation)
-            run_in_threads(body, options.ranks, schedule, options.seed, limit, fresh=True, report=report)
+            done = run_in_threads(body, options.ranks, schedule, options.seed, limit, fresh=True, report=report)
+            if observer is not None:
+                observer.calls.extend(done.calls)
         except errors.ProgramFault as fault:
             if not any(codes.values()) or isinstance(fault, errors.RankRaised):
                 raise

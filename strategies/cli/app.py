@@ -194,6 +194,27 @@ def run(options: command_options.RunOptions) -> int:
         return run_script(TorchrunOptions(**asdict(options) | ranks, note=note))
 
 
+COMPARE_EXAMPLES = """Examples:
+
+\b
+  localtensor compare train.py -n 8
+      with the same script on one rank
+  localtensor compare train.py -n 8 --reference "train.py -n 4" -- --steps 2
+      two configurations, both with --steps 2
+
+Exit codes: 0 equal; 1 a divergence; 2 usage; 3 nothing was compared, or a script failed; 130 stopped by Ctrl-C.
+"""
+
+
+@app.command(cls=Command, epilog=COMPARE_EXAMPLES, short_help="Where a parallel script first goes wrong.")
+@takes_options()
+def compare(options: command_options.CompareOptions) -> int:
+    """Compare a torchrun script with another, or with itself on fewer ranks: does it compute the same, and where not?"""
+    from strategies.cli.commands.compare import run
+
+    return run(options)
+
+
 GATE_EXAMPLES = """Examples:
 
 \b

@@ -173,6 +173,24 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """`strategies.cli.commands.compare` reads them."""
+
+    script: Annotated[str, Argument(metavar="SCRIPT", help="The parallel script; or, in quotes, with its arguments.", show_default=False)]
+    arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="After --: arguments of both scripts.", show_default=False)] = ()
+    ranks: Annotated[int | None, Option("-n", "--ranks", help="How many ranks the parallel script has.  [default: 1, or -n in the quotes]", show_default=False)] = None
+    reference: Annotated[str, Option("--reference", metavar="TEXT", help='What it is compared with: "train.py -n 1".  [default: SCRIPT on 1 rank]', show_default=False)] = ""
+    mesh: Annotated[str, Option("--mesh", metavar="AXES", help="The axes of the ranks: dp=2,tp=4.  [default: those of the script's process groups]", show_default=False)] = ""
+    seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
+    timeout: Annotated[float, Option("--timeout", help="Seconds for each run of a script; 0 is no limit.")] = 0.0
+    json: Annotated[Path | None, Option("--json", help="Write the whole report here.", show_default=False)] = None
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        check_writable("localtensor compare", json=self.json)
+
+
+@dataclass(frozen=True, slots=True)
 class RacesOptions:
     target: Annotated[str, Option("--target", help="once: our cache; propagate: our propagator; dtensor: torch's own.")] = "once"
     schedules: Annotated[int | None, Option("--schedules", help="How many interleavings; for dtensor, rounds of free-running threads.  [default: 20000; propagate 2000; dtensor 20]", show_default=False)] = None

@@ -16,6 +16,7 @@ from localtensor.testing.compare import programs
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.watch import Watch
 
+ONE_DEVICE = "one device"
 MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence shows
 
 
@@ -25,7 +26,7 @@ class Comparison:
 
     `layouts` gives each observation's layout, such as "S(0), R", by its name.  `collectives` are those of the first rank, by
     line.  `notes` say what was changed for the
-    comparison (dropout that was switched off).
+    comparison (dropout that was switched off).  `reference` is what the program was compared with: one device, or a script.
     """
 
     mesh: Mapping[str, int]
@@ -35,8 +36,31 @@ class Comparison:
     call: str | None
     collectives: tuple[str, ...]
     notes: tuple[str, ...]
+    reference: str = ONE_DEVICE
 
     def __str__(self) -> str:
+        return self._named(self._text())
+
+    def _named(self, text: str) -> str:
+        """A text that speaks of one device, with what the reference is."""
+        return text.replace(ONE_DEVICE, self.reference)
+
+    def as_json(self) -> dict[str, Any]:
+        """What was compared, and the divergence, as values that json writes."""
+        found = self.divergence
+        divergence = None if found is None else {
+            "step": found.key.step, "kind": found.key.kind, "name": found.key.name, "call": found.key.call,
+            "value": str(found.key), "place": None if found.place is None else str(found.place),
+            "layout": found.layout, "because": self._named(found.what), "values": self._named(found.values),
+            "inner_call": None if self.call is None else self._named(self.call),
+        }  # fmt: skip
+        return {
+            "version": 1, "reference": self.reference, "mesh": dict(self.mesh), "equal": found is None,
+            "divergence": divergence, "compared": dict(self.layouts), "not_compared": dict(self.not_compared),
+            "collectives": list(self.collectives), "notes": list(self.notes), "text": str(self),
+        }  # fmt: skip
+
+    def _text(self) -> str:
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         lines = []
         if self.divergence is not None:
@@ -106,7 +130,7 @@ def compare(
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
     start = programs.start_of(program)
     findings, calls = _judge(program, start, None)
-    call = _first_call(program, start, findings)
+    call = first_call(lambda deep: _judge(program, start, deep)[0], findings)
     done = Comparison(
         dict(mesh),
         {str(key): str(layout) for key, layout in findings.layouts.items()},
@@ -177,35 +201,37 @@ def _judge(
     same = lambda x: x  # noqa: E731
     reference = programs.on_one_device(program, start, same, deep)
     again = programs.on_one_device(program, start, same, deep)
-    _check_deterministic(reference, again)
+    check_deterministic(reference, again)
     variants = tuple(
         programs.on_one_device(program, start, vary, deep)
         for vary in (programs.in_double, programs.with_noise(1), programs.with_noise(2))
     )
     ranks = programs.on_ranks(program, start, deep)
     sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
-    return first_divergence(sides), programs.collective_lines(program, ranks.calls)
+    return first_divergence(sides), programs.collective_lines(program.mesh, ranks.calls)
 
 
-def _first_call(program: programs.TrainingProgram, start: programs.Start, findings: Findings) -> str | None:
-    """The call of torch inside the module that goes wrong, with its line: both programs run once more for it."""
+def first_call(judge: Callable[[str], Findings], findings: Findings) -> str | None:
+    """The call of torch inside the module that goes wrong, with its line: both programs run once more for it.
+
+    `judge` compares them once more, and each call of torch inside the module of this name as well.
+    """
     found = findings.divergence
     if found is None or found.key.kind not in ("input", "output"):
         return None
-    module = found.key.name if found.key.kind == "output" else found.key.name.rpartition(".")[0]
-    again, _ = _judge(program, start, module)
-    inner = again.divergence
+    inner = judge(found.key.name if found.key.kind == "output" else found.key.name.rpartition(".")[0]).divergence
     if inner is None or not inner.key.kind.startswith("call of"):
         return None
     return f"{inner.key.kind.removeprefix('call of ')}{f', {inner.place}' if inner.place else ''}: {inner.what}"
 
 
-def _check_deterministic(first: Watch, second: Watch) -> None:
+def check_deterministic(first: Watch, second: Watch, argument: str = "build, batch and loss") -> None:
+    """Raises `NotComparable` if two runs of the reference from one seed saw different values."""
     for key, one in first.seen.items():
         other = second.seen.get(key)
         if other is None or not torch.equal(one.value.nan_to_num(), other.value.nan_to_num()):
             raise NotComparable(
-                f"{key} on one device differs between two runs from one seed", "build, batch and loss",
+                f"{key} on one device differs between two runs from one seed", argument,
                 "Take all randomness from torch's generator, and leave no state behind.",
             )  # fmt: skip
 

@@ -152,7 +152,7 @@ def _layout_of(
     if key.kind == GRADIENT_OF_OUTPUT:  # of a mean over the rank's own part of the batch
         parts = torch.Size([sides.mesh[axis] for axis in _mean_axes(sides, findings, key.step)]).numel()
         factors += [float(parts)] if parts > 1 else []
-    said = _layout_of_placements(held[0], len(sides.sizes))
+    said = layout_of_placements(held[0], len(sides.sizes))
     tensors = [x.value for x in held]
     if sides.declared is not None and all(x.dtype == sides.declared for x in tensors) and key.kind != "parameter":
         tensors = [x.to(one.value.dtype) for x in tensors]
@@ -166,7 +166,7 @@ def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
     return tuple(name for name in sides.mesh if name in sides.batch_axes or name in pending)
 
 
-def _layout_of_placements(one: Observation, axes: int) -> list[Layout]:
+def layout_of_placements(one: Observation, axes: int) -> list[Layout]:
     """The layout that a DTensor on the whole mesh says of itself."""
     if one.placements is None or len(one.placements) != axes:
         return []

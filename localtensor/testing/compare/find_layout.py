@@ -134,7 +134,13 @@ def _close(x: Tensor, y: Tensor) -> bool:
     if not (x.is_floating_point() or x.is_complex()):
         return False
     eps = torch.finfo(x.dtype).eps
-    return torch.allclose(x, y, rtol=16 * eps, atol=16 * eps * float(y.abs().max()) if y.numel() else 0, equal_nan=True)
+    return torch.allclose(
+        x,
+        y,
+        rtol=16 * eps,
+        atol=16 * eps * float(y.abs().nan_to_num(0.0, 0.0).max()) if y.numel() else 0,
+        equal_nan=True,
+    )
 
 
 def _layouts(held: Sequence[Tensor], sizes: Sequence[int], want: Tensor) -> Iterator[tuple[AxisLayout, ...]]:

@@ -121,20 +121,17 @@ def on_ranks(program: TrainingProgram, start: Start, deep: str | None = None) ->
     return run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore")
 
 
-def collective_lines(program: TrainingProgram, calls: Sequence[Call]) -> tuple[str, ...]:
+def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
     """The collectives of the first rank by the user's line, in the order of their first call.
 
     >>> from localtensor._util.events import Place
     >>> call = Call(0, "all_reduce", "1", (0, 2), 0, op="sum", place=Place("train.py", 31, "step"))
-    >>> dp = TrainingProgram(None, None, None, {"dp": 2, "tp": 2}, None, None, 1, (), 0)
-    >>> collective_lines(dp, [call, call])
+    >>> collective_lines({"dp": 2, "tp": 2}, [call, call])
     ('all_reduce sum over dp, train.py:31 in step, 2 times',)
     """
-    ranks = torch.arange(program.ranks).reshape(program.sizes)
-    axes = {
-        tuple(ranks.movedim(i, 0).reshape(program.sizes[i], -1)[:, 0].tolist()): name
-        for i, name in enumerate(program.mesh)
-    }
+    sizes = tuple(mesh.values())
+    ranks = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
+    axes = {tuple(ranks.movedim(i, 0).reshape(sizes[i], -1)[:, 0].tolist()): name for i, name in enumerate(mesh)}
     seen = Counter(
         (call.kind, call.op, call.group, call.place) for call in calls if call.rank == 0 and call.place is not None
     )

@@ -97,20 +97,41 @@ class Watch:
             self._forward = False
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The backward pass of a script, which is one forward pass to us."""
+        before, self._forward = self._forward, False
+        try:
+            yield
+        finally:
+            self._forward = before
+
+    @contextmanager
     def model(self, model: nn.Module) -> Iterator[None]:
         """Sees the modules of this model while it is entered."""
-        hooks = []
-        for name, module in model.named_modules():
-            hooks += self._hooks(plain_name(name), module)
+        hooks: list[Any] = []
+        self.see(model, "", hooks)
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _hooks(self, name: str, module: nn.Module) -> list[Any]:
+    def see(self, model: nn.Module, prefix: str = "", hooks: list[Any] | None = None) -> Any:
+        """Sees the modules of this model from now on, under names with this prefix; adds the hooks to `hooks`.
+
+        Returns the function that sees the start of the model's own calls; None if the model stands for another one.
+        """
+        found = []
+        for name, module in model.named_modules():
+            before, more = self._hooks(_joined(prefix, plain_name(name)), module)
+            found.append(before)
+            if hooks is not None:
+                hooks += more
+        return found[0]
+
+    def _hooks(self, name: str, module: nn.Module) -> tuple[Any, list[Any]]:
         if type(module) in _transparent():
-            return []
+            return None, []
         modes: list[_Calls] = []
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -135,20 +156,21 @@ class Watch:
             for leaf, x in enumerate(tree_leaves(output)):
                 self._add_with_gradient("output", name, x, call, leaf, place)
 
-        return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
+        hooks = [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
+        return before, hooks
 
     def _add_with_gradient(self, kind: str, name: str, x: object, call: int, leaf: int, place: Place | None) -> None:
         self.add(kind, name, x, call, leaf, place)
         if isinstance(x, Tensor) and x.requires_grad and kind == "output":
             x.register_hook(lambda grad: self.add("gradient of the output", name, grad, call, leaf, place))
 
-    def parameters(self, model: nn.Module, kind: str) -> None:
+    def parameters(self, model: nn.Module, kind: str, prefix: str = "") -> None:
         """Keeps all parameters, or their gradients, under `kind`; buffers with the first parameters."""
         for name, parameter in model.named_parameters():
-            self.add(kind, plain_name(name), parameter.grad if kind == "gradient" else parameter)
+            self.add(kind, _joined(prefix, plain_name(name)), parameter.grad if kind == "gradient" else parameter)
         if kind == "parameter":
             for name, buffer in model.named_buffers():
-                self.add("buffer", plain_name(name), buffer)
+                self.add("buffer", _joined(prefix, plain_name(name)), buffer)
 
 
 class _Calls(TorchFunctionMode):
@@ -176,6 +198,10 @@ def plain_name(name: str) -> str:
     'layers.0.up.weight'
     """
     return _WRAPPERS.sub("", name).removeprefix(".")
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def declared_dtype(model: nn.Module) -> torch.dtype | None:

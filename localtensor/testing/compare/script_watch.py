@@ -1,0 +1,177 @@
+"""What a script computes, seen without a change of it: torch's global hooks of modules and optimizers, in one rank.
+
+The first module that is called from outside any other is the model, whose name is empty; others that are called so are
+named by their class.  A step ends where an optimizer's step ends.
+
+Private parts of torch, which tests/localtensor/testing/compare/test_scripts.py guards:
+
+| part                                                              | torch       | tried on |
+|-------------------------------------------------------------------|-------------|----------|
+| distributed_c10d._world.pg_group_ranks: the groups of this rank   | 2.13        | 2.13     |
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from localtensor.testing.compare.programs import silence_dropout
+from localtensor.testing.compare.watch import Watch, declared_dtype
+
+BACKWARD = "the backward pass"
+"""The name under which `Watch.calls` counts the backward passes of a step."""
+
+
+@dataclass(slots=True)
+class ScriptWatch:
+    """One rank of a script: its `watch`, its `models` by name, and the `groups` of ranks that it has, by the ranks.
+
+    `vary` is applied to the parameters of each model before its first call, and to the arguments of all its calls.
+    """
+
+    watch: Watch
+    vary: Callable[[Tensor], Tensor] | None = None
+    models: dict[str, nn.Module] = field(default_factory=dict)
+    groups: dict[tuple[int, ...], str] = field(default_factory=dict)
+    dropouts: list[str] = field(default_factory=list)
+    _known: set[int] = field(default_factory=set)
+    _depth: int = 0
+    _stepping: int = 0
+    _of_class: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Sees the script that this thread runs inside the block."""
+        hooks = [
+            register_module_forward_pre_hook(self._before_module),
+            register_module_forward_hook(self._after_module, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        try:
+            with self.watch.forward(), _Backward(self.watch):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        before = None if id(module) in self._known else self._add(module)
+        varied = args if self.vary is None else tree_map(self._varied, args)
+        if before is not None:  # torch has listed this call's hooks already, and ours was not among them
+            before(module, varied, {})
+        return None if self.vary is None else varied
+
+    def _after_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth -= 1
+
+    def _varied(self, x: Any) -> Any:
+        return self.vary(x) if self.vary is not None and isinstance(x, Tensor) else x
+
+    def _add(self, module: nn.Module) -> Any:
+        """Makes a module one of the models; returns its own hook for the start of a call, if it has one."""
+        kind = type(module).__name__
+        number = self._of_class[kind]
+        name = "" if not self.models else f"{kind} {number + 1}" if number else kind
+        self._of_class[kind] += bool(self.models)
+        self.models[name] = module
+        self._known.update(map(id, module.modules()))
+        self.dropouts += silence_dropout(module)
+        self._see_groups()
+        if self.vary is not None:
+            with torch.no_grad():
+                for x in [*module.parameters(), *module.buffers()]:
+                    x.data = self.vary(x.data)
+        if self.watch.declared is None:
+            self.watch.declared = declared_dtype(module)
+        self.watch.parameters(module, "parameter", name)
+        return self.watch.see(module, name)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping += 1
+        if self._stepping == 1:  # an optimizer may call another's step
+            self._see_groups()
+            self._parameters_of(optimizer, "gradient")
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping -= 1
+        if not self._stepping:
+            self._parameters_of(optimizer, "parameter after the step")
+            self.watch.step += 1
+
+    def _parameters_of(self, optimizer: torch.optim.Optimizer, kind: str) -> None:
+        its = {id(x) for group in optimizer.param_groups for x in group["params"]}
+        for name, model in self.models.items():
+            if any(id(x) in its for x in model.parameters()):
+                self.watch.parameters(model, kind, name)
+
+    def _see_groups(self) -> None:
+        if dist.is_initialized():
+            for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
+                described = str(getattr(group, "group_desc", "") or "")
+                self.groups.setdefault(tuple(sorted(ranks)), described)
+
+
+class _Backward(TorchFunctionMode):
+    """Sees the loss where its `backward` is called; modules that are called inside are computed again, and not seen."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.backward:
+            return func(*args, **(kwargs or {}))
+        watch = self.watch
+        call = watch.calls[watch.step, BACKWARD]
+        watch.calls[watch.step, BACKWARD] += 1
+        watch.add("loss", "", args[0], call)
+        with watch.paused():
+            return func(*args, **(kwargs or {}))
+
+
+def mesh_of_groups(groups: dict[tuple[int, ...], str], ranks: int) -> dict[str, int] | None:
+    """The mesh whose axes are the finest that the groups of the ranks cut; None if no mesh has them all.
+
+    A group's description by DeviceMesh, `mesh_tp`, names its axis.
+
+    >>> mesh_of_groups({(0, 1): "mesh_tp", (2, 3): "mesh_tp", (0, 2): "mesh_dp", (0, 1, 2, 3): ""}, 4)
+    {'dp': 2, 'tp': 2}
+    >>> mesh_of_groups({(0, 1, 2, 3): "default_pg"}, 4)
+    {'ranks': 4}
+    >>> mesh_of_groups({(0, 1, 2): ""}, 4) is None
+    True
+    """
+    cuts, names = {1, ranks}, {}
+    for group, described in groups.items():
+        if len(group) < 2:
+            continue
+        stride = group[1] - group[0]
+        if any(b - a != stride for a, b in itertools.pairwise(group)):
+            continue  # a group of several axes, which have groups of their own
+        cuts |= {stride, stride * len(group)}
+        if described.startswith("mesh_"):
+            names[stride, stride * len(group)] = described.removeprefix("mesh_")
+    ordered = sorted(cuts)
+    pairs = list(itertools.pairwise(ordered))
+    if any(b % a for a, b in pairs):
+        return None
+    if len(pairs) == 1:
+        return {names.get(pairs[0], "ranks"): ranks}
+    if not pairs:
+        return {"ranks": 1}
+    return {names.get(pair, f"axis {i}"): pair[1] // pair[0] for i, pair in enumerate(reversed(pairs))}

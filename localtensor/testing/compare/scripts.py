@@ -1,0 +1,244 @@
+"""Two torchrun scripts, or two configurations of one, compared: `localtensor compare`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from localtensor._util.events import Call
+from localtensor.errors import NotComparable
+from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, checked_script, run_script
+from localtensor.testing.compare import programs
+from localtensor.testing.compare.api import Comparison, check_deterministic, first_call
+from localtensor.testing.compare.divergence import Findings, Sides, first_divergence, layout_of_placements
+from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
+from localtensor.testing.compare.script_watch import BACKWARD, ScriptWatch, mesh_of_groups
+from localtensor.testing.compare.watch import Key, Observation, Watch
+
+Options = TorchrunOptions
+NO_EVIDENCE = ("parameter", "buffer", "input")
+"""Values with which a program starts: that they are equal does not say that it computes the same."""
+IN_PARTS = "values that the ranks of the reference hold in parts"
+FEWER = "values that the reference does not have"
+OTHER_ROWS = "losses of several backward passes in a step, perhaps of other rows"
+
+
+@dataclass
+class _Ran:
+    """One run of a script: what each rank was seen to do, and the calls of collectives."""
+
+    ranks: list[ScriptWatch]
+    calls: Sequence[Call]
+
+
+@dataclass
+class _Scripts:
+    """Both scripts, and what is known of them so far: why values of the reference are not compared, for one."""
+
+    reference: TorchrunOptions
+    parallel: TorchrunOptions
+    mesh: Mapping[str, int] | None
+    progress: Callable[[str], None]
+    not_compared: dict[Key, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    calls: tuple[str, ...] = ()
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+
+def compare_scripts(
+    reference: TorchrunOptions,
+    parallel: TorchrunOptions,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Compare two scripts, each on its own number of rank threads; returns what was compared, with the divergence if any.
+
+    `mesh` are the axes of the parallel script's ranks; without it they are those of its process groups.  `progress` is called
+    with the name of each run.  The reference runs twice, and three times more to measure how far a right value may be away.
+
+    Raises `NotComparable` if a script fails, the reference gives other values when it runs again, or nothing was compared.
+    """
+    scripts = _Scripts(reference, parallel, mesh, progress)
+    findings = _judge(scripts, None)
+    call = first_call(lambda deep: _judge(scripts, deep), findings)
+    evidence = [key for key in findings.layouts if key.kind not in NO_EVIDENCE]
+    if findings.divergence is None and not evidence:
+        raise NotComparable(
+            "nothing was compared", "the scripts",
+            "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
+        )  # fmt: skip
+    return Comparison(
+        dict(scripts.axes),
+        {str(key): str(layout) for key, layout in findings.layouts.items()},
+        {str(key): why for key, why in findings.not_compared.items()},
+        findings.divergence,
+        call,
+        scripts.calls,
+        tuple(dict.fromkeys(scripts.notes)),
+        command_of(reference),
+    )
+
+
+def check_script(options: TorchrunOptions) -> None:
+    """Raises what `localtensor run` refuses: a script that is not there or cannot be read, numbers that it does not accept."""
+    checked_script(options)
+
+
+def command_of(options: TorchrunOptions) -> str:
+    """The script and its number of ranks, as in `train.py -n 4`."""
+    return f"{options.name} -n {options.ranks}"
+
+
+def _judge(scripts: _Scripts, deep: str | None) -> Findings:
+    """Runs both scripts, and compares them; `deep` is a module whose single calls are compared as well."""
+    first = _run(scripts, scripts.reference, "the reference", deep)
+    again = _run(scripts, scripts.reference, "the reference again", deep)
+    for one, other in zip(first.ranks, again.ranks, strict=True):
+        check_deterministic(one.watch, other.watch, command_of(scripts.reference))
+    variants = [_in_double(scripts, deep)]
+    for seed in (1, 2):
+        what = f"the reference with noise {seed}"
+        variants.append(_run(scripts, scripts.reference, what, deep, lambda seed=seed: programs.with_noise(seed)))  # type: ignore[misc]
+    ran = _run(scripts, scripts.parallel, "the parallel script", deep)
+    scripts.axes = scripts.mesh or _mesh(ran, scripts.parallel.ranks)
+    scripts.notes += [f"dropout of {name} is off" for name in first.ranks[0].dropouts]
+    whole = _Whole(scripts, [one.watch for one in first.ranks])
+    reference = whole.of_reference()
+    made = tuple(whole.of([one.watch for one in variant.ranks]) for variant in variants)
+    sides = Sides(reference, made, tuple(one.watch for one in ran.ranks), scripts.axes, ())
+    sides = replace(sides, batch_axes=_batch_axes(sides))
+    _leave_out_losses(scripts, sides)
+    scripts.calls = programs.collective_lines(scripts.axes, ran.calls)
+    findings = first_divergence(sides)
+    findings.not_compared.update(scripts.not_compared)
+    nan = [key for key in findings.layouts if not bool(reference.seen[key].value.isfinite().all())]
+    scripts.notes += [f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1]]
+    if findings.divergence is None:
+        others = (key for one in sides.ranks for key in one.seen)
+        more = dict.fromkeys(key for key in others if key not in reference.seen and key not in scripts.not_compared)
+        findings.not_compared.update(dict.fromkeys(more, FEWER))
+    else:
+        scripts.notes += _remarks(findings)
+    return findings
+
+
+def _run(
+    scripts: _Scripts,
+    options: TorchrunOptions,
+    what: str,
+    deep: str | None,
+    vary: Callable[[], Callable[[Tensor], Tensor] | None] = lambda: None,
+) -> _Ran:
+    scripts.progress(what)
+    watches = [ScriptWatch(Watch(deep=deep), vary()) for _ in range(options.ranks)]
+    observer = Observer(lambda rank: watches[rank].hooks())
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run_script(options, observer)
+    if code:
+        said = [line for line in err.getvalue().splitlines() if line.strip()]
+        at = next((line for line in said if not line.startswith("[")), said[-1] if said else "it says nothing")
+        problem = (
+            at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
+        )
+        raise NotComparable(
+            problem, command_of(options), f"See what `localtensor run -n {options.ranks} {options.name}` prints."
+        )
+    return _Ran(watches, observer.calls)
+
+
+def _in_double(scripts: _Scripts, deep: str | None) -> _Ran:
+    """The reference in double precision; nothing if the script does not run so, as with a dtype that it names itself."""
+    try:
+        return _run(scripts, scripts.reference, "the reference in double precision", deep, lambda: programs.in_double)
+    except NotComparable:
+        scripts.notes.append("the reference does not run in double precision; the tolerance is measured by noise alone")
+        return _Ran([ScriptWatch(Watch()) for _ in range(scripts.reference.ranks)], ())
+
+
+def _mesh(ran: _Ran, ranks: int) -> dict[str, int]:
+    every = [item for one in ran.ranks for item in one.groups.items()]
+    groups = dict(sorted(every, key=lambda item: bool(item[1])))  # a rank outside a group does not know its name
+    found = mesh_of_groups(groups, ranks)
+    if found is None:
+        raise NotComparable("the process groups of the ranks cut no mesh", "mesh", "Name it: --mesh dp=2,tp=2.")
+    return found
+
+
+@dataclass
+class _Whole:
+    """The reference's ranks put together: what they hold alike, and what a DTensor says to be sharded, by its layout."""
+
+    scripts: _Scripts
+    ranks: Sequence[Watch]
+    layouts: dict[Key, Layout | None] = field(default_factory=dict)
+
+    def of_reference(self) -> Watch:
+        for key, one in self.ranks[0].seen.items():
+            held = [rank.seen.get(key) for rank in self.ranks]
+            values = [x.value for x in held if x is not None]
+            said = layout_of_placements(one, 1)
+            if all(x is not None and x.placements is None for x in held) and _equal(values):
+                self.layouts[key] = None
+            elif said and len(values) == len(self.ranks):
+                self.layouts[key] = said[0]
+            else:
+                self.scripts.not_compared[key] = IN_PARTS
+        return self.of(self.ranks)
+
+    def of(self, ranks: Sequence[Watch]) -> Watch:
+        """One watch of these ranks, under the layouts that the reference's values have."""
+        made = replace(ranks[0], seen={})
+        for key, layout in self.layouts.items():
+            held = [rank.seen[key] for rank in ranks if key in rank.seen]
+            if len(held) < len(ranks):
+                continue
+            values = [x.value for x in held]
+            whole = values[0] if layout is None else assemble_layout(values, [len(ranks)], layout)
+            if whole is not None:
+                made.seen[key] = Observation(whole, None, held[0].place)
+        return made
+
+
+def _equal(values: Sequence[Tensor]) -> bool:
+    one = values[0]
+    return all(x.shape == one.shape and torch.equal(x.nan_to_num(), one.nan_to_num()) for x in values[1:])
+
+
+def _batch_axes(sides: Sides) -> tuple[str, ...]:
+    """The axes along which the ranks have rows of the batch: those of the first argument of the model, and by name."""
+    found = set(programs.batch_axes_of(sides.mesh))
+    for key, one in sides.reference.seen.items():
+        if key.kind == "input" and key.name == "" and one.value.dim():
+            held = [rank.seen[key].value for rank in sides.ranks if key in rank.seen]
+            layout = (
+                find_layout(held, sides.sizes, one.value, sides.slack(key)) if len(held) == len(sides.ranks) else None
+            )
+            axes = layout.axes if layout is not None else ()
+            found |= {name for name, axis in zip(sides.mesh, axes, strict=False) if (axis.kind, axis.dim) == ("S", 0)}
+            break
+    return tuple(name for name in sides.mesh if name in found)
+
+
+def _leave_out_losses(scripts: _Scripts, sides: Sides) -> None:
+    """Losses of accumulated gradients: another number of them, or of other rows, does not correspond."""
+    for key in [key for key in sides.reference.seen if key.kind == "loss"]:
+        alone, many = (watch.calls[key.step, BACKWARD] for watch in (sides.reference, sides.ranks[0]))
+        if alone != many or (alone > 1 and sides.batch_axes):
+            scripts.not_compared[key] = OTHER_ROWS
+            del sides.reference.seen[key]
+
+
+def _remarks(findings: Findings) -> Iterable[str]:
+    """What a divergence at the start of a script means: the scripts do not start alike."""
+    key = findings.divergence.key if findings.divergence is not None else Key(0, "", "")
+    if key.kind == "input" and key.name == "":
+        yield "the global batches differ: both scripts have to draw the same one, and each rank its rows of it"
+    if key.kind in ("parameter", "buffer"):
+        yield "the scripts start from different parameters: let both load the same ones, or make them from one seed"

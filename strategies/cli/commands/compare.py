@@ -1,0 +1,91 @@
+"""`localtensor compare`: a torchrun script compared with another, or with itself on fewer ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from dataclasses import replace
+
+from localtensor.errors import LocalTensorError
+from localtensor.testing.compare.api import Comparison
+from localtensor.testing.compare.scripts import Options as TorchrunOptions
+from localtensor.testing.compare.scripts import check_script, compare_scripts
+from strategies.base.options import BadOption
+from strategies.base.progress import error_console
+from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG
+from strategies.cli.options import CompareOptions, deliver_text, fail
+
+CALL = "localtensor compare"
+
+
+def run(options: CompareOptions) -> int:
+    """The exit code: 0 equal, 1 a divergence, 2 for invalid options, 3 if nothing was compared."""
+    try:
+        parallel = _script(options, options.script, options.ranks, "SCRIPT")
+        reference = replace(parallel, ranks=1)
+        if options.reference:
+            reference = _script(options, options.reference, None, "--reference")
+        mesh = _mesh(options, parallel.ranks)
+        for script in (parallel, reference):
+            check_script(script)
+    except (LocalTensorError, SyntaxError) as error:
+        said = f"{CALL}: {error}." if isinstance(error, SyntaxError) else str(error)
+        return fail(said.replace("localtensor run:", f"{CALL}:", 1).replace("run:", f"{CALL}:", 1), EXIT_USAGE)
+    console = error_console()
+    shown = console.is_terminal and not options.quiet
+    try:
+        with console.status("the reference") as status:
+            done = compare_scripts(
+                reference, parallel, mesh=mesh, progress=lambda what: status.update(what) if shown else None
+            )
+    except LocalTensorError as error:
+        return fail(str(error), EXIT_NOTHING)
+    files = [(options.json, as_json(done))] if options.json is not None else []
+    return deliver_text(f"{done}\n", files, EXIT_CLEAN if done.divergence is None else EXIT_WRONG)
+
+
+def as_json(done: Comparison) -> str:
+    """The text of the file that --json writes."""
+    return json.dumps(done.as_json(), indent=1) + "\n"
+
+
+def _script(options: CompareOptions, text: str, ranks: int | None, option: str) -> TorchrunOptions:
+    """A script by its text: `-n` or `--ranks` before `--` is its number of ranks, all other words are its own arguments."""
+    try:
+        name, *words = shlex.split(text)
+    except ValueError as error:
+        problem = "it names no script" if not text.strip() else str(error)
+        raise BadOption(CALL, option, repr(text), problem, 'Pass "train.py -n 1".') from None
+    own: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            own += words
+            break
+        if word not in ("-n", "--ranks"):
+            own.append(word)
+            continue
+        if not words or not words[0].isdecimal():
+            raise BadOption(CALL, option, repr(text), f"{word} needs a number of ranks", 'Pass "train.py -n 1".')
+        if ranks is not None and option == "SCRIPT":
+            raise BadOption(CALL, option, repr(text), "it has a second number of ranks", "Pass -n once.")
+        ranks = int(words.pop(0))
+    arguments = (*own, *options.arguments)
+    return TorchrunOptions(name, arguments, 1 if ranks is None else ranks, seed=options.seed, timeout=options.timeout)
+
+
+def _mesh(options: CompareOptions, ranks: int) -> dict[str, int] | None:
+    if not options.mesh:
+        return None
+    mesh: dict[str, int] = {}
+    for part in options.mesh.split(","):
+        name, _, size = part.strip().partition("=")
+        if not name or not size.isdecimal() or int(size) < 1 or name in mesh:
+            raise BadOption(CALL, "--mesh", repr(options.mesh), f"{part!r} is no axis", "Pass --mesh dp=2,tp=4.")
+        mesh[name] = int(size)
+    count = math.prod(mesh.values())
+    if count != ranks:
+        problem = f"it has {count} ranks, and the parallel script has {ranks}"
+        raise BadOption(CALL, "--mesh", repr(options.mesh), problem, f"Pass axes of {ranks} ranks.")
+    return mesh

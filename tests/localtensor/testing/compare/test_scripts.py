@@ -1,0 +1,212 @@
+"""`localtensor compare`: two scripts, the parallel one right or wrong in one line; and scripts that cannot be compared."""
+
+import json
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import localtensor as lt
+from localtensor.errors import NotComparable
+from localtensor.runner.torchrun import TorchrunOptions
+from localtensor.testing.compare.script_watch import ScriptWatch
+from localtensor.testing.compare.scripts import compare_scripts
+from localtensor.testing.compare.watch import Key, Watch
+
+TENSOR_PARALLEL = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+class Linear(nn.Module):
+    def __init__(self, rows, columns, dim):
+        super().__init__()
+        whole, self.dim = torch.randn(rows, columns), dim
+        self.weight = nn.Parameter(whole.chunk(dist.get_world_size(), dim)[dist.get_rank()].clone())
+
+    def forward(self, x):
+        if self.dim == 0:
+            return F.linear(x if "no_grad_sum" in sys.argv else SumGradient.apply(x), self.weight)
+        y = F.linear(x, self.weight)
+        return y if "no_sum" in sys.argv else Sum.apply(y)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), Linear(16, 8, 0), Linear(8, 16, 1)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = Block()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+criterion = nn.MSELoss()
+for step in range(2):
+    x = torch.randn(4, 8)
+    criterion(model(x), torch.zeros(4, 8)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+DATA_PARALLEL = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+mesh = init_device_mesh("cpu", (int(sys.argv[1]),), mesh_dim_names=("dp",))
+rank, size = mesh.get_rank(), mesh.size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+if "plain" not in sys.argv:
+    model = DistributedDataParallel(model, process_group=mesh.get_group())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    batch = torch.randn(8, 4)
+    rows = batch.chunk(size)[rank]
+    model(rows).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def made(text, *arguments, ranks=1, name="train.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return TorchrunOptions(str(path), tuple(map(str, arguments)), ranks)
+
+    return made
+
+
+def test_a_tensor_parallel_script_is_equal_to_one_rank(script):
+    done = compare_scripts(script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, ranks=2))
+    assert done.divergence is None and done.mesh == {"ranks": 2} and not done.not_compared
+    assert (
+        done.layouts["output of up, step 1"] == "S(1)"
+        and done.layouts["parameter after the step of up.weight, step 1"] == "S(0)"
+    )
+    assert done.layouts["the loss, step 0"] == done.layouts["output of MSELoss, step 0"] == "R"
+
+
+def test_a_missing_all_reduce_is_named_with_its_line(script):
+    done = compare_scripts(script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, "no_sum", ranks=2))
+    found = done.divergence
+    assert (
+        found.key == Key(0, "output", "down")
+        and found.layout == "P(sum)"
+        and "all_reduce over ranks is missing" in found.what
+    )
+    assert found.place is not None and found.place.file.endswith("train.py") and "train.py -n 1" in str(done)
+    written = json.loads(json.dumps(done.as_json()))
+    assert not written["equal"] and written["divergence"]["name"] == "down" and "one device" not in json.dumps(written)
+
+
+def test_a_missing_reduction_of_a_gradient_is_named_by_its_parameter(script):
+    done = compare_scripts(script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, "no_grad_sum", ranks=2))
+    assert done.divergence is not None and "norm" in done.divergence.key.name and "missing" in done.divergence.what
+
+
+def test_two_configurations_compare_what_the_reference_holds_whole(script):
+    done = compare_scripts(script(TENSOR_PARALLEL, ranks=2), script(TENSOR_PARALLEL, ranks=4))
+    assert done.divergence is None and done.layouts["output of the whole model, step 1"] == "R"
+    assert done.not_compared["output of up, step 0"] == "values that the ranks of the reference hold in parts"
+    wrong = compare_scripts(script(TENSOR_PARALLEL, ranks=2), script(TENSOR_PARALLEL, "no_sum", ranks=4))
+    assert wrong.divergence is not None
+
+
+def test_a_data_parallel_script_has_its_rows_by_the_first_argument(script):
+    done = compare_scripts(script(DATA_PARALLEL, 1), script(DATA_PARALLEL, 2, ranks=2))
+    assert (
+        done.divergence is None
+        and done.mesh == {"ranks": 2}
+        and done.layouts["input of the whole model, step 0"] == "S(0)"
+    )
+    wrong = compare_scripts(script(DATA_PARALLEL, 1), script(DATA_PARALLEL, 2, "plain", ranks=2))
+    assert (
+        wrong.divergence.key.kind == "gradient"
+        and "all_reduce of the gradient over ranks is missing" in wrong.divergence.what
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import os, torch\ntorch.nn.Linear(2, 2)(torch.tensor([[1.0, int.from_bytes(os.urandom(3), 'big')]]))", "two runs from one seed"),
+        ("import torch\nprint(torch.ones(2))", "nothing was compared"),
+        ("import torch, sys\nm = torch.nn.Linear(2, 2)\nm(torch.ones(2))\nif int(__import__('os').environ['WORLD_SIZE']) > 1: raise ValueError('lost')", "ValueError: lost"),
+        ("import os, torch\nm = (torch.nn.Linear if os.environ['WORLD_SIZE'] == '1' else torch.nn.ReLU)(*[2, 2][: 2 * (os.environ['WORLD_SIZE'] == '1')])\nif os.environ['WORLD_SIZE'] == '1': m(torch.ones(2))", "nothing was compared"),
+    ],
+    ids=["not deterministic", "no modules", "a rank dies", "no counterpart"],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_said_in_one_sentence(script, text, problem):
+    with pytest.raises(NotComparable, match=problem) as refused:
+        compare_scripts(script(text), script(text, ranks=2))
+    assert "\n" not in str(refused.value)
+
+
+def test_nan_in_both_is_noted(script):
+    text = "import torch\ntorch.manual_seed(0)\ntorch.nn.Linear(2, 2)(torch.full((2,), torch.nan))"
+    done = compare_scripts(script(text), script(text, ranks=2))
+    assert done.divergence is None and any("NaN or infinity in both" in note for note in done.notes)
+
+
+def test_other_batches_are_noted(script):
+    text = """
+    import os, torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 2)
+    torch.manual_seed(int(os.environ["WORLD_SIZE"]))
+    model(torch.randn(4, 2))
+    """
+    done = compare_scripts(script(text), script(text, ranks=2))
+    assert done.divergence.key.kind == "input" and any("global batches differ" in note for note in done.notes)
+
+
+def test_the_groups_of_a_rank_are_where_we_look():
+    def groups():
+        seen = ScriptWatch(Watch())
+        from torch.distributed.device_mesh import init_device_mesh
+
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        with seen.hooks():
+            nn.Linear(1, 1)(torch.ones(1))
+        return {ranks: name for ranks, name in seen.groups.items() if name.startswith("mesh_")}
+
+    assert lt.run(groups, ranks=4, leftovers="ignore").values[0] == {(0, 1): "mesh_tp", (0, 2): "mesh_dp"}
