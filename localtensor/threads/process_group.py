@@ -26,7 +26,10 @@ from localtensor.threads.simulation import Simulation
 
 
 class RankWork(Work):
-    """The Work of one rank's call; torch's C++ calls `wait` and `get_future`, Python the rest."""
+    """The Work of one rank's call; torch's C++ calls `wait` and `get_future`, Python the rest.
+
+    It is named as gloo's: programs print and compare the name of its type.
+    """
 
     def __init__(self, simulation: Simulation, ticket: Ticket, outputs: Sequence[Tensor]) -> None:
         super().__init__()
@@ -95,6 +98,9 @@ class RankWork(Work):
         if "get_future" not in caller.co_names:
             future.wait()
         return future
+
+
+RankWork.__name__, RankWork.__qualname__, RankWork.__module__ = Work.__name__, Work.__qualname__, Work.__module__
 
 
 class _WaitingFuture(torch.futures.Future):
@@ -178,6 +184,7 @@ class Kernels:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.enter()
+        _count(group, rank, op.kind)
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
         part, returns_work = self._contribution(wire_op, call, rank, group)
@@ -213,7 +220,8 @@ class Kernels:
         self.held_works[rank][work] = None
         watch = self.watches[rank]
         if read is not None and self.simulation.run_token.here() == rank:  # a watch belongs to one thread
-            outputs = [] if sends else writes
+            read = [x for x in read if x.layout == torch.strided]  # a sparse tensor has no memory of its own
+            outputs = [] if sends else [x for x in writes if x.layout == torch.strided]
             written = {id(x) for x in outputs}
             self._in_flight.add(ticket)
             watch.begin(ticket, [x for x in read if id(x) not in written], outputs)
@@ -244,7 +252,7 @@ class Kernels:
     def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Write results to buffers unseen by autograd and modes, as a real backend does."""
         if self._in_flight:
-            self._written.update((_storage(x), part.rank) for x in buffers)
+            self._written.update((_storage(x), part.rank) for x in buffers if x.layout == torch.strided)
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
             torch._C._DisableTorchDispatch(),
@@ -272,6 +280,7 @@ class Kernels:
         """Post a send or receive; returns its Work."""
         simulation = self.simulation
         rank = simulation.enter()
+        _count(group, rank, name)
         line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
@@ -296,6 +305,13 @@ class Kernels:
         )
         simulation.pause()
         return work.boxed()
+
+
+_COUNTED_TWICE = frozenset({"monitored_barrier", "reduce_scatter"})  # gloo makes other calls of them
+
+
+def _count(group: Group, rank: int, kind: str) -> None:
+    group.calls_made[rank] = group.calls_made.get(rank, 0) + (2 if kind in _COUNTED_TWICE else 1)
 
 
 NO_LIMIT = c10d.default_pg_timeout  # torch passes it where the program has given no time limit
