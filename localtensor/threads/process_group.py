@@ -146,6 +146,7 @@ class Kernels:
         # By rank: C++ does not keep the Python side of a Work alive.
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = completed_work()
+        self.profiling: set[int] = set()  # the ranks whose profiles have events of their calls
         self._in_flight: set[Ticket] = set()  # those whose buffers are watched
         self._written: dict[int, int] = {}  # meanwhile: the storages that got results, each with its last rank
 
@@ -187,6 +188,8 @@ class Kernels:
         _count(group, rank, op.kind)
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
+        if rank in self.profiling and op.kind != "monitored_barrier":
+            _record_event(op.kind, call.reads)
         part, returns_work = self._contribution(wire_op, call, rank, group)
         if group.cut_off:
             simulation.check_connected(part)
@@ -284,6 +287,8 @@ class Kernels:
         line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
+        if rank in self.profiling:
+            _record_event(name, tensors)
         inputs = [x.detach().clone() for x in tensors] if sends else None
         signature = tuple([(x.dtype, x.shape) for x in tensors])
         part = Contribution(
@@ -305,6 +310,26 @@ class Kernels:
         )
         simulation.pause()
         return work.boxed()
+
+
+# The names of gloo's events, where they are not those of the calls.
+_EVENTS = {
+    "all_gather_into_tensor": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "reduce_scatter": "all_reduce",
+    "reduce_scatter_tensor": "all_reduce",
+    "recv_": "recv",
+    "recv_any_source_": "recvAnySource",
+}
+
+
+def _record_event(kind: str, reads: Reads) -> None:
+    """Put a call into the profile of its rank, under gloo's name; a list that is scattered makes an event of each item."""
+    name, tensors = f"gloo:{_EVENTS.get(kind, kind)}", list(flat_tensors(reads))
+    for inputs in [[x] for x in tensors] if kind == "reduce_scatter" else [tensors]:
+        with torch._C._profiler._RecordFunctionFast(name, inputs):
+            pass
 
 
 _COUNTED_TWICE = frozenset({"monitored_barrier", "reduce_scatter"})  # gloo makes other calls of them
