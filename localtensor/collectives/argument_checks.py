@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # gloo works on the memory of these as it lies: with gaps, it writes elements to the wrong places.
 _REQUIRE_DENSE = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "broadcast"})
 _REQUIRE_CONTIGUOUS = frozenset({"scatter", "reduce_scatter", "all_to_all_single"})  # rows go in memory order
+SPARSE_ALL_REDUCE = "sparse_all_reduce"
+_NOT_ADDED_SPARSE = frozenset({torch.float16, torch.bool})  # torch has no sum of two sparse tensors of these
 _ReduceOp: Any = dist.ReduceOp
 REDUCTION_NAMES = {
     int(getattr(_ReduceOp.RedOpType, name)): name.lower()
@@ -53,6 +55,8 @@ def check_rank_arguments(kind: str, brought: CallArguments, rank: int, members: 
         check_rank(kind, "root", brought.root, len(members))
     if kind == "all_gather" or (kind == "gather" and rank == members[brought.root or 0]):
         check_length(kind, rank, brought.writes, len(members))
+    if kind == SPARSE_ALL_REDUCE:
+        _check_sparse(kind, brought)
     if kind in _REQUIRE_DENSE:
         for x in brought.writes:
             check_dense(kind, {"tensor": x})
@@ -61,6 +65,13 @@ def check_rank_arguments(kind: str, brought: CallArguments, rank: int, members: 
     elif kind in _REQUIRE_CONTIGUOUS:
         for x in brought.writes:
             check_contiguous(kind, {"output": x})
+
+
+def _check_sparse(kind: str, brought: CallArguments) -> None:
+    """Raises `NotDense` where the gloo backend has no reduction of sparse tensors."""
+    for x in brought.writes:
+        if brought.op != "sum" or x.dtype in _NOT_ADDED_SPARSE:
+            check_dense(kind, {"tensor": x})
 
 
 def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int, ranks: int) -> None:

@@ -23,7 +23,12 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor.collectives import reference
-from localtensor.collectives.argument_checks import PREMUL_SUM, REDUCTION_NAMES, reduction_name
+from localtensor.collectives.argument_checks import (
+    PREMUL_SUM,
+    REDUCTION_NAMES,
+    SPARSE_ALL_REDUCE,
+    reduction_name,
+)
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotServed
 from localtensor.layout.reductions import PremulSum
@@ -72,6 +77,8 @@ class CollectiveOp:
     def read_call(self, arguments: Sequence[Any]) -> "tuple[CollectiveOp, CallArguments]":
         """The op that the calls of the peers must match, and what this call brings to it."""
         call = self.read(*arguments)
+        if self.kind == "all_reduce" and call.reads.layout == torch.sparse_coo:
+            return _SPARSE_ALL_REDUCE, call
         if self.single is None or len(call.reads) != 1:
             return self, call
         return COLLECTIVE_OPS[self.single], replace(call, reads=call.reads[0])
@@ -216,6 +223,13 @@ COLLECTIVE_OPS: dict[str, CollectiveOp] = {
 }
 
 
+_SPARSE_ALL_REDUCE = CollectiveOp(
+    SPARSE_ALL_REDUCE,
+    COLLECTIVE_OPS["allreduce_"].read,
+    lambda parts: _one_each(reference.sparse_all_reduce(_inputs(parts))),
+)
+
+
 @functools.cache
 def completed_work() -> object:
     """A completed Work, boxed for the dispatcher."""
@@ -277,7 +291,7 @@ def kernels_in_place(kernels: object) -> Iterator[None]:
             warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # intended
             for name, schema in _collective_ops():
                 full, has = f"c10d::{name}", torch._C._dispatch_has_kernel_for_dispatch_key
-                # Sparse ones included where the op takes them, so that they are refused.
+                # Sparse ones where the op takes them.
                 for key in ("CPU", "CUDA", *(key for key in ("SparseCPU", "SparseCUDA") if has(full, key))):
                     kernel = _kernel(serving, name, schema, _previous_kernel(full, key))
                     library.impl(name, kernel, key, allow_override=True)

@@ -40,6 +40,27 @@ def all_reduce(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
     return [_fresh(total) for _ in held]
 
 
+def sparse_all_reduce(held: Sequence[Tensor]) -> list[Tensor]:
+    """Every rank holds the sum of all ranks' COO tensors, coalesced; each rank's own is coalesced first, as gloo does.
+
+    Raises `ShapesDiffer` for different numbers of sparse dims, too.
+
+    >>> x = torch.sparse_coo_tensor([[1]], [5.0], (3,))
+    >>> sparse_all_reduce([x, x])[1].to_dense()
+    tensor([ 0., 10.,  0.])
+    """
+    call = "sparse_all_reduce"
+    named = checks.name_held(call, held)
+    checks.check_one_kind(call, named)
+    checks.check_shapes(call, {name: x.shape[: x.sparse_dim()] for name, x in named.items()})
+    checks.check_shapes(call, checks.shapes_of(named))
+    total = held[0].coalesce().clone()
+    for x in held[1:]:
+        total += x.coalesce()
+    total = total.coalesce()
+    return [total.clone() for _ in held]
+
+
 def reduce(held: Sequence[Tensor], op: ReductionOp = "sum", *, root: int) -> list[Tensor]:
     """The root holds the reduction of all ranks' tensors; the others hold what they brought.
 

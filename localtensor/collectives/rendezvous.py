@@ -177,6 +177,7 @@ class Group:
     name: str
     ranks: tuple[int, ...]
     counts: dict[int, int] = field(default_factory=dict)
+    calls_made: dict[int, int] = field(default_factory=dict)  # by rank, messages included, as gloo counts them
     open: dict[int, Rendezvous] = field(default_factory=dict)
     closed: list[Contribution] = field(default_factory=list)
     timeouts: dict[int, float] = field(default_factory=dict)  # seconds, of ranks that gave the group a time limit

@@ -22,8 +22,13 @@ from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.collectives.rendezvous import Group
 from localtensor.errors import BadGroup, GroupMismatch, NotServed, TorchChanged
 from localtensor.threads import rank_world
-from localtensor.threads.store import file_store, tcp_store
+from localtensor.threads.store import RankStore, file_store, tcp_store
 
+STORES: dict[type[Any], Callable[..., RankStore]] = {
+    torch.distributed.TCPStore: tcp_store,
+    torch.distributed.FileStore: file_store,
+    torch.distributed.HashStore: RankStore,  # of the ranks and threads that refer to it; torch's would stop them all
+}
 FAKE = "fake"  # torch's backend that does nothing; used as it is
 
 
@@ -102,10 +107,7 @@ def _new_group_helper(original: Callable[..., Any], *args: object, **kwargs: obj
 def new_store(make: Callable[..., object], kind: type[Any], *args: object, **kwargs: object) -> object:
     """A store of the simulation for a rank; for any other thread torch's own, which its constructor then fills."""
     world = rank_world.world_now()
-    if world is None or kind not in (
-        torch.distributed.TCPStore,
-        torch.distributed.FileStore,
-    ):  # a subclass of the user's
+    if world is None or kind not in STORES:  # a subclass of the user's
         return torch.distributed.Store.__new__(kind)
     return make(world.simulation, *args, **kwargs)
 
@@ -149,6 +151,74 @@ def _gloo_group(
     return group
 
 
+_BACKEND_TYPES = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}  # where this torch is built with them
+
+
+class RankBackend:
+    """The backend of one device of a simulated group: for `isinstance` of the type of the requested backend.
+
+    Its collectives are those of the group.  Anything else is answered by the idle backend, which is `_idle`.
+    """
+
+    def __init__(self, group: torch.distributed.ProcessGroup, idle: Any, name: str) -> None:
+        self._group, self._idle, self._name = group, idle, name
+        kind = getattr(torch.distributed, _BACKEND_TYPES.get(name, ""), None)
+        self._kind: Any = kind or torch.distributed.distributed_c10d.Backend
+        self.supports_splitting = name in _BACKEND_TYPES
+        self.supports_coalescing = self.supports_time_estimate = name == "nccl"
+
+    @property  # type: ignore[misc]  # what isinstance() asks, after the type
+    def __class__(self) -> type:
+        return self._kind  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        owner = self._group if hasattr(torch.distributed.ProcessGroup, name) else self._idle
+        return getattr(owner, name)
+
+    def name(self) -> str:
+        return self._name
+
+    _get_backend_name = name
+
+    @property
+    def options(self) -> Any:
+        make = getattr(self._kind, "_Options" if self._name == "gloo" else "Options", None)
+        if make is None:
+            return self._idle.options
+        options, world = make(), rank_world.world_now()
+        seconds = None if world is None else world.groups[self._group].timeouts.get(world.rank)
+        if seconds is not None:
+            options._timeout = timedelta(seconds=seconds)
+        return options
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        world = rank_world.world_now()
+        if world is not None:
+            set_time_limit(world, world.groups[self._group], timeout)
+
+    set_timeout = _set_default_timeout
+
+
+def _backend_of_device(
+    original: Callable[..., Any], group: torch.distributed.ProcessGroup, device: torch.device
+) -> object:
+    """The idle backend's collectives would return their inputs in silence: those of the group are served."""
+    idle, world = original(group, device), rank_world.world_now()
+    if world is None or group not in world.groups:
+        return idle
+    shown = world.pg_map[group][0] if group in world.pg_map else "gloo"
+    by_device = c10d.BackendConfig(c10d.Backend(shown)).get_device_backend_map()
+    return RankBackend(group, idle, by_device.get(torch.device(device).type, shown))
+
+
+def _sequence_number(original: Callable[..., int], group: torch.distributed.ProcessGroup) -> int:
+    """The number of calls that the rank has made in the group, as gloo counts them."""
+    world = rank_world.world_now()
+    if world is None or group not in world.groups:
+        return original(group)
+    return world.groups[group].calls_made.get(world.rank, 0)
+
+
 def _start_coalescing(original: Callable[..., None], group: torch.distributed.ProcessGroup, device: object) -> None:
     """`_coalescing_manager(device=...)`, which only NCCL has."""
     world = rank_world.world_now()
@@ -164,7 +234,7 @@ def _refuse_rpc(original: Callable[..., object], *args: object, **kwargs: object
 
 
 def _group_name_of_backend(original: Callable[..., str], group: torch.distributed.ProcessGroup) -> str:
-    """The name of the requested backend.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
+    """The name of the requested backend, in Python.  In C++ it stays "custom": DistributedDataParallel casts a group called "gloo"."""
     world = rank_world.world_now()
     if world is None or group not in world.groups:
         return original(group)
@@ -234,11 +304,14 @@ def patched_torch_distributed() -> Iterator[None]:
         helper = functools.partial(_new_group_helper, c10d._new_process_group_helper)
         stack.enter_context(replaced(c10d, "_new_process_group_helper", helper))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _without_wrapper_group))
-        for kind, make in ((torch.distributed.TCPStore, tcp_store), (torch.distributed.FileStore, file_store)):
+        for kind, make in STORES.items():
             stack.enter_context(replaced(kind, "__new__", functools.partial(new_store, make)))
         if hasattr(torch.distributed.autograd, "_init"):  # the first step of init_rpc that changes the process
             stack.enter_context(wrapped(torch.distributed.autograd, "_init", _refuse_rpc))
-        stack.enter_context(wrapped(torch.distributed.ProcessGroup, "name", _group_name_of_backend))
+        for name in ("name", "_get_backend_name"):
+            stack.enter_context(wrapped(torch.distributed.ProcessGroup, name, _group_name_of_backend))
+        stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_get_backend", _backend_of_device))
+        stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_get_sequence_number_for_group", _sequence_number))
         stack.enter_context(wrapped(torch.distributed.ProcessGroup, "_start_coalescing", _start_coalescing))
         if hasattr(torch.distributed, "ProcessGroupGloo"):
             stack.enter_context(replaced(torch.distributed.ProcessGroupGloo, "__new__", _gloo_group))

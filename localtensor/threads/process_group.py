@@ -26,7 +26,10 @@ from localtensor.threads.simulation import Simulation
 
 
 class RankWork(Work):
-    """The Work of one rank's call; torch's C++ calls `wait` and `get_future`, Python the rest."""
+    """The Work of one rank's call; torch's C++ calls `wait` and `get_future`, Python the rest.
+
+    It is named as gloo's: programs print and compare the name of its type.
+    """
 
     def __init__(self, simulation: Simulation, ticket: Ticket, outputs: Sequence[Tensor]) -> None:
         super().__init__()
@@ -97,6 +100,9 @@ class RankWork(Work):
         return future
 
 
+RankWork.__name__, RankWork.__qualname__, RankWork.__module__ = Work.__name__, Work.__qualname__, Work.__module__
+
+
 class _WaitingFuture(torch.futures.Future):
     """A future that is completed by waiting for its Work; every method waits."""
 
@@ -140,6 +146,7 @@ class Kernels:
         # By rank: C++ does not keep the Python side of a Work alive.
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = completed_work()
+        self.profiling: set[int] = set()  # the ranks whose profiles have events of their calls
         self._in_flight: set[Ticket] = set()  # those whose buffers are watched
         self._written: dict[int, int] = {}  # meanwhile: the storages that got results, each with its last rank
 
@@ -178,8 +185,11 @@ class Kernels:
         """Serve one collective op; returns its result and Work."""
         simulation = self.simulation
         rank = simulation.enter()
+        _count(group, rank, op.kind)
         wire_op, call = op.read_call(arguments)
         check_rank_arguments(wire_op.kind, call, rank, group.ranks)
+        if rank in self.profiling and op.kind != "monitored_barrier":
+            _record_event(op.kind, call.reads)
         part, returns_work = self._contribution(wire_op, call, rank, group)
         if group.cut_off:
             simulation.check_connected(part)
@@ -213,7 +223,8 @@ class Kernels:
         self.held_works[rank][work] = None
         watch = self.watches[rank]
         if read is not None and self.simulation.run_token.here() == rank:  # a watch belongs to one thread
-            outputs = [] if sends else writes
+            read = [x for x in read if x.layout == torch.strided]  # a sparse tensor has no memory of its own
+            outputs = [] if sends else [x for x in writes if x.layout == torch.strided]
             written = {id(x) for x in outputs}
             self._in_flight.add(ticket)
             watch.begin(ticket, [x for x in read if id(x) not in written], outputs)
@@ -244,7 +255,7 @@ class Kernels:
     def _write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Write results to buffers unseen by autograd and modes, as a real backend does."""
         if self._in_flight:
-            self._written.update((_storage(x), part.rank) for x in buffers)
+            self._written.update((_storage(x), part.rank) for x in buffers if x.layout == torch.strided)
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
             torch._C._DisableTorchDispatch(),
@@ -272,9 +283,12 @@ class Kernels:
         """Post a send or receive; returns its Work."""
         simulation = self.simulation
         rank = simulation.enter()
+        _count(group, rank, name)
         line, returns_work = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
+        if rank in self.profiling:
+            _record_event(name, tensors)
         inputs = [x.detach().clone() for x in tensors] if sends else None
         signature = tuple([(x.dtype, x.shape) for x in tensors])
         part = Contribution(
@@ -296,6 +310,33 @@ class Kernels:
         )
         simulation.pause()
         return work.boxed()
+
+
+# The names of gloo's events, where they are not those of the calls.
+_EVENTS = {
+    "all_gather_into_tensor": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "reduce_scatter": "all_reduce",
+    "reduce_scatter_tensor": "all_reduce",
+    "recv_": "recv",
+    "recv_any_source_": "recvAnySource",
+}
+
+
+def _record_event(kind: str, reads: Reads) -> None:
+    """Put a call into the profile of its rank, under gloo's name; a list that is scattered makes an event of each item."""
+    name, tensors = f"gloo:{_EVENTS.get(kind, kind)}", list(flat_tensors(reads))
+    for inputs in [[x] for x in tensors] if kind == "reduce_scatter" else [tensors]:
+        with torch._C._profiler._RecordFunctionFast(name, inputs):
+            pass
+
+
+_COUNTED_TWICE = frozenset({"monitored_barrier", "reduce_scatter"})  # gloo makes other calls of them
+
+
+def _count(group: Group, rank: int, kind: str) -> None:
+    group.calls_made[rank] = group.calls_made.get(rank, 0) + (2 if kind in _COUNTED_TWICE else 1)
 
 
 NO_LIMIT = c10d.default_pg_timeout  # torch passes it where the program has given no time limit

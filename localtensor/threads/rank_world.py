@@ -8,7 +8,8 @@ Other parts that torch keeps once per process cannot be swapped at a hand-over. 
 
 torch.compile     Dynamo keeps compiled code by code object and takes `get_rank()` for a constant: the second rank would
                   run the first one's code.  So compiled functions run eagerly (`torch.compiler.set_stance`).
-torch.profiler    One profiler per process; a second one across a hand-over ends the process.  Refused by name.
+torch.profiler    One tracer per process; a second one across a hand-over ends the process.  A rank that profiles while
+                  another does gets torch's recorder of its own thread.
 collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first; so is the one that a
                   communication hook of DistributedDataParallel returns.
 fake tensors      torch 2.11, built with CUDA and run without a GPU, keeps a stand-in for the missing device in memory
@@ -31,9 +32,11 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch.autograd import profiler
+from torch.autograd.profiler_legacy import _parse_legacy_records as parse_legacy_records
+from torch.autograd.profiler_util import EventList
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.ambient import running, simulation_of_this_rank
+from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import undecorated
 from localtensor._util.patching import IndependentWorld, wrapped
 from localtensor.collectives.rendezvous import Group, Line
@@ -43,6 +46,7 @@ from localtensor.threads.simulation import Simulation
 c10d_cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 BACKEND = "localtensor"
 DEVICES = ("cpu", "cuda")
+EVENT_PREFIXES = ("gloo:", "nccl:")  # of the names of collectives in a profile
 MadeGroup: TypeAlias = tuple[tuple[int, ...], Line]  # its ranks, and the line that made it
 
 # Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
@@ -54,6 +58,9 @@ PRIVATE = {
     "torch.distributed.distributed_c10d._World": "the class of that",
     "torch.distributed.distributed_c10d._new_process_group_helper": "every group is made here, and becomes a simulated one",
     "torch.distributed.distributed_c10d._create_process_group_wrapper": "what DETAIL puts around a group: not here",
+    "torch.distributed.ProcessGroup._get_backend": "the backend of a device is of the requested type, and is served",
+    "torch.distributed.ProcessGroup._get_backend_name": "the name of the requested backend",
+    "torch.distributed.ProcessGroup._get_sequence_number_for_group": "how many calls a group has made, as gloo counts",
     "torch.distributed.distributed_c10d._unregister_all_process_groups": "a rank's group names go when it ends",
     "torch._C._AutoDispatchBelowADInplaceOrView": "results are written as a backend writes them: unseen by autograd",
     "torch._C._DisableAutocast": "collectives compute in the tensors' own dtype",
@@ -126,6 +133,11 @@ def set_shown_backend(world: RankWorld, group: Any, backend: str) -> None:
 # Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0.
 PROCESS_GLOBALS_PRIVATE = {
     "torch.autograd.profiler.profile._prepare_trace": "what ends the profiler of another rank, on torch 2.11",
+    "torch.autograd._enable_profiler_legacy": "the recorder of one thread, for every further rank that profiles",
+    "torch.autograd._disable_profiler_legacy": "its records",
+    "torch.autograd.profiler_legacy._parse_legacy_records": "its records as events",
+    "torch.autograd.profiler_util.EventList._build_tree": "where collectives become asynchronous events",
+    "torch._C._profiler._RecordFunctionFast": "an event of a collective, with its inputs",
     "torch.autograd.profiler.profile._start_trace": "where every profiler of torch begins",
     "torch.distributed._register_comm_hook": "where the hooks of DistributedDataParallel pass into C++",
     "torch._dynamo.eval_frame._stance": "how compiled functions are called now, to be put back",
@@ -141,7 +153,7 @@ def process_globals_guarded() -> Iterator[None]:
         torch._C._ensureCUDADeviceGuardSet()  # for fake tensors of the ranks: this thread outlives theirs
     with ExitStack() as stack:
         stack.enter_context(_without_compiling())
-        stack.enter_context(_one_profiler())
+        stack.enter_context(_profilers_of_ranks())
         for name in ("collect_all", "wait_all"):
             stack.enter_context(wrapped(torch.futures, name, _wait_all_settled))
         stack.enter_context(wrapped(dist, "_register_comm_hook", _register_hook))
@@ -201,24 +213,86 @@ def _without_compiling() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _one_profiler() -> Iterator[None]:
-    owners: dict[Any, int] = {}
+class _RankTrace:
+    """What stands for the trace of a profile that torch's per-process tracer has not made."""
 
-    def start(original: Callable[..., Any], self: object) -> object:
-        rank = running().rank()  # type: ignore[union-attr]
-        others = set(owners.values()) - {rank}
-        if others:
-            detail = f"rank {min(others)} profiles already, and torch has one profiler per process: let one rank do it"
-            raise NotServed("torch.profiler", detail)
-        owners[self] = rank
+    def __init__(self, profile: Any) -> None:
+        self._profile = profile
+
+    def save(self, path: str) -> None:
+        self._profile.function_events.export_chrome_trace(path)
+
+    def __getattr__(self, name: str) -> Any:
+        detail = (
+            "another rank profiles, and torch has one tracer per process: let one rank profile, or ask for its events"
+        )
+        raise NotServed(f"torch.profiler: {name}", detail)
+
+
+@contextmanager
+def _profilers_of_ranks() -> Iterator[None]:
+    """The first rank that profiles has torch's tracer, of which a process has one; the others its recorder of a thread."""
+    tracing: dict[Any, int] = {}  # by profile
+    recording: set[Any] = set()
+
+    def prepare(original: Callable[..., Any], self: Any) -> object:
+        simulation = simulation_of_this_rank()
+        if simulation is None:
+            return original(self)
+        rank = simulation.rank()
+        if self in recording or set(tracing.values()) - {rank}:
+            recording.add(self)
+            self.entered = True
+            return None
+        tracing[self] = rank
         return original(self)
 
-    def leave(original: Callable[..., Any], self: object, *exc: object) -> object:
-        owners.pop(self, None)
-        return original(self, *exc)
+    def start(original: Callable[..., Any], self: Any) -> object:
+        simulation = simulation_of_this_rank()
+        if simulation is None:
+            return original(self)
+        simulation.kernels.profiling.add(simulation.rank())
+        if self not in recording:
+            tracing[self] = simulation.rank()
+            return original(self)
+        torch.autograd._enable_profiler_legacy(
+            torch._C._profiler.ProfilerConfig(
+                torch._C._profiler.ProfilerState.CPU,
+                self.record_shapes,
+                self.profile_memory,
+                self.with_stack,
+                self.with_flops,
+                self.with_modules,
+                torch._C._profiler._ExperimentalConfig(),
+            )
+        )
+        return None
+
+    def leave(original: Callable[..., Any], self: Any, *exc: object) -> object:
+        simulation = simulation_of_this_rank()
+        if simulation is not None:
+            simulation.kernels.profiling.discard(simulation.rank())
+        tracing.pop(self, None)
+        if self not in recording:
+            return original(self, *exc)
+        recording.discard(self)
+        before = self._function_events if self.acc_events else None
+        events = parse_legacy_records(torch.autograd._disable_profiler_legacy())
+        self._function_events = EventList(events, profile_memory=self.profile_memory, with_flops=self.with_flops)
+        self._function_events._build_tree()
+        self._function_events.extend(before or ())
+        self.kineto_results, self._needs_processing = _RankTrace(self), False
+        return False
 
     with ExitStack() as stack:
-        for name, around in (("_prepare_trace", start), ("_start_trace", start), ("__exit__", leave)):
+        for name, around in (("_prepare_trace", prepare), ("_start_trace", start), ("__exit__", leave)):
             stack.enter_context(wrapped(profiler.profile, name, around))
+        stack.enter_context(wrapped(EventList, "_build_tree", _build_tree))
         yield
+
+
+def _build_tree(original: Callable[..., None], events: Any) -> None:
+    """Collectives are asynchronous, as on gloo, where another thread makes them."""
+    for event in events:
+        event.is_async = event.is_async or event.name.startswith(EVENT_PREFIXES)
+    original(events)

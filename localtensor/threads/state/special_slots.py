@@ -195,7 +195,10 @@ LEFT_ALONE = (
     Unswapped("exit_functions", "atexit.register, codecs.register: what is registered is called once for the process"),
     Unswapped("locale", "locale.setlocale: C code of all threads reads it"),
     Unswapped("compile_configs", "torch._dynamo, _functorch, _inductor: compiled code is shared, so its settings are"),
-    Unswapped("profiler", "torch.profiler records a process: a profile by one rank shows all"),
+    Unswapped(
+        "profiler",
+        "torch.profiler has one tracer per process: the first rank that profiles has it, others a recorder of their thread",
+    ),
     Unswapped("forward_ad_levels", "one list in C++: a second rank inside forward_ad.dual_level is refused by torch"),
     Unswapped("vmap_fallback", "private, for debugging functorch"),
     Unswapped("active_ddp_module", "read only by torch.compile"),

@@ -11,6 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
+from localtensor.errors import KindMismatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
 ones = torch.ones
@@ -221,3 +222,47 @@ def test_a_rank_alone_in_its_group_reduces_to_what_it_brings(name):
         return (x if got is None else got).tolist()
 
     assert lt.run(program, ranks=1).values == ([1, 2],)
+
+
+def sparse(kind):
+    generator = torch.Generator().manual_seed(5 + dist.get_rank())
+    count = 7 + dist.get_rank() if kind != "empty" or dist.get_rank() else 0
+    at = torch.stack([torch.randint(4, (count,), generator=generator), torch.randint(3, (count,), generator=generator)])
+    shape = (4, 3, 5) if kind == "hybrid" else (4, 3)
+    values = torch.randn(count, *shape[2:], generator=generator)
+    dtype = {"int": torch.int64, "bfloat16": torch.bfloat16, "double": torch.float64}.get(kind, torch.float32)
+    return torch.sparse_coo_tensor(at, (values * 4).to(dtype), shape, check_invariants=True)  # not coalesced
+
+
+def sums_of_sparse_tensors():
+    held = [sparse(kind) for kind in ("float", "hybrid", "empty", "int", "bfloat16", "double")]
+    for x in held:
+        dist.all_reduce(x)
+    held.append(sparse("float"))
+    dist.all_reduce(held[-1], async_op=True).wait()
+    return [(x.is_coalesced(), x._indices().tolist(), x._values().tolist(), x.shape, x.dtype) for x in held]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_sparse_tensors_are_reduced_as_on_gloo_to_the_last_bit(ranks):
+    want = lt.run(sums_of_sparse_tensors, ranks=ranks, on="gloo").values
+    assert lt.run(sums_of_sparse_tensors, ranks=ranks).values == want
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_gloo_does_not_reduce_of_sparse_tensors_is_refused(dtype):
+    def program():
+        x, op = torch.eye(3).to_sparse().to(dtype), "MAX" if dtype == torch.float32 else "SUM"
+        with pytest.raises(RuntimeError, match=r"sparse_all_reduce: tensor: torch.sparse_coo: .*Pass x.to_dense\(\)"):
+            dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
+
+    lt.run(program, ranks=2)
+
+
+def test_a_sparse_tensor_does_not_meet_a_dense_one():
+    def program():
+        x = torch.eye(3)
+        dist.all_reduce(x.to_sparse() if dist.get_rank() else x)
+
+    with pytest.raises(KindMismatch):
+        lt.run(program, ranks=2)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import localtensor as lt
-from localtensor.errors import GroupMismatch, RankRaised
+from localtensor.errors import CollectiveTimeout, GroupMismatch, RankRaised
 
 
 def numbers():
@@ -96,3 +96,78 @@ def test_a_coalescing_manager_that_raised_leaves_nothing_to_the_next_job_of_the_
     with pytest.raises(RankRaised):
         lt.run(coalesced, ranks=2, on="gloo", timeout=60)
     assert lt.run(sum_of_ones, ranks=2, on="gloo", timeout=60).values == (2.0, 2.0)
+
+
+def identity():
+    world = dist.group.WORLD
+    backend, work = world._get_backend(torch.device("cpu")), dist.all_reduce(numbers(), async_op=True)
+    work.wait()
+    x, y = numbers(), numbers()
+    backend.allreduce([x]).wait()  # of the backend itself: it must not return its input
+    backend.broadcast(y, root=1).wait()
+    with pytest.raises(AttributeError):
+        backend.no_such_method()
+    return (
+        isinstance(backend, dist.ProcessGroupGloo),
+        isinstance(backend, dist.distributed_c10d.Backend),
+        isinstance(world._get_backend(torch.device("cuda")), dist.ProcessGroupGloo),
+        (backend.name(), backend._get_backend_name(), world._get_backend_name(), backend.rank(), backend.size()),
+        (backend.options.backend, type(backend.options).__name__, backend.options.global_ranks_in_group),
+        (backend.supports_splitting, backend.supports_coalescing, backend.supports_time_estimate),
+        backend.supports_tensor_alloc(torch.device("cpu")),
+        (type(work).__name__, type(work).__module__, type(work).__qualname__, isinstance(work, dist.Work)),
+        (x.tolist(), y.tolist()),
+    )
+
+
+def sequence():
+    """The number of calls that each collective makes of a group."""
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    one, parts, counts = torch.ones(size), [torch.ones(1) for _ in range(size)], []
+    start = group._get_sequence_number_for_group()  # a worker process has a past
+    for call in (
+        lambda: dist.all_reduce(one),
+        lambda: dist.broadcast(one, 0),
+        dist.barrier,
+        lambda: dist.reduce(one, 0),
+        lambda: dist.all_gather(parts, torch.ones(1)),
+        lambda: dist.gather(torch.ones(1), parts if rank == 0 else None),
+        lambda: dist.scatter(torch.ones(1), parts if rank == 0 else None),
+        lambda: dist.reduce_scatter(torch.ones(1), parts),
+        lambda: dist.reduce_scatter_tensor(torch.ones(1), one),
+        lambda: dist.all_to_all_single(torch.ones(size), one),
+        lambda: dist.send(one, 1) if rank == 0 else dist.recv(one, 0),
+        dist.monitored_barrier,
+        lambda: dist.all_gather_object([None] * size, rank),
+    ):
+        call()
+        counts.append(group._get_sequence_number_for_group() - start)
+    return counts
+
+
+@pytest.mark.parametrize("program", [identity, sequence])
+def test_a_group_is_known_by_the_names_of_gloo(program):
+    assert lt.run(program, ranks=2).values == lt.run(program, ranks=2, on="gloo").values
+
+
+def test_the_time_limit_of_a_backend_is_that_of_its_group():
+    def program():
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=1800)
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7), dist.group.WORLD)
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
+        with pytest.raises(CollectiveTimeout, match="7000 ms"):
+            dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+    lt.run(program, ranks=2)
+
+
+def test_a_backend_of_another_name_is_of_its_type():
+    def program():
+        group = dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl")
+        kind = group._get_backend(torch.device("cpu"))
+        found = isinstance(kind, dist.ProcessGroupGloo), kind.name()
+        other = group._get_backend(torch.device("cuda"))
+        dist.destroy_process_group(group)
+        return *found, isinstance(other, dist.ProcessGroupGloo)
+
+    assert lt.run(program, ranks=2).values == ((True, "gloo", False),) * 2

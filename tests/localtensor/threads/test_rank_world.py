@@ -120,11 +120,6 @@ def compiled_rank():
     return torch.compile(lambda x: x + dist.get_rank(), backend="eager")(torch.zeros(1)).item()
 
 
-def everybody_profiles():
-    with profiler.profile():
-        dist.all_reduce(torch.ones(2))
-
-
 @pytest.mark.ranks(3)
 def test_a_compiled_function_sees_the_rank_that_calls_it(rank):
     assert compiled_rank() == rank
@@ -199,17 +194,70 @@ def test_one_rank_may_profile(rank):
     assert rank == 0 or len(profile.function_events) > 0
 
 
-def test_a_second_profiler_is_refused_by_name():
-    try:
-        lt.run(everybody_profiles, ranks=2)
-    except RankRaised as refused:
-        cause = refused.__cause__
-    else:
-        cause = None
-    assert isinstance(cause, NotServed)
-    assert str(cause) == (
-        "torch.profiler: on: rank threads: this call is not served there (rank 0 profiles already, and torch has one "
-        "profiler per process: let one rank do it). Run the program on real processes, with on='gloo'."
+def calls_in_a_profile(made):
+    """What a profile shows of calls to torch.distributed: name, shapes, whether another thread makes it."""
+    return [(e.name, e.input_shapes, e.is_async) for e in made if e.name.startswith(("gloo:", "c10d:"))]
+
+
+def everybody_profiles():
+    rank, x = dist.get_rank(), torch.ones(2)
+    halves = [torch.zeros(1), torch.zeros(1)]
+    with profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3))
+        dist.broadcast(torch.ones(2, 2), 0, async_op=True).wait()
+        dist.all_gather([torch.zeros(2), torch.zeros(2)], x)
+        dist.all_gather_into_tensor(torch.zeros(4), x)
+        dist.reduce_scatter_tensor(torch.zeros(1), x)
+        dist.reduce_scatter(torch.zeros(1), halves)
+        dist.reduce(x, 0)
+        dist.all_to_all_single(torch.zeros(2), x)
+        dist.gather(x[:1], halves if rank == 0 else None)
+        dist.scatter(x[:1], halves if rank == 0 else None)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        dist.send(x, 1) if rank == 0 else dist.recv(x)
+        dist.barrier()
+        (torch.sin if rank else torch.cos)(x)
+    own = [e.name for e in profile.function_events if e.name in ("aten::sin", "aten::cos")]
+    return calls_in_a_profile(profile.function_events), own
+
+
+def test_every_rank_has_its_own_profile_with_the_events_of_gloo():
+    want = lt.run(everybody_profiles, ranks=2, on="gloo").values
+    assert len(want[0][0]) > 20
+    assert [own for _, own in want] == [["aten::cos"], ["aten::sin"]]
+    for seed in range(3):
+        assert lt.run(everybody_profiles, ranks=2, schedule=lt.shuffled(seed)).values == want
+
+
+@pytest.mark.ranks(3)
+def test_a_scheduled_profile_of_every_rank_is_written_and_summed(rank, tmp_path):
+    ready, file = [], tmp_path / f"{rank}.json"
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=ready.append) as profile:
+        for _ in range(8):
+            dist.all_reduce(torch.ones(2))
+            profile.step()
+    assert ready == [profile, profile]
+    profile.export_chrome_trace(str(file))
+    assert "c10d::allreduce_" in file.read_text()
+    [reduced] = [each for each in profile.key_averages() if each.key == "c10d::allreduce_"]
+    assert reduced.count == 2 and "c10d::allreduce_" in profile.key_averages().table()
+
+
+def test_what_the_profile_of_a_second_rank_has_not_is_refused_by_name():
+    def program():
+        with profiler.profile() as profile:
+            dist.barrier()
+        return profile.kineto_results.experimental_event_tree() and None
+
+    with pytest.raises(RankRaised) as refused:
+        lt.run(program, ranks=2)
+    assert isinstance(refused.value.__cause__, NotServed)
+    assert str(refused.value.__cause__) == (
+        "torch.profiler: experimental_event_tree: on: rank threads: this call is not served there (another rank profiles, "
+        "and torch has one tracer per process: let one rank profile, or ask for its events). Run the program on real "
+        "processes, with on='gloo'."
     )
 
 
@@ -281,6 +329,11 @@ def test_torch_still_has_the_private_parts_that_are_touched():
 
     assert set(rank_world.PROCESS_GLOBALS_PRIVATE) == {
         "torch.autograd.profiler.profile._prepare_trace",
+        "torch.autograd._enable_profiler_legacy",
+        "torch.autograd._disable_profiler_legacy",
+        "torch.autograd.profiler_legacy._parse_legacy_records",
+        "torch.autograd.profiler_util.EventList._build_tree",
+        "torch._C._profiler._RecordFunctionFast",
         "torch.autograd.profiler.profile._start_trace",
         "torch._dynamo.eval_frame._stance",
         "torch.distributed._register_comm_hook",
@@ -288,6 +341,10 @@ def test_torch_still_has_the_private_parts_that_are_touched():
         "torch._C._clear_DTensor_sharding_propagator_cache",
     }
     assert hasattr(profiler.profile, "_prepare_trace") and hasattr(profiler.profile, "_start_trace")
+    assert hasattr(torch.autograd, "_enable_profiler_legacy") and hasattr(torch.autograd, "_disable_profiler_legacy")
+    assert hasattr(torch.autograd.profiler_legacy, "_parse_legacy_records")
+    assert hasattr(torch.autograd.profiler_util.EventList, "_build_tree")
+    assert hasattr(torch._C._profiler, "_RecordFunctionFast")
     assert hasattr(eval_frame, "_stance")
     assert hasattr(dist, "_register_comm_hook")
     assert hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache")

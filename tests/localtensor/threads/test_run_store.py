@@ -232,3 +232,38 @@ def test_rpc_is_refused_by_name():
         return True
 
     assert lt.run(program, ranks=2, timeout=30).values == (True, True)
+
+
+def own_hash_store():
+    """A store that a helper thread fills while its rank waits."""
+    own, found = dist.HashStore(), []
+    helper = threading.Thread(target=lambda: [dist.barrier(), own.set("key", f"of {dist.get_rank()}")])
+    helper.start()
+    found.append(own.get("key").decode())
+    helper.join()
+    prefixed = dist.PrefixStore("a", own)
+    prefixed.set("b", "c")
+    return *found, own.get("a/b"), own.add("n", 2), own.check(["nothing"])
+
+
+def test_a_hash_store_lets_the_threads_of_its_rank_go_on():
+    assert lt.run(own_hash_store, ranks=2).values == lt.run(own_hash_store, ranks=2, on="gloo").values
+
+
+def test_a_hash_store_that_ranks_share_by_closure_lets_the_others_run():
+    def program():
+        if dist.get_rank() == 0:
+            stores.append(dist.HashStore())
+            dist.barrier()
+            return stores[0].get("key")
+        dist.barrier()
+        stores[0].set("key", "here")
+        return b"here"
+
+    stores = []
+    assert lt.run(program, ranks=3).values == (b"here",) * 3
+
+
+def test_a_key_of_a_hash_store_that_none_sets_is_reported():
+    with pytest.raises((Deadlock, EarlyReturn), match=r"store\.wait"):
+        lt.run(lambda: dist.HashStore().get("nobody's"), ranks=2)
