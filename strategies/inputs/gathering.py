@@ -62,12 +62,18 @@ def pick(settings: Settings, rules: RegisteredRules | None) -> SampleSelection:
         theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
         # Importing OpInfo takes seconds.
         return select_overloads(theirs, opinfo_samples.database()) if theirs else SampleSelection(())
+    known = sorted({str(op) for op in dtensor.registered_overloads()})
+    quoted = opinfo_samples.quoted_names()
+    for pattern in settings.patterns if quoted and not settings.everything else ():  # before OpInfo's import
+        if fnmatch.filter(quoted, pattern) or any(fnmatch.filter(overload_names(op), pattern) for op in known):
+            continue
+        if not _decomposed(pattern):
+            raise UnknownOp(pattern, {*filter(_is_torch_function, quoted), *known})
     database = opinfo_samples.database()
     if settings.everything:
         return SampleSelection(tuple(range(len(database))), everything=True)
     whole: list[int] = []
     overloads: set[str] = set()
-    known = sorted({str(op) for op in dtensor.registered_overloads()})
     for pattern in settings.patterns:
         infos = [n for n, info in enumerate(database) if fnmatch.filter(opinfo_samples.names(info), pattern)]
         named = [op for op in known if fnmatch.filter(overload_names(op), pattern)] or _decomposed(pattern)
@@ -77,6 +83,13 @@ def pick(settings: Settings, rules: RegisteredRules | None) -> SampleSelection:
         overloads |= set(() if infos else named)
     others = select_overloads(frozenset(overloads), database)
     return SampleSelection(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
+
+
+def _is_torch_function(name: str) -> bool:
+    found: Any = torch
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return callable(found)
 
 
 def _decomposed(name: str) -> list[str]:

@@ -19,11 +19,13 @@ import contextlib
 import functools
 import itertools
 import random
+import re
 import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -72,6 +74,18 @@ def database() -> list[OpInfo]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
+
+
+@functools.cache
+def quoted_names() -> frozenset[str]:
+    """Every quoted name in the sources of torch's OpInfos: theirs and others.  OpInfo is not imported.
+
+    Empty where torch is installed without its sources.
+    """
+    folder = Path(torch.__file__).parent / "testing" / "_internal"
+    files = [folder / "common_methods_invocations.py", *sorted(folder.glob("opinfo/**/*.py"))]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    return frozenset(re.findall(r"""["']([A-Za-z_][\w.]*)["']""", text))
 
 
 def names(info: OpInfo) -> set[str]:

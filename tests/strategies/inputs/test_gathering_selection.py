@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -165,3 +167,24 @@ def test_an_overload_with_a_decomposition_only_is_found_by_its_full_name():
 def test_an_overload_that_is_not_there_is_unknown():
     with pytest.raises(UnknownOp, match="no op and no overload has this name"):
         gathering.pick(Settings(patterns=("aten.addmv.nothing",)), None)
+
+
+def test_every_name_of_an_opinfo_is_quoted_in_its_sources():
+    every = {name for info in opinfo_samples.database() for name in opinfo_samples.names(info)}
+    assert len(every) > 500 and every <= opinfo_samples.quoted_names()
+
+
+REFUSED = """
+import sys
+from strategies.inputs.gathering import pick
+from strategies.model.settings import Settings, UnknownOp
+try:
+    pick(Settings(patterns=("cumprodd",)), None)
+except UnknownOp as error:
+    print("torch.testing._internal.common_methods_invocations" in sys.modules, error)
+"""
+
+
+def test_an_unknown_op_is_refused_before_opinfo_is_imported():
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False ") and "Did you mean cumprod" in done.stdout.replace("'", ""), done.stdout
