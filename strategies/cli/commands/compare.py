@@ -26,6 +26,9 @@ def run(options: CompareOptions) -> int:
         reference = replace(parallel, ranks=1)
         if options.reference:
             reference = _script(options, options.reference, None, "--reference")
+        if parallel == reference:
+            problem = "the script would be compared with itself"
+            raise BadOption(CALL, "-n", parallel.ranks, problem, f"Pass -n 2, or a reference: '{parallel.name} -n 4'.")
         mesh = _mesh(options, parallel.ranks)
         for script in (parallel, reference):
             check_script(script)
