@@ -45,7 +45,7 @@ def sparse_all_reduce(held: Sequence[Tensor]) -> list[Tensor]:
 
     Raises `ShapesDiffer` for different numbers of sparse dims, too.
 
-    >>> x = torch.sparse_coo_tensor([[1]], [5.0], (3,))
+    >>> x = torch.tensor([0.0, 5.0, 0.0]).to_sparse()
     >>> sparse_all_reduce([x, x])[1].to_dense()
     tensor([ 0., 10.,  0.])
     """

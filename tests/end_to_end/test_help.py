@@ -57,6 +57,8 @@ EXIT_CODES = {
 }
 MINUTES, ELSEWHERE = "takes minutes", "test_readme.py runs it, or the like"
 READ = {
+    "localtensor compare train.py -n 8": "tests/strategies/cli/commands/test_compare.py",
+    'localtensor compare train.py -n 8 --reference "train.py -n 4" -- --steps 2': "tests/strategies/cli/commands/test_compare.py",
     "localtensor validate gather": ELSEWHERE,
     'localtensor validate cumprod gather "nn.functional.*"': MINUTES,
     "localtensor validate --all --json report.json": MINUTES,

@@ -103,10 +103,6 @@ def a_message_of_another_dtype() -> Any:
     dist.recv(x, 0) if here() else dist.send(x, 1)
 
 
-def a_sparse_sum() -> Any:
-    dist.all_reduce(mine(2).to_sparse())
-
-
 def a_work_that_nobody_waits_for() -> Any:
     dist.all_reduce(mine(2), async_op=True)
 
@@ -137,7 +133,6 @@ WE_REFUSE = {
     all_reduce_of_two_reductions: ("ReduceOpMismatch", "each rank computes its own, and they disagree in silence"),
     all_reduce_of_other_shapes: ("ShapeMismatch", "rows are added to columns"),
     a_message_of_another_dtype: ("MessageMismatch", "one rank's bits are read as the other's numbers"),
-    a_sparse_sum: ("NotDense", "a sparse sum is another function"),
     a_work_that_nobody_waits_for: ("WorkNotWaited", LATER), an_output_read_too_early: ("ReadBeforeWait", LATER),
     an_input_written_too_early: ("BufferReused", LATER),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
 from torch.testing._internal import common_device_type as devices
 from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiProcessTestCase
@@ -105,15 +106,15 @@ def test_a_rank_ends_only_itself_by_a_signal():
 def test_what_threads_cannot_serve_runs_on_real_processes(monkeypatch):
     started = []
 
-    class Sparse(Starts):
+    class Calls(Starts):
         def test_it(self):
             dist.init_process_group("gloo", rank=self.rank, world_size=2)
-            dist.all_reduce(torch.eye(2).to_sparse())
+            rpc.init_rpc(f"worker {self.rank}", rank=self.rank, world_size=2)
 
     monkeypatch.setattr(MultiProcessTestCase, "_start_processes", lambda self, proc: started.append(proc.__name__))
     monkeypatch.setattr(MultiProcessTestCase, "_join_processes", lambda self, fn: started.append("joined"))
-    monkeypatch.setattr(Sparse, "setUp", lambda self: (MultiProcessTestCase.setUp(self), self._spawn_processes())[0])
-    assert list(went(Sparse, how=QUICK).values()) == ["passed"]
+    monkeypatch.setattr(Calls, "setUp", lambda self: (MultiProcessTestCase.setUp(self), self._spawn_processes())[0])
+    assert list(went(Calls, how=QUICK).values()) == ["passed"]
     assert started == ["SpawnProcess", "joined"]
 
 
