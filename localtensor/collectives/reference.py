@@ -41,7 +41,7 @@ def all_reduce(held: Sequence[Tensor], op: ReductionOp = "sum") -> list[Tensor]:
 
 
 def sparse_all_reduce(held: Sequence[Tensor]) -> list[Tensor]:
-    """Every rank holds the sum of all ranks' COO tensors, coalesced; each rank's own is coalesced first, as gloo does.
+    """Every rank holds the sum of all ranks' sparse tensors, coalesced; each rank's own is coalesced first, as gloo does.
 
     Raises `ShapesDiffer` for different numbers of sparse dims, too.
 
