@@ -100,6 +100,7 @@ class RankWork(Work):
         return future
 
 
+# Programs and logs name the type of a Work: as on gloo, where it is torch's own.
 RankWork.__name__, RankWork.__qualname__, RankWork.__module__ = Work.__name__, Work.__qualname__, Work.__module__
 
 

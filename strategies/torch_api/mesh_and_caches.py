@@ -22,8 +22,8 @@ depend on, each value with its type.
 | _propagate_tensor_meta_non_cached (replaced for a while)            | 2.11 - 2.15 | 2.13   |
 | tensor._sharding_prop.LocalLRUCache                                 | 2.11 - 2.15 | 2.13   |
 | tensor._decompositions.DecompShardingStrategy:                      |             |        |
-| _propagate_through_decomp (replaced for a while, where a propagator |             |        |
-| has a decomp_strategy)                                              | by feature  | 2.13   |
+| _propagate_through_decomp (replaced for a while, where it has the   |             |        |
+| parameters of torch 2.13)                                           | by feature  | 2.13   |
 | sharding_propagator: op_strategy_funcs, op_to_rules,                |             |        |
 | op_single_dim_strategy_funcs                                        | 2.11 - 2.15 | 2.13   |
 | tensor._op_schema.OpSchema: op, args_schema, kwargs_schema          | 2.11 - 2.15 | 2.13   |
@@ -181,6 +181,7 @@ def _cached(
     return answer
 
 
+_TRACE_PARAMETERS = ["self", "op_schema", "placement", "mesh"]
 _UNTRACEABLE = (RuntimeError, KeyError, IndexError)
 """What a trace raises where the decomposition has no such placements: DTensor then tries the next ones."""
 
@@ -193,10 +194,10 @@ def cached_traces() -> Iterator[dict[Any, Any]]:
     ops that it enters: rules that are registered meanwhile begin a new table.
     """
     known: dict[Hashable, Any] = {}
-    if not hasattr(DTensor._op_dispatcher.sharding_propagator, "decomp_strategy"):  # torch 2.11
-        yield known
+    original: Any = getattr(DecompShardingStrategy, "_propagate_through_decomp", None)
+    if original is None or list(inspect.signature(original).parameters) != _TRACE_PARAMETERS:
+        yield known  # another torch: each trace is made anew
         return
-    original: Any = DecompShardingStrategy._propagate_through_decomp
 
     @functools.wraps(original)
     def traced(self: Any, op_schema: OpSchema, placement: tuple[Any, ...], mesh: DeviceMesh) -> Any:

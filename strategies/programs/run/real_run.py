@@ -153,7 +153,11 @@ def run_simulated_programs(programs: Sequence[Program], *, quick: bool = False) 
                 except (*REJECTIONS, LocalTensorError) as error:
                     found[number] = Confirmation("", f"no such program: {error_in_one_line(error)}")
             found.update(
-                zip(works, rank_runs.run_simulated(list(works.values()), _any if quick else is_right), strict=True)
+                zip(
+                    works,
+                    rank_runs.run_simulated(list(works.values()), (lambda _: True) if quick else is_right),
+                    strict=True,
+                )
             )
     return [found[number] for number in range(len(programs))]
 
@@ -164,10 +168,6 @@ def _truth(program: Program, known: dict[Any, OracleResult]) -> OracleResult:
         torch.manual_seed(program.seed)
         known[key] = oracle_of_sample(program.sample, program.then, program.seed, partial=key[-1])
     return known[key]
-
-
-def _any(found: Confirmation) -> bool:
-    return True
 
 
 def is_right(found: Confirmation) -> bool:
