@@ -32,6 +32,7 @@ from strategies.programs.public_api import table as public_api
 from strategies.programs.run import attention_steps, follow_ups, law_steps, local_inputs, step_functions
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.torch_api.code_places import no_return_place
 from strategies.validation.probe import Case
 
 _CALL_PRINTS = "what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ."
@@ -125,6 +126,10 @@ def is_writable_case(case: Case) -> bool:
 
 
 _PRINTS = "what DTensor makes of the program and what plain tensors give; exit code 1 if they differ."
+LIMIT_CODE = """
+import faulthandler
+faulthandler.dump_traceback_later(60, exit=True)  # the call does not return: this ends it, with exit code 1
+"""
 _PROGRAM_SCRIPT = """{head}
 
 import sys
@@ -179,7 +184,7 @@ def program_script(program: Program, reason: str, name: str, rules: str = "", tr
         head=docstring_code(
             str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS
         ),
-        module=_import_code(rules),
+        module=_import_code(rules) + (LIMIT_CODE if no_return_place(reason) else ""),
         mesh=program.mesh,
         names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "",

@@ -278,11 +278,11 @@ def merge_equal(
     for name, found in tried.items():
         smallest = found[0]
         rule = rule_prefix(smallest)
-        other = next((r for r in sorted(rules) if rule and r.startswith(rule)), "") or first.get(smallest.name, "")
+        other = next((r for r in sorted(rules) if rule and r.startswith(rule)), "") or first.get(smallest.key, "")
         if other and smallest.program is not None:
             same.append(RuleOutcome(name, None, same_as=other))
             continue
-        first[smallest.name] = name
+        first[smallest.key] = name
         left[name] = found
     return left, same
 

@@ -19,9 +19,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import re
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -29,6 +34,9 @@ from torch._decomp import decomposition_table
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 
+import localtensor
+import strategies
+from strategies.base.time_limit import DoesNotReturn, TimeLimit
 from strategies.torch_api.dtensor import propagator, registry_of
 
 
@@ -80,6 +88,52 @@ def place_of(function: Any) -> CodePlace:
     if code is None:
         return CodePlace(name, "", 0, detail)
     return CodePlace(name, _shown_file(code.co_filename), code.co_firstlineno, detail)
+
+
+NO_RETURN = "no return"
+"""The words that begin the error of a call that does not return; the limit and the function in which it stays follow."""
+_RULE_FOLDERS = ("torch/distributed/tensor/", "torch/_decomp/", "torch/_prims", "torch/_refs/")
+"""Where torch's rules and decompositions stand: a call that stays in other parts of torch, such as a compiler, is slow."""
+_OURS = tuple(str(Path(package.__file__ or "").parent) + os.sep for package in (localtensor, strategies))
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+
+
+def stuck_place(codes: Sequence[CodeType]) -> CodePlace | None:
+    """The innermost function of a rule or a decomposition, of torch or of a user, in which a call stays.
+
+    None where the call stays in a function of ours or in another part of torch: that is slow, and says nothing about a rule.
+    """
+    for code in reversed(codes):
+        file = _shown_file(code.co_filename)
+        is_rule = file.startswith(_RULE_FOLDERS)
+        if code.co_filename.startswith(_OURS) or (file.startswith("torch/") and not is_rule):
+            return None
+        if is_rule or not code.co_filename.startswith(("<", *_INSTALLED)):
+            return CodePlace(code.co_name, file, code.co_firstlineno)
+    return None
+
+
+def rule_limit(seconds: float) -> TimeLimit:
+    """A limit of processor time for calls that may stay in a rule; other calls may take longer."""
+    return TimeLimit(seconds, lambda codes: stuck_place(codes) is not None)
+
+
+def no_return_error(stuck: DoesNotReturn) -> str:
+    """The error of a call that a `rule_limit` has interrupted."""
+    return f"{NO_RETURN} within {stuck.seconds:g} s of processor time from {stuck_place(stuck.codes)}"
+
+
+def refusal_text(error: str) -> str:
+    """The reason of a finding where every rank raises, or none returns."""
+    stays = error.startswith(NO_RETURN)
+    said = f"no rank returns{error.removeprefix(NO_RETURN)}" if stays else f"every rank raises {error}"
+    return f"{said}; the op takes the whole tensors"
+
+
+def no_return_place(reason: str) -> CodePlace | None:
+    """The function in which a call stays, by the reason of a finding; None where the reason is another one."""
+    found = re.search(r"returns? within [\d.]+ s of processor time from (\S+) \(([^:()]+):(\d+)\)", reason)
+    return CodePlace(found[1], found[2], int(found[3])) if found else None
 
 
 def _shown_file(name: str) -> str:

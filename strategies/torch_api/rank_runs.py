@@ -17,6 +17,8 @@ import localtensor as lt
 from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
 from localtensor.errors import LocalTensorError, error_in_one_line
 from localtensor.processes import Pool
+from strategies.base.time_limit import DoesNotReturn
+from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.mesh_and_caches import cached_propagation, clear_dtensor_caches
 
 THREAD_TIMEOUT = 60.0
@@ -27,6 +29,8 @@ RETRY_FACTOR = 3.0
 waits on an idle machine, too, is a finding."""
 BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
+CALL_SECONDS = 12.0
+"""Processor time in seconds after which a call does not return; less than the limits of runs and of steps."""
 T = TypeVar("T")
 
 
@@ -70,18 +74,27 @@ def run_simulated(works: Sequence[MeshTask[T]], right: Callable[[T], bool], *, a
 def run_in_lockstep(works: Sequence[MeshTask[T]]) -> list[T | None]:
     """The verdict on each in one control flow for all ranks of their mesh; None for one that does not complete."""
     results: list[Sequence[Any] | None] = [None] * len(works)
+    stays: dict[int, str] = {}
+    limit = rule_limit(CALL_SECONDS)
     # An error of the mode itself leaves the remaining ones without a result.
     with contextlib.suppress(LocalTensorError), cached_propagation(), lt.LocalTensorMode(works[0].ranks):
         mesh = works[0].make_mesh()
         for number, work in enumerate(works):
             clear_dtensor_caches()
-            with contextlib.suppress(
-                Exception
-            ):  # why: any failure is repeated on rank threads, which report it by rank
-                results[number] = work.in_lockstep(mesh)
+            try:
+                with limit.applied():
+                    results[number] = work.in_lockstep(mesh)
+            except DoesNotReturn as stuck:
+                stays[number] = no_return_error(stuck)
+            except Exception:  # why: any failure is repeated on rank threads, which report it by rank
+                results[number] = None
     clear_dtensor_caches()
-    answered = zip(works, results, strict=True)
-    return [None if values is None else work.verdict(dict(enumerate(values)), "") for work, values in answered]
+    return [
+        work.verdict(dict(enumerate(results[number] or ())), stays.get(number, ""))
+        if results[number] is not None or number in stays
+        else None
+        for number, work in enumerate(works)
+    ]
 
 
 def values_by_rank(x: object, ranks: int) -> list[Any]:

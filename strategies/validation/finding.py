@@ -25,6 +25,7 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import ALONE, Crash, Evidence, Finding, Instance, Verdict, WorkUnit, read_unit
+from strategies.torch_api.code_places import refusal_text
 from strategies.validation.probe import Case, Probe
 
 MOST_RANKS = 64
@@ -56,6 +57,11 @@ class Candidate:
     def name(self) -> str:
         return str(self.program) if self.program else str(self.instance.rule)
 
+    @property
+    def key(self) -> str:
+        """The name, and the error of a call that is refused: the same call may be refused in several ways."""
+        return f"{self.name}; {refusal_key(self)}" if self.instance.verdict is Verdict.REFUSED else self.name
+
 
 def refused_program(program: Program, error: str) -> Candidate:
     """A call that plain torch takes and for which every rank of DTensor raises `error`, as a candidate finding."""
@@ -83,11 +89,6 @@ def refusal_key(candidate: Candidate) -> str:
     """The name under which equal refusals are one: of an op or of its gradient, by their error without its numbers."""
     what = "gradient" if candidate.program is not None and candidate.program.then else "call"
     return f"{candidate.instance.rule.op}, {what}: {re.sub('[0-9]+', '#', candidate.instance.evidence.reason)}"
-
-
-def refusal_text(error: str) -> str:
-    """The reason of a finding where every rank raises."""
-    return f"every rank raises {error}; the op takes the whole tensors"
 
 
 def case_of(instance: Instance, seed: int) -> Case:

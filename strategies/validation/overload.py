@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import MAX_JUMP_SHARE
+from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import FORMS, adverse, variations
 from strategies.inputs.variants.undrawn import Undrawn, choice_text
@@ -22,6 +23,8 @@ from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Sample, dtype_class, overload
 from strategies.model.verdict import ALONE, Crash, Instance, Verdict, WorkUnit
 from strategies.torch_api import dtensor
+from strategies.torch_api.code_places import no_return_error, rule_limit
+from strategies.torch_api.rank_runs import CALL_SECONDS
 from strategies.validation.claim_sources import claims
 from strategies.validation.finding import (
     Candidate,
@@ -90,6 +93,7 @@ class Recorder:
         self._sample_counts = Counter(map(dtype_class, task.samples))
         self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
         self._undrawn: dict[str, Undrawn] = {}
+        self.limit = rule_limit(CALL_SECONDS)
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
 
@@ -216,14 +220,16 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
         result = recorder.result_of(own, task.meshes[i])
         result.samples += 1
         try:
-            claimed = claims(sample, ranks, truth.raw, question)
-        except (*REJECTIONS, AttributeError, ArithmeticError) as error:
-            result.skipped[f"DTensor's own rule raises {error_in_one_line(error, 90)}"] += 1
+            with recorder.limit.applied():
+                claimed = claims(sample, ranks, truth.raw, question)
+        except (*REJECTIONS, AttributeError, ArithmeticError, DoesNotReturn) as error:
             if not (refused or isinstance(error, NotImplementedError)):  # a rule that says so claims nothing
                 refused = True  # on other meshes it is the same error
                 whole = Program(sample, (ranks,), ((Replicate(),),) * len(sample.tensors), seed=task.seed)
-                refusal = refused_program(whole, error_in_one_line(error))
+                refusal = refused_program(whole, _rule_error(error))
                 keep_smallest(result.suspects.setdefault(refusal_key(refusal), []), refusal, KEPT_CANDIDATES)
+            what = "DTensor's own rule: " if isinstance(error, DoesNotReturn) else "DTensor's own rule raises "
+            result.skipped[what + _rule_error(error, 90)] += 1
             continue
         if question.drawn:
             drawn, every = question.drawn
@@ -240,6 +246,11 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
             result.combinations += found.combinations
             result.skipped.update([found.untried] if found.untried else [])
     return seen
+
+
+def _rule_error(error: BaseException, most: int = 200) -> str:
+    """The error of a rule in one line, or the function of torch from which it does not return."""
+    return no_return_error(error) if isinstance(error, DoesNotReturn) else error_in_one_line(error, most)
 
 
 def record_instance(result: TaskResult, instance: Instance, number: int) -> None:

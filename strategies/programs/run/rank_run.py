@@ -23,9 +23,12 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor._util import pickling
 from localtensor.errors import NoSuchDim, error_in_one_line
 from localtensor.layout import is_standard, local_shapes_on, short, shorts
+from strategies.base.time_limit import DoesNotReturn
 from strategies.model.rule import Call, flat_results, written_leaves
 from strategies.programs.run.follow_ups import CallWithFollowUp
+from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.mesh_and_caches import clear_dtensor_caches, world_mesh
+from strategies.torch_api.rank_runs import CALL_SECONDS
 from strategies.torch_api.user_modules import import_rules
 
 
@@ -171,7 +174,10 @@ def _synchronised(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
     """
     value, error, trace = None, "", ""
     try:
-        value = work()
+        with rule_limit(CALL_SECONDS).applied():
+            value = work()
+    except DoesNotReturn as stuck:
+        error = no_return_error(stuck)
     except Exception as raised:  # why: any exception is this rank's result, reported with its traceback
         error, trace = error_in_one_line(raised), traceback.format_exc()
     flag = torch.tensor([float(bool(error))])

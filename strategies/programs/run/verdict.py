@@ -17,8 +17,9 @@ from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, muta
 from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
+from strategies.torch_api.code_places import refusal_text
 from strategies.validation.difference import ElementDifference, folding_error, tensor_text
-from strategies.validation.finding import Candidate, refusal_text
+from strategies.validation.finding import Candidate
 from strategies.validation.probe import Case
 
 
@@ -113,7 +114,9 @@ class Confirmation:
 
 def raises(reason: str) -> bool:
     """Whether the fault is an error on some rank, or a hang, by its reason in words; else it is silent."""
-    return bool(re.search(r"\braises? |refuses this call|cannot assemble|^stops|^hangs|\bdies\b", reason))
+    return bool(
+        re.search(r"\braises? |refuses this call|cannot assemble|^stops|^hangs|\bdies\b|^no rank returns", reason)
+    )
 
 
 def is_claimed(error: str) -> bool:

@@ -26,9 +26,10 @@ from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.shrink.sizes import STAGES, Stage
 from strategies.torch_api import dtensor
+from strategies.torch_api.code_places import no_return_place, refusal_text
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation.claim_sources import claims
-from strategies.validation.finding import Candidate, case_of, refusal_text
+from strategies.validation.finding import Candidate, case_of
 from strategies.validation.probe import Case, Probe
 
 MAX_TRIES = 200
@@ -157,6 +158,8 @@ def failure_kind(reason: str) -> FailureKind:
         who = "every rank" if raised[1] == "every rank" else "a rank"
         message = re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", raised[3]))  # without its numbers
         return FailureKind(f"{who} raises {raised[2]}: {message[:MESSAGE_CHARACTERS]}")
+    if stays := no_return_place(reason):
+        return FailureKind(f"no rank returns from {stays.name}")
     if ended := re.search(r"^hangs: |\bdies \(", reason):
         return FailureKind(ended[0].strip(" :("))
     output = (re.search(r"output (\d+)", reason) or ("", ""))[1]

@@ -47,6 +47,7 @@ from strategies.torch_api.code_places import (
     arguments_place,
     dispatcher_place,
     native_dispatcher_place,
+    no_return_place,
     place_of,
     tracer_place,
 )
@@ -69,6 +70,7 @@ IMPLICIT = (
 BY_PIECES = "the op's own results on the ranks' pieces show that the rule is wrong, whatever runs it"
 NOT_SIMULATED = "no run on rank threads goes wrong: it shows on real processes only"
 NO_PART = "more than one part of DTensor is wrong in it, or one that none of the replacements reaches"
+STAYS = "the call stays in it, as its stack shows"
 FORMULA = "the plain tensor is made by a derivative formula of autograd, which is native code"
 BEFORE_RULES = "the call is refused before DTensor looks for a rule"
 RULE, REDISTRIBUTION, DISPATCHER, UNKNOWN = "rule", "redistribution", "dispatcher", "unknown"
@@ -116,6 +118,9 @@ def attribution(task: AttributionTask, note: Callable[[int], None]) -> Attributi
     if task.home[0]:
         import_rules(*task.home)
     note(0)
+    if place := no_return_place(task.reason):  # a run on rank threads would not return
+        first = task.candidates[0]
+        return Attribution(RULE, place, first.instance.rule.op, why=STAYS, reason=task.reason, program=first.program)
     unlike: Attribution | None = None
     for candidate in task.candidates:
         try:
@@ -160,7 +165,7 @@ VALUES, SHAPE, RAISES, REFUSED = "values", "shape", "raises", "refused"
 def fault_class(reason: str) -> str:
     """The class of a fault by its reason in words: some ranks raise, or all do; shapes, or dtypes, or values are wrong."""
     if raises(reason):
-        return REFUSED if re.search(r"every rank|refuses this call", reason) else RAISES
+        return REFUSED if re.search(r"every rank|refuses this call|^no rank returns", reason) else RAISES
     what = failure_kind(reason).what
     return what if what in (SHAPE, "dtype") else VALUES
 

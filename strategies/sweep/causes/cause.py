@@ -42,7 +42,7 @@ from strategies.sweep.causes.attribution import (
 )
 from strategies.sweep.causes.reach import Severity, forward_programs, most_ordinary, severity
 from strategies.sweep.report.html_pictures import family_of
-from strategies.torch_api.code_places import CodePlace, tracer_place
+from strategies.torch_api.code_places import CodePlace, no_return_place, tracer_place
 from strategies.torch_api.counterfactuals import DECOMPOSITION, HANDLER
 from strategies.torch_api.dtensor import special_dispatch_reason
 from strategies.validation import finding as finding_lines
@@ -293,6 +293,9 @@ def _soonest(one: Attribution, program: Program) -> tuple[object, ...]:
 def ordinary_case(task: CaseTask, note: Callable[[int], None]) -> Case | None:
     """The most ordinary case of a cause; None if no program shows it."""
     best: Case | None = None
+    for start in task.starts:
+        if start.program is not None and no_return_place(start.reason):  # each try would take its whole time limit
+            return Case(start.program, start.reason, severity(start.program, raises(start.reason)))
     for number, start in enumerate(_with_forwards(task.starts)):
         note(number)
         if best is not None and best.severity.reach == 0:

@@ -34,9 +34,10 @@ from strategies.model.rule import Program
 from strategies.programs.run.follow_ups import GRADS
 from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
-from strategies.programs.script import argument_code, body_code, helper_functions, tolerances_code
+from strategies.programs.script import LIMIT_CODE, argument_code, body_code, helper_functions, tolerances_code
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import raw_spelling, spelled
+from strategies.torch_api.code_places import no_return_place
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
 from strategies.validation.difference import tensor_text
 
@@ -69,7 +70,7 @@ def check():
 {body}
 
 
-def main():
+def main():{limit}
     dist.init_process_group("gloo")
     try:
         wrong = check()
@@ -161,6 +162,7 @@ def _text(case: Case, title: str, about: str, name: str, shown: str, helpers: Se
     return _SCRIPT.format(
         title=title, about=textwrap.fill(about, 110), name=name, ranks=program.ranks, raises=case.severity.raises,
         imports=_IMPORTS.format(more=more, private=private),
+        limit=textwrap.indent(LIMIT_CODE.rstrip(), "    ") if no_return_place(case.reason) else "",
         helpers="\n\n\n".join([COMPARISON_FUNCTION.strip(), *helpers]), body=textwrap.indent(shown, "    "),
     )  # fmt: skip
 

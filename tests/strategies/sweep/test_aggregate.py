@@ -246,6 +246,14 @@ def test_programs_that_shrink_to_the_same_one_are_tried_once():
     assert settled == [RuleOutcome("larger", None, same_as="large")]
 
 
+def test_a_call_that_is_refused_in_two_ways_is_tried_for_each():
+    program = Program(EDGES, (2,), ((Replicate(),),))
+    todo = {error: [findings.refused_program(program, error)] for error in ("ValueError: no dim 3", "TypeError: none")}
+    assert merge_equal(todo, set(todo)) == (todo, [])
+    again = {"later": [findings.refused_program(program, "ValueError: no dim 4")]}
+    assert merge_equal(todo | again, set(todo))[1] == [RuleOutcome("later", None, same_as="ValueError: no dim 3")]
+
+
 @pytest.mark.parametrize("rules", [{"planted.edges.default: S(1) -> S(1)"}, set()], ids=["suspected too", "not"])
 def test_a_program_that_shrinks_to_one_op_on_one_axis_is_the_rules_if_that_is_suspected(rules):
     given = program(mesh=(2,), layout=(Shard(1),))

@@ -7,6 +7,10 @@ from torch.distributed.tensor import DTensor
 
 from strategies.model.rule import Claim, overload
 from strategies.model.verdict import Verdict, WorkUnit, read_unit
+from strategies.programs.run.real_run import run_simulated_programs
+from strategies.sweep.causes.attribution import AttributionTask, attribution
+from strategies.torch_api import rank_runs
+from strategies.torch_api.code_places import refusal_text
 from strategies.validation import claim_sources
 from strategies.validation import overload as trial
 from strategies.validation.finding import OverloadTask, TaskResult, case_of, merge_candidates
@@ -191,6 +195,32 @@ def test_a_strategy_of_dtensors_that_raises_is_counted_and_is_no_crash(error, sa
     hearing = heard(one)
     assert hearing.skipped == {f"DTensor's own rule raises {said}": 1}
     assert hearing.crashed == []
+
+
+@pytest.mark.usefixtures("as_given")
+def test_a_strategy_that_does_not_return_is_a_refused_call_on_lockstep_ranks_too(monkeypatch):
+    def stays(schema):
+        while True:
+            pass
+
+    monkeypatch.setattr(trial, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(rank_runs, "CALL_SECONDS", 0.3)
+    one = planted("forgotten", X)
+    strategy_of(one, stays, monkeypatch)
+    hearing = heard(one, ranks=(2, 3))
+    place = f"no return within 0.3 s of processor time from stays (test_overload.py:{stays.__code__.co_firstlineno})"
+    assert hearing.skipped == {f"DTensor's own rule: {place}": 2}
+    assert hearing.crashed == []
+    ((candidate,),) = hearing.suspects.values()
+    assert candidate.instance.verdict is Verdict.REFUSED
+    assert (
+        candidate.instance.evidence.reason
+        == f"no rank returns{place.removeprefix('no return')}; the op takes the whole tensors"
+    )
+    (run,) = run_simulated_programs([candidate.program])
+    assert (run.wrong, run.refused) == ("", place)
+    found = attribution(AttributionTask("endless", refusal_text(place), (candidate,), False, 0), silent)
+    assert (found.kind, found.place.name, found.program) == ("rule", "stays", candidate.program)
 
 
 @pytest.mark.usefixtures("as_given")
