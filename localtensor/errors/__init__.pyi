@@ -85,6 +85,7 @@ from localtensor.errors.runs import NotImportable as NotImportable
 from localtensor.errors.runs import NotInLockstep as NotInLockstep
 from localtensor.errors.runs import NotSendable as NotSendable
 from localtensor.errors.runs import NotServed as NotServed
+from localtensor.errors.runs import NotTraceable as NotTraceable
 from localtensor.errors.runs import OutsideWrite as OutsideWrite
 from localtensor.errors.runs import PeerLost as PeerLost
 from localtensor.errors.runs import PiecesDiffer as PiecesDiffer

@@ -361,6 +361,18 @@ class NotInLockstep(base.Refusal, call="LocalTensorMode", argument="ranks in loc
     REMEDY = f"{_OWN_FLOW}."
 
 
+class NotTraceable(base.Refusal):
+    """A graph is recorded of ops on LocalTensors; `seen` is the op or the kind of tensor with which they were met."""
+
+    def __init__(self, call: str, seen: str, place: Place | None = None) -> None:
+        self.place = place
+        problem = "a graph would hold the values of all ranks as constants, and no rank has such a graph"
+        remedy = (
+            "Record it on rank threads (`lt.run`); what torch.compile has made runs op by op inside LocalTensorMode."
+        )
+        super().__init__(call, "a LocalTensor", f"{seen}{base.place_suffix(place)}", problem, remedy)
+
+
 class ValuesDiffer(base.Refusal, values="{mine} on rank {rank}, {theirs} on rank {other}"):
     """The tensors of two ranks that are offered for one LocalTensor differ in `argument`: dtype, device and the like."""
 

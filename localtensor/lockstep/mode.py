@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,7 +25,7 @@ from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
-from localtensor.lockstep.values.local_tensor import from_ranks, size_query
+from localtensor.lockstep.values.local_tensor import from_ranks, left_alone_by_the_compiler, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
@@ -92,8 +93,8 @@ class LocalTensorMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True: ops of torch's compiler are not ops of a rank."""
-        return True
+        """False: what `torch.compile` has made runs as it is written under this mode, op by op."""
+        return False
 
     def __enter__(self) -> LocalTensorMode:
         outer = ambient.lockstep()
@@ -144,7 +145,9 @@ class LocalTensorMode(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Run the op on every rank."""
+        """Run the op on every rank.  Raises `NotTraceable` where `make_fx` records ops."""
+        if proxy_tensor._CURRENT_MAKE_FX_TRACER is not None:
+            raise errors.NotTraceable("make_fx", str(func), origin(sys._getframe(1)).place)
         route = _routes.get(func)
         if route is None:
             route = _routes[func] = _route(func)
@@ -231,6 +234,9 @@ class LocalTensorMode(TorchDispatchMode):
         for work in self.in_flight:
             if any(share_memory(x, y) for y in work.outputs):
                 raise errors.ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
+
+
+left_alone_by_the_compiler(LocalTensorMode.__torch_dispatch__)
 
 
 def _validated_ranks(ranks: object) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.collectives.compare import difference_text, same_bits, short_text
-from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
+from localtensor.errors import NotHeld, NotInLockstep, NotTraceable, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
 from localtensor.lockstep.values.partition import Array, Partition, by_value, one_row_per_rank, partition
 from localtensor.lockstep.values.rank_int import rank_int
@@ -230,6 +230,9 @@ class LocalTensor(Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: object, stride: object) -> LocalTensor:
         partition, mode = context
+        for one in inner.values():
+            if type(one).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                raise NotTraceable("torch.compile or torch.export", f"a {type(one).__name__}")
         return wrap(tuple(inner[f"_cell_{number}"] for number in range(len(inner))), partition, mode)
 
     def __getattr__(self, name: str) -> Any:
@@ -252,6 +255,17 @@ class LocalTensor(Tensor):
             self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
 
 
+def left_alone_by_the_compiler(function: Any) -> None:
+    """Mark a function so that torch's compiler runs it, and what it calls, as it is written.
+
+    `torch._disable_dynamo` does the same, and imports the compiler, which takes seconds.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+left_alone_by_the_compiler(LocalTensor.__torch_dispatch__)
 _OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode")
 
 
