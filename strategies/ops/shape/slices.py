@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from strategies.ops.lib.dim_maps import KINDS, LINEAR, dim_map_rules, dims_after_removal, partial_rules, unchanged_dims
+from strategies.ops.lib.elementwise import (
+    KINDS,
+    LINEAR,
+    dim_map_rules,
+    dims_after_removal,
+    partial_rules,
+    unchanged_dims,
+)
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 

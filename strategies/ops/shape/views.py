@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call
-from strategies.ops.lib.dim_maps import LINEAR, dim_map_rules, dims_after_removal, partial_rules, unchanged_dims
+from strategies.ops.lib.elementwise import LINEAR, dim_map_rules, dims_after_removal, partial_rules, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, overload_exists, rules
 

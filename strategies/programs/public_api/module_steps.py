@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.model.code_text import placement_code, placements_code
+from strategies.model.codec import placement_code, placements_code
 from strategies.programs.public_api.step import (
     EVEN_SEQUENCES,
     FLOATS,

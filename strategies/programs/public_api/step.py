@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Layout
-from strategies.model.code_text import placement_code, placements_code
+from strategies.model.codec import placement_code, placements_code
 
 R, S0, S1, LAST, SUM = Replicate(), Shard(0), Shard(1), Shard(-1), Partial("sum")
 FLOATS, NUMBERS, MATRICES, ROWS, SEQUENCES = "floats", "numbers", "matrices", "rows", "sequences"

@@ -22,7 +22,7 @@ from strategies.programs.public_api import module_calls, tensor_calls
 from strategies.programs.public_api.module_steps import MODULE_STEPS
 from strategies.programs.public_api.step import PublicStep
 from strategies.programs.public_api.tensor_steps import TENSOR_STEPS, Generator
-from strategies.programs.run.local_inputs import whole
+from strategies.programs.run.step_functions import whole
 
 STEPS: dict[str, Generator] = {**TENSOR_STEPS, **MODULE_STEPS}
 """A generator of steps for each public name that has programs."""

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import PARTIAL_KINDS, Layout
-from strategies.model.code_text import placements_code
+from strategies.model.codec import placements_code
 from strategies.programs.public_api.step import (
     FLOATS,
     LAST,

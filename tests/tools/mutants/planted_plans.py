@@ -11,11 +11,11 @@ _PRICING = "tests/strategies/planner/steps/test_prices.py"
 _LOCKSTEP = "tests/strategies/planner/execute/test_lockstep.py"
 
 _SEARCHED: tuple[Planted, ...] = (
-    bug("strategies/planner/search/astar::AStarSearch.cheapest", "if cost < best.get(there, INF):", "if there not in best:",
+    bug("strategies/planner/search/plan_cache::AStarSearch.cheapest", "if cost < best.get(there, INF):", "if there not in best:",
             "the way that is found first is kept, and not the cheapest", _OPTIMAL),
-    bug("strategies/planner/search/astar::AStarSearch.leanest", "more = max(most, edge_memory(self.table,", "more = most + (edge_memory(self.table,",
+    bug("strategies/planner/search/plan_cache::AStarSearch.leanest", "more = max(most, edge_memory(self.table,", "more = most + (edge_memory(self.table,",
             "the leanest plan is said to need the memory of all its steps together", _PLANNER),
-    bug("strategies/planner/search/astar::AStarSearch._found", "others = [more + at(its) for", "others = [more for",
+    bug("strategies/planner/search/plan_cache::AStarSearch._found", "others = [more + at(its) for", "others = [more for",
             "the sentence of why says that another first step would cost less than it does", _PLANNER),
     bug("strategies/planner/search/edges::AdmissibleHeuristic.at", "else self._reached - self._source_bound(values) if", "else self._reached if",
             "on three axes the bound is above the price, and a dearer plan is called the cheapest", _BOUND),

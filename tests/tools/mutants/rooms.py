@@ -42,19 +42,17 @@ SEEN_FROM = {
     "localtensor/torch_suites/rank_run.py": "test_rank_run test_multi_process test_multi_threaded",
     "strategies/__main__.py": "strategies/cli/test_app strategies/base/test_signals",
     "strategies/planner/execute/step.py": "test_process_groups test_lockstep",
-    **dict.fromkeys((f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
+    **dict.fromkeys((f"strategies/planner/search/{name}.py" for name in ["plan_cache", "bound", "edges", "state_table"]),
         "test_edges test_api test_api_optimal"),
     "strategies/ops/all_rules.py": "strategies/ops/lib/test_overload_variants test_all_rules",
     "strategies/ops/pointwise/unary_binary.py": "test_creation",
-    "strategies/ops/lib/elementwise.py": (
-        "strategies/ops/linalg/test_matmul strategies/ops/linalg/test_reductions_rowwise"
-    ),
     "strategies/ops/pointwise/creation.py": "test_creation",
     "localtensor/layout/mesh.py": "test_spec",
-    "strategies/model/code_text.py": "strategies/programs/test_script strategies/programs/test_mesh_programs",
+    "strategies/model/codec.py": "strategies/programs/test_script strategies/programs/test_mesh_programs",
     "strategies/propagation/model.py": "test_propagator test_mesh_expansion",
-    "strategies/ops/lib/dim_maps.py": (
-        "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"
+    "strategies/ops/lib/elementwise.py": (
+        "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops "
+        "strategies/ops/linalg/test_matmul strategies/ops/linalg/test_reductions_rowwise"
     ),
     **dict.fromkeys((
             f"strategies/gate/changes/{name}.py"
