@@ -23,7 +23,7 @@ from strategies.model.rule import Leaf
 from strategies.ops.lib import elementwise
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
-from strategies.ops.shape.slices import Lines, diagonal, only_partial_rules, select, slice_dim
+from strategies.ops.shape.views import Lines, diagonal, only_partial_rules, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
 MAX_MODE = 2

@@ -137,7 +137,7 @@ _RULES: tuple[Planted, ...] = (
             "values that are to be left out are folded in on every rank", "tests/strategies/ops/index/test_indexing.py"),
     bug("strategies/ops/pointwise/monotone", 'elementwise(rising(kinds=("min",)))),\n    rules("order", "never rises where',
             'elementwise(rising())),\n    rules("order", "never rises where', "the root of a P(max) with negative parts is NaN",
-            "tests/strategies/ops/pointwise/test_unary_binary.py"),
+            "tests/strategies/ops/pointwise/test_linear_unary_binary.py"),
     bug("strategies/ops/shape/joining::cat", "if len(full) == 1:", "if full:", "two tensors are joined piece by piece: rows interleave"),
 )  # fmt: skip
 
