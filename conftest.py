@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In a fresh clone each of the workers rewrites the asserts of its share of the files, and reads those of the others.
+    """In a fresh clone each of the workers rewrites the asserts of its share of what it collects, and reads those of the others.
 
     Otherwise all of them would rewrite all files, at the same time.  Private parts of pytest, tried on 9.0 and 9.2; without
     them collecting takes longer.
@@ -45,7 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
     share = getattr(config, "workerinput", None)
     if share is None or sys.dont_write_bytecode or not hasattr(rewrite, "_rewrite_test"):
         return
-    files = sorted(Path(__file__).parent.glob("tests/**/test_*.py"))
+    asked = [Path(config.invocation_params.dir, argument.split("::")[0]) for argument in config.args]
+    files = sorted(
+        {file for path in asked for file in (path.rglob("test_*.py") if path.is_dir() else path.parent.glob(path.name))}
+    )
     for file in files[int(share["workerid"].removeprefix("gw")) :: share["workercount"]]:
         cached = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
         if not cached.exists() and rewrite.try_makedirs(cached.parent):

@@ -15,9 +15,8 @@ from typing import Any
 
 from torch.testing._internal import common_distributed, common_utils
 
-from localtensor.torch_suites.exits import RankProcess
 from localtensor.torch_suites.multi_threaded import raise_outcome
-from localtensor.torch_suites.rank_run import SuiteOptions, precision_setter, run_ranks, warn_fallback
+from localtensor.torch_suites.rank_run import RankProcess, SuiteOptions, precision_setter, run_ranks, warn_fallback
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {

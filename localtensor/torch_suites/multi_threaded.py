@@ -16,8 +16,8 @@ from torch.testing._internal import common_distributed, common_utils
 
 from localtensor.errors import GroupMismatch, LocalTensorError
 from localtensor.torch_suites import rank_run
-from localtensor.torch_suites.exits import RankProcess, raise_fault, skip_test
 from localtensor.torch_suites.libraries import is_rank
+from localtensor.torch_suites.rank_run import RankProcess, raise_fault, skip_test
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {

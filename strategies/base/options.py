@@ -1,4 +1,15 @@
-"""The options of a command as a frozen dataclass, whose fields are the parameters of the command line."""
+"""The options of a command as a frozen dataclass: from the command line, and from `[tool.localtensor]` in pyproject.toml.
+
+[tool.localtensor]
+    rules = "my_package.my_rules"      # or a file; used where the command line names nothing to judge
+    ranks = [2, 3]
+    meshes = ["2,2"]                   # used, as ranks, where the command line has neither --ranks nor --mesh
+    dtypes = ["float64", "bfloat16"]
+    baseline = "accepted.json"
+    budget = "5m"
+
+An option on the command line comes first.  Paths are relative to the file.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +25,165 @@ from typer import Context, Option
 
 from localtensor.errors import LocalTensorError, refusal_sentence
 from strategies.base.atomic_files import why_not_writable
-from strategies.base.project_file import read_section
 from strategies.base.signals import EXIT_USAGE, print_error, run_command
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+import difflib
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from localtensor.errors import Refusal
+from strategies.base.atomic_files import read_bytes
+
+NAME, SECTION = "pyproject.toml", "[tool.localtensor]"
+
+
+class BadSection(Refusal):
+    """A section that cannot be used."""
+
+    def __init__(self, call: str, file: Path, key: str, problem: str, remedy: str) -> None:
+        super().__init__(call, f"{SECTION} of {_relative(file)}", key, problem, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Values by the names of the fields of a command's options; empty without a file."""
+
+    file: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def note(self, fields: Collection[str]) -> str:
+        """What a message says of values of these fields that came from the file; "" for none."""
+        keys = [key for key, (name, *_) in _KEYS.items() if name in fields]
+        return f" ({', '.join(keys)}: from {_relative(self.file)})" if keys and self.file else ""
+
+    def without(self, fields: Collection[str], typed: Collection[str]) -> dict[str, Any]:
+        """The values of these fields that a command takes whose command line has the fields `typed`."""
+        values = {name: value for name, value in self.values.items() if name in fields and name not in typed}
+        if not {"plans", "case"}.isdisjoint(typed):  # these bring all that they need
+            return {}
+        if not {"ops", "everything", "rules"}.isdisjoint(typed):
+            values.pop("rules", None)
+        if not {"ranks", "mesh"}.isdisjoint(typed):
+            values.pop("ranks", None)
+            values.pop("mesh", None)
+        return values
+
+
+def read_section(call: str, folder: Path) -> Section:
+    """The section of the nearest file that has one, from the folder up to the top of its git repository.
+
+    Raises `BadSection` for a key or a value that cannot be used.
+    """
+    for file in _files(folder):
+        found = _table(call, file)
+        if found is None:
+            continue
+        values: dict[str, Any] = {}
+        for key, value in found.items():
+            if key not in _KEYS:
+                near = difflib.get_close_matches(key, _KEYS, 1)
+                remedy = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(_KEYS)}."
+                raise BadSection(call, file, key, "there is no such key", remedy)
+            name, read, example = _KEYS[key]
+            values[name] = read(value, file.parent)
+            if values[name] is None:
+                shown = f"{key} = {value!r}"[:80]
+                raise BadSection(call, file, shown, "a value of another form is needed", f"Write {key} = {example}.")
+        return Section(file, values)
+    return Section()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files that may have the section, the nearest first.  Without a repository only that of the folder."""
+    above = [folder, *folder.parents]
+    top = next((number for number, one in enumerate(above) if (one / ".git").exists()), 0)
+    return (one / NAME for one in above[: top + 1] if (one / NAME).is_file())
+
+
+def _table(call: str, file: Path) -> dict[str, Any] | None:
+    """The section, or None.  A file that cannot be read is an error only if it seems to have one."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the same, before Python 3.11
+
+    try:
+        data = read_bytes(file)
+    except OSError:
+        return None
+    if b"localtensor" not in data:
+        return None
+    try:
+        body = tomllib.loads(data.decode())
+    except ValueError as error:
+        raise BadSection(call, file, "the file", f"it is no TOML ({error})", "Fix it first.") from None
+    found = body.get("tool", {})
+    found = found.get("localtensor") if isinstance(found, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise BadSection(call, file, "localtensor", "it is no table", f"Write {SECTION} above its keys.")
+    return found
+
+
+def _text(value: object, home: Path) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _path(value: object, home: Path) -> Path | None:
+    return Path(_relative(home / value)) if isinstance(value, str) and value else None
+
+
+def _rules(value: object, home: Path) -> str | None:
+    """The rules as `--rules` takes them in the working folder: a module that is below another folder is named by its file."""
+    if not isinstance(value, str) or not value:
+        return None
+    if value.endswith(".py"):
+        return _relative(home / value)
+    file = home.joinpath(*value.split("."))
+    for one in (file.with_suffix(".py"), file / "__init__.py"):
+        if home != Path.cwd() and one.is_file():
+            return _relative(one)
+    return value
+
+
+def _numbers(value: object, home: Path) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not value or not all(type(one) is int for one in value):
+        return None
+    return tuple(value)
+
+
+def _texts(value: object, home: Path) -> tuple[str, ...] | None:
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        return None
+    return tuple(value)
+
+
+def _meshes(value: object, home: Path) -> tuple[str, ...] | None:
+    """Meshes as `--mesh` takes them: "2,2", or [2, 2]."""
+    if not isinstance(value, list) or not value:
+        return None
+    found = [",".join(map(str, one)) if _numbers(one, home) else one for one in value]
+    return _texts(found, home)
+
+
+def _relative(path: Path) -> str:
+    """The path from the working folder, which is what messages show and commands take."""
+    return os.path.relpath(path)
+
+
+_KEYS: dict[str, tuple[str, Callable[[object, Path], Any], str]] = {
+    "rules": ("rules", _rules, '"my_package.my_rules"'),
+    "ranks": ("ranks", _numbers, "[2, 3]"),
+    "meshes": ("mesh", _meshes, '["2,2"]'),
+    "dtypes": ("dtypes", _texts, '["float64", "int64"]'),
+    "baseline": ("baseline", _path, '"localtensor-baseline.json"'),
+    "budget": ("budget", _text, '"5m"'),
+}
+"""Each key: the field of the options, a function that reads a value (None for one of another form), an example."""
+
 
 Options = TypeVar("Options")
 Seed = Annotated[int, Option("--seed", help="Same seed, same output.")]
@@ -104,11 +269,11 @@ def _parameters(kind: type[DataclassInstance]) -> list[Parameter]:
     """The fields of a dataclass as parameters for typer, which supports lists, but no tuples of variable length."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
-    for field in fields(kind):
-        hint, default = hints[field.name], Parameter.empty if field.default is MISSING else field.default
+    for one in fields(kind):
+        hint, default = hints[one.name], Parameter.empty if one.default is MISSING else one.default
         value = get_args(hint)[0]
         if get_origin(value) is tuple:
             hint = hint.copy_with((GenericAlias(list, get_args(value)[:1]),))
             default = Parameter.empty if default is Parameter.empty else None
-        found.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+        found.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     return found

@@ -25,7 +25,7 @@ from strategies.base.foreign_text import misfit, read_json
 from strategies.base.journal import FOREIGN_LINE_ERRORS
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Workers
-from strategies.inputs import opinfo_samples, schema_samples, typed_values
+from strategies.inputs import opinfo_samples, typed_values
 from strategies.inputs.schema_binding import Unbound
 from strategies.model import codec
 from strategies.model.call_signature import diverse_subset
@@ -313,9 +313,9 @@ def user_op_samples(unknown: UserOpTask, note: Callable[[int], None]) -> tuple[l
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
     if hook is not None:
-        made = schema_samples.user_samples(target, hook(target))
+        made = typed_values.user_samples(target, hook(target))
         return made, "" if made else "the module's samples() yields no call of it"
-    made = schema_samples.schema_calls(target, [torch_dtype(d) for d in unknown.dtypes], unknown.seed)
+    made = typed_values.schema_calls(target, [torch_dtype(d) for d in unknown.dtypes], unknown.seed)
     if made:
         return made, ""
     try:

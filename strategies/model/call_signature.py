@@ -25,7 +25,7 @@ from localtensor.errors import Refusal
 from localtensor.layout import Spec, is_standard, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
 from strategies.model.arguments import SchemaArgument, schema_arguments
-from strategies.model.code_text import tensor_literal
+from strategies.model.codec import tensor_literal
 from strategies.model.rule import Call, Leaf, Sample
 
 

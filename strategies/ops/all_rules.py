@@ -9,9 +9,9 @@ from strategies.ops.index import indexing, scatter, sorting
 from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops, reductions
 from strategies.ops.nn import attention, losses, normalization, spatial
-from strategies.ops.pointwise import creation, linear, monotone, unary_binary
+from strategies.ops.pointwise import creation, linear, monotone
 from strategies.ops.semantics.rule_registry import OpRule, RuleRegistry
-from strategies.ops.shape import joining, slices, views
+from strategies.ops.shape import joining, views
 
 
 class TwoRules(Refusal, call="strategies.ops.collected", argument="entries"):
@@ -36,12 +36,10 @@ def collected(entries: Iterable[OpRule]) -> RuleRegistry:
 
 MODULES = (
     attention, creation, indexing, joining, linear, losses, matmul, matrix_ops, monotone, normalization, reductions,
-    scatter, slices, sorting, spatial, unary_binary, views,
+    scatter, sorting, spatial, views,
 )  # fmt: skip
 """The modules that hold rules in a table `RULES`."""
-FOREACH_RULES = on_lists(
-    e for module in (linear, unary_binary, monotone, creation, matmul, reductions) for e in module.RULES
-)
+FOREACH_RULES = on_lists(e for module in (linear, monotone, creation, matmul, reductions) for e in module.RULES)
 """The rules of foreach ops."""
 OUR_RULES: RuleRegistry = collected((*FOREACH_RULES, *(e for module in MODULES for e in module.RULES)))
 """Every rule of our own, by overload."""

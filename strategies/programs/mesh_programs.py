@@ -41,7 +41,7 @@ from localtensor.layout import (
     shard_cut,
     shorts,
 )
-from strategies.inputs.schema_samples import Picker, drawn
+from strategies.inputs.typed_values import Picker, drawn
 from strategies.model.rule import Call, Claim, Leaf, Program, Sample, layout_on_axes
 from strategies.programs.run.follow_ups import shorter_chains
 from strategies.programs.run.verdict import Confirmation

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Mesh, StridedShard, is_standard, is_supported
 from strategies.model.call_signature import arguments_text, numeric_arguments, parse_prior_call, with_indexed_tensors
-from strategies.model.code_text import (
+from strategies.model.codec import (
     COMPARISON_FUNCTION,
     END_CODE,
     FLATTEN_FUNCTION,
@@ -29,9 +29,9 @@ from strategies.model.oracle import OracleResult, mutates
 from strategies.model.rule import PUBLIC, Program, Sample, placements_text, written_leaves
 from strategies.model.settings import rules_module
 from strategies.programs.public_api import table as public_api
-from strategies.programs.run import attention_steps, follow_ups, law_steps, local_inputs, step_functions
-from strategies.programs.run.local_inputs import local_inputs_of
+from strategies.programs.run import follow_ups, law_steps, step_functions
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.step_functions import local_inputs_of
 from strategies.torch_api.code_places import no_return_place
 from strategies.validation.probe import Case
 
@@ -213,7 +213,7 @@ def helper_functions(then: str) -> list[str]:
     if then in law_steps.LAWS:
         shared = f"import math\n\nOp = Callable[[Sequence[Any]], list[Any]]\nRISK = {law_steps.RISK}\n"
         return [shared, *map(inspect.getsource, used)]
-    if then in attention_steps.RINGS:
+    if then in step_functions.RINGS:
         imports = "import torch.nn.functional as F\nfrom torch.utils._python_dispatch import TorchDispatchMode\n"
         return [imports, *map(inspect.getsource, used)]
     return [inspect.getsource(function) for function in used]
@@ -223,20 +223,20 @@ def _functions_of(step: str) -> list[Any]:
     steps = step_functions
     if step.startswith("grad of ") or step in follow_ups.GRADS:
         around = steps.trained if "trained(" in follow_ups.GRADS.get(step, "") else steps.gradients
-        return [local_inputs.spread, local_inputs.uneven, steps.coming_gradients, around]
+        return [step_functions.spread, step_functions.uneven, steps.coming_gradients, around]
     if step in law_steps.LAWS:
         law = getattr(law_steps, law_steps.LAWS[step].partition("(")[0])
-        helpers = [law_steps.copied, law_steps.random_run, law_steps.locals_of_ranks, local_inputs.whole]
-        return [*helpers, local_inputs.spread, local_inputs.uneven, law]
-    if step in attention_steps.RINGS:
-        ring = attention_steps
-        return [local_inputs.whole, local_inputs.uneven, ring.CpuKernels, ring.ring_attention]
+        helpers = [law_steps.copied, law_steps.random_run, law_steps.locals_of_ranks, step_functions.whole]
+        return [*helpers, step_functions.spread, step_functions.uneven, law]
+    if step in step_functions.RINGS:
+        ring = step_functions
+        return [ring.whole, ring.uneven, ring.CpuKernels, ring.ring_attention]
     if step == "base":
         return [follow_ups.with_bases]
     if step.startswith("only ") or not follow_ups.needs_results_only(step):
         return []
     text = follow_ups.follow_up(step).text
-    every = (local_inputs.whole, local_inputs.laid, steps.written, steps.with_base_written, steps.through_local)
+    every = (step_functions.whole, step_functions.laid, steps.written, steps.with_base_written, steps.through_local)
     return [f for f in every if f"{f.__name__}(" in text]
 
 
@@ -277,8 +277,8 @@ def _around(sample: Sample, op: str, step: str) -> str:
     if step in law_steps.LAWS:
         value = law_steps.LAWS[step].replace("packet", repr(follow_ups.packet(sample.op)))
         return value.replace("arguments", repr(numeric_arguments(sample.call)))
-    if step in attention_steps.RINGS:
-        return attention_steps.RINGS[step]
+    if step in step_functions.RINGS:
+        return step_functions.RINGS[step]
     return f"with_bases({op}, x)" if step == "base" else f"{op}(x)"
 
 

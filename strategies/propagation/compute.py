@@ -41,9 +41,8 @@ from strategies.ops.semantics.rule_registry import (
     overload_exists,
 )
 from strategies.planner.steps.alpha_beta import Network
-from strategies.propagation.mesh_expansion import ExpansionProblem, LineSource, expand
+from strategies.propagation.mesh_expansion import ExpansionProblem, LineSource, Propagation, expand, grid_text
 from strategies.propagation.meta_run import no_caller_modes, output_metas
-from strategies.propagation.model import Propagation, grid_text
 
 Decompose = Callable[[RuleRegistry, RuleQuery], LineSource | str]
 """A function that returns the source of an op's lines by way of its decomposition; or why there is none."""

@@ -52,9 +52,8 @@ from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.propagation.cache import CallKey, CallKeyFactory, SpecInterner, answers
 from strategies.propagation.compute import Decompose, UncachedPropagator
 from strategies.propagation.decomposition import decomposition
-from strategies.propagation.mesh_expansion import LIMIT
+from strategies.propagation.mesh_expansion import LIMIT, Propagation
 from strategies.propagation.meta_run import fake_mode_lock
-from strategies.propagation.model import Propagation
 
 _STABLE = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SMALL = range(-5, 257)

@@ -21,9 +21,9 @@ from strategies.model.cause import of_findings, read_causes
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict, WorkUnit, mesh_kind, plan_units, read_unit
-from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import ProgramRealRuns
+from strategies.programs.run.step_functions import local_inputs_of
 from strategies.programs.run.verdict import (
     LOCAL_REFUSAL,
     META_KERNEL,

@@ -27,7 +27,7 @@ import torch
 
 from localtensor.errors import Refusal
 from localtensor.layout import MAX_JUMP_SHARE, shorts
-from strategies.inputs import opinfo_samples, schema_samples
+from strategies.inputs import opinfo_samples, typed_values
 from strategies.model.arguments import trusts_caller
 from strategies.model.call_signature import diverse_subset, python_text
 from strategies.model.oracle import REJECTIONS, run_oracle
@@ -148,7 +148,7 @@ def samples_of(op: str, seed: int) -> list[Sample]:
                         info, torch_dtype(name), which, device="cpu", seed=seed, wanted=lambda func: str(func) == op
                     )[0]
     if not met and not trusts_caller(op):
-        met = schema_samples.schema_calls(overload(op), [torch_dtype(name) for name in DTYPES], seed)
+        met = typed_values.schema_calls(overload(op), [torch_dtype(name) for name in DTYPES], seed)
     return diverse_subset(met, MOST)
 
 

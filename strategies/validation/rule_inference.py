@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.call_signature import non_tensor_arguments
-from strategies.model.code_text import placement_code
+from strategies.model.codec import placement_code
 from strategies.model.rule import Rule
 from strategies.validation.missing_rules import Survey
 

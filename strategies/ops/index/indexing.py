@@ -20,10 +20,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.rule import Leaf
-from strategies.ops.lib import dim_maps
+from strategies.ops.lib import elementwise
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
-from strategies.ops.shape.slices import Lines, diagonal, only_partial_rules, select, slice_dim
+from strategies.ops.shape.views import Lines, diagonal, only_partial_rules, select, slice_dim
 
 FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
 MAX_MODE = 2
@@ -33,40 +33,42 @@ MAX_MODE = 2
 def index_select(query: RuleQuery) -> Iterator[PlacementRule]:
     given, index = query.meta("self"), query.meta("index")
     dim = query["dim"] % max(given.ndim, 1)
-    yield from dim_maps.partial_rules(query, [0])
-    yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, dim))
+    yield from elementwise.partial_rules(query, [0])
+    yield from elementwise.dim_map_rules(query, elementwise.unchanged_dims(given.ndim, dim))
     if given.ndim and index.ndim:
-        yield dim_maps.shard_rule(query, {1: 0}, dim)
+        yield elementwise.shard_rule(query, {1: 0}, dim)
 
 
 def gather(query: RuleQuery) -> Iterator[PlacementRule]:
     """Along the other dims, index and tensor are sharded together if they are equally long; else their shards differ."""
     given, index = query.meta("self"), query.meta("index")
     dim = query["dim"] % max(given.ndim, 1)
-    yield from dim_maps.partial_rules(query, [0])
+    yield from elementwise.partial_rules(query, [0])
     if given.ndim != index.ndim:
         return
-    for other, _ in dim_maps.unchanged_dims(given.ndim, dim):
+    for other, _ in elementwise.unchanged_dims(given.ndim, dim):
         if given.shape[other] == index.shape[other]:
-            yield dim_maps.shard_rule(query, {0: other, 1: other}, other)
+            yield elementwise.shard_rule(query, {0: other, 1: other}, other)
     if index.ndim:
-        yield dim_maps.shard_rule(query, {1: dim}, dim)
+        yield elementwise.shard_rule(query, {1: dim}, dim)
 
 
 def take(query: RuleQuery) -> Iterator[PlacementRule]:
-    yield from dim_maps.partial_rules(query, [0])
-    yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(query.meta("index").ndim), leaf=1)
+    yield from elementwise.partial_rules(query, [0])
+    yield from elementwise.dim_map_rules(query, elementwise.unchanged_dims(query.meta("index").ndim), leaf=1)
 
 
 def index_fill(query: RuleQuery) -> Iterator[PlacementRule]:
     """The value is an equal number on every rank, or a tensor that is partial like the first one."""
     given = query.meta("self")
     value = query.leaf("value")
-    kinds = dim_maps.reductions_keeping(query["value"]) if value is None else ("avg", "max", "min")
-    yield from dim_maps.partial_rules(query, [0], kinds)
+    kinds = elementwise.reductions_keeping(query["value"]) if value is None else ("avg", "max", "min")
+    yield from elementwise.partial_rules(query, [0], kinds)
     if value is not None:
-        yield from dim_maps.partial_rules(query, [0, value])
-    yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
+        yield from elementwise.partial_rules(query, [0, value])
+    yield from elementwise.dim_map_rules(
+        query, elementwise.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1))
+    )
 
 
 def write_into_view(view: Lines, name: str = "src") -> Lines:
@@ -76,12 +78,12 @@ def write_into_view(view: Lines, name: str = "src") -> Lines:
         source = query.leaf(name)
         if source is None:
             return
-        yield from dim_maps.partial_rules(query, [0, source], dim_maps.KINDS)
+        yield from elementwise.partial_rules(query, [0, source], elementwise.KINDS)
         read = RuleQuery(query.op, query.arguments, query.tensors[:1], (query.tensors[source],))
         for line in view(read):
             (before,), (after,) = line.inputs, line.outputs
             if isinstance(before, Shard) and isinstance(after, Shard):
-                yield dim_maps.shard_rule(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
+                yield elementwise.shard_rule(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
 
     lines.__wrapped__ = view  # type: ignore[attr-defined]
     return lines
@@ -158,12 +160,12 @@ def _is_supported(query: RuleQuery) -> bool:
 
 
 def index(query: RuleQuery) -> Iterator[PlacementRule]:
-    yield from dim_maps.partial_rules(query, [0])
+    yield from elementwise.partial_rules(query, [0])
     result = query.outputs[0]
     if result is None or not _is_supported(query):
         return
     where = index_layout(query)
-    yield from dim_maps.dim_map_rules(query, where.free)
+    yield from elementwise.dim_map_rules(query, where.free)
     for b in range(0 if where.masks else where.ndim):
         place = where.at + b
         yield query.line(_sharded_indices(query, where, b, result.shape[place]), [Shard(place)])
@@ -175,7 +177,7 @@ def index_put(query: RuleQuery) -> Iterator[PlacementRule]:
     if values is None:
         return
     adds = bool(query["accumulate"])
-    yield from dim_maps.partial_rules(query, [0, values], dim_maps.LINEAR if adds else dim_maps.KINDS)
+    yield from elementwise.partial_rules(query, [0, values], elementwise.LINEAR if adds else elementwise.KINDS)
     if not _is_supported(query):
         return
     where, given = index_layout(query), query.tensors[values]
@@ -202,19 +204,19 @@ _PUT = "dims that are not indexed go by themselves; what is added may be added i
 
 def embedding(query: RuleQuery) -> Iterator[PlacementRule]:
     """The lookup; `padding_idx` and `scale_grad_by_freq` affect the gradient only."""
-    yield from dim_maps.partial_rules(query, [0])
+    yield from elementwise.partial_rules(query, [0])
     result = query.outputs[0]
     if result is None:
         return
-    yield from dim_maps.dim_map_rules(query, [(1, result.ndim - 1)])
-    yield from dim_maps.dim_map_rules(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
+    yield from elementwise.dim_map_rules(query, [(1, result.ndim - 1)])
+    yield from elementwise.dim_map_rules(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
 
 
 def embedding_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     """Gradients of a row add up over ranks, unless they are divided by the frequency of the row among all indices."""
     grad = query.meta("grad_output")
-    yield from dim_maps.partial_rules(query, [0], dim_maps.LINEAR)
-    yield dim_maps.shard_rule(query, {0: grad.ndim - 1}, 1)
+    yield from elementwise.partial_rules(query, [0], elementwise.LINEAR)
+    yield elementwise.shard_rule(query, {0: grad.ndim - 1}, 1)
     for dim in range(0 if query["scale_grad_by_freq"] else grad.ndim - 1):
         yield query.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
 
@@ -224,7 +226,7 @@ def bags(query: RuleQuery) -> Iterator[PlacementRule]:
     places = Shard(1) if query["mode"] == MAX_MODE else Replicate()
     yield query.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
     if query["mode"] != MAX_MODE:
-        for kind in dim_maps.LINEAR:
+        for kind in elementwise.LINEAR:
             yield query.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
 
 
@@ -235,7 +237,7 @@ def bags_backward(query: RuleQuery) -> Iterator[PlacementRule]:
     places = query.leaf("maximum_indices")
     largest = {places: Shard(1)} if query["mode"] == MAX_MODE and places is not None else {}
     yield query.line({0: Shard(1), **largest}, [Shard(1)])
-    for kind in dim_maps.LINEAR:
+    for kind in elementwise.LINEAR:
         yield query.line({0: Partial(kind)}, [Partial(kind)])
 
 

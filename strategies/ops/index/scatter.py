@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.dim_maps import KINDS, LINEAR, partial_rules, reductions_keeping, shard_rule, unchanged_dims
+from strategies.ops.lib.elementwise import KINDS, LINEAR, partial_rules, reductions_keeping, shard_rule, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.ops.lib.dim_maps import dim_map_rules, dims_after_removal, unchanged_dims
+from strategies.ops.lib.elementwise import dim_map_rules, dims_after_removal, unchanged_dims
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import OpRule, PlacementRule, RuleQuery, rules
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
-from strategies.ops.lib.elementwise import sharded_operands
+from strategies.ops.lib.elementwise import linear_partial_rules, named_shard_rule, sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, rules
 

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.layout import PARTIAL_KINDS, is_unambiguous
-from strategies.ops.lib import dim_maps
+from strategies.ops.lib import elementwise
 from strategies.ops.lib.elementwise import linear_in, linear_partials
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
@@ -31,12 +31,12 @@ SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max
 
 def norm(query: RuleQuery, order: str = "ord") -> Iterator[PlacementRule]:
     """The norm over some dims; the default order is 2."""
-    places = dim_maps.dims_after_reduction(query)
-    yield from dim_maps.kept_dim_rules(query, places)
+    places = elementwise.dims_after_reduction(query)
+    yield from elementwise.kept_dim_rules(query, places)
     value = query.get(order)
     part, cut = norm_part(2.0 if value is None else value)
     if part is not None:
-        yield from dim_maps.reduced_dim_rules(query, places, [part], cut=cut)
+        yield from elementwise.reduced_dim_rules(query, places, [part], cut=cut)
 
 
 def norm_part(order: float) -> tuple[Partial | None, Cut]:
@@ -57,25 +57,25 @@ def powers(query: RuleQuery) -> Iterator[PlacementRule]:
 
     torch 2.13, complex input and a real dtype: the imaginary part is dropped before the power if there is only one row.
     """
-    places = dim_maps.dims_after_reduction(query)
-    yield from dim_maps.kept_dim_rules(query, places)
+    places = elementwise.dims_after_reduction(query)
+    yield from elementwise.kept_dim_rules(query, places)
     if math.isfinite(query["ord"]) and not (query.tensors[0].dtype.is_complex and query["dtype"] is not None):
-        yield from dim_maps.reduced_dim_rules(query, places, [SUM])
+        yield from elementwise.reduced_dim_rules(query, places, [SUM])
 
 
 def sum_rule(query: RuleQuery, dims: str = "dim") -> Iterator[PlacementRule]:
     """sum: the sums of shards are partial sums, and it is linear."""
-    places = dim_maps.dims_after_reduction(query, dims)
-    yield from dim_maps.kept_dim_rules(query, places)
-    yield from dim_maps.reduced_dim_rules(query, places, [SUM])
+    places = elementwise.dims_after_reduction(query, dims)
+    yield from elementwise.kept_dim_rules(query, places)
+    yield from elementwise.reduced_dim_rules(query, places, [SUM])
     yield from linear_in(query, 0)
 
 
 def mean_rule(query: RuleQuery) -> Iterator[PlacementRule]:
     """mean: the average of the averages of even shards."""
-    places = dim_maps.dims_after_reduction(query)
-    yield from dim_maps.kept_dim_rules(query, places)
-    yield from dim_maps.reduced_dim_rules(query, places, [AVG], cut="even")
+    places = elementwise.dims_after_reduction(query)
+    yield from elementwise.kept_dim_rules(query, places)
+    yield from elementwise.reduced_dim_rules(query, places, [AVG], cut="even")
     yield from linear_in(query, 0)
 
 
@@ -84,28 +84,28 @@ def prod_rule(query: RuleQuery, dims: str = "dim", *, none_is_none: bool = False
 
     Complex results are excluded: whether an overflowing product is infinite or NaN depends on the order.
     """
-    places = dim_maps.dims_after_reduction(query, dims, none_is_none=none_is_none)
-    yield from dim_maps.kept_dim_rules(query, places)
+    places = elementwise.dims_after_reduction(query, dims, none_is_none=none_is_none)
+    yield from elementwise.kept_dim_rules(query, places)
     before, after = query.tensors[0].dtype, _after(query)
     if not after.is_complex:
-        yield from dim_maps.reduced_dim_rules(query, places, [PRODUCT])
+        yield from elementwise.reduced_dim_rules(query, places, [PRODUCT])
         if before in (torch.bool, after):
-            yield from dim_maps.passthrough_rules(query, [PRODUCT])
+            yield from elementwise.passthrough_rules(query, [PRODUCT])
 
 
 def extremes(query: RuleQuery, part: Partial, dims: str = "dim") -> Iterator[PlacementRule]:
     """amax and amin: the extreme of extremes.  An empty shard raises."""
-    places = dim_maps.dims_after_reduction(query, dims)
-    yield from dim_maps.kept_dim_rules(query, places)
-    yield from dim_maps.reduced_dim_rules(query, places, [part], cut="filled")
-    yield from dim_maps.passthrough_rules(query, [part])
+    places = elementwise.dims_after_reduction(query, dims)
+    yield from elementwise.kept_dim_rules(query, places)
+    yield from elementwise.reduced_dim_rules(query, places, [part], cut="filled")
+    yield from elementwise.passthrough_rules(query, [part])
 
 
 def aminmax(query: RuleQuery) -> Iterator[PlacementRule]:
     """aminmax: each result has its own reduction, so no partial input suits both."""
-    places = dim_maps.dims_after_reduction(query)
-    yield from dim_maps.kept_dim_rules(query, places)
-    yield from dim_maps.reduced_dim_rules(query, places, [MIN, MAX], cut="filled")
+    places = elementwise.dims_after_reduction(query)
+    yield from elementwise.kept_dim_rules(query, places)
+    yield from elementwise.reduced_dim_rules(query, places, [MIN, MAX], cut="filled")
 
 
 def any_or_all(query: RuleQuery, part: Partial, alike: Partial) -> Iterator[PlacementRule]:
@@ -113,26 +113,26 @@ def any_or_all(query: RuleQuery, part: Partial, alike: Partial) -> Iterator[Plac
 
     For `uint8`, torch returns 0 or 1 in `uint8`, which add up to 2.  An empty list of dims reduces none.
     """
-    places = dim_maps.dims_after_reduction(query, none_is_none=query.op.endswith(".dims"))
-    yield from dim_maps.kept_dim_rules(query, places)
-    yield from dim_maps.reduced_dim_rules(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
+    places = elementwise.dims_after_reduction(query, none_is_none=query.op.endswith(".dims"))
+    yield from elementwise.kept_dim_rules(query, places)
+    yield from elementwise.reduced_dim_rules(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
     if query.tensors[0].dtype == torch.bool:
-        yield from dim_maps.passthrough_rules(query, [part, alike])
+        yield from elementwise.passthrough_rules(query, [part, alike])
 
 
 def sum_of_counts(query: RuleQuery) -> Iterator[PlacementRule]:
     """nansum and count_nonzero: the results of shards add up.  Which elements of a sum are NaN or zero, its parts do not tell."""
-    places = dim_maps.dims_after_reduction(query)
-    yield from dim_maps.kept_dim_rules(query, places)
-    yield from dim_maps.reduced_dim_rules(query, places, [SUM])
+    places = elementwise.dims_after_reduction(query)
+    yield from elementwise.kept_dim_rules(query, places)
+    yield from elementwise.reduced_dim_rules(query, places, [SUM])
     before = query.tensors[0].dtype
     if query.op.startswith("aten.nansum") and not (before.is_floating_point or before.is_complex):
-        yield from dim_maps.passthrough_rules(query, linear_partials(before, _after(query)))
+        yield from elementwise.passthrough_rules(query, linear_partials(before, _after(query)))
 
 
 def kept_dims_only(query: RuleQuery, dims: str = "dim") -> Iterator[PlacementRule]:
     """Ops whose result depends on all elements of a row at once: only the remaining dims are sharded."""
-    yield from dim_maps.kept_dim_rules(query, dim_maps.dims_after_reduction(query, dims))
+    yield from elementwise.kept_dim_rules(query, elementwise.dims_after_reduction(query, dims))
 
 
 def _after(query: RuleQuery) -> torch.dtype:
@@ -177,8 +177,10 @@ def scan(*kinds: str) -> Callable[[RuleQuery], Iterator[PlacementRule]]:
 
     def lines(query: RuleQuery) -> Iterator[PlacementRule]:
         given = query.tensors[0]
-        yield from dim_maps.partial_rules(query, [0], kinds)
-        yield from dim_maps.dim_map_rules(query, dim_maps.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
+        yield from elementwise.partial_rules(query, [0], kinds)
+        yield from elementwise.dim_map_rules(
+            query, elementwise.unchanged_dims(given.ndim, query["dim"] % max(given.ndim, 1))
+        )
 
     return lines
 
@@ -248,7 +250,7 @@ RULES: tuple[OpRule, ...] = with_variants(
     rules("whole", "the one number, and whether none is finite in a list, are of whole tensors",
           ["aten._local_scalar_dense.default", "aten._amp_foreach_non_finite_check_and_unscale_.default"],
           lambda query: ()),
-    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*dim_maps.LINEAR)),
+    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scan(*elementwise.LINEAR)),
     rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scan("product")),
     rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scan()),
     rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scan()),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.dim_maps import linear_partial_rules, named_shard_rule
+from strategies.ops.lib.elementwise import linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import PARTIAL_KINDS
-from strategies.ops.lib.dim_maps import LINEAR, linear_partial_rules, named_shard_rule
+from strategies.ops.lib.elementwise import LINEAR, linear_partial_rules, named_shard_rule
 from strategies.ops.lib.overload_variants import overloads_of, with_variants
 from strategies.ops.semantics.rule_registry import Cut, OpRule, PlacementRule, RuleQuery, rules
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strategies.ops.lib.dim_maps import (
+from strategies.ops.lib.elementwise import (
     KINDS,
     LINEAR,
     dim_map_rules,

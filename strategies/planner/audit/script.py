@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.layout import Spec, split
-from strategies.model.code_text import docstring_code, flatten_code, placements_code, tensor_literal
+from strategies.model.codec import docstring_code, flatten_code, placements_code, tensor_literal
 from strategies.planner.audit.compare import rounding_tolerance
 from strategies.planner.audit.rank_run import is_public
 from strategies.planner.audit.report import Cause

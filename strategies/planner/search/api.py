@@ -1,7 +1,7 @@
 """The cheapest redistribution plan from one spec to another: a shortest path over the specs that legal steps connect.
 
 `plan` first looks in the `PlanCache` (`plan_cache`). On a miss, `_search` encodes layouts as integers (`state_table`),
-enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`astar`). `_plan_of` turns the path found
+enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`plan_cache`). `_plan_of` turns the path found
 into steps between specs.
 
 The search runs between layouts; a spec is one way of writing a layout. Strided shards that encode a shard order are
@@ -22,9 +22,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import OtherRows
 from localtensor.layout import Spec, StridedShard, is_standard, is_unambiguous, ordered, short
-from strategies.planner.search.astar import AStarSearch, SearchResult
 from strategies.planner.search.edges import INF
-from strategies.planner.search.plan_cache import NoPlan, PlanCache
+from strategies.planner.search.plan_cache import AStarSearch, NoPlan, PlanCache, SearchResult
 from strategies.planner.search.state_table import STEP_BITS, StateTable, StepKind, price_name
 from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.steps.legal_steps import legal_changes, usable_placements, with_placement

@@ -18,7 +18,8 @@ from torch.distributed.tensor import Partial
 from localtensor.layout import Layout, has_one_meaning
 from strategies.model.rule import PUBLIC, Call, Leaf, Program, Sample
 from strategies.programs.mesh_programs import placement_options
-from strategies.programs.public_api.step import (
+from strategies.programs.public_api.table import STEPS, public_step, public_steps
+from strategies.programs.public_api.tensor_steps import (
     EVEN_SEQUENCES,
     FLOATS,
     INDICES,
@@ -29,7 +30,6 @@ from strategies.programs.public_api.step import (
     SEQUENCES,
     PublicStep,
 )
-from strategies.programs.public_api.table import STEPS, public_step, public_steps
 from strategies.programs.run.real_run import run_simulated_programs
 from strategies.programs.run.verdict import Confirmation, is_claimed
 from strategies.programs.shrink.search import failure_kind

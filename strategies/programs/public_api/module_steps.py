@@ -9,8 +9,8 @@ from typing import Any
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.model.code_text import placement_code, placements_code
-from strategies.programs.public_api.step import (
+from strategies.model.codec import placement_code, placements_code
+from strategies.programs.public_api.tensor_steps import (
     EVEN_SEQUENCES,
     FLOATS,
     INDICES,
@@ -20,6 +20,7 @@ from strategies.programs.public_api.step import (
     S0,
     S1,
     SEQUENCES,
+    Generator,
     PublicStep,
     R,
     call_text,
@@ -27,7 +28,6 @@ from strategies.programs.public_api.step import (
     layouts_on,
     options_text,
 )
-from strategies.programs.public_api.tensor_steps import Generator
 
 LINEAR = ("nn.Linear(n, 8)", "nn.Linear(n, 5)", "nn.Linear(n, 12, bias=False)", "nn.Linear(n, 3)")
 EMBEDDING = ("nn.Embedding(12, 8)", "nn.Embedding(5, 6)", "nn.Embedding(7, 3)", "nn.Embedding(10, 4, padding_idx=1)")

@@ -20,9 +20,8 @@ from torch.nn import functional as F  # noqa: N812  # its usual name, which scri
 from strategies.model.rule import PUBLIC
 from strategies.programs.public_api import module_calls, tensor_calls
 from strategies.programs.public_api.module_steps import MODULE_STEPS
-from strategies.programs.public_api.step import PublicStep
-from strategies.programs.public_api.tensor_steps import TENSOR_STEPS, Generator
-from strategies.programs.run.local_inputs import whole
+from strategies.programs.public_api.tensor_steps import TENSOR_STEPS, Generator, PublicStep
+from strategies.programs.run.step_functions import whole
 
 STEPS: dict[str, Generator] = {**TENSOR_STEPS, **MODULE_STEPS}
 """A generator of steps for each public name that has programs."""

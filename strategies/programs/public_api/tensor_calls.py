@@ -15,7 +15,7 @@ from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, experimental
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.programs.run.local_inputs import whole
+from strategies.programs.run.step_functions import whole
 
 
 def eighths(shape: Sequence[int], like: Any) -> Tensor:

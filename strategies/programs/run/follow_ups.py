@@ -20,16 +20,17 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import numeric_arguments, parse_prior_call
-from strategies.model.code_text import placements_code
+from strategies.model.codec import placements_code
 from strategies.model.oracle import mutates
 from strategies.model.rule import PUBLIC, Call, flat_results, read_layout
 from strategies.programs.public_api import table as public_api
-from strategies.programs.run import attention_steps, law_steps
-from strategies.programs.run.local_inputs import laid, whole
+from strategies.programs.run import law_steps, step_functions
 from strategies.programs.run.step_functions import (
     gradients,
+    laid,
     through_local,
     trained,
+    whole,
     with_base_written,
     written,
 )
@@ -176,9 +177,9 @@ class CallWithFollowUp(Call):
         if last in law_steps.LAWS:
             around = {"op": op, "x": tensors, "packet": packet(self.op), "arguments": numeric_arguments(self)}
             return list(eval(_compiled(law_steps.LAWS[last]), {**vars(law_steps), **around}))  # noqa: S307  # of LAWS
-        if last in attention_steps.RINGS:
-            scope = {**vars(attention_steps), "x": tensors}
-            return list(eval(_compiled(attention_steps.RINGS[last]), scope))  # noqa: S307  # of RINGS
+        if last in step_functions.RINGS:
+            scope = {**vars(step_functions), "x": tensors}
+            return list(eval(_compiled(step_functions.RINGS[last]), scope))  # noqa: S307  # of RINGS
         if last == "base":
             return with_bases(op, tensors)
         return _applied([last] if last else [], op(tensors))

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from strategies.programs.run.local_inputs import spread, uneven, whole
+from strategies.programs.run.step_functions import spread, uneven, whole
 
 Op = Callable[[Sequence[Any]], list[Any]]
 RISK = 1e-11

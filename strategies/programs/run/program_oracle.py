@@ -22,9 +22,9 @@ from strategies.model.oracle import (
     share_unstable,
 )
 from strategies.model.rule import Call, Program, Sample
-from strategies.programs.run.attention_steps import RINGS
 from strategies.programs.run.follow_ups import CallWithFollowUp, steps_of
 from strategies.programs.run.law_steps import LAWS
+from strategies.programs.run.step_functions import RINGS
 
 FINE_UNITS, COARSE_UNITS = 64.0, 2.0
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""

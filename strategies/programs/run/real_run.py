@@ -28,11 +28,10 @@ from strategies.base.signals import quiet
 from strategies.model.oracle import REJECTIONS, OracleResult
 from strategies.model.rule import Call, Program
 from strategies.programs.run import rank_run
-from strategies.programs.run.attention_steps import RINGS
 from strategies.programs.run.law_steps import LAWS
-from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import has_partial, oracle_of_program, oracle_of_sample, program_call
 from strategies.programs.run.rank_run import ProgramRankResult, ProgramRankTask
+from strategies.programs.run.step_functions import RINGS, local_inputs_of
 from strategies.programs.run.verdict import Confirmation, confirmation_of, raises
 from strategies.torch_api import rank_runs
 from strategies.torch_api.code_places import NO_RETURN

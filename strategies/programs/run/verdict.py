@@ -15,8 +15,8 @@ from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import local_shapes_on, short
 from strategies.model.oracle import REJECTIONS, OracleResult, equal_within, mutates, run_call
 from strategies.model.rule import Program, Sample, placements_text, read_layout
-from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
+from strategies.programs.run.step_functions import local_inputs_of
 from strategies.torch_api.code_places import refusal_text
 from strategies.validation.difference import ElementDifference, folding_error, tensor_text
 from strategies.validation.finding import Candidate

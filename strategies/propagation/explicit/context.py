@@ -47,7 +47,7 @@ from strategies.propagation.explicit.redistribution_text import (
     communicating_steps,
     implicit_communication_error,
 )
-from strategies.propagation.model import Propagation
+from strategies.propagation.mesh_expansion import Propagation
 from strategies.torch_api.handler_table import HandlerTableViews
 
 __all__ = [

@@ -32,9 +32,8 @@ from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache import value_token
-from strategies.propagation.mesh_expansion import ExpansionProblem, expand
+from strategies.propagation.mesh_expansion import ExpansionProblem, Grid, expand
 from strategies.propagation.meta_run import fake_mode_lock, no_caller_modes, on_meta_device, output_metas
-from strategies.propagation.model import Grid
 from strategies.torch_api.dtensor import meta_of, returns_no_tensor
 from strategies.torch_api.specs import contiguous_strides
 

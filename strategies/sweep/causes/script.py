@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor._util import pickling
 from localtensor.layout import Layout, Mesh, is_supported
 from strategies.model.cause import FAILED, RIGHT, SHOWS
-from strategies.model.code_text import (
+from strategies.model.codec import (
     COMPARISON_FUNCTION,
     FLATTEN_FUNCTION,
     flatten_code,
@@ -32,8 +32,8 @@ from strategies.model.code_text import (
 from strategies.model.oracle import REJECTIONS, mutates
 from strategies.model.rule import Program
 from strategies.programs.run.follow_ups import GRADS
-from strategies.programs.run.local_inputs import local_inputs_of
 from strategies.programs.run.program_oracle import oracle_of_program
+from strategies.programs.run.step_functions import local_inputs_of
 from strategies.programs.script import LIMIT_CODE, argument_code, body_code, helper_functions, tolerances_code
 from strategies.sweep.causes.cause import Case
 from strategies.sweep.causes.reach import raw_spelling, spelled

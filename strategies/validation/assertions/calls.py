@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, opinfo_database
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from strategies.inputs.schema_samples import accepts
+from strategies.inputs.typed_values import accepts
 from strategies.model.arguments import is_index
 from strategies.model.rule import Sample, call_of
 from strategies.validation.assertions.ops import Op, ShapePlan, accepted_plans, is_list, materialized, takes_tensor

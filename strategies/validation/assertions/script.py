@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import refusal_sentence
 from localtensor.layout import StridedShard, is_inexact, shard_cut, short, split_axis
 from strategies.model.call_signature import argument_text, arguments_text, with_indexed_tensors
-from strategies.model.code_text import FLATTEN_FUNCTION, slack_text, tensor_literal
+from strategies.model.codec import FLATTEN_FUNCTION, slack_text, tensor_literal
 from strategies.model.rule import written_leaves
 from strategies.validation.assertions.case import CaseRun, RuleCase, result_placements
 from strategies.validation.assertions.ops import Op

@@ -31,7 +31,7 @@ from localtensor.layout import (
 )
 from localtensor.testing.hypothesis_strategies.layouts import cut_pieces
 from localtensor.testing.hypothesis_strategies.values import print_repr
-from strategies.model import code_text
+from strategies.model import codec
 from strategies.model.call_signature import argument_text
 from strategies.model.oracle import OracleResult, equal_within, run_function_oracle
 from strategies.model.rule import flat_results
@@ -82,7 +82,7 @@ for want, got, placements, atol in zip(wants, gots, {placements}, {slack}):
     wrong |= tuple(got.placements) != placements
     wrong |= differs(got, want, atol)
 '''
-    + code_text.END_CODE
+    + codec.END_CODE
 )
 
 
@@ -292,21 +292,21 @@ def sharding_script(
     function, and_more = _function(claim.fn)
     inputs = []
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
-        pieces = ", ".join(map(code_text.tensor_literal, held[i]))
-        inputs += [f"x{i} = {code_text.tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
+        pieces = ", ".join(map(codec.tensor_literal, held[i]))
+        inputs += [f"x{i} = {codec.tensor_literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
         placed = f"mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride()"
         inputs.append(f"d{i} = DTensor.from_local(held{i}[rank], {placed})")
-    slack = [code_text.slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
+    slack = [codec.slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
-        helpers=f"{code_text.FLATTEN_FUNCTION}\n\n{code_text.COMPARISON_FUNCTION}", names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
+        helpers=f"{codec.FLATTEN_FUNCTION}\n\n{codec.COMPARISON_FUNCTION}", names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
         wholes=", ".join(f"x{i}" for i in range(len(held))), given=", ".join(f"d{i}" for i in range(len(held))),
         placements=f"[{', '.join(map(_torch_code, claim.outputs))}]", slack=f"[{', '.join(slack)}]",
     )  # fmt: skip
 
 
 def _torch_code(layout: Layout) -> str:
-    return f"({', '.join(map(code_text.placement_code, layout))},)"
+    return f"({', '.join(map(codec.placement_code, layout))},)"
 
 
 def _function(fn: Callable[..., Any]) -> tuple[str, str]:

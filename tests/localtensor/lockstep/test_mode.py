@@ -1,6 +1,5 @@
 """The mode itself: what it leaves behind, and who may be in it at the same time."""
 
-import subprocess
 import sys
 import threading
 
@@ -13,6 +12,7 @@ from localtensor._util import ambient
 from localtensor.errors import AnotherMode, ModeBusy, NoMode, NoRanks, NotATensor, NotHeld, ValuesDiffer
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
+from tests.tools import warm
 
 
 def is_clean():
@@ -266,5 +266,5 @@ def test_two_threads_that_open_their_first_mode_at_once_patch_torch_once():
         "second.join(60)\n"
         "print(len(made), second.is_alive())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run([sys.executable, "-c", script], timeout=120)
     assert (done.stdout, done.returncode) == ("1 False\n", 0), done.stderr

@@ -26,7 +26,7 @@ from strategies.model.rule import (
     read_layout,
     written_leaves,
 )
-from strategies.programs.run.local_inputs import local_inputs_of
+from strategies.programs.run.step_functions import local_inputs_of
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 

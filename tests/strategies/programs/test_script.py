@@ -14,7 +14,7 @@ from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor.processes.pool import Pool
-from strategies.model.code_text import tensor_literal
+from strategies.model.codec import tensor_literal
 from strategies.programs.script import case_script, is_writable_case, is_writable_program, program_script
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.programs_of import on

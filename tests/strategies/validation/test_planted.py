@@ -18,7 +18,7 @@ from strategies.model.rule import Sample, call_of, overload
 from strategies.validation.finding import OverloadTask
 from strategies.validation.overload import validate_overload
 from tests.tools import warm
-from tests.tools.bench import cached, planted, sizes
+from tests.tools.bench import cached, sizes
 from tests.tools.bench.by_hand import shares, together, wrong, wrong_elsewhere
 from tests.tools.bench.claims import Base, Row, row
 from tests.tools.bench.families import BASES, FAMILIES, FAMILY_OF
@@ -34,15 +34,27 @@ SUSPECTS, SOUND = attrgetter("suspects"), attrgetter("sound")
 BY_NAME = {base.name: base for base in BASES}
 
 
-def few(names):
-    """One of every fourth family, another of its ops each time."""
+@pytest.fixture(scope="module")
+def planted():
+    """Importing it plants hundreds of ops: seconds that collecting these tests need not take."""
+    from tests.tools.bench import planted
+
+    return planted
+
+
+FEW = pytest.mark.parametrize("turn", range(0, len({*FAMILY_OF.values()}), 4))
+
+
+def one_of(planted, names, turn):
+    """The op of the family in this place, another of its ops each time."""
     by_family = {}
     for op in sorted(names):
         by_family.setdefault(FAMILY_OF[planted.name_of(op)], []).append(op)
-    return [ops[turn % len(ops)] for turn, ops in enumerate(by_family[f] for f in [*by_family][::4])]
+    ops = by_family[[*by_family][turn]]
+    return ops[turn // 4 % len(ops)]
 
 
-def heard(op):
+def heard(planted, op):
     """The rules suspected on 2, 3 or 4 ranks, and those that are sound; whatever else happened is a failure."""
     target = overload(op)
     made = (call_of(target, args, kwargs) for args, kwargs in planted.samples(target))
@@ -53,15 +65,17 @@ def heard(op):
     return rules[0], rules[1] - rules[0]
 
 
-@pytest.mark.parametrize("op", few(planted.MUTANTS))
-def test_the_probe_kills_a_mutant(op):
-    suspects, _ = heard(op)
+@FEW
+def test_the_probe_kills_a_mutant(planted, turn):
+    op = one_of(planted, planted.MUTANTS, turn)
+    suspects, _ = heard(planted, op)
     assert suspects == {row for row, right in planted.rows_of(op).items() if not right}, planted.MUTANTS[op]
 
 
-@pytest.mark.parametrize("op", few(planted.ORIGINALS))
-def test_the_probe_finds_an_original_sound(op):
-    suspects, sound = heard(op)
+@FEW
+def test_the_probe_finds_an_original_sound(planted, turn):
+    op = one_of(planted, planted.ORIGINALS, turn)
+    suspects, sound = heard(planted, op)
     assert not suspects and {*planted.rows_of(op)} <= sound
 
 
@@ -106,14 +120,14 @@ def test_what_is_stated_of_an_op_is_all_that_is_right(name):
     assert {str(r) for r in rows if not wrong(base, r)} == set(base.reasons())
 
 
-def test_there_is_enough_of_every_family_to_be_fooled_by():
+def test_there_is_enough_of_every_family_to_be_fooled_by(planted):
     assert len(planted.ORIGINALS) >= 300 and len(planted.MUTANTS) >= 600 and planted.MISFITS
     assert {planted.name_of(op) for op in planted.MUTANTS} == {one.name for one in (*BASES, *VARIED)}
     assert min(len(bases) for bases in FAMILIES.values()) >= 2
     assert all(":" in words for words in planted.MUTANTS.values())
 
 
-def test_a_fresh_process_plants_the_same_ops_in_the_same_order():
+def test_a_fresh_process_plants_the_same_ops_in_the_same_order(planted):
     said = "from tests.tools.bench import planted as p; print(*sorted(p.ORIGINALS), *p.MUTANTS, *p.MISFITS)"
     done = warm.run([sys.executable, "-c", said], cwd=ROOT, check=True)
     assert done.stdout.split() == [*sorted(planted.ORIGINALS), *planted.MUTANTS, *planted.MISFITS]

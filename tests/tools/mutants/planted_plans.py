@@ -11,11 +11,11 @@ _PRICING = "tests/strategies/planner/steps/test_prices.py"
 _LOCKSTEP = "tests/strategies/planner/execute/test_lockstep.py"
 
 _SEARCHED: tuple[Planted, ...] = (
-    bug("strategies/planner/search/astar::AStarSearch.cheapest", "if cost < best.get(there, INF):", "if there not in best:",
+    bug("strategies/planner/search/plan_cache::AStarSearch.cheapest", "if cost < best.get(there, INF):", "if there not in best:",
             "the way that is found first is kept, and not the cheapest", _OPTIMAL),
-    bug("strategies/planner/search/astar::AStarSearch.leanest", "more = max(most, edge_memory(self.table,", "more = most + (edge_memory(self.table,",
+    bug("strategies/planner/search/plan_cache::AStarSearch.leanest", "more = max(most, edge_memory(self.table,", "more = most + (edge_memory(self.table,",
             "the leanest plan is said to need the memory of all its steps together", _PLANNER),
-    bug("strategies/planner/search/astar::AStarSearch._found", "others = [more + at(its) for", "others = [more for",
+    bug("strategies/planner/search/plan_cache::AStarSearch._found", "others = [more + at(its) for", "others = [more for",
             "the sentence of why says that another first step would cost less than it does", _PLANNER),
     bug("strategies/planner/search/edges::AdmissibleHeuristic.at", "else self._reached - self._source_bound(values) if", "else self._reached if",
             "on three axes the bound is above the price, and a dearer plan is called the cheapest", _BOUND),
@@ -137,7 +137,7 @@ _RULES: tuple[Planted, ...] = (
             "values that are to be left out are folded in on every rank", "tests/strategies/ops/index/test_indexing.py"),
     bug("strategies/ops/pointwise/monotone", 'elementwise(rising(kinds=("min",)))),\n    rules("order", "never rises where',
             'elementwise(rising())),\n    rules("order", "never rises where', "the root of a P(max) with negative parts is NaN",
-            "tests/strategies/ops/pointwise/test_unary_binary.py"),
+            "tests/strategies/ops/pointwise/test_linear_unary_binary.py"),
     bug("strategies/ops/shape/joining::cat", "if len(full) == 1:", "if full:", "two tensors are joined piece by piece: rows interleave"),
 )  # fmt: skip
 

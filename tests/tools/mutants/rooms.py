@@ -14,9 +14,9 @@ MOST = 3
 SEEN_FROM = {
     "strategies/programs/run/step_functions.py": "test_follow_ups test_follow_ups_gradients",
     **dict.fromkeys((f"strategies/programs/public_api/{name}.py" for name in
-        ["step", "tensor_calls", "module_calls", "tensor_steps", "module_steps"]), "strategies/programs/public_api/test_drawing"),
+        ["tensor_calls", "module_calls", "tensor_steps", "module_steps"]), "strategies/programs/public_api/test_drawing"),
     "strategies/sweep/causes/pages.py": "strategies/sweep/causes/test_script end_to_end/test_bench_findings",
-    "strategies/ops/pointwise/monotone.py": "test_unary_binary",
+    "strategies/ops/pointwise/monotone.py": "test_linear_unary_binary",
     "localtensor/processes/worker_group.py": "test_pool test_forked",
     "localtensor/processes/job.py": "test_pool_run_runs test_forked",
     "localtensor/processes/worker.py": "test_pool test_forked test_forked_exception_transport",
@@ -42,19 +42,17 @@ SEEN_FROM = {
     "localtensor/torch_suites/rank_run.py": "test_rank_run test_multi_process test_multi_threaded",
     "strategies/__main__.py": "strategies/cli/test_app strategies/base/test_signals",
     "strategies/planner/execute/step.py": "test_process_groups test_lockstep",
-    **dict.fromkeys((f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
+    **dict.fromkeys((f"strategies/planner/search/{name}.py" for name in ["plan_cache", "bound", "edges", "state_table"]),
         "test_edges test_api test_api_optimal"),
     "strategies/ops/all_rules.py": "strategies/ops/lib/test_overload_variants test_all_rules",
-    "strategies/ops/pointwise/unary_binary.py": "test_creation",
-    "strategies/ops/lib/elementwise.py": (
-        "strategies/ops/linalg/test_matmul strategies/ops/linalg/test_reductions_rowwise"
-    ),
+    "strategies/ops/pointwise/linear.py": "test_creation",
     "strategies/ops/pointwise/creation.py": "test_creation",
     "localtensor/layout/mesh.py": "test_spec",
-    "strategies/model/code_text.py": "strategies/programs/test_script strategies/programs/test_mesh_programs",
-    "strategies/propagation/model.py": "test_propagator test_mesh_expansion",
-    "strategies/ops/lib/dim_maps.py": (
-        "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops"
+    "strategies/model/codec.py": "strategies/programs/test_script strategies/programs/test_mesh_programs",
+    "strategies/propagation/mesh_expansion.py": "test_propagator test_mesh_expansion",
+    "strategies/ops/lib/elementwise.py": (
+        "strategies/ops/nn/test_attention strategies/ops/nn/test_spatial_pooling strategies/ops/linalg/test_matrix_ops "
+        "strategies/ops/linalg/test_matmul strategies/ops/linalg/test_reductions_rowwise"
     ),
     **dict.fromkeys((
             f"strategies/gate/changes/{name}.py"

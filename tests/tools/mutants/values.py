@@ -15,7 +15,7 @@ class Planted:
     """A bug planted by hand: the pattern `before`, which stands in one function once, becomes `after`; `why` says what a user would see."""
 
     where: str
-    """The file and the function or class: `strategies/planner/search/astar.py::Search.run`; a file alone for what stands outside both."""
+    """The file and the function or class: `strategies/planner/search/plan_cache.py::Search.run`; a file alone for what stands outside both."""
     before: str
     """Source text; each run of blanks and line ends within it stands for any other."""
     after: str

@@ -1,6 +1,5 @@
 """The table of ways, the facts of an overload, and that an op is executed as often as the table promises, and never more."""
 
-import subprocess
 import sys
 from collections import Counter
 
@@ -21,6 +20,7 @@ from localtensor.lockstep.dispatch.op_table import (
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.partition import everyone
 from tests.localtensor.lockstep.lockstep_reference import check_op
+from tests.tools import warm
 
 aten = torch.ops.aten
 RANKS = 6
@@ -70,7 +70,7 @@ print(sorted(name for name, way in list_ops() if way is not before[name]))
 
 def test_a_way_does_not_depend_on_what_the_process_did_before():
     """In a process of its own, since torch.vmap registers rules when it is called for the first time."""
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    done = warm.run([sys.executable, "-c", LATE])
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 

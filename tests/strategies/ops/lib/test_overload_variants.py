@@ -7,8 +7,8 @@ from torch.distributed.tensor import Partial
 from strategies.model.oracle import run_oracle
 from strategies.ops.lib.overload_variants import foreach_ops, on_lists, overloads_of, with_variants, writing_variants
 from strategies.ops.pointwise.linear import RULES as LINEAR
+from strategies.ops.pointwise.linear import RULES as POINTWISE
 from strategies.ops.pointwise.monotone import RULES as MONOTONE
-from strategies.ops.pointwise.unary_binary import RULES as POINTWISE
 from strategies.ops.semantics.rule_registry import rules
 from strategies.ops.validation.claims import query_of_sample
 from tests.strategies.cases import numbers, sample

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.ops.pointwise import creation, unary_binary
+from strategies.ops.pointwise import creation, linear
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops import held
 
@@ -75,16 +75,16 @@ def _step(op, shapes):
 def test_a_fused_step_cuts_a_parameter_with_all_its_state():
     one = _step("_fused_adam_.default", [(5, 4), (3,)])
     state = ["S(0), S(0)", "S(1), R", "S(0), R", "R, S(0)"]
-    held.assert_lines(unary_binary.RULES, one, *(f"{', '.join([s] * 4)}, R, R -> " for s in state))
+    held.assert_lines(linear.RULES, one, *(f"{', '.join([s] * 4)}, R, R -> " for s in state))
 
 
 def test_a_fused_step_that_writes_nothing_gives_its_state_as_it_came():
     one = _step("_fused_adam.default", [(5, 4)])
     held.assert_lines(
-        unary_binary.RULES, one, *(f"{', '.join([s] * 4)}, R -> {', '.join([s] * 4)}" for s in ("S(0)", "S(1)"))
+        linear.RULES, one, *(f"{', '.join([s] * 4)}, R -> {', '.join([s] * 4)}" for s in ("S(0)", "S(1)"))
     )
 
 
 def test_a_gradient_in_parts_cannot_be_stepped_with():
     parts = "R, P(sum), R, R, R -> R, P(sum), R, R"
-    held.assert_tempting(unary_binary.RULES, _step("_fused_adam.default", [(5, 4)]), parts, "rank")
+    held.assert_tempting(linear.RULES, _step("_fused_adam.default", [(5, 4)]), parts, "rank")

@@ -12,16 +12,12 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import Call, Leaf
 from strategies.model.verdict import Verdict
 from strategies.ops.semantics.rule_registry import RuleRegistry
-from strategies.ops.shape.slices import RULES as PIECES
-from strategies.ops.shape.views import RULES as NAMED
-from strategies.ops.shape.views import RULES as SHAPED
-from strategies.ops.shape.views import groups
+from strategies.ops.shape.views import RULES, groups
 from strategies.ops.validation.claims import own_claims
 from strategies.validation.probe import check_claims
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.ops import held
 
-RULES = (*NAMED, *SHAPED, *PIECES)
 X = numbers(4, 6, 5)
 C = numbers(4, 3, dtype=torch.complex128)
 ALL = "P(*) -> P(*)"

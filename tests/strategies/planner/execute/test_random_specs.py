@@ -1,6 +1,5 @@
 """What is drawn: the same anywhere, valid, planned, and of every sort that makes redistributions go wrong."""
 
-import subprocess
 import sys
 from collections import Counter
 
@@ -9,11 +8,12 @@ from torch.distributed.tensor import Partial
 from localtensor.layout.shards import local_shapes
 from localtensor.layout.spec import StridedShard
 from tests.strategies.planner.execute.random_specs import draw, drawn
+from tests.tools import warm
 
 
 def test_a_number_is_drawn_alike_in_another_process_and_without_those_before_it():
     said = "from tests.strategies.planner.execute.random_specs import drawn\nfor n in (3, 17, 255): print(drawn(9, n))"
-    other = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    other = warm.run([sys.executable, "-c", said], check=True)
     assert other.stdout.splitlines() == [str(drawn(9, n)) for n in (3, 17, 255)]
     assert [str(one) for one in draw(9, 2, first=254)][1] == str(drawn(9, 255))
 

@@ -8,8 +8,8 @@ import torch
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
-from strategies.planner.search.astar import AStarSearch
 from strategies.planner.search.edges import INF, AdmissibleHeuristic, LegalEdges, edge_memory
+from strategies.planner.search.plan_cache import AStarSearch
 from strategies.planner.search.state_table import STEP_BITS, BadPrice, StateTable
 from strategies.planner.steps.legal_steps import legal_changes, usable_placements
 from strategies.planner.steps.prices import Sent, Time, priced_step

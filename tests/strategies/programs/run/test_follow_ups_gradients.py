@@ -4,7 +4,7 @@ from torch.distributed.tensor import Replicate
 
 from strategies.model.rule import flat_results
 from strategies.programs.run.follow_ups import CallWithFollowUp, gradients, input_alone
-from strategies.programs.run.local_inputs import uneven
+from strategies.programs.run.step_functions import uneven
 from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4, 3), numbers(3, 2)

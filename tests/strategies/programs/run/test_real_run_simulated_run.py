@@ -8,9 +8,9 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.programs.run import follow_ups
 from strategies.programs.run import real_run as simulated_run
-from strategies.programs.run.local_inputs import laid
 from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.real_run import mesh_task_of, program_tasks, run_simulated_programs
+from strategies.programs.run.step_functions import laid
 from strategies.torch_api.rank_runs import run_in_lockstep, run_on_threads
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample

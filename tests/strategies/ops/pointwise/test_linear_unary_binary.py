@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from strategies.ops.pointwise import monotone, unary_binary
+from strategies.ops.pointwise import linear, monotone
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops import held
 
-RULES = (*unary_binary.RULES, *monotone.RULES)
+RULES = (*linear.RULES, *monotone.RULES)
 X, Y = numbers(5, 4), numbers(4)
 WHOLE = numbers(5, dtype=torch.int64)
 FLAGS = numbers(5) > 0

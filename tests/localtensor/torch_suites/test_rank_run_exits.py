@@ -1,4 +1,4 @@
-"""localtensor.torch_suites.exits: a rank thread that ends as a process would."""
+"""localtensor.torch_suites.rank_run: a rank thread that ends as a process would."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from localtensor import run
-from localtensor.torch_suites.exits import RankKilled, RankProcess, as_processes, exit_code
+from localtensor.torch_suites.rank_run import RankKilled, RankProcess, as_processes, exit_code
 
 
 @pytest.mark.parametrize(("end", "code"), [

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs import schema_samples
+from strategies.inputs import typed_values
 from strategies.model.rule import Leaf, overload
 
 LIB = torch.library.Library("drawn", "FRAGMENT")  # the ops live as long as this does
@@ -36,7 +36,7 @@ define("added(Tensor x, Tensor? y) -> Tensor", lambda x, y: x + y)
 
 
 def drawn(name, *dtypes, seed=0):
-    return schema_samples.schema_calls(overload(f"drawn.{name}.default"), dtypes or (torch.float64,), seed)
+    return typed_values.schema_calls(overload(f"drawn.{name}.default"), dtypes or (torch.float64,), seed)
 
 
 def assert_same_calls(ones, others):
@@ -74,8 +74,8 @@ def test_each_dtype_is_drawn_in_the_order_of_asking():
 
 
 def test_no_more_calls_than_a_trial_has_time_for():
-    assert len(drawn("pick", torch.float64, torch.int64)) <= 2 * schema_samples.MOST
-    assert len(drawn("shaped")) == schema_samples.MOST
+    assert len(drawn("pick", torch.float64, torch.int64)) <= 2 * typed_values.MOST_DRAWN
+    assert len(drawn("shaped")) == typed_values.MOST_DRAWN
 
 
 def test_an_index_is_one_in_every_dim_of_every_tensor():
@@ -127,7 +127,7 @@ def test_values_differ_from_element_to_element_and_in_sign():
 
 def test_samples_of_the_users_own_are_taken_as_they_are():
     x = torch.arange(4.0, requires_grad=True)
-    (one, other) = schema_samples.user_samples(overload("drawn.pick.default"), [((x, x, 0), {}), ((x, x), {"dim": 1})])
+    (one, other) = typed_values.user_samples(overload("drawn.pick.default"), [((x, x, 0), {}), ((x, x), {"dim": 1})])
     assert one.call.args == (Leaf(0), Leaf(1), 0)
     assert other.call.kwargs == (("dim", 1),)
     assert (one.origin, other.origin) == ("samples() #0", "samples() #1")

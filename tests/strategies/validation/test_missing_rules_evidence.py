@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from strategies.inputs.variants.adversarial import number_tensors
-from strategies.validation.evidence import RuleEvidence, gather_evidence, has_distinct_elements
+from strategies.validation.missing_rules import RuleEvidence, gather_evidence, has_distinct_elements
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import rule, sample
 from tests.strategies.planted_ops import planted

@@ -11,7 +11,7 @@ from localtensor.errors import BadPlacement, NoSuchDim, NotReducible
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, local_shapes_on
 from localtensor.layout.spec import Spec, shorts
-from strategies.programs.run.local_inputs import laid, local_inputs_of, spread, uneven, whole
+from strategies.programs.run.step_functions import laid, local_inputs_of, spread, uneven, whole
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.programs_of import on
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from strategies.inputs.schema_samples import drawn
+from strategies.inputs.typed_values import drawn
 
 SCRIPT = """
-from strategies.inputs.schema_samples import drawn
+from strategies.inputs.typed_values import drawn
 {more}
 print(drawn(lambda pick: (pick(range(1000)), pick("abc")), seed=5, budget=12))
 """

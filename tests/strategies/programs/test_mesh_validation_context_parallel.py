@@ -7,9 +7,9 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 
 from localtensor.processes import Pool
 from strategies.model.verdict import ALONE, WorkUnit
-from strategies.programs.context_parallel import ATTENTION, NOT_TESTED, ring_programs, validate_context_parallel
-from strategies.programs.run.attention_steps import RINGS
+from strategies.programs.mesh_validation import ATTENTION, NOT_TESTED, ring_programs, validate_context_parallel
 from strategies.programs.run.real_run import ProgramRealRuns, run_simulated_programs
+from strategies.programs.run.step_functions import RINGS
 from strategies.programs.script import program_script
 from strategies.validation.finding import OverloadTask, TaskResult
 from tests.strategies import script_runner

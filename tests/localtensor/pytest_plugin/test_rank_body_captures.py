@@ -1,5 +1,7 @@
 """`capsys` and `caplog` in ranks: each rank reads its own, and nothing that it leaves unread is lost."""
 
+pytest_plugins = ["pytester"]
+
 
 def test_capsys_is_of_one_rank(tried):
     result = tried(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from strategies.base.project_file import BadSection, read_section
+from strategies.base.options import BadSection, read_section
 from strategies.cli import app as cli
 from strategies.cli.commands import gate, validate
 from strategies.gate.options import GateOptions

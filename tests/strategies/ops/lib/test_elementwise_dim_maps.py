@@ -5,7 +5,7 @@ import torch
 
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.spec import PARTIAL_KINDS
-from strategies.ops.lib.dim_maps import reductions_keeping
+from strategies.ops.lib.elementwise import reductions_keeping
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
