@@ -2,8 +2,8 @@
 # On a machine with Python >= 3.10 and nothing else, each target first makes .venv and fills it.
 
 VENV   := .venv
-# A file at a time and the long ones first: what a file prepares for its tests is made once, not by each worker.  Four on two
-# cores: tests of processes wait now and then.
+# A file at a time: what a file prepares for its tests is made once, not by each worker.  Four on two cores: tests of processes
+# wait now and then.
 WORKERS := -n 4 --dist loadfile --no-loadscope-reorder
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
@@ -44,7 +44,7 @@ validate: $(READY) ## validate every rule that torch's DTensor registers; wrong 
 test: $(READY) ## the whole suite, on four workers; what CI runs  (some 15 minutes on two slow cores)
 	@$(PYTEST) $(WORKERS)
 
-check: $(READY) ## format, lint, spelling, types, import contracts, fast tests; before every commit  (a minute; in a fresh clone some twenty seconds more)
+check: $(READY) ## format, lint, spelling, types, import contracts, fast tests; before every commit  (about a minute, the first time a little more)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(VENV)/bin/codespell

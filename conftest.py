@@ -46,9 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if share is None or sys.dont_write_bytecode or not hasattr(rewrite, "_rewrite_test"):
         return
     asked = [Path(config.invocation_params.dir, argument.split("::")[0]) for argument in config.args]
-    files = sorted(
-        {file for path in asked for file in (path.rglob("test_*.py") if path.is_dir() else path.parent.glob(path.name))}
-    )
+    found = [file for path in asked for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    files = sorted({*found})
     for file in files[int(share["workerid"].removeprefix("gw")) :: share["workercount"]]:
         cached = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
         if not cached.exists() and rewrite.try_makedirs(cached.parent):

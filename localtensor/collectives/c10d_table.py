@@ -291,10 +291,11 @@ def kernels_in_place(kernels: object) -> Iterator[None]:
             warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # intended
             for name, schema in _collective_ops():
                 full, has = f"c10d::{name}", torch._C._dispatch_has_kernel_for_dispatch_key
-                # Sparse ones where the op takes them.
-                for key in ("CPU", "CUDA", *(key for key in ("SparseCPU", "SparseCUDA") if has(full, key))):
-                    kernel = _kernel(serving, name, schema, _previous_kernel(full, key))
-                    library.impl(name, kernel, key, allow_override=True)
+                for device in ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",):
+                    # Sparse ones where the op takes them.
+                    for key in (device, f"Sparse{device}") if has(full, f"Sparse{device}") else (device,):
+                        kernel = _kernel(serving, name, schema, _previous_kernel(full, key))
+                        library.impl(name, kernel, key, allow_override=True)
         yield
     finally:
         serving.clear()

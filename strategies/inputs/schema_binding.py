@@ -16,6 +16,7 @@ from torch import Tensor
 
 from localtensor.errors import error_in_one_line
 from localtensor.layout import all_finite
+from strategies.model.arguments import argument_kind
 from strategies.model.oracle import REJECTIONS, metadata_only
 from strategies.model.rule import Leaf, Sample, call_of, flat_results, overload
 
@@ -112,19 +113,6 @@ def _found(
     if place < len(names) and names[place] not in {a.name for a in wanted} and not argument.kwarg_only:
         return given[names[place]]
     return ABSENT
-
-
-def argument_kind(argument: torch._C.Argument) -> str:
-    """The argument's type as one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
-    text = str(argument.real_type)
-    while text.startswith("Optional["):
-        text = text[len("Optional[") : -1]
-    words = {
-        "number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
-        "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
-        "List[Optional[Tensor]]": "Tensors",
-    }  # fmt: skip
-    return words.get(text, text)
 
 
 def _converted(value: object, argument: torch._C.Argument, given: dict[str, Any]) -> object:

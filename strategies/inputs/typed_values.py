@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from localtensor.layout import is_float8
-from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, argument_kind, complete_call, prefer_finite
-from strategies.model.arguments import SORTED_ARGUMENTS, is_index
+from strategies.inputs.schema_binding import ABSENT, BoundCall, Unbound, complete_call, prefer_finite
+from strategies.model.arguments import SORTED_ARGUMENTS, argument_kind, is_index
 from strategies.model.oracle import REJECTIONS
 from strategies.model.rule import Sample, call_of, overload
 

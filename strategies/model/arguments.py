@@ -196,3 +196,16 @@ def trusts_caller(op: str) -> bool:
     packet = op.split(".")[1]
     inner = packet.startswith(("_", "native_")) or "backward" in packet
     return inner or any(word in a.name for a in schema_arguments(op) for word in _UNCHECKED)
+
+
+def argument_kind(argument: torch._C.Argument) -> str:
+    """The argument's type as one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
+    text = str(argument.real_type)
+    while text.startswith("Optional["):
+        text = text[len("Optional[") : -1]
+    words = {
+        "number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
+        "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
+        "List[Optional[Tensor]]": "Tensors",
+    }  # fmt: skip
+    return words.get(text, text)

@@ -26,7 +26,7 @@ from strategies.model.oracle import REJECTIONS, OracleResult, run_oracle
 from strategies.model.rule import Program, Sample
 from strategies.programs.run.program_oracle import oracle_of_sample, program_call
 from strategies.programs.run.rank_run import ProgramRankTask
-from strategies.programs.run.real_run import is_right, mesh_task_of
+from strategies.programs.run.real_run import is_right, mesh_task_of, rank_tasks
 from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api.mesh_and_caches import averages_as_sums
 from strategies.torch_api.rank_runs import MeshTask, run_on_threads, run_simulated
@@ -74,11 +74,7 @@ def _read(told: dict[str, Any]) -> Found:
         held = told["held"].get(str(leaf))
         columns.append([codec.read_tensor(t) for t in held] if held else _split(x, inputs[leaf], program.mesh))
     part = ProgramRankTask(program_call(program), inputs, (), (), (), "cpu", ("", ""), program.mesh, program.flattened)
-    return Found(
-        told["rule"],
-        program,
-        tuple(part.of(sample.tensors, tuple(c[r] for c in columns)) for r in range(program.ranks)),
-    )
+    return Found(told["rule"], program, tuple(rank_tasks(part, sample.tensors, columns)))
 
 
 def _split(x: torch.Tensor, placements: Sequence[Any], mesh: Sequence[int]) -> list[torch.Tensor]:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from localtensor.layout import is_float8
-from strategies.inputs.schema_binding import argument_kind
 from strategies.inputs.variants.dims_and_layout import InputForm
 from strategies.inputs.variants.sizes import resize
 from strategies.model.arguments import (
     DIMS,
+    argument_kind,
     argument_names,
     argument_values,
     call_with,

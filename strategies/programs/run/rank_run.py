@@ -10,7 +10,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,11 +49,6 @@ class ProgramRankTask:
     """The user's rules module, which is imported before the run, and its folder."""
     mesh: tuple[int, ...] = ()
     flattened: bool = False
-
-    def of(self, whole: Sequence[Tensor], pieces: tuple[Any, ...]) -> ProgramRankTask:
-        """The same with these pieces of these whole tensors."""
-        shapes = tuple(tuple(t.shape) for t in whole)
-        return replace(self, pieces=pieces, shapes=shapes, strides=tuple(tuple(t.stride()) for t in whole))
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,22 +90,24 @@ def case_tasks(case: Case, device: str, home: RulesModule = ("", "")) -> list[Pr
     """The task of each rank for a case."""
     placements = tuple((p,) for p in case.rule.inputs if p is not None)
     made = ProgramRankTask(case.sample.call, placements, (), (), (), device, home, (case.ranks,))
-    return _rank_tasks(made, case.truth.inputs, case.held)
+    return rank_tasks(made, case.truth.inputs, case.held)
 
 
 def program_tasks(program: Program, device: str, home: RulesModule = ("", "")) -> list[ProgramRankTask]:
     """The task of each rank for a program."""
     call: Call = program_call(program)
     made = ProgramRankTask(call, program.inputs, (), (), (), device, home, program.mesh, program.flattened)
-    return _rank_tasks(made, program.sample.tensors, local_inputs_of(program))
+    return rank_tasks(made, program.sample.tensors, local_inputs_of(program))
 
 
-def _rank_tasks(
+def rank_tasks(
     part: ProgramRankTask, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]
 ) -> list[ProgramRankTask]:
+    """The task of each rank: `held[leaf][rank]` are its pieces of the whole tensors."""
+    sized = replace(part, shapes=tuple(tuple(t.shape) for t in whole), strides=tuple(t.stride() for t in whole))
     ranks = len(held[0]) if held else 1
     pieces = [tuple(column[rank].detach().cpu().clone() for column in held) for rank in range(ranks)]
-    return [part.of(whole, mine) for mine in pieces]
+    return [replace(sized, pieces=mine) for mine in pieces]
 
 
 def case_confirmation(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:

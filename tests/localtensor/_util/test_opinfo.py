@@ -7,11 +7,16 @@ import unittest
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from localtensor._util import opinfo
 
-INFOS = {info.formatted_name: info for info in op_db}
+
+@pytest.fixture(scope="module")
+def infos():
+    """By name.  Importing torch's database takes more than a second, in each worker if it is done while tests are collected."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {info.formatted_name: info for info in op_db}
 
 
 def asks():
@@ -22,46 +27,46 @@ def told(samples, most=8):
     return [(one.input, one.args, one.kwargs) for one in itertools.islice(samples, most)]
 
 
-def test_torch_still_has_the_parts_that_the_room_names():
+def test_torch_still_has_the_parts_that_the_room_names(infos):
     """Red here: torch has moved what the room names; samples then cost milliseconds again, or are all seeded alike."""
     assert all(map(callable, asks())) and len(opinfo._original_lookups()) == len(opinfo.LOOKUP_MODULES)
-    assert iter(INFOS["add"].sample_inputs("cpu", torch.float32)).set_seed is True
+    assert iter(infos["add"].sample_inputs("cpu", torch.float32)).set_seed is True
 
 
 @pytest.mark.parametrize("name", ["add", "cumsum", "nn_functional_conv2d", "amax"])
-def test_they_are_what_torch_draws_for_that_seed(name):
+def test_they_are_what_torch_draws_for_that_seed(infos, name):
     torch.manual_seed(7)
-    theirs = iter(INFOS[name].sample_inputs("cpu", torch.float64, requires_grad=True))
+    theirs = iter(infos[name].sample_inputs("cpu", torch.float64, requires_grad=True))
     theirs.set_seed = False
     want = told(theirs)
     torch.manual_seed(7)
-    with opinfo.drawn_samples(INFOS[name], "cpu", torch.float64, requires_grad=True) as samples:
+    with opinfo.drawn_samples(infos[name], "cpu", torch.float64, requires_grad=True) as samples:
         got = told(samples)
     torch.testing.assert_close([one[:2] for one in got], [one[:2] for one in want], rtol=0, atol=0, equal_nan=True)
     assert [one[2] for one in got] == [one[2] for one in want] and got[0][0].requires_grad
     torch.manual_seed(8)
-    with opinfo.drawn_samples(INFOS[name], "cpu", torch.float64) as samples:
+    with opinfo.drawn_samples(infos[name], "cpu", torch.float64) as samples:
         assert not torch.equal(told(samples)[-1][0], want[-1][0])
 
 
-def test_nobody_is_looked_for_while_they_are_drawn_and_torch_looks_again_afterwards(monkeypatch):
+def test_nobody_is_looked_for_while_they_are_drawn_and_torch_looks_again_afterwards(monkeypatch, infos):
     before, looked = asks(), []
     assert opinfo._no_test not in before
     stack = inspect.stack
     monkeypatch.setattr(inspect, "stack", lambda *given: looked.append(given) or stack(*given))
-    with opinfo.drawn_samples(INFOS["sum"], "cpu", torch.float32) as samples:
+    with opinfo.drawn_samples(infos["sum"], "cpu", torch.float32) as samples:
         assert told(samples)
     assert looked == [] and asks() == before
-    with pytest.raises(ZeroDivisionError), opinfo.drawn_samples(INFOS["sum"], "cpu", torch.float32):
+    with pytest.raises(ZeroDivisionError), opinfo.drawn_samples(infos["sum"], "cpu", torch.float32):
         raise ZeroDivisionError
     assert asks() == before
-    told(INFOS["sum"].sample_inputs("cpu", torch.float32))
+    told(infos["sum"].sample_inputs("cpu", torch.float32))
     assert looked
 
 
-def test_two_threads_inside_leave_torch_as_it_was():
+def test_two_threads_inside_leave_torch_as_it_was(infos):
     before = asks()
-    one, other = (opinfo.drawn_samples(INFOS["sum"], "cpu", torch.float32) for _ in range(2))
+    one, other = (opinfo.drawn_samples(infos["sum"], "cpu", torch.float32) for _ in range(2))
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)  # not the one that came last, which is what only threads can do
@@ -69,12 +74,12 @@ def test_two_threads_inside_leave_torch_as_it_was():
     assert asks() == before
 
 
-def test_inside_of_a_test_case_they_are_the_same():
+def test_inside_of_a_test_case_they_are_the_same(infos):
     """torch seeds by the name of the test that it finds; what we draw is the same for a seed wherever it is drawn."""
 
     def once():
         torch.manual_seed(3)
-        with opinfo.drawn_samples(INFOS["mul"], "cpu", torch.float32) as samples:
+        with opinfo.drawn_samples(infos["mul"], "cpu", torch.float32) as samples:
             return told(samples)
 
     class Case(unittest.TestCase):

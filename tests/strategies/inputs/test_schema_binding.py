@@ -8,12 +8,12 @@ from strategies.inputs.schema_binding import (
     OUT_FILL,
     BoundCall,
     Unbound,
-    argument_kind,
     bind_to_sibling,
     complete_call,
     prefer_finite,
     without_out,
 )
+from strategies.model.arguments import argument_kind
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 

@@ -3,13 +3,18 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-import xmlschema
 
 import strategies
 from strategies.gate.formats.junit import junit
 from tests.strategies.gate_cases import CLEAN, EVERY, FULL, hostile
 
-SCHEMA = xmlschema.XMLSchema11(Path(strategies.__file__).parent / "schema/junit.xsd")
+
+@pytest.fixture(scope="module")
+def schema():
+    """Importing the library takes a third of a second, in each worker if it is done while tests are collected."""
+    import xmlschema
+
+    return xmlschema.XMLSchema11(Path(strategies.__file__).parent / "schema/junit.xsd")
 
 
 def cases(result):
@@ -17,19 +22,19 @@ def cases(result):
 
 
 @pytest.mark.parametrize("which", ["clean", "nothing", "full", "hostile"])
-def test_the_text_is_valid_and_readable(which):
-    SCHEMA.validate(junit(EVERY[which]()))
+def test_the_text_is_valid_and_readable(schema, which):
+    schema.validate(junit(EVERY[which]()))
     assert cases(EVERY[which]())
 
 
-def test_the_schema_refuses_what_is_wrong():
+def test_the_schema_refuses_what_is_wrong(schema):
     text = junit(FULL)
     broken = [
         text.replace('tests="', 'test="', 1), text.replace("<failure", "<oops").replace("</failure", "</oops"),
         text.replace('name="aten.add.Tensor"', 'name="aten.cumprod.default"'), text.replace("12.346", "-1"),
     ]  # fmt: skip
-    assert SCHEMA.is_valid(text)
-    assert [SCHEMA.is_valid(one) for one in broken] == [False] * 4
+    assert schema.is_valid(text)
+    assert [schema.is_valid(one) for one in broken] == [False] * 4
 
 
 def test_each_overload_is_a_case_with_its_own_outcome():
