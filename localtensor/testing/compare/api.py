@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from localtensor.errors import Diverged, NotComparable
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
-from localtensor.testing.compare.watch import Watch
+from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.suspects import CloserLook, closer_look
+from localtensor.testing.compare.watch import Watch, region_of
 
-ONE_DEVICE = "one device"
 MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence shows
 
 
@@ -24,7 +24,8 @@ MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence shows
 class Comparison:
     """What was compared, and with which layout; what was not, and why; the first divergence, or None.
 
-    `layouts` gives each observation's layout, such as "S(0), R", by its name.  `collectives` are those of the first rank, by
+    `calls` are the calls that go wrong first inside, with the user's lines; `setup` those that made the module or the parameter
+    parallel.  `layouts` gives each observation's layout, such as "S(0), R", by its name.  `collectives` are those of the first rank, by
     line.  `notes` say what was changed for the
     comparison (dropout that was switched off).  `reference` is what the program was compared with: one device, or a script.
     """
@@ -33,17 +34,11 @@ class Comparison:
     layouts: Mapping[str, str]
     not_compared: Mapping[str, str]
     divergence: Divergence | None
-    call: str | None
+    calls: tuple[str, ...]
+    setup: tuple[str, ...]
     collectives: tuple[str, ...]
     notes: tuple[str, ...]
     reference: str = ONE_DEVICE
-
-    def __str__(self) -> str:
-        return self._named(self._text())
-
-    def _named(self, text: str) -> str:
-        """A text that speaks of one device, with what the reference is."""
-        return text.replace(ONE_DEVICE, self.reference)
 
     def as_json(self) -> dict[str, Any]:
         """What was compared, and the divergence, as values that json writes."""
@@ -51,8 +46,7 @@ class Comparison:
         divergence = None if found is None else {
             "step": found.key.step, "kind": found.key.kind, "name": found.key.name, "call": found.key.call,
             "value": str(found.key), "place": None if found.place is None else str(found.place),
-            "layout": found.layout, "because": self._named(found.what), "values": self._named(found.values),
-            "inner_call": None if self.call is None else self._named(self.call),
+            "layout": found.layout, "because": found.what, "values": found.values, "calls": list(self.calls), "setup": list(self.setup),
         }  # fmt: skip
         return {
             "version": 1, "reference": self.reference, "mesh": dict(self.mesh), "equal": found is None,
@@ -60,14 +54,15 @@ class Comparison:
             "collectives": list(self.collectives), "notes": list(self.notes), "text": str(self),
         }  # fmt: skip
 
-    def _text(self) -> str:
+    def __str__(self) -> str:
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         lines = []
         if self.divergence is not None:
             d = self.divergence
-            lines.append(f"compare on {mesh}: the parallel program differs from one device")
+            lines.append(f"compare on {mesh}: the parallel program differs from {self.reference}")
             lines.append(f"  first at  {d.key}{f', {d.place}' if d.place else ''}")
-            lines += [f"  call      {self.call}"] if self.call else []
+            lines += [f"  call      {one}" for one in self.calls]
+            lines += [f"  set up    {one}" for one in self.setup]
             lines.append(f"  because   {d.what}")
             lines.append(f"  values    {d.values}")
             if d.layout:
@@ -78,7 +73,7 @@ class Comparison:
             more = len(self.collectives) - MOST_COLLECTIVES
             lines += [f"            and {more} more lines"] if more > 0 else []
         else:
-            lines.append(f"compare on {mesh}: the parallel program computes what one device computes")
+            lines.append(f"compare on {mesh}: the parallel program computes what {self.reference} computes")
         lines.append(f"  compared  {len(self.layouts)} values; not compared: {len(self.not_compared)}")
         reasons = Counter(self.not_compared.values())
         lines += [f"    {count} of which {reason}" for reason, count in reasons.most_common(4)]
@@ -129,15 +124,17 @@ def compare(
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
     start = programs.start_of(program)
-    findings, calls = _judge(program, start, None)
-    call = first_call(lambda deep: _judge(program, start, deep)[0], findings)
+    sides, collectives = _run_both(program, start)
+    findings = first_divergence(sides)
+    look = None if findings.divergence is None else _look(program, start, sides, findings, findings.divergence)
     done = Comparison(
         dict(mesh),
         {str(key): str(layout) for key, layout in findings.layouts.items()},
         {str(key): why for key, why in findings.not_compared.items()},
-        findings.divergence,
-        call,
-        calls,
+        None if look is None else look.divergence,
+        () if look is None else look.calls,
+        () if look is None else look.setup,
+        collectives,
         tuple(f"dropout of {name} is off" for name in start.dropouts),
     )
     if findings.divergence is not None:
@@ -195,43 +192,39 @@ def compare_functions(
     return compare(lambda: _Function(reference), made_parallel, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed)
 
 
-def _judge(
-    program: programs.TrainingProgram, start: programs.Start, deep: str | None
-) -> tuple[Findings, tuple[str, ...]]:
-    same = lambda x: x  # noqa: E731
-    reference = programs.on_one_device(program, start, same, deep)
-    again = programs.on_one_device(program, start, same, deep)
-    check_deterministic(reference, again)
-    variants = tuple(
-        programs.on_one_device(program, start, vary, deep)
-        for vary in (programs.in_double, programs.with_noise(1), programs.with_noise(2))
-    )
-    ranks = programs.on_ranks(program, start, deep)
+def _run_both(program: programs.TrainingProgram, start: programs.Start) -> tuple[Sides, tuple[str, ...]]:
+    """Both programs, with the runs that measure how far a right value may be away; and the collectives by line."""
+    reference = programs.on_one_device(program, start, _same)
+    check_deterministic(reference, programs.on_one_device(program, start, _same))
+    varied = (programs.in_double, programs.with_noise(1), programs.with_noise(2))
+    variants = tuple(programs.on_one_device(program, start, vary) for vary in varied)
+    ranks = programs.on_ranks(program, start)
     sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
-    return first_divergence(sides), programs.collective_lines(program.mesh, ranks.calls)
+    return sides, programs.collective_lines(program.mesh, ranks.calls)
 
 
-def first_call(judge: Callable[[str], Findings], findings: Findings) -> str | None:
-    """The call of torch inside the module that goes wrong, with its line: both programs run once more for it.
-
-    `judge` compares them once more, and each call of torch inside the module of this name as well.
-    """
-    found = findings.divergence
-    if found is None or found.key.kind not in ("input", "output"):
-        return None
-    inner = judge(found.key.name if found.key.kind == "output" else found.key.name.rpartition(".")[0]).divergence
-    if inner is None or not inner.key.kind.startswith("call of"):
-        return None
-    return f"{inner.key.kind.removeprefix('call of ')}{f', {inner.place}' if inner.place else ''}: {inner.what}"
+def _look(
+    program: programs.TrainingProgram, start: programs.Start, sides: Sides, findings: Findings, found: Divergence
+) -> CloserLook:
+    """Both programs run once more, and the ops around the divergence are compared."""
+    region = region_of(found.key, sides.ranks[0].calls)
+    reference, ranks = programs.on_one_device(program, start, _same, region), programs.on_ranks(program, start, region)
+    return closer_look(replace(sides, reference=reference, ranks=tuple(ranks)), findings, found)
 
 
-def check_deterministic(first: Watch, second: Watch, argument: str = "build, batch and loss") -> None:
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def check_deterministic(
+    first: Watch, second: Watch, argument: str = "build, batch and loss", name: str = ONE_DEVICE
+) -> None:
     """Raises `NotComparable` if two runs of the reference from one seed saw different values."""
     for key, one in first.seen.items():
         other = second.seen.get(key)
         if other is None or not torch.equal(one.value.nan_to_num(), other.value.nan_to_num()):
             raise NotComparable(
-                f"{key} on one device differs between two runs from one seed", argument,
+                f"{key} on {name} differs between two runs from one seed", argument,
                 "Take all randomness from torch's generator, and leave no state behind.",
             )  # fmt: skip
 

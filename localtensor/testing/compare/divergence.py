@@ -12,16 +12,18 @@ from torch.distributed.tensor import Partial, Shard
 
 from localtensor._util.events import Place
 from localtensor.layout.tolerance import max_abs, measured_slack, widen_slack, within_slack
-from localtensor.testing.compare.explain import HELD_AS_PARAMETER, explanations, pending_source
+from localtensor.testing.compare.explain import HELD_AS_PARAMETER, counted_too_often, explanations, pending_source
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
     Layout,
     assemble_layout,
     find_layout,
 )
-from localtensor.testing.compare.watch import Key, Observation, Watch
+from localtensor.testing.compare.watch import IN_STEP, Key, Observation, Watch
 
+ONE_DEVICE = "one device"
 GRADIENT_OF_OUTPUT = "gradient of the output"
+AFTER = "parameter after the step"
 ROUNDINGS = 64
 """Roundings of a declared dtype of less precision that a right value may be away."""
 
@@ -55,6 +57,7 @@ class Sides:
     ranks: tuple[Watch, ...]
     mesh: Mapping[str, int]
     batch_axes: tuple[str, ...]
+    name: str = ONE_DEVICE  # of the reference, in words
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -78,7 +81,7 @@ class Sides:
         slack = torch.zeros(()) if slack is None else slack
         if self.declared is not None and key.kind not in ("parameter", "buffer") and want.is_floating_point():
             slack = slack + ROUNDINGS * torch.finfo(self.declared).eps * float(max_abs(want))
-        if key.kind == "parameter after the step":
+        if key.kind == AFTER:
             slack = self._where_the_gradient_vanishes(key, slack)
         return slack
 
@@ -95,7 +98,8 @@ class Sides:
 def first_divergence(sides: Sides) -> Findings:
     """Goes through the observations of one device in order, and stops at the first that differs.
 
-    A gradient that is pending is a fault only if the parameter differs after the step: some programs reduce in the step.
+    A gradient that is pending, and what an optimizer keeps, are a fault only if the parameter differs after the step: some
+    programs reduce in the step.
     """
     findings = Findings()
     suspects: dict[tuple[int, str], Divergence] = {}
@@ -106,27 +110,36 @@ def first_divergence(sides: Sides) -> Findings:
         if why:
             findings.not_compared[key] = why
             continue
-        layout = _layout_of(sides, findings, key, one, there) if there else None
-        problem = _not_allowed(sides, key, layout) if layout is not None else None
+        layout, problem = _layout_and_problem(sides, findings, key, one, there)
         if layout is not None and problem is None:
             findings.layouts[key] = layout
-            suspects.pop((key.step, key.name), None) if key.kind == "parameter after the step" else None
+            suspects.pop((key.step, key.name), None) if key.kind == AFTER else None
             continue
         if sides.calls(key)[0] > 1 and sides.batch_axes:
             findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
             continue
         found = _divergence(sides, findings, key, there, layout, problem)
-        if (
-            found.what == problem
-            and key.kind == "gradient"
-            and Key(key.step, "parameter after the step", key.name) in sides.reference.seen
-        ):
-            suspects[key.step, key.name] = found
+        in_step = key.kind == IN_STEP or key.kind.startswith("optimizer's")
+        waits = in_step or (found.what == problem and key.kind == "gradient")
+        if waits and key._replace(kind=AFTER) in sides.reference.seen:
+            suspects.setdefault((key.step, key.name), found)
             continue
         findings.divergence = next(iter(suspects.values()), found)
         return findings
     findings.divergence = next(iter(suspects.values()), None)
     return findings
+
+
+def _layout_and_problem(
+    sides: Sides, findings: Findings, key: Key, one: Observation, there: Sequence[Observation]
+) -> tuple[Layout | None, str | None]:
+    """The layout of what the ranks hold, None if it has none, and why it is wrong nevertheless."""
+    gradient = key._replace(kind="gradient")
+    same = key.kind == IN_STEP and one is sides.reference.seen.get(gradient) and gradient in findings.layouts
+    if same and all(rank.seen.get(gradient) is rank.seen[key] for rank in sides.ranks):
+        return findings.layouts[gradient], None
+    layout = _layout_of(sides, findings, key, one, there) if there else None
+    return layout, _not_allowed(sides, key, layout) if layout is not None else None
 
 
 def _not_compared(
@@ -135,7 +148,7 @@ def _not_compared(
     """Why this value cannot be compared; None if it can."""
     alone, many = sides.calls(key)
     if many and alone != many:
-        return "calls of a module that is called a different number of times on one device"
+        return f"calls of a module that is called a different number of times on {sides.name}"
     missing = [str(rank) for rank, x in enumerate(held) if x is None]
     if not missing:
         return None
@@ -201,13 +214,14 @@ def _divergence(
     want, slack = sides.reference.seen[key].value, sides.slack(key)
     if not held:
         return Divergence(
-            key, place_of_parameter(sides, key.name), None, "no rank has a gradient, and one device has one", ""
+            key, place_of_parameter(sides, key.name), None, f"no rank has a gradient, and {sides.name} has one", ""
         )
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
         problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
     values = _values(sides, tensors, want, slack)
-    source = None if problem else pending_source(sides, findings, key)
+    added = next(counted_too_often(sides, key, tensors, want, slack), None)
+    source = None if problem or added else pending_source(sides, findings, key)
     if source is not None:
         over = ", ".join(list(sides.mesh)[axis] for axis in findings.layouts[source].pending)
         what = f"an all_reduce over {over} is missing: it is a pending sum, and {key} is wrong"
@@ -250,16 +264,16 @@ def _values(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -
         if made is None or made.shape != want.shape:
             continue
         if made.dtype != want.dtype:
-            return f"{made.dtype} where one device has {want.dtype}".replace("torch.", "")
+            return f"{made.dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
         wrong = ~within_slack(made, want, slack)
         if not bool(wrong.any()):
             return "the first rank is right"
         at = tuple(int(i) for i in wrong.nonzero()[0])
         bound = slack if slack.dim() == 0 else slack.expand_as(want)[at]
         got = (
-            f"{made[at].item():.6g} where one device gives {want[at].item():.6g}"
+            f"{made[at].item():.6g} where {sides.name} gives {want[at].item():.6g}"
             if made.dim()
-            else (f"{made.item():.6g} where one device gives {want.item():.6g}")
+            else (f"{made.item():.6g} where {sides.name} gives {want.item():.6g}")
         )
         return f"{got} at {list(at)}; {int(wrong.sum())} of {wrong.numel()} elements differ, by more than {float(bound):.2g}"
-    return f"shapes {', '.join(map(str, shapes))} where one device has {tuple(want.shape)}"
+    return f"shapes {', '.join(map(str, shapes))} where {sides.name} has {tuple(want.shape)}"

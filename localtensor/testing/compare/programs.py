@@ -6,7 +6,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,18 @@ from torch.utils._pytree import tree_map
 from localtensor._util.events import Call
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
-from localtensor.testing.compare.watch import Watch, declared_dtype
+from localtensor.testing.compare.op_stream import recorded
+from localtensor.testing.compare.setup_lines import SetupLines
+from localtensor.testing.compare.watch import (
+    BACKWARD,
+    FORWARD,
+    IN_STEP,
+    UPDATE,
+    Region,
+    Watch,
+    declared_dtype,
+    plain_name,
+)
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -36,6 +47,7 @@ class TrainingProgram:
     steps: int
     batch_axes: tuple[str, ...]
     seed: int
+    on: str = "threads"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -86,22 +98,22 @@ def silence_dropout(model: nn.Module) -> tuple[str, ...]:
 
 
 def on_one_device(
-    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], deep: str | None = None
+    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], region: Region | None = None
 ) -> Watch:
     """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise)."""
     model = copy.deepcopy(start.model)
     with torch.no_grad():
         for parameter in [*model.parameters(), *model.buffers()]:
             parameter.data = vary(parameter.data)
-    watch = Watch(deep=deep)
+    watch = Watch(region=region, causal=True)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
-        _train(program, model, batches, watch)
+        _train(program, model, _optimizer_of(program, model), batches, watch)
     return watch
 
 
-def on_ranks(program: TrainingProgram, start: Start, deep: str | None = None) -> Run:
-    """The parallel run on rank threads: the `Watch` of each rank, and the calls of collectives."""
+def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
+    """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
     names = tuple(program.mesh)
 
     def rank_body() -> Watch:
@@ -111,14 +123,17 @@ def on_ranks(program: TrainingProgram, start: Start, deep: str | None = None) ->
         model = program.build()
         silence_dropout(model)
         model.load_state_dict(start.model.state_dict())
-        parallel = program.parallelize(model, mesh)
-        model = parallel if isinstance(parallel, nn.Module) else model
+        lines = SetupLines()
+        with lines.watched() if region is not None else nullcontext():
+            parallel = program.parallelize(model, mesh)
+            model = parallel if isinstance(parallel, nn.Module) else model
+            optimizer = _optimizer_of(program, model)
         coordinates = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-        watch = Watch(deep=deep, declared=declared_dtype(model))
-        _train(program, model, [part_of(program, batch, coordinates) for batch in start.batches], watch)
+        watch = Watch(region=region, declared=declared_dtype(model), setup=lines.by_name(model, plain_name))
+        _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in start.batches], watch)
         return watch
 
-    return run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore")
+    return run(rank_body, ranks=program.ranks, on=program.on, seed=program.seed, leftovers="ignore")
 
 
 def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
@@ -154,24 +169,38 @@ def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]
     return tree_map(cut, batch)
 
 
-def _train(program: TrainingProgram, model: nn.Module, batches: Sequence[Any], watch: Watch) -> None:
-    optimizer = None if program.optimizer is None else program.optimizer(model.parameters())
+def _optimizer_of(program: TrainingProgram, model: nn.Module) -> torch.optim.Optimizer | None:
+    return None if program.optimizer is None else program.optimizer(model.parameters())
+
+
+def _train(
+    program: TrainingProgram,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    batches: Sequence[Any],
+    watch: Watch,
+) -> None:
+    if optimizer is not None:
+        optimizer.register_step_pre_hook(lambda *_: watch.parameters(model, IN_STEP))
     watch.parameters(model, "parameter")
-    with watch.model(model):
+    with watch.model(model), recorded(watch):
         for step, batch in enumerate(batches):
             watch.step = step
-            with watch.forward():
+            with watch.phase(FORWARD):
                 output = call_model(model, batch)
                 loss = None if program.loss is None else program.loss(output)
+                watch.add("loss", "", loss)
             if loss is None:
                 continue
-            watch.add("loss", "", loss)
-            loss.backward()
-            watch.parameters(model, "gradient")
+            with watch.phase(BACKWARD):
+                loss.backward()
+                watch.parameters(model, "gradient")
             if optimizer is not None:
-                optimizer.step()
+                with watch.phase(UPDATE):
+                    optimizer.step()
+                    watch.optimizer_state(optimizer, model)
+                    watch.parameters(model, "parameter after the step")
                 optimizer.zero_grad()
-                watch.parameters(model, "parameter after the step")
             else:
                 model.zero_grad()
 

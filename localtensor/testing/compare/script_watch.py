@@ -2,12 +2,6 @@
 
 The first module that is called from outside any other is the model, whose name is empty; others that are called so are
 named by their class.  A step ends where an optimizer's step ends.
-
-Private parts of torch, which tests/localtensor/testing/compare/test_scripts.py guards:
-
-| part                                                              | torch       | tried on |
-|-------------------------------------------------------------------|-------------|----------|
-| distributed_c10d._world.pg_group_ranks: the groups of this rank   | 2.13        | 2.13     |
 """
 
 from __future__ import annotations
@@ -15,22 +9,24 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.programs import silence_dropout
-from localtensor.testing.compare.watch import Watch, declared_dtype
+from localtensor.testing.compare.setup_lines import SetupLines
+from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Watch, declared_dtype, plain_name
+from localtensor.threads.rank_world import groups_of_rank
 
-BACKWARD = "the backward pass"
+PASSES = "backward passes"
 """The name under which `Watch.calls` counts the backward passes of a step."""
 
 
@@ -50,6 +46,8 @@ class ScriptWatch:
     _depth: int = 0
     _stepping: int = 0
     _of_class: Counter[str] = field(default_factory=Counter)
+    _set_up: ExitStack | None = None
+    _setup_lines: SetupLines = field(default_factory=SetupLines)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -61,11 +59,23 @@ class ScriptWatch:
             register_optimizer_step_post_hook(self._after_step),
         ]
         try:
-            with self.watch.forward(), _Backward(self.watch):
+            with self.watch.phase(FORWARD), _Backward(self.watch), recorded(self.watch), self._setup():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def _setup(self) -> Iterator[None]:
+        """Notes what the script does before its first model is called, if the ops of a region are recorded."""
+        if self.watch.region is None:
+            yield
+            return
+        self._setup_lines = SetupLines()
+        with ExitStack() as stack:
+            stack.enter_context(self._setup_lines.watched())
+            self._set_up = stack
+            yield
 
     def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         self._depth += 1
@@ -97,21 +107,32 @@ class ScriptWatch:
             with torch.no_grad():
                 for x in [*module.parameters(), *module.buffers()]:
                     x.data = self.vary(x.data)
+        if self._set_up is not None:
+            self._set_up.close()
+            self.watch.setup.update(
+                self._setup_lines.by_name(module, lambda x: plain_name(f"{name}.{x}" if name else x))
+            )
         if self.watch.declared is None:
             self.watch.declared = declared_dtype(module)
         self.watch.parameters(module, "parameter", name)
+        self.watch.in_causal_order(module, name)
         return self.watch.see(module, name)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping += 1
         if self._stepping == 1:  # an optimizer may call another's step
             self._see_groups()
+            self.watch.enter(UPDATE)
             self._parameters_of(optimizer, "gradient")
+        self._parameters_of(optimizer, IN_STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping -= 1
         if not self._stepping:
+            for name, model in self.models.items():
+                self.watch.optimizer_state(optimizer, model, name)
             self._parameters_of(optimizer, "parameter after the step")
+            self.watch.enter(FORWARD)
             self.watch.step += 1
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer, kind: str) -> None:
@@ -121,10 +142,8 @@ class ScriptWatch:
                 self.watch.parameters(model, kind, name)
 
     def _see_groups(self) -> None:
-        if dist.is_initialized():
-            for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
-                described = str(getattr(group, "group_desc", "") or "")
-                self.groups.setdefault(tuple(sorted(ranks)), described)
+        for ranks, described in groups_of_rank().items():
+            self.groups.setdefault(ranks, described)
 
 
 class _Backward(TorchFunctionMode):
@@ -137,10 +156,10 @@ class _Backward(TorchFunctionMode):
         if func is not Tensor.backward:
             return func(*args, **(kwargs or {}))
         watch = self.watch
-        call = watch.calls[watch.step, BACKWARD]
-        watch.calls[watch.step, BACKWARD] += 1
+        call = watch.calls[watch.step, PASSES]
+        watch.calls[watch.step, PASSES] += 1
         watch.add("loss", "", args[0], call)
-        with watch.paused():
+        with watch.phase(BACKWARD):
             return func(*args, **(kwargs or {}))
 
 

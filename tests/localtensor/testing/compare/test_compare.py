@@ -127,7 +127,7 @@ def test_layers_by_hand_need_no_annotation():
 
 
 @pytest.mark.parametrize(("parallelize", "mesh", "at", "because"), [
-    (lambda model, mesh: None, {"dp": 2}, "gradient of 0.norm.weight", "an all_reduce of the gradient over dp is missing"),
+    (lambda model, mesh: None, {"dp": 2}, "gradient of 2.down.bias", "an all_reduce of the gradient over dp is missing"),
     (by_hand(rows={"reduced": False}), {"tp": 2}, "output of 0.down", "an all_reduce over tp is missing"),
     (by_hand(rows={"early": True}), {"tp": 2}, "output of 0.down", "0.down.bias is added 2 times, once by each rank along tp"),
     (by_hand(columns={"first": 1}), {"tp": 2}, "parameter of 0.up.weight", "the wrong slice: rank 1 holds that of rank 0"),
