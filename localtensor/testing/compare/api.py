@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,71 +13,10 @@ from torch import Tensor, nn
 
 from localtensor.errors import Diverged, NotComparable
 from localtensor.testing.compare import programs
+from localtensor.testing.compare.comparison import Comparison, comparison_of
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Watch, region_of
-
-MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence shows
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What was compared, and with which layout; what was not, and why; the first divergence, or None.
-
-    `calls` are the calls that go wrong first inside, with the user's lines; `setup` those that made the module or the parameter
-    parallel.  `layouts` gives each observation's layout, such as "S(0), R", by its name.  `collectives` are those of the first rank, by
-    line.  `notes` say what was changed for the
-    comparison (dropout that was switched off).  `reference` is what the program was compared with: one device, or a script.
-    """
-
-    mesh: Mapping[str, int]
-    layouts: Mapping[str, str]
-    not_compared: Mapping[str, str]
-    divergence: Divergence | None
-    calls: tuple[str, ...]
-    setup: tuple[str, ...]
-    collectives: tuple[str, ...]
-    notes: tuple[str, ...]
-    reference: str = ONE_DEVICE
-
-    def as_json(self) -> dict[str, Any]:
-        """What was compared, and the divergence, as values that json writes."""
-        found = self.divergence
-        divergence = None if found is None else {
-            "step": found.key.step, "kind": found.key.kind, "name": found.key.name, "call": found.key.call,
-            "value": str(found.key), "place": None if found.place is None else str(found.place),
-            "layout": found.layout, "because": found.what, "values": found.values, "calls": list(self.calls), "setup": list(self.setup),
-        }  # fmt: skip
-        return {
-            "version": 1, "reference": self.reference, "mesh": dict(self.mesh), "equal": found is None,
-            "divergence": divergence, "compared": dict(self.layouts), "not_compared": dict(self.not_compared),
-            "collectives": list(self.collectives), "notes": list(self.notes), "text": str(self),
-        }  # fmt: skip
-
-    def __str__(self) -> str:
-        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
-        lines = []
-        if self.divergence is not None:
-            d = self.divergence
-            lines.append(f"compare on {mesh}: the parallel program differs from {self.reference}")
-            lines.append(f"  first at  {d.key}{f', {d.place}' if d.place else ''}")
-            lines += [f"  call      {one}" for one in self.calls]
-            lines += [f"  set up    {one}" for one in self.setup]
-            lines.append(f"  because   {d.what}")
-            lines.append(f"  values    {d.values}")
-            if d.layout:
-                lines.append(f"  assembles as {d.layout}")
-            last = list(self.layouts.items())[-1:]
-            lines += [f"  right before it: {name} as {layout}" for name, layout in last]
-            lines += [f"  calls     {one}" for one in self.collectives[:MOST_COLLECTIVES]]
-            more = len(self.collectives) - MOST_COLLECTIVES
-            lines += [f"            and {more} more lines"] if more > 0 else []
-        else:
-            lines.append(f"compare on {mesh}: the parallel program computes what {self.reference} computes")
-        lines.append(f"  compared  {len(self.layouts)} values; not compared: {len(self.not_compared)}")
-        reasons = Counter(self.not_compared.values())
-        lines += [f"    {count} of which {reason}" for reason, count in reasons.most_common(4)]
-        return "\n".join([*lines, *(f"  note      {note}" for note in self.notes)])
 
 
 def compare(
@@ -91,17 +30,20 @@ def compare(
     steps: int = 1,
     batch_axes: Sequence[str] | None = None,
     seed: int = 0,
+    on: str = "threads",
 ) -> Comparison:
     """Compare a parallel program with the same model on one device; returns what was compared.
 
     build        makes the model on one device; called with the same seed on every rank
     parallelize  gets that model, with the one device's parameters, and the DeviceMesh of the rank; changes it in place, or
-                 returns another (DDP, FSDP, tensor parallel, layers written by hand)
+                 returns another (DDP, FSDP, tensor parallel, layers written by hand); or a schedule of
+                 torch.distributed.pipelining, which has the loss function and gets the rank's rows
     batch        makes one global batch: a tensor, a tuple of arguments, or a dict of named ones
     mesh         the mesh axes and their sizes, as {"dp": 2, "tp": 2}
     loss         from the model's output to a scalar; without it only the forward pass is compared
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
     batch_axes   the mesh axes along which each rank gets its rows of the batch: those named dp, fsdp, data and the like
+    on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
 
     Watched are the inputs and outputs of every module, the gradients of outputs and of parameters, the loss, and the
     parameters before and after each step.  For each the layout on the mesh is searched under which the ranks' tensors
@@ -122,21 +64,13 @@ def compare(
     """
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
-    program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
+    program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     start = programs.start_of(program)
     sides, collectives = _run_both(program, start)
     findings = first_divergence(sides)
     look = None if findings.divergence is None else _look(program, start, sides, findings, findings.divergence)
-    done = Comparison(
-        dict(mesh),
-        {str(key): str(layout) for key, layout in findings.layouts.items()},
-        {str(key): why for key, why in findings.not_compared.items()},
-        None if look is None else look.divergence,
-        () if look is None else look.calls,
-        () if look is None else look.setup,
-        collectives,
-        tuple(f"dropout of {name} is off" for name in start.dropouts),
-    )
+    notes = tuple(f"dropout of {name} is off" for name in start.dropouts)
+    done = comparison_of(sides, findings, look, collectives, notes)
     if findings.divergence is not None:
         raise Diverged(str(done), done)
     if not findings.layouts:
@@ -165,6 +99,7 @@ def compare_functions(
     mesh: Mapping[str, int],
     loss: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
+    on: str = "threads",
 ) -> Comparison:
     """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
 
@@ -182,14 +117,16 @@ def compare_functions(
       values    2 where one device gives 12 at [0]; 2 of 2 elements differ, by more than 0.0029
       assembles as P(sum)
       right before it: input of the whole model, step 0 as R
-      compared  1 values; not compared: 0
+      compared  1 values; different: 1; not reached: 0; not compared: 0
     """
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
 
-    def made_parallel(model: nn.Module, device_mesh: Any) -> nn.Module:
-        return _Function(parallel, mesh=device_mesh) if takes_mesh else _Function(parallel)
+    made = partial(_made_parallel, parallel, takes_mesh=takes_mesh)
+    return compare(partial(_Function, reference), made, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed, on=on)
 
-    return compare(lambda: _Function(reference), made_parallel, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed)
+
+def _made_parallel(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *, takes_mesh: bool) -> nn.Module:
+    return _Function(parallel, mesh=mesh) if takes_mesh else _Function(parallel)
 
 
 def _run_both(program: programs.TrainingProgram, start: programs.Start) -> tuple[Sides, tuple[str, ...]]:
@@ -209,7 +146,8 @@ def _look(
     """Both programs run once more, and the ops around the divergence are compared."""
     region = region_of(found.key, sides.ranks[0].calls)
     reference, ranks = programs.on_one_device(program, start, _same, region), programs.on_ranks(program, start, region)
-    return closer_look(replace(sides, reference=reference, ranks=tuple(ranks)), findings, found)
+    second = replace(sides, reference=reference, ranks=tuple(ranks))
+    return closer_look(second.part_of(findings.part) or second if findings.part else second, findings, found)
 
 
 def _same(x: Tensor) -> Tensor:

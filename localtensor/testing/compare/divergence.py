@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from localtensor.testing.compare.find_layout import (
     assemble_layout,
     find_layout,
 )
-from localtensor.testing.compare.watch import IN_STEP, Key, Observation, Watch
+from localtensor.testing.compare.watch import AFTER, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
 
 ONE_DEVICE = "one device"
-GRADIENT_OF_OUTPUT = "gradient of the output"
-AFTER = "parameter after the step"
+MOST_AFTER = 400  # values after the first divergence that are compared
 ROUNDINGS = 64
 """Roundings of a declared dtype of less precision that a right value may be away."""
 
@@ -41,11 +40,16 @@ class Divergence:
 
 @dataclass
 class Findings:
-    """What was compared, in order, with the layout of each; what was not, and why; the first divergence if there is one."""
+    """What was compared, in order, with the layout of each; what was not, and why; the first divergence if there is one.
+
+    `differing` are the values that differ: the first, and those of the first `MOST_AFTER` after it.
+    """
 
     layouts: dict[Key, Layout] = field(default_factory=dict)
     not_compared: dict[Key, str] = field(default_factory=dict)
     divergence: Divergence | None = None
+    differing: list[Key] = field(default_factory=list)
+    part: tuple[int, ...] = ()  # the ranks that have the value of the divergence, if not all have it
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Sides:
     mesh: Mapping[str, int]
     batch_axes: tuple[str, ...]
     name: str = ONE_DEVICE  # of the reference, in words
+    numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -67,6 +72,22 @@ class Sides:
     def declared(self) -> torch.dtype | None:
         """The dtype of less precision in which the parallel program says that it computes (FSDP2's mixed precision)."""
         return self.ranks[0].declared
+
+    @property
+    def microbatches(self) -> int:
+        """Into how many parts a pipeline of the ranks cuts its rows; 1 without one."""
+        return self.ranks[0].microbatches
+
+    def part_of(self, ranks: Sequence[int]) -> Sides | None:
+        """The sides with these ranks only, if they are those at one place along some axes of the mesh; None if not."""
+        every = torch.arange(len(self.ranks)).reshape(self.sizes)
+        at = torch.stack([(every == rank).nonzero()[0] for rank in ranks])
+        found = [len(at[:, axis].unique()) for axis in range(every.dim())]
+        whole = all(n in (1, size) for n, size in zip(found, self.sizes, strict=True))
+        if not whole or torch.Size(found).numel() != len(ranks):
+            return None
+        mesh = dict(zip(self.mesh, found, strict=True))
+        return replace(self, ranks=tuple(self.ranks[rank] for rank in ranks), mesh=mesh, numbers=tuple(ranks))
 
     def calls(self, key: Key) -> tuple[int, int]:
         """How often the module was called in this step, on one device and on a rank."""
@@ -106,28 +127,63 @@ def first_divergence(sides: Sides) -> Findings:
     for key, one in sides.reference.seen.items():
         held = [rank.seen.get(key) for rank in sides.ranks]
         there = [x for x in held if x is not None]
-        why = _not_compared(sides, findings, key, one, held)
+        part = _part(sides, key, held)
+        why = _not_compared(part, sides, findings, key, one)
         if why:
             findings.not_compared[key] = why
             continue
-        layout, problem = _layout_and_problem(sides, findings, key, one, there)
+        layout, problem = _layout_and_problem(part, findings, key, one, there)
         if layout is not None and problem is None:
             findings.layouts[key] = layout
             suspects.pop((key.step, key.name), None) if key.kind == AFTER else None
             continue
-        if sides.calls(key)[0] > 1 and sides.batch_axes:
+        if part.calls(key)[0] > 1 and part.batch_axes:
             findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
             continue
-        found = _divergence(sides, findings, key, there, layout, problem)
+        found = _divergence(part, findings, key, there, layout, problem)
         in_step = key.kind == IN_STEP or key.kind.startswith("optimizer's")
         waits = in_step or (found.what == problem and key.kind == "gradient")
         if waits and key._replace(kind=AFTER) in sides.reference.seen:
             suspects.setdefault((key.step, key.name), found)
             continue
         findings.divergence = next(iter(suspects.values()), found)
-        return findings
-    findings.divergence = next(iter(suspects.values()), None)
+        findings.differing.append(key)
+        break
+    else:
+        findings.divergence = next(iter(suspects.values()), None)
+    if findings.divergence is not None:
+        ranks = [rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen]
+        findings.part = tuple(ranks) if 0 < len(ranks) < len(sides.ranks) else ()
+        _compare_the_rest(sides, findings)
     return findings
+
+
+def _compare_the_rest(sides: Sides, findings: Findings) -> None:
+    """What comes after the first divergence: which of it differs, too."""
+    done = Findings(dict(findings.layouts), dict(findings.not_compared))
+    rest = [key for key in sides.reference.seen if key not in findings.layouts and key not in findings.not_compared]
+    for key in rest[:MOST_AFTER]:
+        one, held = sides.reference.seen[key], [rank.seen.get(key) for rank in sides.ranks]
+        part, there = _part(sides, key, held), [x for x in held if x is not None]
+        if not there or _not_compared(part, sides, done, key, one):
+            continue
+        layout, problem = _layout_and_problem(part, done, key, one, there)
+        if layout is None or problem is not None:
+            findings.differing += [key] if key not in findings.differing else []
+        else:
+            done.layouts[key] = findings.layouts[key] = layout
+
+
+def _part(sides: Sides, key: Key, held: Sequence[Observation | None]) -> Sides:
+    """The sides with the ranks that have a value: a pipeline's stage, or what only some ranks keep; else all ranks."""
+    ranks = [rank for rank, one in enumerate(held) if one is not None]
+    if not 0 < len(ranks) < len(held):
+        return sides
+    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT)
+    keep = [rank for rank, one in enumerate(sides.ranks) if Key(0, "parameter", key.name) in one.seen]
+    if sides.microbatches < 2 and (of_module or key.kind == "buffer" or keep != ranks):
+        return sides
+    return sides.part_of(ranks) or sides
 
 
 def _layout_and_problem(
@@ -142,17 +198,15 @@ def _layout_and_problem(
     return layout, _not_allowed(sides, key, layout) if layout is not None else None
 
 
-def _not_compared(
-    sides: Sides, findings: Findings, key: Key, one: Observation, held: Sequence[Observation | None]
-) -> str | None:
-    """Why this value cannot be compared; None if it can."""
-    alone, many = sides.calls(key)
+def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: Observation) -> str | None:
+    """Why this value cannot be compared on a part of the ranks; None if it can."""
+    alone, many = part.calls(key)
     if many and alone != many:
         return f"calls of a module that is called a different number of times on {sides.name}"
-    missing = [str(rank) for rank, x in enumerate(held) if x is None]
+    missing = [str(rank) for rank, x in enumerate(part.ranks) if key not in x.seen]
     if not missing:
         return None
-    if len(missing) < len(held):
+    if len(missing) < len(part.ranks):
         return f"values that ranks {', '.join(missing)} do not have"
     known = Key(0, "parameter", key.name) in findings.layouts
     return None if key.kind == "gradient" and known and bool(one.value.any()) else "values that no rank has"
@@ -164,7 +218,7 @@ def _layout_of(
     factors = [1.0]
     if key.kind == GRADIENT_OF_OUTPUT:  # of a mean over the rank's own part of the batch
         parts = torch.Size([sides.mesh[axis] for axis in _mean_axes(sides, findings, key.step)]).numel()
-        factors += [float(parts)] if parts > 1 else []
+        factors += sorted({float(a * b) for a in {1, parts} for b in {1, sides.microbatches}} - {1.0})
     said = layout_of_placements(held[0], len(sides.sizes))
     tensors = [x.value for x in held]
     if sides.declared is not None and all(x.dtype == sides.declared for x in tensors) and key.kind != "parameter":

@@ -183,7 +183,8 @@ class OpValues:
     def axes_of(self, group: Sequence[int]) -> set[int]:
         """The mesh axes along which the ranks of a group differ."""
         ranks = torch.arange(len(self.sides.ranks)).reshape(self.sides.sizes)
-        places = torch.stack([(ranks == rank).nonzero()[0] for rank in group])
+        numbers = self.sides.numbers or tuple(range(len(self.sides.ranks)))
+        places = torch.stack([(ranks == numbers.index(rank)).nonzero()[0] for rank in group if rank in numbers])
         return {axis for axis in range(ranks.dim()) if len(places[:, axis].unique()) > 1}
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from localtensor._util.events import Call
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
 from localtensor.testing.compare.op_stream import recorded
+from localtensor.testing.compare.pipelines import Pipeline, Stages, pipeline_of, reassembled
 from localtensor.testing.compare.setup_lines import SetupLines
 from localtensor.testing.compare.watch import (
+    AFTER,
     BACKWARD,
     FORWARD,
     IN_STEP,
@@ -114,26 +117,37 @@ def on_one_device(
 
 def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
     """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
-    names = tuple(program.mesh)
+    state = start.model.state_dict()
+    if program.on == "threads":
+        whole = partial(rank_program, program, state, start.batches, region)
+        return run(whole, ranks=program.ranks, seed=program.seed, leftovers="ignore")
+    return run(
+        rank_program, program, state, start.batches, region, ranks=program.ranks, seed=program.seed, on=program.on
+    )
 
-    def rank_body() -> Watch:
-        from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=names)
-        model = program.build()
-        silence_dropout(model)
-        model.load_state_dict(start.model.state_dict())
-        lines = SetupLines()
-        with lines.watched() if region is not None else nullcontext():
-            parallel = program.parallelize(model, mesh)
-            model = parallel if isinstance(parallel, nn.Module) else model
-            optimizer = _optimizer_of(program, model)
-        coordinates = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-        watch = Watch(region=region, declared=declared_dtype(model), setup=lines.by_name(model, plain_name))
-        _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in start.batches], watch)
-        return watch
+def rank_program(
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
+) -> Watch:
+    """What one rank runs; returns what was seen of it."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    return run(rank_body, ranks=program.ranks, on=program.on, seed=program.seed, leftovers="ignore")
+    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
+    model = program.build()
+    silence_dropout(model)
+    model.load_state_dict(state)
+    lines = SetupLines()
+    with lines.watched() if region is not None else nullcontext():
+        made = program.parallelize(model, mesh)
+        pipeline = pipeline_of(made)
+        model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
+        optimizer = _optimizer_of(program, model)
+    coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
+    watch = Watch(region=region, declared=declared_dtype(model), setup=lines.by_name(model, plain_name))
+    if pipeline is not None:
+        pipeline.watch(watch)
+    _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
+    return reassembled(watch)
 
 
 def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
@@ -179,6 +193,7 @@ def _train(
     optimizer: torch.optim.Optimizer | None,
     batches: Sequence[Any],
     watch: Watch,
+    pipeline: Pipeline | None = None,
 ) -> None:
     if optimizer is not None:
         optimizer.register_step_pre_hook(lambda *_: watch.parameters(model, IN_STEP))
@@ -187,22 +202,30 @@ def _train(
         for step, batch in enumerate(batches):
             watch.step = step
             with watch.phase(FORWARD):
-                output = call_model(model, batch)
-                loss = None if program.loss is None else program.loss(output)
+                loss = _forward(program, model, batch, pipeline)
                 watch.add("loss", "", loss)
-            if loss is None:
+            if program.loss is None:
                 continue
             with watch.phase(BACKWARD):
-                loss.backward()
+                if pipeline is None and loss is not None:
+                    loss.backward()
                 watch.parameters(model, "gradient")
             if optimizer is not None:
                 with watch.phase(UPDATE):
                     optimizer.step()
                     watch.optimizer_state(optimizer, model)
-                    watch.parameters(model, "parameter after the step")
+                    watch.parameters(model, AFTER)
                 optimizer.zero_grad()
             else:
                 model.zero_grad()
+
+
+def _forward(program: TrainingProgram, model: nn.Module, batch: Any, pipeline: Pipeline | None) -> Tensor | None:
+    """The loss; a pipeline goes backward, too."""
+    if pipeline is not None:
+        return pipeline.step(batch)
+    output = call_model(model, batch)
+    return None if program.loss is None else program.loss(output)
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

@@ -14,7 +14,8 @@ from localtensor._util.events import Call
 from localtensor.errors import NotComparable
 from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.api import Comparison, check_deterministic
+from localtensor.testing.compare.api import check_deterministic
+from localtensor.testing.compare.comparison import Comparison, comparison_of
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
 from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
 from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
@@ -73,17 +74,7 @@ def compare_scripts(
             "nothing was compared", "the scripts",
             "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
         )  # fmt: skip
-    return Comparison(
-        dict(scripts.axes),
-        {str(key): str(layout) for key, layout in findings.layouts.items()},
-        {str(key): why for key, why in findings.not_compared.items()},
-        None if look is None else look.divergence,
-        () if look is None else look.calls,
-        () if look is None else look.setup,
-        scripts.calls,
-        tuple(dict.fromkeys(scripts.notes)),
-        command_of(reference),
-    )
+    return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))
 
 
 def command_of(options: TorchrunOptions) -> str:

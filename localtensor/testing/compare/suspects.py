@@ -104,7 +104,7 @@ class OpSearch:
             _, op, reads = made
             reduced += [Suspect(op, reason, cause=True) for reason in self._of_collective(op, reads)]
             before = [one for one in reads if one != values and self.of.is_pending(one)]
-            if not before and (op.name in SAME_ELEMENTS or len(reads) == 1):
+            if not before and (op.name in SAME_ELEMENTS or (len(reads) == 1 and self.of.match(reads[0]) is None)):
                 before = reads[:1]
             following = self.of.made(before[0]) if before else None
             if following is None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, UPDATE, AT_THE_START = "forward", "backward", "update", "start"
 """The phases of a step: `UPDATE` is the optimizer's."""
+GRADIENT_OF_OUTPUT = "gradient of the output"
+AFTER = "parameter after the step"
 IN_STEP = "gradient in the step"
 """The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""
 _WRAPPERS = re.compile(r"(^|\.)(module|_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
@@ -88,7 +90,7 @@ def region_of(key: Key, calls: Mapping[tuple[int, str], int]) -> Region:
         while name and not calls.get((key.step, name)):  # a list of modules is not called
             name = name.rpartition(".")[0]
         return Region(key.step, FORWARD, name)
-    return Region(key.step, BACKWARD if key.kind in ("gradient", "gradient of the output") else UPDATE)
+    return Region(key.step, BACKWARD if key.kind in ("gradient", GRADIENT_OF_OUTPUT) else UPDATE)
 
 
 @dataclass(slots=True)
@@ -96,7 +98,8 @@ class Watch:
     """What one run, or one rank, was seen to compute, in order; `step` is the number of the current step.
 
     `tied` has, by the name of a parameter, that of the same one which comes first.  `causal` puts the gradients of
-    parameters in the order in which the backward pass makes them.
+    parameters in the order in which the backward pass makes them.  `edges` says of a stage's module whether its input and its
+    output are those of the whole model; a pipeline calls it for each of its `microbatches`.
     """
 
     seen: dict[Key, Observation] = field(default_factory=dict)
@@ -109,6 +112,8 @@ class Watch:
     setup: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by name, the lines that made the model parallel
     ops: OpStream | None = None
     recorder: OpRecorder | None = None
+    microbatches: int = 1
+    edges: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     _phase: str = ""
     _inside: int = 0
     _order: dict[str, int] = field(default_factory=dict)
@@ -116,7 +121,7 @@ class Watch:
     def active(self) -> bool:
         """Whether the run is in the region whose ops are recorded."""
         region = self.region
-        if region is None or region[:2] != (self.step, self._phase):
+        if region is None or region[:2] != (self.step, self.now()):
             return False
         return not region.module or self._inside > 0
 
@@ -146,6 +151,11 @@ class Watch:
             self.seen[key] = same
         else:
             self.seen[key] = Observation(local.clone(), placements, place)
+
+    def now(self) -> str:
+        """The phase; a pipeline goes backward with one micro-batch while another is still to come."""
+        going_back = self._phase == FORWARD and torch._C._current_autograd_node() is not None
+        return BACKWARD if going_back else self._phase
 
     def enter(self, phase: str) -> None:
         """From now on the run is in this phase."""
@@ -189,22 +199,27 @@ class Watch:
         if type(module) in _transparent():
             return None, []
 
+        takes, gives = self.edges.get(id(module), (True, True))
+        if not takes and not gives:
+            return None, []
+        counted = name if gives else f"input of {name}"  # a rank may have the first stage and the last
+
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._phase != FORWARD:
+            if self.now() != FORWARD:
                 return
-            call = self.calls[self.step, name]
+            call = self.calls[self.step, counted]
             place = place_of_frame(sys._getframe(1))
-            for leaf, x in enumerate(tree_leaves((args, kwargs))):
+            for leaf, x in enumerate(tree_leaves((args, kwargs)) if takes else ()):
                 self._add_with_gradient("input", name, x, call, leaf, place)
             self._inside += self.region is not None and self.region.module == name
 
         def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if self._phase != FORWARD:
+            if self.now() != FORWARD:
                 return
-            call = self.calls[self.step, name]
-            self.calls[self.step, name] += 1
+            call = self.calls[self.step, counted]
+            self.calls[self.step, counted] += 1
             place = place_of_frame(sys._getframe(1))
-            for leaf, x in enumerate(tree_leaves(output)):
+            for leaf, x in enumerate(tree_leaves(output) if gives else ()):
                 self._add_with_gradient("output", name, x, call, leaf, place)
             self._inside -= self.region is not None and self.region.module == name
 
@@ -214,7 +229,7 @@ class Watch:
     def _add_with_gradient(self, kind: str, name: str, x: object, call: int, leaf: int, place: Place | None) -> None:
         self.add(kind, name, x, call, leaf, place)
         if isinstance(x, Tensor) and x.requires_grad and kind == "output":
-            x.register_hook(lambda grad: self.add("gradient of the output", name, grad, call, leaf, place))
+            x.register_hook(lambda grad: self.add(GRADIENT_OF_OUTPUT, name, grad, call, leaf, place))
 
     def in_causal_order(self, model: nn.Module, prefix: str = "") -> list[Any]:
         """Hooks that note in which order the gradients of parameters come, if that order is asked for."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from localtensor.errors import LocalTensorError
 from localtensor.runner.torchrun import TorchrunOptions, checked_script
-from localtensor.testing.compare.api import Comparison
+from localtensor.testing.compare.comparison import Comparison
 from localtensor.testing.compare.scripts import compare_scripts
 from strategies.base.options import BadOption
 from strategies.base.progress import error_console
@@ -45,6 +45,7 @@ def run(options: CompareOptions) -> int:
     except LocalTensorError as error:
         return fail(str(error), EXIT_NOTHING)
     files = [(options.json, as_json(done))] if options.json is not None else []
+    files += [(options.html, done.as_html())] if options.html is not None else []
     return deliver_text(f"{done}\n", files, EXIT_CLEAN if done.divergence is None else EXIT_WRONG)
 
 
