@@ -6,7 +6,7 @@ programs      runs both programs from equal parameters on the same global batch;
 divergence    the first difference in causal order; explain: what it looks like, in words
 op_stream     the ops of the region in which it lies, in a second run; setup_lines: who made the module parallel
 suspects      the calls that read what one device has and give what it has not; op_values: what of one device a value is
-comparison    the result, as text and JSON; page: as HTML
+comparison    the result, as text, JSON and HTML; shrink: a smaller program that shows the same
 scripts       two torchrun scripts; script_watch: what one of them computes, unchanged
 api           `compare`: the call
 """

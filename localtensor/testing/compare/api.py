@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from localtensor.errors import Diverged, NotComparable
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.comparison import Comparison, comparison_of
+from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.shrink import smallest
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Watch, region_of
 
@@ -31,6 +33,7 @@ def compare(
     batch_axes: Sequence[str] | None = None,
     seed: int = 0,
     on: str = "threads",
+    shrink: bool = False,
 ) -> Comparison:
     """Compare a parallel program with the same model on one device; returns what was compared.
 
@@ -43,6 +46,7 @@ def compare(
     loss         from the model's output to a scalar; without it only the forward pass is compared
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
     batch_axes   the mesh axes along which each rank gets its rows of the batch: those named dp, fsdp, data and the like
+    shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
     on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
 
     Watched are the inputs and outputs of every module, the gradients of outputs and of parameters, the loss, and the
@@ -62,21 +66,30 @@ def compare(
     compare on dp=2: the parallel program computes what one device computes
       compared  10 values; not compared: 0
     """
+    _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
+    _check_mesh(mesh)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     start = programs.start_of(program)
+    _check_rows(program, start)
     sides, collectives = _run_both(program, start)
     findings = first_divergence(sides)
     look = None if findings.divergence is None else _look(program, start, sides, findings, findings.divergence)
-    notes = tuple(f"dropout of {name} is off" for name in start.dropouts)
+    notes = [f"dropout of {name} is off" for name in start.dropouts] + notes_of_values(sides, findings)
+    if shrink and look is not None and findings.divergence is not None:
+        less = smallest(program, start, findings.divergence, _divergence_of)
+        notes.append(
+            f"the same shows with {less}" if less.words else "no smaller program that was tried shows the same"
+        )
     done = comparison_of(sides, findings, look, collectives, notes)
     if findings.divergence is not None:
         raise Diverged(str(done), done)
-    if not findings.layouts:
+    if not has_evidence(findings):
         raise NotComparable(
-            "nothing was compared", "the ranks", "Give `build` and `parallelize` the same names of modules."
-        )
+            "nothing that the program computes was compared", "the ranks",
+            "Give the modules that `build` and `parallelize` make the same names.",
+        )  # fmt: skip
     return done
 
 
@@ -140,6 +153,10 @@ def _run_both(program: programs.TrainingProgram, start: programs.Start) -> tuple
     return sides, programs.collective_lines(program.mesh, ranks.calls)
 
 
+def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:
+    return first_divergence(_run_both(program, programs.start_of(program))[0]).divergence
+
+
 def _look(
     program: programs.TrainingProgram, start: programs.Start, sides: Sides, findings: Findings, found: Divergence
 ) -> CloserLook:
@@ -167,15 +184,39 @@ def check_deterministic(
             )  # fmt: skip
 
 
-def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
-    if not mesh or any(not isinstance(size, int) or size < 1 for size in mesh.values()):
+def _check_callables(**given: object) -> None:
+    for name, one in given.items():
+        if one is None and name in ("loss", "optimizer"):
+            continue
+        if not callable(one):
+            remedy = "Pass a function" if name != "optimizer" else "Pass its class, or a function of the parameters"
+            raise NotComparable(f"{type(one).__name__} is no function", name, f"{remedy}.")
+
+
+def _check_mesh(mesh: object) -> None:
+    sizes = list(mesh.values()) if isinstance(mesh, Mapping) else []
+    if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
+        given = dict(mesh) if isinstance(mesh, Mapping) else mesh
         raise NotComparable(
-            f"a mesh of {dict(mesh)}", "mesh", 'Give each axis a size of 1 or more, as {"dp": 2, "tp": 2}.'
+            f"a mesh of {given!r}", "mesh", 'Give each axis a size of 1 or more, as {"dp": 2, "tp": 2}.'
         )
+
+
+def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
         raise NotComparable(
             f"no mesh axis is called {', '.join(unknown)}", "batch_axes", f"Name some of {', '.join(mesh)}."
         )
-    if steps < 1:
+    if not isinstance(steps, int) or steps < 1:
         raise NotComparable(f"{steps} steps", "steps", "Give 1 or more.")
+
+
+def _check_rows(program: programs.TrainingProgram, start: programs.Start) -> None:
+    """Each part of the ranks along the batch axes needs a row of each batch."""
+    for x in tree_leaves(start.batches):
+        if isinstance(x, Tensor) and x.dim() and len(x) < program.parts:
+            raise NotComparable(
+                f"a tensor of {len(x)} rows, for {program.parts} parts along {', '.join(program.batch_axes)}", "batch",
+                "Make a batch of at least as many rows, or name the axes along which it is cut as batch_axes.",
+            )  # fmt: skip

@@ -222,8 +222,8 @@ def _call_of(func: Any, args: Any, kwargs: Any) -> tuple[str, list[Tensor], tupl
         return op.kind, [x for x in tree_leaves(op.read(*rest).reads) if isinstance(x, Tensor)], group
     if func.namespace == FUNCTIONAL and name != "wait_tensor":
         named = next((x for x in reversed(args) if isinstance(x, str)), None)
-        group = None if named is None else tuple(dist.get_process_group_ranks(_group_of(named)))
-        return name.rstrip("_"), tensors, group
+        ranks = None if named is None else tuple(dist.get_process_group_ranks(_group_of(named)))
+        return name.rstrip("_"), tensors, ranks
     return name, tensors, None
 
 

@@ -109,11 +109,10 @@ class OpValues:
         for size in self.sides.sizes:
             factors |= {size * one for one in factors}
         times = [float(one) for one in sorted(factors)] if self.in_backward else [1.0]
+        totals = {count * int(by) for count in factors for by in times}
         for want, stale, amount, size in self.wanted:
-            if not _may_be(held[0], want) or not any(
-                abs(total - k * amount) <= 0.01 * k * size + 1e-6
-                for k in {a * b for a in factors for b in map(int, times)}
-            ):
+            likely = any(abs(total - by * amount) <= 0.01 * by * size + 1e-6 for by in totals)
+            if not likely or not _may_be(held[0], want):
                 continue
             cast = [x.to(want.dtype) for x in held] if want.is_floating_point() else held
             layout = find_layout(cast, self.sides.sizes, want, slack_of(want), factors=times)

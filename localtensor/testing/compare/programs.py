@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from localtensor._util.events import Call
+from localtensor.errors import NotComparable
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
 from localtensor.testing.compare.op_stream import recorded
@@ -139,6 +140,7 @@ def rank_program(
     lines = SetupLines()
     with lines.watched() if region is not None else nullcontext():
         made = program.parallelize(model, mesh)
+        _check_made(made)
         pipeline = pipeline_of(made)
         model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
         optimizer = _optimizer_of(program, model)
@@ -183,6 +185,13 @@ def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]
     return tree_map(cut, batch)
 
 
+def _check_made(made: object) -> None:
+    if made is not None and not isinstance(made, nn.Module) and pipeline_of(made) is None:
+        raise NotComparable(
+            f"it gives {type(made).__name__}", "parallelize", "Return the model, a pipeline schedule, or nothing."
+        )
+
+
 def _optimizer_of(program: TrainingProgram, model: nn.Module) -> torch.optim.Optimizer | None:
     return None if program.optimizer is None else program.optimizer(model.parameters())
 
@@ -225,7 +234,11 @@ def _forward(program: TrainingProgram, model: nn.Module, batch: Any, pipeline: P
     if pipeline is not None:
         return pipeline.step(batch)
     output = call_model(model, batch)
-    return None if program.loss is None else program.loss(output)
+    loss = None if program.loss is None else program.loss(output)
+    if program.loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise NotComparable(f"it gives {found}", "loss", "Return one number, as by .mean().")
+    return loss
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -46,6 +47,7 @@ class ScriptWatch:
     _depth: int = 0
     _stepping: int = 0
     _of_class: Counter[str] = field(default_factory=Counter)
+    _gone_back: set[int] = field(default_factory=set)  # steps of which a backward pass was seen
     _set_up: ExitStack | None = None
     _setup_lines: SetupLines = field(default_factory=SetupLines)
 
@@ -59,7 +61,7 @@ class ScriptWatch:
             register_optimizer_step_post_hook(self._after_step),
         ]
         try:
-            with self.watch.phase(FORWARD), _Backward(self.watch), recorded(self.watch), self._setup():
+            with self.watch.phase(FORWARD), _Backward(self), recorded(self.watch), self._setup():
                 yield
         finally:
             for hook in hooks:
@@ -93,6 +95,14 @@ class ScriptWatch:
     def _varied(self, x: Any) -> Any:
         return self.vary(x) if self.vary is not None and isinstance(x, Tensor) else x
 
+    def _vary_in_place(self, x: Tensor) -> None:
+        if self.vary is None:
+            return
+        if isinstance(x, DTensor):  # FSDP2 keeps the memory that it was given, and with it the dtype
+            x.to_local().copy_(self.vary(x.to_local()))
+        else:
+            x.data = self.vary(x.data)
+
     def _add(self, module: nn.Module) -> Any:
         """Makes a module one of the models; returns its own hook for the start of a call, if it has one."""
         kind = type(module).__name__
@@ -106,7 +116,7 @@ class ScriptWatch:
         if self.vary is not None:
             with torch.no_grad():
                 for x in [*module.parameters(), *module.buffers()]:
-                    x.data = self.vary(x.data)
+                    self._vary_in_place(x)
         if self._set_up is not None:
             self._set_up.close()
             self.watch.setup.update(
@@ -123,7 +133,8 @@ class ScriptWatch:
         if self._stepping == 1:  # an optimizer may call another's step
             self._see_groups()
             self.watch.enter(UPDATE)
-            self._parameters_of(optimizer, "gradient")
+            if self.watch.step not in self._gone_back:
+                self._parameters_of(optimizer, "gradient")
         self._parameters_of(optimizer, IN_STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -134,6 +145,12 @@ class ScriptWatch:
             self._parameters_of(optimizer, "parameter after the step")
             self.watch.enter(FORWARD)
             self.watch.step += 1
+
+    def after_backward(self) -> None:
+        """Keeps the gradients as they are after a backward pass; after the last of a step they are those of all."""
+        self._gone_back.add(self.watch.step)
+        for name, model in self.models.items():
+            self.watch.parameters(model, "gradient", name)
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer, kind: str) -> None:
         its = {id(x) for group in optimizer.param_groups for x in group["params"]}
@@ -147,20 +164,22 @@ class ScriptWatch:
 
 
 class _Backward(TorchFunctionMode):
-    """Sees the loss where its `backward` is called; modules that are called inside are computed again, and not seen."""
+    """Sees the loss where its `backward` is called, and the gradients after it; modules that it calls again are not seen."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, script: ScriptWatch) -> None:
+        self.script = script
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.backward:
             return func(*args, **(kwargs or {}))
-        watch = self.watch
+        watch = self.script.watch
         call = watch.calls[watch.step, PASSES]
         watch.calls[watch.step, PASSES] += 1
         watch.add("loss", "", args[0], call)
         with watch.phase(BACKWARD):
-            return func(*args, **(kwargs or {}))
+            done = func(*args, **(kwargs or {}))
+            self.script.after_backward()
+        return done
 
 
 def mesh_of_groups(groups: dict[tuple[int, ...], str], ranks: int) -> dict[str, int] | None:

@@ -15,15 +15,13 @@ from localtensor.errors import NotComparable
 from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.api import check_deterministic
-from localtensor.testing.compare.comparison import Comparison, comparison_of
+from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
 from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
 from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
 
-NO_EVIDENCE = ("parameter", "buffer", "input")
-"""Values with which a program starts: that they are equal does not say that it computes the same."""
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
 OTHER_ROWS = "losses of several backward passes in a step, perhaps of other rows"
@@ -68,8 +66,7 @@ def compare_scripts(
     scripts = _Scripts(reference, parallel, mesh, progress)
     sides, findings = _judge(scripts)
     look = None if findings.divergence is None else _look(scripts, sides, findings, findings.divergence)
-    evidence = [key for key in findings.layouts if key.kind not in NO_EVIDENCE]
-    if findings.divergence is None and not evidence:
+    if findings.divergence is None and not has_evidence(findings):
         raise NotComparable(
             "nothing was compared", "the scripts",
             "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
@@ -105,8 +102,7 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
     scripts.calls = programs.collective_lines(scripts.axes, ran.calls)
     findings = first_divergence(sides)
     findings.not_compared.update(scripts.not_compared)
-    nan = [key for key in findings.layouts if not bool(reference.seen[key].value.isfinite().all())]
-    scripts.notes += [f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1]]
+    scripts.notes += notes_of_values(sides, findings)
     if findings.divergence is None:
         others = (key for one in sides.ranks for key in one.seen)
         more = dict.fromkeys(key for key in others if key not in reference.seen and key not in scripts.not_compared)
@@ -143,7 +139,8 @@ def _run(
         code = run_script(options, observer)
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
-        at = next((line for line in said if not line.startswith("[")), said[-1] if said else "it says nothing")
+        frames = ("[", " ", "Traceback")
+        at = next((line for line in said if not line.startswith(frames)), said[-1] if said else "it says nothing")
         problem = (
             at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
         )
