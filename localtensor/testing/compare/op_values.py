@@ -110,8 +110,8 @@ class OpValues:
             factors |= {size * one for one in factors}
         times = [float(one) for one in sorted(factors)] if self.in_backward else [1.0]
         totals = {count * int(by) for count in factors for by in times}
-        for want, stale, amount, size in self.wanted:
-            likely = any(abs(total - by * amount) <= 0.01 * by * size + 1e-6 for by in totals)
+        for want, stale, amount, sizes in self.wanted:
+            likely = any(abs(total - by * amount) <= 0.01 * by * sizes + 1e-6 for by in totals)
             if not likely or not _may_be(held[0], want):
                 continue
             cast = [x.to(want.dtype) for x in held] if want.is_floating_point() else held

@@ -88,16 +88,16 @@ def reassembled(watch: Watch) -> Watch:
     if count < 2:
         return watch
     seen: dict[Key, Observation] = {}
-    calls = Counter({at: _calls_and_trials(many, count)[0] for at, many in watch.calls.items()})
+    calls = Counter({at: _calls_and_probes(many, count)[0] for at, many in watch.calls.items()})
     many: Counter[tuple[int, str, str]] = Counter()
     for key in watch.seen:
         many[key[:3]] = max(many[key[:3]], key.call + 1)
     for key, one in watch.seen.items():
-        alone, trials = _calls_and_trials(many[key[:3]], count)
+        alone, probes = _calls_and_probes(many[key[:3]], count)
         if key.kind not in ("input", "output", GRADIENT_OF_OUTPUT) or alone == many[key[:3]]:
             seen[key] = one
-        elif key.call < alone + trials and key.call >= trials:
-            call = key.call - trials
+        elif key.call < alone + probes and key.call >= probes:
+            call = key.call - probes
             numbers = [key.call + alone * part for part in range(count)]
             parts = [watch.seen.get(key._replace(call=number)) for number in numbers]
             whole = _joined([part.value for part in parts if part is not None])
@@ -106,10 +106,10 @@ def reassembled(watch: Watch) -> Watch:
     return replace(watch, seen=seen, calls=calls)
 
 
-def _calls_and_trials(many: int, count: int) -> tuple[int, int]:
+def _calls_and_probes(many: int, count: int) -> tuple[int, int]:
     """How often each micro-batch calls a module that is called so often, and the calls before, by which shapes are found.
 
-    >>> _calls_and_trials(8, 4), _calls_and_trials(5, 4), _calls_and_trials(3, 4)
+    >>> _calls_and_probes(8, 4), _calls_and_probes(5, 4), _calls_and_probes(3, 4)
     ((2, 0), (1, 1), (3, 0))
     """
     if many % count == 0:

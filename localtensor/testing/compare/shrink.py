@@ -80,10 +80,10 @@ def _shows(program: TrainingProgram, found: Divergence, judge: Callable[[Trainin
         other = judge(program)
     except Exception:  # why: a program that was cut may fail in any way, and is not taken then
         return False
-    return other is not None and _likeness(other) == _likeness(found)
+    return other is not None and _what_counts(other) == _what_counts(found)
 
 
-def _likeness(found: Divergence) -> tuple[str, str, str]:
+def _what_counts(found: Divergence) -> tuple[str, str, str]:
     """What has to be the same: the kind of value, the module but for its number, and the reason but for numbers."""
     return (found.key.kind, re.sub(r"\d+", "#", found.key.name), re.sub(r"\d+", "#", found.what))
 
