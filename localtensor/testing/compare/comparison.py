@@ -137,10 +137,21 @@ def has_evidence(findings: Findings) -> bool:
 
 
 def notes_of_values(sides: Sides, findings: Findings) -> list[str]:
-    """What is to be known of values that are equal: NaN in both says little."""
+    """What is to be known of the values: parameters without a counterpart, and NaN in both, which says little."""
     seen = sides.reference.seen
+    names = {key.name: None for key in seen if key.kind == "parameter"}
+    there = {key.name: None for rank in sides.ranks for key in rank.seen if key.kind == "parameter"}
+    lost, more = ([name for name in a if name not in b] for a, b in ((names, there), (there, names)))
+    notes = []
+    if lost:
+        tail = f"; the ranks have {_some(more)}, which {sides.name} has not" if more else ""
+        notes.append(f"no rank has a parameter called {_some(lost)}{tail}")
     nan = [key for key in findings.layouts if key in seen and not bool(seen[key].value.isfinite().all())]
-    return [f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1]]
+    return [*notes, *(f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1])]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def comparison_of(

@@ -36,6 +36,11 @@ class Match:
     stale: Key | None = None
     reshaped: bool = False
 
+    @property
+    def times(self) -> float:
+        """How often too large it is."""
+        return 1.0 if self.layout is None else self.layout.factor
+
     def pending(self, means: Container[int]) -> list[int]:
         """The axes along which a sum is pending, or a mean of these axes."""
         axes = enumerate(self.layout.axes if self.layout is not None else ())

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.events import Call
-from localtensor.errors import NotComparable
+from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
 from localtensor.testing.compare.op_stream import recorded
@@ -89,8 +89,18 @@ def start_of(program: TrainingProgram) -> Start:
     """The model and the batches, made once from the seed; dropout is off, since streams of random numbers differ."""
     with _seeded(program.seed):
         model = program.build()
-        batches = tuple(program.batch() for _ in range(program.steps))
+        batches = tuple(_checked_batch(program.batch()) for _ in range(program.steps))
     return Start(model, batches, silence_dropout(model))
+
+
+def _checked_batch(batch: Any) -> Any:
+    if isinstance(batch, list) or not any(isinstance(x, Tensor) for x in tree_leaves(batch)):
+        raise NotComparable(
+            f"it gives {type(batch).__name__}",
+            "batch",
+            "Return a tensor, a tuple of arguments, or a dict of named ones.",
+        )
+    return batch
 
 
 def silence_dropout(model: nn.Module) -> tuple[str, ...]:
@@ -118,13 +128,16 @@ def on_one_device(
 
 def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
     """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
-    state = start.model.state_dict()
-    if program.on == "threads":
-        whole = partial(rank_program, program, state, start.batches, region)
-        return run(whole, ranks=program.ranks, seed=program.seed, leftovers="ignore")
-    return run(
-        rank_program, program, state, start.batches, region, ranks=program.ranks, seed=program.seed, on=program.on
-    )
+    given: Any = (program, start.model.state_dict(), start.batches, region)
+    options: Any = {"ranks": program.ranks, "seed": program.seed}
+    try:
+        if program.on == "threads":
+            return run(partial(rank_program, *given), leftovers="ignore", **options)  # a partial: ranks get no copies
+        return run(rank_program, *given, on=program.on, **options)
+    except RankRaised as fault:
+        if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
+            raise fault.__cause__ from None
+        raise
 
 
 def rank_program(
@@ -136,7 +149,7 @@ def rank_program(
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
     model = program.build()
     silence_dropout(model)
-    model.load_state_dict(state)
+    _load(model, state)
     lines = SetupLines()
     with lines.watched() if region is not None else nullcontext():
         made = program.parallelize(model, mesh)
@@ -183,6 +196,23 @@ def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]
         return x.tensor_split(parts)[number].clone() if isinstance(x, Tensor) and x.dim() else copy.deepcopy(x)
 
     return tree_map(cut, batch)
+
+
+def _load(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Gives the model the parameters of the one device.  Raises `NotComparable` if it has others."""
+    own = model.state_dict()
+    other = [
+        name for name in (*state, *own) if name not in own or name not in state or own[name].shape != state[name].shape
+    ]
+    if other:
+        here, there = (
+            f"of shape {tuple(one[other[0]].shape)}" if other[0] in one else "missing" for one in (own, state)
+        )
+        raise NotComparable(
+            f"on a rank {other[0]} is {here}, and on one device {there}", "build",
+            "Build the same model everywhere; what depends on the rank belongs in `parallelize`.",
+        )  # fmt: skip
+    model.load_state_dict(state)
 
 
 def _check_made(made: object) -> None:

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides
-from localtensor.testing.compare.explain import WRONG_VALUES, explanations, names_of, windows, windows_text
+from localtensor.testing.compare.explain import (
+    HELD_AS_PARAMETER,
+    WRONG_VALUES,
+    explanations,
+    names_of,
+    windows,
+    windows_text,
+)
 from localtensor.testing.compare.op_stream import Op, OpStream
 from localtensor.testing.compare.op_values import (
     MOST_STEPS,
@@ -72,7 +79,8 @@ class OpSearch:
         start = self._start()
         if start is None:
             return []
-        if self.of.own_match(start) is not None:
+        right = self.of.own_match(start)
+        if right is not None and not (self.of.key.kind in HELD_AS_PARAMETER and right.times != 1):
             return self._of_right_value(start)
         moved = self._moved(start)
         if moved:

@@ -224,6 +224,8 @@ def noisy():
     ({"mesh": {"dp": 8}}, "a tensor of 4 rows, for 8 parts along dp"),
     ({"mesh": {"dp": 2}, "loss": lambda y: y}, r"loss: it gives a tensor of shape \(4, 8\)"),
     ({"mesh": {"dp": 2}, "batch": torch.ones(4, 8)}, "batch: Tensor is no function"),
+    ({"mesh": {"dp": 2}, "batch": lambda: [torch.ones(4, 8)]}, "batch: it gives list"),
+    ({"mesh": {"dp": 2}, "batch": lambda: "rows"}, "batch: it gives str"),
     ({"mesh": {"dp": 2}, "optimizer": torch.optim.SGD([torch.ones(1)])}, "optimizer: SGD is no function"),
     ({"mesh": {"dp": 2}, "loss": lambda y: y.mean() * torch.rand(()) * next(iter([1])) + id(y) % 97}, "differs between two runs"),
 ])  # fmt: skip
@@ -241,8 +243,30 @@ def test_nothing_compared_is_no_pass():
 
 
 def test_what_parallelize_gives_is_checked():
-    with pytest.raises(RankRaised, match="parallelize: it gives list"):
+    with pytest.raises(NotComparable, match="parallelize: it gives list"):
         lt.compare(build, lambda model, mesh: [model], mesh={"dp": 2}, **TRAINED)
+
+
+def test_another_model_on_a_rank_is_told():
+    wide = lambda: nn.Linear(8, 8 + dist.is_initialized())  # noqa: E731
+    with pytest.raises(NotComparable, match=r"weight is of shape \(9, 8\), and on one device of shape \(8, 8\)"):
+        lt.compare(wide, replicated, mesh={"dp": 2}, batch=TRAINED["batch"])
+
+
+def test_parameters_without_a_counterpart_are_noted():
+    class Renamed(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.other = layer
+
+        def forward(self, x):
+            return self.other(x)
+
+    done = lt.compare(lambda: nn.Linear(8, 8), lambda model, mesh: Renamed(model), mesh={"tp": 2}, **TRAINED)
+    lost = (
+        "no rank has a parameter called weight, bias; the ranks have other.weight, other.bias, which one device has not"
+    )
+    assert done.divergence is None and lost in done.notes and "parameter of weight, step 0" in done.not_compared
 
 
 def test_nan_in_both_is_noted():
