@@ -80,11 +80,12 @@ class OpSearch:
         if start is None:
             return []
         right = self.of.own_match(start)
-        if right is not None and not (self.of.key.kind in HELD_AS_PARAMETER and right.times != 1):
+        scaled = right is not None and right.times != 1 and self.of.key.kind in HELD_AS_PARAMETER
+        if right is not None and right.layout is not None and not scaled:
             return self._of_right_value(start)
-        moved = self._moved(start)
-        if moved:
-            return moved
+        early = self._of_ranks(start) or self._moved(start)
+        if early:
+            return early
         found: dict[int, Suspect] = {}
         seen, todo, path = {start}, [start], []
         while todo and len(seen) < MOST_STEPS:
@@ -96,6 +97,7 @@ class OpSearch:
             wrong = [values for values in reads if self.of.match(values) is None]
             if not wrong:
                 found[at] = self._suspect(op, reads, start, path)
+                found.update(self._added(found[at], reads))
             todo += [values for values in wrong if values not in seen]
             seen.update(wrong)
         part = self._over_a_part(path)
@@ -118,7 +120,27 @@ class OpSearch:
             if following is None:
                 break
             values, made = before[0], following
-        return [*reduced, *([Suspect(made[1])] if made is not None else [])]
+        if made is None:
+            return reduced
+        last = Suspect(made[1])
+        return [*reduced, *(self._added(last, made[2]) or {0: last}).values()]
+
+    def _added(self, suspect: Suspect, reads: Sequence[Values]) -> dict[int, Suspect]:
+        """The calls whose gradients a backward pass adds, by their places in the stream, if that is what goes wrong."""
+        if suspect.cause or not self.of.in_backward or suspect.op.name not in ("add", "add_") or len(reads) < 2:
+            return {}
+        made = [self.of.made(values) for values in reads]
+        return {one[0]: Suspect(one[1]) for one in made if one is not None}
+
+    def _of_ranks(self, start: Values) -> list[Suspect]:
+        """The last op of each rank, if the ranks do not do the same."""
+        last = [stream.made_by.get(value) for stream, value in zip(self.of.streams, start, strict=True)]
+        each = [None if at is None else stream.ops[at] for stream, at in zip(self.of.streams, last, strict=True)]
+        names = [None if op is None else op.name for op in each]
+        ranks = [names.index(name) for name in dict.fromkeys(names) if name is not None]
+        if len(set(names)) < 2:
+            return []
+        return [Suspect(op, f"on rank {rank}") for rank in ranks if (op := each[rank]) is not None][:MOST_SUSPECTS]
 
     def _start(self) -> Values | None:
         found = [self._start_on(rank, stream) for rank, stream in enumerate(self.of.streams)]
