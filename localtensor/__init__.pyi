@@ -38,9 +38,9 @@ from localtensor.lockstep.mode import tensor_map as tensor_map
 from localtensor.runner.api import LeftoverWarning as LeftoverWarning
 from localtensor.runner.api import Run as Run
 from localtensor.runner.api import run as run
-from localtensor.testing.compare.api import Comparison as Comparison
 from localtensor.testing.compare.api import compare as compare
 from localtensor.testing.compare.api import compare_functions as compare_functions
+from localtensor.testing.compare.comparison import Comparison as Comparison
 from localtensor.threads.faults import Faults as Faults
 from strategies import ops as rules
 from strategies import planner as planner

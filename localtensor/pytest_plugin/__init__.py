@@ -4,6 +4,7 @@
     @pytest.mark.mesh((2, 2))               on a mesh of 2 x 2 ranks
     rank, world_size, mesh, comms           fixtures with a value in each rank
     world                                   runs functions on ranks from an ordinary test
+    compare                                 localtensor.compare, with the session's options as defaults
 
 Options and ini settings of the same names are under `pytest --help`.
 """
@@ -254,3 +255,10 @@ def comms(request: pytest.FixtureRequest) -> fixtures.Comms:
         _fail_outside("comms")
     ran: fixtures.World = request.getfixturevalue("world")
     return fixtures.Comms(lambda: ran.calls, None)
+
+
+@pytest.fixture
+def compare(pytestconfig: pytest.Config) -> fixtures.Comparer:
+    """In an ordinary test: `compare(build, parallelize, batch, mesh=...)` as localtensor.compare, on what --ranks-on says
+    and from --rank-seed; `compare.functions(reference, parallel, inputs, mesh=...)` as localtensor.compare_functions."""
+    return fixtures.Comparer(pytestconfig.stash[rank_marks.SETTINGS])

@@ -279,6 +279,35 @@ class World:
         return self._log
 
 
+class Comparer:
+    """localtensor.compare, with the session's options as defaults."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings = settings
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """As localtensor.compare."""
+        import localtensor  # lazy: without torch until a test asks for it
+
+        return self._compared(localtensor.compare, args, options)
+
+    def functions(self, *args: Any, **options: Any) -> Any:
+        """As localtensor.compare_functions."""
+        import localtensor  # lazy: without torch until a test asks for it
+
+        return self._compared(localtensor.compare_functions, args, options)
+
+    def _compared(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        from localtensor.errors.base import LocalTensorError
+        from localtensor.pytest_plugin.assertions import trim_traceback
+
+        defaults = {"on": self._settings.on, "seed": self._settings.seed or 0}
+        try:
+            return function(*args, **{**defaults, **options})
+        except LocalTensorError as fault:
+            raise trim_traceback(fault) from fault.__cause__
+
+
 MOST_SHOWN = 12  # calls in a repr
 
 

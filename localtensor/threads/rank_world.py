@@ -103,6 +103,14 @@ def world_now() -> RankWorld | None:
     return world if isinstance(world, RankWorld) and simulation_of_this_rank() is not None else None
 
 
+def groups_of_rank() -> dict[tuple[int, ...], str]:
+    """The groups of the running rank by their ranks, in order, with the description that each was made with."""
+    found: dict[tuple[int, ...], str] = {}
+    for group, ranks in getattr(world_now(), "pg_group_ranks", {}).items():
+        found.setdefault(tuple(sorted(ranks)), str(getattr(group, "group_desc", "") or ""))
+    return found
+
+
 def leave_groups(world: RankWorld) -> dict[str, MadeGroup]:
     """Remove all groups of the rank, in its own thread; returns those that the program made and did not destroy."""
     left = {name: made for name, made in world.made.items() if name in world.pg_names.values()}

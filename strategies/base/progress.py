@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -114,18 +113,6 @@ def progress_bar(console: Console, quiet: bool) -> ProgressBar:
         TimeRemainingColumn(), TextColumn("{task.fields[what]}", markup=False),
     )  # fmt: skip
     return ProgressBar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)
-
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def xml_safe(text: str) -> str:
-    """The text with a mark for each character that XML cannot hold: control characters and lone surrogates.
-
-    >>> xml_safe("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
-    True
-    """
-    return _NOT_XML.sub("\ufffd", text)
 
 
 def with_count(number: int, what: str, plural: str = "") -> str:

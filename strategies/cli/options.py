@@ -184,10 +184,11 @@ class CompareOptions:
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
     timeout: Annotated[float, Option("--timeout", help="Seconds for each run of a script; 0 is no limit.")] = 0.0
     json: Annotated[Path | None, Option("--json", help="Write the whole report here.", show_default=False)] = None
+    html: Annotated[Path | None, Option("--html", help="Write a page here: the modules, coloured by divergence, step by step.", show_default=False)] = None
     quiet: Quiet = False
 
     def __post_init__(self) -> None:
-        check_writable("localtensor compare", json=self.json)
+        check_writable("localtensor compare", json=self.json, html=self.html)
 
 
 @dataclass(frozen=True, slots=True)

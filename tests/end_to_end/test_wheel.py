@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 HOUSES = ("localtensor", "strategies")
 NEEDED = {
     "localtensor/py.typed", "strategies/py.typed", "strategies/ops/most_used.txt", "strategies/schema/report.json",
-    "strategies/templates/report.html.j2", "strategies/templates/races_keys.txt",
+    "localtensor/templates/page.css", "strategies/templates/report.html.j2", "strategies/templates/races_keys.txt",
 }  # fmt: skip
 ALSO_IN_SDIST = {
     "CHANGELOG.md", "Makefile", "constraints.txt", "conftest.py", "docs/gate.md", "tests/end_to_end/test_wheel.py",

@@ -3,86 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from localtensor.errors import Diverged, NotComparable
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
-from localtensor.testing.compare.watch import Watch
-
-ONE_DEVICE = "one device"
-MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence shows
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What was compared, and with which layout; what was not, and why; the first divergence, or None.
-
-    `layouts` gives each observation's layout, such as "S(0), R", by its name.  `collectives` are those of the first rank, by
-    line.  `notes` say what was changed for the
-    comparison (dropout that was switched off).  `reference` is what the program was compared with: one device, or a script.
-    """
-
-    mesh: Mapping[str, int]
-    layouts: Mapping[str, str]
-    not_compared: Mapping[str, str]
-    divergence: Divergence | None
-    call: str | None
-    collectives: tuple[str, ...]
-    notes: tuple[str, ...]
-    reference: str = ONE_DEVICE
-
-    def __str__(self) -> str:
-        return self._named(self._text())
-
-    def _named(self, text: str) -> str:
-        """A text that speaks of one device, with what the reference is."""
-        return text.replace(ONE_DEVICE, self.reference)
-
-    def as_json(self) -> dict[str, Any]:
-        """What was compared, and the divergence, as values that json writes."""
-        found = self.divergence
-        divergence = None if found is None else {
-            "step": found.key.step, "kind": found.key.kind, "name": found.key.name, "call": found.key.call,
-            "value": str(found.key), "place": None if found.place is None else str(found.place),
-            "layout": found.layout, "because": self._named(found.what), "values": self._named(found.values),
-            "inner_call": None if self.call is None else self._named(self.call),
-        }  # fmt: skip
-        return {
-            "version": 1, "reference": self.reference, "mesh": dict(self.mesh), "equal": found is None,
-            "divergence": divergence, "compared": dict(self.layouts), "not_compared": dict(self.not_compared),
-            "collectives": list(self.collectives), "notes": list(self.notes), "text": str(self),
-        }  # fmt: skip
-
-    def _text(self) -> str:
-        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
-        lines = []
-        if self.divergence is not None:
-            d = self.divergence
-            lines.append(f"compare on {mesh}: the parallel program differs from one device")
-            lines.append(f"  first at  {d.key}{f', {d.place}' if d.place else ''}")
-            lines += [f"  call      {self.call}"] if self.call else []
-            lines.append(f"  because   {d.what}")
-            lines.append(f"  values    {d.values}")
-            if d.layout:
-                lines.append(f"  assembles as {d.layout}")
-            last = list(self.layouts.items())[-1:]
-            lines += [f"  right before it: {name} as {layout}" for name, layout in last]
-            lines += [f"  calls     {one}" for one in self.collectives[:MOST_COLLECTIVES]]
-            more = len(self.collectives) - MOST_COLLECTIVES
-            lines += [f"            and {more} more lines"] if more > 0 else []
-        else:
-            lines.append(f"compare on {mesh}: the parallel program computes what one device computes")
-        lines.append(f"  compared  {len(self.layouts)} values; not compared: {len(self.not_compared)}")
-        reasons = Counter(self.not_compared.values())
-        lines += [f"    {count} of which {reason}" for reason, count in reasons.most_common(4)]
-        return "\n".join([*lines, *(f"  note      {note}" for note in self.notes)])
+from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
+from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.shrink import smallest
+from localtensor.testing.compare.suspects import CloserLook, closer_look
+from localtensor.testing.compare.watch import Watch, region_of
 
 
 def compare(
@@ -96,17 +32,22 @@ def compare(
     steps: int = 1,
     batch_axes: Sequence[str] | None = None,
     seed: int = 0,
+    on: str = "threads",
+    shrink: bool = False,
 ) -> Comparison:
     """Compare a parallel program with the same model on one device; returns what was compared.
 
     build        makes the model on one device; called with the same seed on every rank
     parallelize  gets that model, with the one device's parameters, and the DeviceMesh of the rank; changes it in place, or
-                 returns another (DDP, FSDP, tensor parallel, layers written by hand)
+                 returns another (DDP, FSDP, tensor parallel, layers written by hand); or a schedule of
+                 torch.distributed.pipelining, which has the loss function and gets the rank's rows
     batch        makes one global batch: a tensor, a tuple of arguments, or a dict of named ones
     mesh         the mesh axes and their sizes, as {"dp": 2, "tp": 2}
     loss         from the model's output to a scalar; without it only the forward pass is compared
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
     batch_axes   the mesh axes along which each rank gets its rows of the batch: those named dp, fsdp, data and the like
+    shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
+    on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
 
     Watched are the inputs and outputs of every module, the gradients of outputs and of parameters, the loss, and the
     parameters before and after each step.  For each the layout on the mesh is searched under which the ranks' tensors
@@ -125,27 +66,30 @@ def compare(
     compare on dp=2: the parallel program computes what one device computes
       compared  10 values; not compared: 0
     """
+    _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
+    _check_mesh(mesh)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
-    program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
+    program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     start = programs.start_of(program)
-    findings, calls = _judge(program, start, None)
-    call = first_call(lambda deep: _judge(program, start, deep)[0], findings)
-    done = Comparison(
-        dict(mesh),
-        {str(key): str(layout) for key, layout in findings.layouts.items()},
-        {str(key): why for key, why in findings.not_compared.items()},
-        findings.divergence,
-        call,
-        calls,
-        tuple(f"dropout of {name} is off" for name in start.dropouts),
-    )
+    _check_rows(program, start)
+    sides, collectives = _run_both(program, start)
+    findings = first_divergence(sides)
+    look = None if findings.divergence is None else _look(program, start, sides, findings, findings.divergence)
+    notes = [f"dropout of {name} is off" for name in start.dropouts] + notes_of_values(sides, findings)
+    if shrink and look is not None and findings.divergence is not None:
+        less = smallest(program, start, findings.divergence, _divergence_of)
+        notes.append(
+            f"the same shows with {less}" if less.words else "no smaller program that was tried shows the same"
+        )
+    done = comparison_of(sides, findings, look, collectives, notes)
     if findings.divergence is not None:
         raise Diverged(str(done), done)
-    if not findings.layouts:
+    if not has_evidence(findings):
         raise NotComparable(
-            "nothing was compared", "the ranks", "Give `build` and `parallelize` the same names of modules."
-        )
+            "nothing that the program computes was compared", "the ranks",
+            "Give the modules that `build` and `parallelize` make the same names.",
+        )  # fmt: skip
     return done
 
 
@@ -168,6 +112,7 @@ def compare_functions(
     mesh: Mapping[str, int],
     loss: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
+    on: str = "threads",
 ) -> Comparison:
     """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
 
@@ -185,66 +130,93 @@ def compare_functions(
       values    2 where one device gives 12 at [0]; 2 of 2 elements differ, by more than 0.0029
       assembles as P(sum)
       right before it: input of the whole model, step 0 as R
-      compared  1 values; not compared: 0
+      compared  1 values; different: 1; not reached: 0; not compared: 0
     """
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
 
-    def made_parallel(model: nn.Module, device_mesh: Any) -> nn.Module:
-        return _Function(parallel, mesh=device_mesh) if takes_mesh else _Function(parallel)
-
-    return compare(lambda: _Function(reference), made_parallel, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed)
+    made = partial(_made_parallel, parallel, takes_mesh=takes_mesh)
+    return compare(partial(_Function, reference), made, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed, on=on)
 
 
-def _judge(
-    program: programs.TrainingProgram, start: programs.Start, deep: str | None
-) -> tuple[Findings, tuple[str, ...]]:
-    same = lambda x: x  # noqa: E731
-    reference = programs.on_one_device(program, start, same, deep)
-    again = programs.on_one_device(program, start, same, deep)
-    check_deterministic(reference, again)
-    variants = tuple(
-        programs.on_one_device(program, start, vary, deep)
-        for vary in (programs.in_double, programs.with_noise(1), programs.with_noise(2))
-    )
-    ranks = programs.on_ranks(program, start, deep)
+def _made_parallel(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *, takes_mesh: bool) -> nn.Module:
+    return _Function(parallel, mesh=mesh) if takes_mesh else _Function(parallel)
+
+
+def _run_both(program: programs.TrainingProgram, start: programs.Start) -> tuple[Sides, tuple[str, ...]]:
+    """Both programs, with the runs that measure how far a right value may be away; and the collectives by line."""
+    reference = programs.on_one_device(program, start, _same)
+    check_deterministic(reference, programs.on_one_device(program, start, _same))
+    varied = (programs.in_double, programs.with_noise(1), programs.with_noise(2))
+    variants = tuple(programs.on_one_device(program, start, vary) for vary in varied)
+    ranks = programs.on_ranks(program, start)
     sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
-    return first_divergence(sides), programs.collective_lines(program.mesh, ranks.calls)
+    return sides, programs.collective_lines(program.mesh, ranks.calls)
 
 
-def first_call(judge: Callable[[str], Findings], findings: Findings) -> str | None:
-    """The call of torch inside the module that goes wrong, with its line: both programs run once more for it.
-
-    `judge` compares them once more, and each call of torch inside the module of this name as well.
-    """
-    found = findings.divergence
-    if found is None or found.key.kind not in ("input", "output"):
-        return None
-    inner = judge(found.key.name if found.key.kind == "output" else found.key.name.rpartition(".")[0]).divergence
-    if inner is None or not inner.key.kind.startswith("call of"):
-        return None
-    return f"{inner.key.kind.removeprefix('call of ')}{f', {inner.place}' if inner.place else ''}: {inner.what}"
+def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:
+    return first_divergence(_run_both(program, programs.start_of(program))[0]).divergence
 
 
-def check_deterministic(first: Watch, second: Watch, argument: str = "build, batch and loss") -> None:
+def _look(
+    program: programs.TrainingProgram, start: programs.Start, sides: Sides, findings: Findings, found: Divergence
+) -> CloserLook:
+    """Both programs run once more, and the ops around the divergence are compared."""
+    region = region_of(found.key, sides.ranks[0].calls)
+    reference, ranks = programs.on_one_device(program, start, _same, region), programs.on_ranks(program, start, region)
+    second = replace(sides, reference=reference, ranks=tuple(ranks))
+    return closer_look(second.part_of(findings.part) or second if findings.part else second, findings, found)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def check_deterministic(
+    first: Watch, second: Watch, argument: str = "build, batch and loss", name: str = ONE_DEVICE
+) -> None:
     """Raises `NotComparable` if two runs of the reference from one seed saw different values."""
     for key, one in first.seen.items():
         other = second.seen.get(key)
         if other is None or not torch.equal(one.value.nan_to_num(), other.value.nan_to_num()):
             raise NotComparable(
-                f"{key} on one device differs between two runs from one seed", argument,
+                f"{key} on {name} differs between two runs from one seed", argument,
                 "Take all randomness from torch's generator, and leave no state behind.",
             )  # fmt: skip
 
 
-def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
-    if not mesh or any(not isinstance(size, int) or size < 1 for size in mesh.values()):
+def _check_callables(**given: object) -> None:
+    for name, one in given.items():
+        if one is None and name in ("loss", "optimizer"):
+            continue
+        if not callable(one):
+            remedy = "Pass a function" if name != "optimizer" else "Pass its class, or a function of the parameters"
+            raise NotComparable(f"{type(one).__name__} is no function", name, f"{remedy}.")
+
+
+def _check_mesh(mesh: object) -> None:
+    sizes = list(mesh.values()) if isinstance(mesh, Mapping) else []
+    if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
+        given = dict(mesh) if isinstance(mesh, Mapping) else mesh
         raise NotComparable(
-            f"a mesh of {dict(mesh)}", "mesh", 'Give each axis a size of 1 or more, as {"dp": 2, "tp": 2}.'
+            f"a mesh of {given!r}", "mesh", 'Give each axis a size of 1 or more, as {"dp": 2, "tp": 2}.'
         )
+
+
+def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
         raise NotComparable(
             f"no mesh axis is called {', '.join(unknown)}", "batch_axes", f"Name some of {', '.join(mesh)}."
         )
-    if steps < 1:
+    if not isinstance(steps, int) or steps < 1:
         raise NotComparable(f"{steps} steps", "steps", "Give 1 or more.")
+
+
+def _check_rows(program: programs.TrainingProgram, start: programs.Start) -> None:
+    """Each part of the ranks along the batch axes needs a row of each batch."""
+    for x in tree_leaves(start.batches):
+        if isinstance(x, Tensor) and x.dim() and len(x) < program.parts:
+            raise NotComparable(
+                f"a tensor of {len(x)} rows, for {program.parts} parts along {', '.join(program.batch_axes)}", "batch",
+                "Make a batch of at least as many rows, or name the axes along which it is cut as batch_axes.",
+            )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,16 +12,17 @@ from torch.distributed.tensor import Partial, Shard
 
 from localtensor._util.events import Place
 from localtensor.layout.tolerance import max_abs, measured_slack, widen_slack, within_slack
-from localtensor.testing.compare.explain import HELD_AS_PARAMETER, explanations, pending_source
+from localtensor.testing.compare.explain import HELD_AS_PARAMETER, counted_too_often, explanations, pending_source
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
     Layout,
     assemble_layout,
     find_layout,
 )
-from localtensor.testing.compare.watch import Key, Observation, Watch
+from localtensor.testing.compare.watch import AFTER, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
 
-GRADIENT_OF_OUTPUT = "gradient of the output"
+ONE_DEVICE = "one device"
+MOST_AFTER = 400  # values after the first divergence that are compared
 ROUNDINGS = 64
 """Roundings of a declared dtype of less precision that a right value may be away."""
 
@@ -39,11 +40,16 @@ class Divergence:
 
 @dataclass
 class Findings:
-    """What was compared, in order, with the layout of each; what was not, and why; the first divergence if there is one."""
+    """What was compared, in order, with the layout of each; what was not, and why; the first divergence if there is one.
+
+    `differing` are the values that differ: the first, and those of the first `MOST_AFTER` after it.
+    """
 
     layouts: dict[Key, Layout] = field(default_factory=dict)
     not_compared: dict[Key, str] = field(default_factory=dict)
     divergence: Divergence | None = None
+    differing: list[Key] = field(default_factory=list)
+    part: tuple[int, ...] = ()  # the ranks that have the value of the divergence, if not all have it
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Sides:
     ranks: tuple[Watch, ...]
     mesh: Mapping[str, int]
     batch_axes: tuple[str, ...]
+    name: str = ONE_DEVICE  # of the reference, in words
+    numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -64,6 +72,22 @@ class Sides:
     def declared(self) -> torch.dtype | None:
         """The dtype of less precision in which the parallel program says that it computes (FSDP2's mixed precision)."""
         return self.ranks[0].declared
+
+    @property
+    def microbatches(self) -> int:
+        """Into how many parts a pipeline of the ranks cuts its rows; 1 without one."""
+        return self.ranks[0].microbatches
+
+    def part_of(self, ranks: Sequence[int]) -> Sides | None:
+        """The sides with these ranks only, if they are those at one place along some axes of the mesh; None if not."""
+        every = torch.arange(len(self.ranks)).reshape(self.sizes)
+        at = torch.stack([(every == rank).nonzero()[0] for rank in ranks])
+        found = [len(at[:, axis].unique()) for axis in range(every.dim())]
+        whole = all(n in (1, size) for n, size in zip(found, self.sizes, strict=True))
+        if not whole or torch.Size(found).numel() != len(ranks):
+            return None
+        mesh = dict(zip(self.mesh, found, strict=True))
+        return replace(self, ranks=tuple(self.ranks[rank] for rank in ranks), mesh=mesh, numbers=tuple(ranks))
 
     def calls(self, key: Key) -> tuple[int, int]:
         """How often the module was called in this step, on one device and on a rank."""
@@ -78,7 +102,7 @@ class Sides:
         slack = torch.zeros(()) if slack is None else slack
         if self.declared is not None and key.kind not in ("parameter", "buffer") and want.is_floating_point():
             slack = slack + ROUNDINGS * torch.finfo(self.declared).eps * float(max_abs(want))
-        if key.kind == "parameter after the step":
+        if key.kind == AFTER:
             slack = self._where_the_gradient_vanishes(key, slack)
         return slack
 
@@ -95,51 +119,94 @@ class Sides:
 def first_divergence(sides: Sides) -> Findings:
     """Goes through the observations of one device in order, and stops at the first that differs.
 
-    A gradient that is pending is a fault only if the parameter differs after the step: some programs reduce in the step.
+    A gradient that is pending, and what an optimizer keeps, are a fault only if the parameter differs after the step: some
+    programs reduce in the step.
     """
     findings = Findings()
     suspects: dict[tuple[int, str], Divergence] = {}
     for key, one in sides.reference.seen.items():
         held = [rank.seen.get(key) for rank in sides.ranks]
         there = [x for x in held if x is not None]
-        why = _not_compared(sides, findings, key, one, held)
+        part = _part(sides, key, held)
+        why = _not_compared(part, sides, findings, key, one)
         if why:
             findings.not_compared[key] = why
             continue
-        layout = _layout_of(sides, findings, key, one, there) if there else None
-        problem = _not_allowed(sides, key, layout) if layout is not None else None
+        layout, problem = _layout_and_problem(part, findings, key, one, there)
         if layout is not None and problem is None:
             findings.layouts[key] = layout
-            suspects.pop((key.step, key.name), None) if key.kind == "parameter after the step" else None
+            suspects.pop((key.step, key.name), None) if key.kind == AFTER else None
             continue
-        if sides.calls(key)[0] > 1 and sides.batch_axes:
+        if part.calls(key)[0] > 1 and part.batch_axes:
             findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
             continue
-        found = _divergence(sides, findings, key, there, layout, problem)
-        if (
-            found.what == problem
-            and key.kind == "gradient"
-            and Key(key.step, "parameter after the step", key.name) in sides.reference.seen
-        ):
-            suspects[key.step, key.name] = found
+        found = _divergence(part, findings, key, there, layout, problem)
+        in_step = key.kind == IN_STEP or key.kind.startswith("optimizer's")
+        waits = in_step or (found.what == problem and key.kind == "gradient")
+        if waits and key._replace(kind=AFTER) in sides.reference.seen:
+            suspects.setdefault((key.step, key.name), found)
             continue
         findings.divergence = next(iter(suspects.values()), found)
-        return findings
-    findings.divergence = next(iter(suspects.values()), None)
+        findings.differing.append(key)
+        break
+    else:
+        findings.divergence = next(iter(suspects.values()), None)
+    if findings.divergence is not None:
+        ranks = [rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen]
+        findings.part = tuple(ranks) if 0 < len(ranks) < len(sides.ranks) else ()
+        _compare_the_rest(sides, findings)
     return findings
 
 
-def _not_compared(
-    sides: Sides, findings: Findings, key: Key, one: Observation, held: Sequence[Observation | None]
-) -> str | None:
-    """Why this value cannot be compared; None if it can."""
-    alone, many = sides.calls(key)
+def _compare_the_rest(sides: Sides, findings: Findings) -> None:
+    """What comes after the first divergence: which of it differs, too."""
+    done = Findings(dict(findings.layouts), dict(findings.not_compared))
+    rest = [key for key in sides.reference.seen if key not in findings.layouts and key not in findings.not_compared]
+    for key in rest[:MOST_AFTER]:
+        one, held = sides.reference.seen[key], [rank.seen.get(key) for rank in sides.ranks]
+        part, there = _part(sides, key, held), [x for x in held if x is not None]
+        if not there or _not_compared(part, sides, done, key, one):
+            continue
+        layout, problem = _layout_and_problem(part, done, key, one, there)
+        if layout is None or problem is not None:
+            findings.differing += [key] if key not in findings.differing else []
+        else:
+            done.layouts[key] = findings.layouts[key] = layout
+
+
+def _part(sides: Sides, key: Key, held: Sequence[Observation | None]) -> Sides:
+    """The sides with the ranks that have a value: a pipeline's stage, or what only some ranks keep; else all ranks."""
+    ranks = [rank for rank, one in enumerate(held) if one is not None]
+    if not 0 < len(ranks) < len(held):
+        return sides
+    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT)
+    keep = [rank for rank, one in enumerate(sides.ranks) if Key(0, "parameter", key.name) in one.seen]
+    if sides.microbatches < 2 and (of_module or key.kind == "buffer" or keep != ranks):
+        return sides
+    return sides.part_of(ranks) or sides
+
+
+def _layout_and_problem(
+    sides: Sides, findings: Findings, key: Key, one: Observation, there: Sequence[Observation]
+) -> tuple[Layout | None, str | None]:
+    """The layout of what the ranks hold, None if it has none, and why it is wrong nevertheless."""
+    gradient = key._replace(kind="gradient")
+    same = key.kind == IN_STEP and one is sides.reference.seen.get(gradient) and gradient in findings.layouts
+    if same and all(rank.seen.get(gradient) is rank.seen[key] for rank in sides.ranks):
+        return findings.layouts[gradient], None
+    layout = _layout_of(sides, findings, key, one, there) if there else None
+    return layout, _not_allowed(sides, key, layout) if layout is not None else None
+
+
+def _not_compared(part: Sides, sides: Sides, findings: Findings, key: Key, one: Observation) -> str | None:
+    """Why this value cannot be compared on a part of the ranks; None if it can."""
+    alone, many = part.calls(key)
     if many and alone != many:
-        return "calls of a module that is called a different number of times on one device"
-    missing = [str(rank) for rank, x in enumerate(held) if x is None]
+        return f"calls of a module that is called a different number of times on {sides.name}"
+    missing = [str(rank) for rank, x in enumerate(part.ranks) if key not in x.seen]
     if not missing:
         return None
-    if len(missing) < len(held):
+    if len(missing) < len(part.ranks):
         return f"values that ranks {', '.join(missing)} do not have"
     known = Key(0, "parameter", key.name) in findings.layouts
     return None if key.kind == "gradient" and known and bool(one.value.any()) else "values that no rank has"
@@ -151,7 +218,7 @@ def _layout_of(
     factors = [1.0]
     if key.kind == GRADIENT_OF_OUTPUT:  # of a mean over the rank's own part of the batch
         parts = torch.Size([sides.mesh[axis] for axis in _mean_axes(sides, findings, key.step)]).numel()
-        factors += [float(parts)] if parts > 1 else []
+        factors += sorted({float(a * b) for a in {1, parts} for b in {1, sides.microbatches}} - {1.0})
     said = layout_of_placements(held[0], len(sides.sizes))
     tensors = [x.value for x in held]
     if sides.declared is not None and all(x.dtype == sides.declared for x in tensors) and key.kind != "parameter":
@@ -201,13 +268,14 @@ def _divergence(
     want, slack = sides.reference.seen[key].value, sides.slack(key)
     if not held:
         return Divergence(
-            key, place_of_parameter(sides, key.name), None, "no rank has a gradient, and one device has one", ""
+            key, place_of_parameter(sides, key.name), None, f"no rank has a gradient, and {sides.name} has one", ""
         )
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
         problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
     values = _values(sides, tensors, want, slack)
-    source = None if problem else pending_source(sides, findings, key)
+    added = next(counted_too_often(sides, key, tensors, want, slack), None)
+    source = None if problem or added else pending_source(sides, findings, key)
     if source is not None:
         over = ", ".join(list(sides.mesh)[axis] for axis in findings.layouts[source].pending)
         what = f"an all_reduce over {over} is missing: it is a pending sum, and {key} is wrong"
@@ -250,16 +318,16 @@ def _values(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -
         if made is None or made.shape != want.shape:
             continue
         if made.dtype != want.dtype:
-            return f"{made.dtype} where one device has {want.dtype}".replace("torch.", "")
+            return f"{made.dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
         wrong = ~within_slack(made, want, slack)
         if not bool(wrong.any()):
             return "the first rank is right"
         at = tuple(int(i) for i in wrong.nonzero()[0])
         bound = slack if slack.dim() == 0 else slack.expand_as(want)[at]
         got = (
-            f"{made[at].item():.6g} where one device gives {want[at].item():.6g}"
+            f"{made[at].item():.6g} where {sides.name} gives {want[at].item():.6g}"
             if made.dim()
-            else (f"{made.item():.6g} where one device gives {want.item():.6g}")
+            else (f"{made.item():.6g} where {sides.name} gives {want.item():.6g}")
         )
         return f"{got} at {list(at)}; {int(wrong.sum())} of {wrong.numel()} elements differ, by more than {float(bound):.2g}"
-    return f"shapes {', '.join(map(str, shapes))} where one device has {tuple(want.shape)}"
+    return f"shapes {', '.join(map(str, shapes))} where {sides.name} has {tuple(want.shape)}"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from localtensor.layout.tolerance import max_abs
+from localtensor.layout.tolerance import is_inexact, within_slack
 from localtensor.testing.compare.find_layout import Layout, find_layout, fits, permuted_layout
-from localtensor.testing.compare.watch import Key
+from localtensor.testing.compare.watch import IN_STEP, Key
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.divergence import Findings, Sides
 
-HELD_AS_PARAMETER = ("gradient", "parameter after the step")
+HELD_AS_PARAMETER = ("gradient", IN_STEP, "parameter after the step")
 HALF = (torch.bfloat16, torch.float16)
+WRONG_VALUES = "wrong values"
+MOST_TIMES = 16  # the largest whole number that is tried as a factor
+MOST_WINDOWS = 512  # places along a dim at which a slice is looked for
 
 
 def explanations(
@@ -26,14 +29,15 @@ def explanations(
     """What the difference looks like, the likelier first; the last always holds."""
     sizes = sides.sizes
     if any(not bool(x.isfinite().all()) for x in held if x.is_floating_point()) and bool(want.isfinite().all()):
-        yield "NaN or infinity where one device has numbers"
+        yield f"NaN or infinity where {sides.name} has numbers"
     if all(x.dtype != want.dtype for x in held) and held[0].is_floating_point() == want.is_floating_point():
         cast = [x.to(want.dtype) for x in held]
         loose = slack + 64 * torch.finfo(held[0].dtype).eps * float(want.abs().max()) if want.numel() else slack
         if want.is_floating_point() and find_layout(cast, sizes, want, loose) is not None:
-            yield f"the dtype is {held[0].dtype} where one device has {want.dtype}".replace("torch.", "")
+            yield f"the dtype is {held[0].dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
+    yield from counted_too_often(sides, key, held, want, slack)
     yield from _scaled(sides, key, held, want, slack)
-    yield from _counted_too_often(sides, key, held, want, slack)
+    yield from _tied(sides, key, held, want, slack)
     permuted = permuted_layout(held, sizes, want, slack)
     if permuted is not None:
         rank = next(rank for rank, other in enumerate(permuted[1]) if rank != other)
@@ -46,14 +50,25 @@ def explanations(
             old = sides.reference.seen[earlier].value
             if old.shape == want.shape and find_layout(held, sizes, old, sides.slack(earlier)) is not None:
                 yield f"it is a stale value, that of {earlier}"
-    yield from _some_ranks(sides, held, want, slack)
-    yield from _rounded(sides, held, want, slack)
-    yield "wrong values"
+    yield from _some_ranks(sides, key, held, want, slack)
+    yield from _rounded(held, want)
+    if not _counts(key, want):
+        yield from _multiple(sides, held, want, slack)
+    slices = [windows(x, want, slack, range(want.dim())) for x in held]
+    if all(one is not None for one in slices):
+        yield windows_text([one for one in slices if one is not None])
+    yield from _other_order(sides, held, want, slack)
+    yield WRONG_VALUES
 
 
 def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
     """The value whose missing reduction makes this one wrong: the first of the pending sums right before it."""
-    kinds = {"output": "output", "input": "output", "gradient of the output": "gradient of the output"}
+    kinds = {
+        "output": "output",
+        "input": "output",
+        "loss": "output",
+        "gradient of the output": "gradient of the output",
+    }
     kind = kinds.get(key.kind)
     before = [(k, x) for k, x in findings.layouts.items() if k.kind == kind and k.step == key.step]
     run = list(itertools.takewhile(lambda item: _is_pending_sum(sides, *item), reversed(before)))
@@ -74,7 +89,7 @@ def _is_pending_sum(sides: Sides, key: Key, layout: Layout) -> bool:
 
 def _scaled(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
     """A factor that is a product of mesh sizes, or one over it."""
-    if not want.is_floating_point() or not bool(want.any()):
+    if not want.is_floating_point() or not bool(want.any()) or _counts(key, want):
         return
     for count in range(1, len(sides.sizes) + 1):
         for axes in itertools.combinations(sides.mesh.items(), count):
@@ -98,19 +113,116 @@ def _scaled(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack:
                     yield f"it is {number} times too small, the number of ranks along {over}: divided once too often"
 
 
-def _counted_too_often(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
-    """A parameter of the module that every rank adds, where one should: a bias before an all_reduce."""
-    if key.kind != "output":
+def counted_too_often(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
+    """What every rank adds, where one should: a bias before an all_reduce, or a residual."""
+    if key.kind not in ("output", "input") or not want.is_floating_point():
         return
-    for name, one in ((k.name, x.value) for k, x in sides.reference.seen.items() if k.kind == "parameter"):
-        if name.rpartition(".")[0] != key.name or one.dim() != 1 or want.shape[-1:] != one.shape:
+    for k, one in sides.reference.seen.items():
+        value, is_bias = (
+            one.value,
+            k.kind == "parameter" and k.name.rpartition(".")[0] == key.name and one.value.dim() == 1,
+        )
+        is_residual = (
+            k.kind in ("output", "input") and k.step == key.step and value.shape == want.shape and k.name != key.name
+        )
+        if not (is_bias and want.shape[-1:] == value.shape) and not is_residual:
             continue
         for axis, size in sides.mesh.items():
-            layout = find_layout(held, sides.sizes, want + (size - 1) * one, slack) if size > 1 else None
-            if layout is not None:
-                over = [list(sides.mesh)[pending] for pending in layout.pending]
-                missing = f"an all_reduce over {', '.join(over)} is missing, and " if over else ""
-                yield f"{missing}{name} is added {size} times, once by each rank along {axis}"
+            layout = (
+                find_layout(held, sides.sizes, want + (size - 1) * value, slack)
+                if size > 1 and bool(value.any())
+                else None
+            )
+            if layout is not None and (is_bias or not layout.pending):
+                over = names_of(sides, layout.pending)
+                lost = f"an all_reduce over {over} is missing, and " if over else ""
+                yield f"{lost}{k.name if is_bias else k} is added {size} times, once by each rank along {axis}"
+
+
+def names_of(sides: Sides, axes: Iterable[int]) -> str:
+    """The names of mesh axes, by their numbers."""
+    return ", ".join(list(sides.mesh)[axis] for axis in sorted(axes))
+
+
+def _tied(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
+    """A parameter that one device uses in several places, and the ranks have as several."""
+    tied = sides.reference.tied
+    if not key.kind.startswith("gradient"):
+        return
+    for other in [name for name, first in tied.items() if first == key.name]:
+        if sides.ranks[0].tied.get(other) == key.name:
+            continue
+        there = [rank.seen.get(key._replace(name=other)) for rank in sides.ranks]
+        values = [x.value for x in there if x is not None]
+        words = f"{key.name} and {other} are one parameter on {sides.name}, and not on the ranks"
+        if len(values) == len(held) and all(a.shape == b.shape for a, b in zip(values, held, strict=True)):
+            both = [a + b for a, b in zip(held, values, strict=True)]
+            words += f": the gradient that comes by {other} is missing" * (
+                find_layout(both, sides.sizes, want, slack) is not None
+            )
+        yield words
+
+
+def _counts(key: Key, want: Tensor) -> bool:
+    """Whether a value counts something, as the steps that an optimizer has done: a factor says nothing of it."""
+    return key.kind.startswith("optimizer's") and want.numel() == 1
+
+
+def _multiple(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
+    """A whole number, or one over it, as a factor."""
+    if not want.is_floating_point() or not bool(want.any()):
+        return
+    for number in range(2, MOST_TIMES + 1):
+        if find_layout([x / number for x in held], sides.sizes, want, slack) is not None:
+            yield f"it is {number} times too large"
+        if find_layout([x * number for x in held], sides.sizes, want, slack) is not None:
+            yield f"it is {number} times too small"
+
+
+def windows(x: Tensor, want: Tensor, slack: Tensor, dims: Sequence[int]) -> tuple[int, int, int] | None:
+    """The one place at which a tensor is a slice of another along one of these dims: dim, start and end; or None."""
+    if x.dim() != want.dim() or x.dtype != want.dtype:
+        return None
+    cut = [dim for dim in range(want.dim()) if x.shape[dim] != want.shape[dim]]
+    if len(cut) != 1 or cut[0] not in dims or not 0 < x.shape[cut[0]] < want.shape[cut[0]]:
+        return None
+    dim, length, bound = cut[0], x.shape[cut[0]], slack.max() if slack.dim() else slack
+    places = range(min(want.shape[dim] - length + 1, MOST_WINDOWS))
+    found = list(itertools.islice((at for at in places if fits(x, want.narrow(dim, at, length), bound)), 2))
+    return (dim, found[0], found[0] + length) if len(found) == 1 else None
+
+
+def windows_text(found: Sequence[tuple[int, int, int]]) -> str:
+    """The slices that ranks have, in words.
+
+    >>> windows_text([(1, 0, 4), (1, 3, 7)])
+    'the wrong slice: along dim 1 the ranks hold 0:4, 3:7'
+    """
+    return f"the wrong slice: along dim {found[0][0]} the ranks hold {', '.join(f'{a}:{b}' for _, a, b in found[:8])}"
+
+
+def _other_order(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
+    """All elements are there, and some in another place."""
+    if (
+        not is_inexact(want)
+        or want.numel() < 8
+        or len(want.unique()) < want.numel() // 2
+        or any(x.dtype != want.dtype for x in held)
+    ):
+        return
+    ordered, bound = want.flatten().sort().values, slack.max() if slack.dim() else slack
+    if not bool(bound.isfinite()):
+        return
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    for axis in (None, *range(ranks.dim())):
+        groups = (
+            [[rank] for rank in range(len(held))]
+            if axis is None
+            else ranks.movedim(axis, -1).reshape(-1, sides.sizes[axis]).tolist()
+        )
+        whole = [torch.cat([held[rank].flatten() for rank in group]) for group in groups]
+        if all(x.numel() == want.numel() and bool(within_slack(x.sort().values, ordered, bound).all()) for x in whole):
+            yield "the elements are right and their order is not: the wrong slice, dim or order of ranks"
 
 
 def _slices(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
@@ -136,18 +248,22 @@ def _places(ranks: Tensor, axis: int) -> Tensor:
     return torch.arange(ranks.shape[axis]).reshape(shape).expand_as(ranks).reshape(-1)
 
 
-def _rounded(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
-    """Right but for the roundings of a dtype of two bytes."""
-    if not want.is_floating_point() or want.dtype in HALF:
+def _rounded(held: Sequence[Tensor], want: Tensor) -> Iterator[str]:
+    """Values of a dtype of two bytes, in one of more."""
+    if not want.is_floating_point() or want.dtype.itemsize <= 2 or any(x.dtype != want.dtype for x in held):
         return
+    if any(len(x.unique()) <= min(2, x.numel() - 1) for x in held):
+        return  # a constant says nothing
     for dtype in HALF[::-1]:
-        loose = slack + 16 * torch.finfo(dtype).eps * float(max_abs(want))
-        if find_layout([x.to(want.dtype) for x in held], sides.sizes, want, loose) is not None:
-            yield f"its rounding is that of {dtype}: the dtype is lost on the way".replace("torch.", "")
+        if all(torch.equal(x.to(dtype).to(x.dtype), x) for x in held) and not torch.equal(
+            want.to(dtype).to(want.dtype), want
+        ):
+            yield f"its elements are numbers of {dtype}: the dtype is lost on the way".replace("torch.", "")
 
 
-def _some_ranks(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
+def _some_ranks(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Iterator[str]:
     """Right along one part of the mesh, and wrong elsewhere: replicas that differ."""
+    kept = key.kind in ("parameter", "buffer") and all(x.shape == want.shape for x in held)
     ranks = torch.arange(len(held)).reshape(sides.sizes)
     for axis, (name, size) in enumerate(sides.mesh.items()):
         rest = [s for i, s in enumerate(sides.sizes) if i != axis]
@@ -159,3 +275,6 @@ def _some_ranks(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tenso
         if right and len(right) < size:
             wrong = ", ".join(str(place) for place in range(size) if place not in right)
             yield f"replicas along {name} differ: right at {', '.join(map(str, right))}, wrong at {wrong}"
+        firsts = [held[int(ranks.select(axis, place).reshape(-1)[0])] for place in range(size)]
+        if kept and not right and any(not torch.equal(x, firsts[0]) for x in firsts[1:]):
+            yield f"replicas along {name} differ, and none is right"

@@ -153,7 +153,7 @@ def _layouts(held: Sequence[Tensor], sizes: Sequence[int], want: Tensor) -> Iter
     whole = [REPLICATED, *(PENDING if want.is_floating_point() or want.is_complex() else ())]
     shards = [AxisLayout("S", dim) for dim in dims]
     blocks = [AxisLayout("S", dim, blocks) for dim in dims for blocks in BLOCKS]
-    every = itertools.product([*shards, *whole, *blocks], repeat=len(sizes))
+    every = itertools.product(*([*shards, *whole, *blocks] if size > 1 else [REPLICATED] for size in sizes))
     for axes in sorted(
         every, key=lambda axes: sum(axis.kind == "P" for axis in axes)
     ):  # a sum of averages is one of equals

@@ -6,18 +6,33 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.events import Call
+from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
-from localtensor.testing.compare.watch import Watch, declared_dtype
+from localtensor.testing.compare.op_stream import recorded
+from localtensor.testing.compare.pipelines import Pipeline, Stages, pipeline_of, reassembled
+from localtensor.testing.compare.setup_lines import SetupLines
+from localtensor.testing.compare.watch import (
+    AFTER,
+    BACKWARD,
+    FORWARD,
+    IN_STEP,
+    UPDATE,
+    Region,
+    Watch,
+    declared_dtype,
+    plain_name,
+)
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -36,6 +51,7 @@ class TrainingProgram:
     steps: int
     batch_axes: tuple[str, ...]
     seed: int
+    on: str = "threads"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -73,8 +89,18 @@ def start_of(program: TrainingProgram) -> Start:
     """The model and the batches, made once from the seed; dropout is off, since streams of random numbers differ."""
     with _seeded(program.seed):
         model = program.build()
-        batches = tuple(program.batch() for _ in range(program.steps))
+        batches = tuple(_checked_batch(program.batch()) for _ in range(program.steps))
     return Start(model, batches, silence_dropout(model))
+
+
+def _checked_batch(batch: Any) -> Any:
+    if isinstance(batch, list) or not any(isinstance(x, Tensor) for x in tree_leaves(batch)):
+        raise NotComparable(
+            f"it gives {type(batch).__name__}",
+            "batch",
+            "Return a tensor, a tuple of arguments, or a dict of named ones.",
+        )
+    return batch
 
 
 def silence_dropout(model: nn.Module) -> tuple[str, ...]:
@@ -86,39 +112,57 @@ def silence_dropout(model: nn.Module) -> tuple[str, ...]:
 
 
 def on_one_device(
-    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], deep: str | None = None
+    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], region: Region | None = None
 ) -> Watch:
     """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise)."""
     model = copy.deepcopy(start.model)
     with torch.no_grad():
         for parameter in [*model.parameters(), *model.buffers()]:
             parameter.data = vary(parameter.data)
-    watch = Watch(deep=deep)
+    watch = Watch(region=region, causal=True)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
-        _train(program, model, batches, watch)
+        _train(program, model, _optimizer_of(program, model), batches, watch)
     return watch
 
 
-def on_ranks(program: TrainingProgram, start: Start, deep: str | None = None) -> Run:
-    """The parallel run on rank threads: the `Watch` of each rank, and the calls of collectives."""
-    names = tuple(program.mesh)
+def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
+    """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
+    given: Any = (program, start.model.state_dict(), start.batches, region)
+    options: Any = {"ranks": program.ranks, "seed": program.seed}
+    try:
+        if program.on == "threads":
+            return run(partial(rank_program, *given), leftovers="ignore", **options)  # a partial: ranks get no copies
+        return run(rank_program, *given, on=program.on, **options)
+    except RankRaised as fault:
+        if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
+            raise fault.__cause__ from None
+        raise
 
-    def rank_body() -> Watch:
-        from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=names)
-        model = program.build()
-        silence_dropout(model)
-        model.load_state_dict(start.model.state_dict())
-        parallel = program.parallelize(model, mesh)
-        model = parallel if isinstance(parallel, nn.Module) else model
-        coordinates = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-        watch = Watch(deep=deep, declared=declared_dtype(model))
-        _train(program, model, [part_of(program, batch, coordinates) for batch in start.batches], watch)
-        return watch
+def rank_program(
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
+) -> Watch:
+    """What one rank runs; returns what was seen of it."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    return run(rank_body, ranks=program.ranks, seed=program.seed, leftovers="ignore")
+    mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
+    model = program.build()
+    silence_dropout(model)
+    _load(model, state)
+    lines = SetupLines()
+    with lines.watched() if region is not None else nullcontext():
+        made = program.parallelize(model, mesh)
+        _check_made(made)
+        pipeline = pipeline_of(made)
+        model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
+        optimizer = _optimizer_of(program, model)
+    coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
+    watch = Watch(region=region, declared=declared_dtype(model), setup=lines.by_name(model, plain_name))
+    if pipeline is not None:
+        pipeline.watch(watch)
+    _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
+    return reassembled(watch)
 
 
 def collective_lines(mesh: Mapping[str, int], calls: Sequence[Call]) -> tuple[str, ...]:
@@ -154,26 +198,77 @@ def part_of(program: TrainingProgram, batch: Any, coordinates: Mapping[str, int]
     return tree_map(cut, batch)
 
 
-def _train(program: TrainingProgram, model: nn.Module, batches: Sequence[Any], watch: Watch) -> None:
-    optimizer = None if program.optimizer is None else program.optimizer(model.parameters())
+def _load(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Gives the model the parameters of the one device.  Raises `NotComparable` if it has others."""
+    own = model.state_dict()
+    other = [
+        name for name in (*state, *own) if name not in own or name not in state or own[name].shape != state[name].shape
+    ]
+    if other:
+        here, there = (
+            f"of shape {tuple(one[other[0]].shape)}" if other[0] in one else "missing" for one in (own, state)
+        )
+        raise NotComparable(
+            f"on a rank {other[0]} is {here}, and on one device {there}", "build",
+            "Build the same model everywhere; what depends on the rank belongs in `parallelize`.",
+        )  # fmt: skip
+    model.load_state_dict(state)
+
+
+def _check_made(made: object) -> None:
+    if made is not None and not isinstance(made, nn.Module) and pipeline_of(made) is None:
+        raise NotComparable(
+            f"it gives {type(made).__name__}", "parallelize", "Return the model, a pipeline schedule, or nothing."
+        )
+
+
+def _optimizer_of(program: TrainingProgram, model: nn.Module) -> torch.optim.Optimizer | None:
+    return None if program.optimizer is None else program.optimizer(model.parameters())
+
+
+def _train(
+    program: TrainingProgram,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    batches: Sequence[Any],
+    watch: Watch,
+    pipeline: Pipeline | None = None,
+) -> None:
+    if optimizer is not None:
+        optimizer.register_step_pre_hook(lambda *_: watch.parameters(model, IN_STEP))
     watch.parameters(model, "parameter")
-    with watch.model(model):
+    with watch.model(model), recorded(watch):
         for step, batch in enumerate(batches):
             watch.step = step
-            with watch.forward():
-                output = call_model(model, batch)
-                loss = None if program.loss is None else program.loss(output)
-            if loss is None:
+            with watch.phase(FORWARD):
+                loss = _forward(program, model, batch, pipeline)
+                watch.add("loss", "", loss)
+            if program.loss is None:
                 continue
-            watch.add("loss", "", loss)
-            loss.backward()
-            watch.parameters(model, "gradient")
+            with watch.phase(BACKWARD):
+                if pipeline is None and loss is not None:
+                    loss.backward()
+                watch.parameters(model, "gradient")
             if optimizer is not None:
-                optimizer.step()
+                with watch.phase(UPDATE):
+                    optimizer.step()
+                    watch.optimizer_state(optimizer, model)
+                    watch.parameters(model, AFTER)
                 optimizer.zero_grad()
-                watch.parameters(model, "parameter after the step")
             else:
                 model.zero_grad()
+
+
+def _forward(program: TrainingProgram, model: nn.Module, batch: Any, pipeline: Pipeline | None) -> Tensor | None:
+    """The loss; a pipeline goes backward, too."""
+    if pipeline is not None:
+        return pipeline.step(batch)
+    output = call_model(model, batch)
+    loss = None if program.loss is None else program.loss(output)
+    if program.loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise NotComparable(f"it gives {found}", "loss", "Return one number, as by .mean().")
+    return loss
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

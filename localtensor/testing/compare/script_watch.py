@@ -2,12 +2,6 @@
 
 The first module that is called from outside any other is the model, whose name is empty; others that are called so are
 named by their class.  A step ends where an optimizer's step ends.
-
-Private parts of torch, which tests/localtensor/testing/compare/test_scripts.py guards:
-
-| part                                                              | torch       | tried on |
-|-------------------------------------------------------------------|-------------|----------|
-| distributed_c10d._world.pg_group_ranks: the groups of this rank   | 2.13        | 2.13     |
 """
 
 from __future__ import annotations
@@ -15,22 +9,25 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.programs import silence_dropout
-from localtensor.testing.compare.watch import Watch, declared_dtype
+from localtensor.testing.compare.setup_lines import SetupLines
+from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Watch, declared_dtype, plain_name
+from localtensor.threads.rank_world import groups_of_rank
 
-BACKWARD = "the backward pass"
+PASSES = "backward passes"
 """The name under which `Watch.calls` counts the backward passes of a step."""
 
 
@@ -50,6 +47,9 @@ class ScriptWatch:
     _depth: int = 0
     _stepping: int = 0
     _of_class: Counter[str] = field(default_factory=Counter)
+    _gone_back: set[int] = field(default_factory=set)  # steps of which a backward pass was seen
+    _set_up: ExitStack | None = None
+    _setup_lines: SetupLines = field(default_factory=SetupLines)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -61,11 +61,23 @@ class ScriptWatch:
             register_optimizer_step_post_hook(self._after_step),
         ]
         try:
-            with self.watch.forward(), _Backward(self.watch):
+            with self.watch.phase(FORWARD), _Backward(self), recorded(self.watch), self._setup():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def _setup(self) -> Iterator[None]:
+        """Notes what the script does before its first model is called, if the ops of a region are recorded."""
+        if self.watch.region is None:
+            yield
+            return
+        self._setup_lines = SetupLines()
+        with ExitStack() as stack:
+            stack.enter_context(self._setup_lines.watched())
+            self._set_up = stack
+            yield
 
     def _before_module(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         self._depth += 1
@@ -83,6 +95,14 @@ class ScriptWatch:
     def _varied(self, x: Any) -> Any:
         return self.vary(x) if self.vary is not None and isinstance(x, Tensor) else x
 
+    def _vary_in_place(self, x: Tensor) -> None:
+        if self.vary is None:
+            return
+        if isinstance(x, DTensor):  # FSDP2 keeps the memory that it was given, and with it the dtype
+            x.to_local().copy_(self.vary(x.to_local()))
+        else:
+            x.data = self.vary(x.data)
+
     def _add(self, module: nn.Module) -> Any:
         """Makes a module one of the models; returns its own hook for the start of a call, if it has one."""
         kind = type(module).__name__
@@ -96,23 +116,41 @@ class ScriptWatch:
         if self.vary is not None:
             with torch.no_grad():
                 for x in [*module.parameters(), *module.buffers()]:
-                    x.data = self.vary(x.data)
+                    self._vary_in_place(x)
+        if self._set_up is not None:
+            self._set_up.close()
+            self.watch.setup.update(
+                self._setup_lines.by_name(module, lambda x: plain_name(f"{name}.{x}" if name else x))
+            )
         if self.watch.declared is None:
             self.watch.declared = declared_dtype(module)
         self.watch.parameters(module, "parameter", name)
+        self.watch.in_causal_order(module, name)
         return self.watch.see(module, name)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping += 1
         if self._stepping == 1:  # an optimizer may call another's step
             self._see_groups()
-            self._parameters_of(optimizer, "gradient")
+            self.watch.enter(UPDATE)
+            if self.watch.step not in self._gone_back:
+                self._parameters_of(optimizer, "gradient")
+        self._parameters_of(optimizer, IN_STEP)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping -= 1
         if not self._stepping:
+            for name, model in self.models.items():
+                self.watch.optimizer_state(optimizer, model, name)
             self._parameters_of(optimizer, "parameter after the step")
+            self.watch.enter(FORWARD)
             self.watch.step += 1
+
+    def after_backward(self) -> None:
+        """Keeps the gradients as they are after a backward pass; after the last of a step they are those of all."""
+        self._gone_back.add(self.watch.step)
+        for name, model in self.models.items():
+            self.watch.parameters(model, "gradient", name)
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer, kind: str) -> None:
         its = {id(x) for group in optimizer.param_groups for x in group["params"]}
@@ -121,27 +159,27 @@ class ScriptWatch:
                 self.watch.parameters(model, kind, name)
 
     def _see_groups(self) -> None:
-        if dist.is_initialized():
-            for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
-                described = str(getattr(group, "group_desc", "") or "")
-                self.groups.setdefault(tuple(sorted(ranks)), described)
+        for ranks, described in groups_of_rank().items():
+            self.groups.setdefault(ranks, described)
 
 
 class _Backward(TorchFunctionMode):
-    """Sees the loss where its `backward` is called; modules that are called inside are computed again, and not seen."""
+    """Sees the loss where its `backward` is called, and the gradients after it; modules that it calls again are not seen."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, script: ScriptWatch) -> None:
+        self.script = script
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.backward:
             return func(*args, **(kwargs or {}))
-        watch = self.watch
-        call = watch.calls[watch.step, BACKWARD]
-        watch.calls[watch.step, BACKWARD] += 1
+        watch = self.script.watch
+        call = watch.calls[watch.step, PASSES]
+        watch.calls[watch.step, PASSES] += 1
         watch.add("loss", "", args[0], call)
-        with watch.paused():
-            return func(*args, **(kwargs or {}))
+        with watch.phase(BACKWARD):
+            done = func(*args, **(kwargs or {}))
+            self.script.after_backward()
+        return done
 
 
 def mesh_of_groups(groups: dict[tuple[int, ...], str], ranks: int) -> dict[str, int] | None:

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from localtensor._util.events import Call
 from localtensor.errors import NotComparable
-from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, checked_script, run_script
+from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.api import Comparison, check_deterministic, first_call
-from localtensor.testing.compare.divergence import Findings, Sides, first_divergence, layout_of_placements
+from localtensor.testing.compare.api import check_deterministic
+from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
+from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
 from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
-from localtensor.testing.compare.script_watch import BACKWARD, ScriptWatch, mesh_of_groups
-from localtensor.testing.compare.watch import Key, Observation, Watch
+from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
+from localtensor.testing.compare.suspects import CloserLook, closer_look
+from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
 
-Options = TorchrunOptions
-NO_EVIDENCE = ("parameter", "buffer", "input")
-"""Values with which a program starts: that they are equal does not say that it computes the same."""
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
 OTHER_ROWS = "losses of several backward passes in a step, perhaps of other rows"
@@ -65,29 +64,14 @@ def compare_scripts(
     Raises `NotComparable` if a script fails, the reference gives other values when it runs again, or nothing was compared.
     """
     scripts = _Scripts(reference, parallel, mesh, progress)
-    findings = _judge(scripts, None)
-    call = first_call(lambda deep: _judge(scripts, deep), findings)
-    evidence = [key for key in findings.layouts if key.kind not in NO_EVIDENCE]
-    if findings.divergence is None and not evidence:
+    sides, findings = _judge(scripts)
+    look = None if findings.divergence is None else _look(scripts, sides, findings, findings.divergence)
+    if findings.divergence is None and not has_evidence(findings):
         raise NotComparable(
             "nothing was compared", "the scripts",
             "Both have to call the same modules; values of modules, gradients, parameters and losses are compared.",
         )  # fmt: skip
-    return Comparison(
-        dict(scripts.axes),
-        {str(key): str(layout) for key, layout in findings.layouts.items()},
-        {str(key): why for key, why in findings.not_compared.items()},
-        findings.divergence,
-        call,
-        scripts.calls,
-        tuple(dict.fromkeys(scripts.notes)),
-        command_of(reference),
-    )
-
-
-def check_script(options: TorchrunOptions) -> None:
-    """Raises what `localtensor run` refuses: a script that is not there or cannot be read, numbers that it does not accept."""
-    checked_script(options)
+    return comparison_of(sides, findings, look, scripts.calls, tuple(dict.fromkeys(scripts.notes)))
 
 
 def command_of(options: TorchrunOptions) -> str:
@@ -95,55 +79,68 @@ def command_of(options: TorchrunOptions) -> str:
     return f"{options.name} -n {options.ranks}"
 
 
-def _judge(scripts: _Scripts, deep: str | None) -> Findings:
-    """Runs both scripts, and compares them; `deep` is a module whose single calls are compared as well."""
-    first = _run(scripts, scripts.reference, "the reference", deep)
-    again = _run(scripts, scripts.reference, "the reference again", deep)
+def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
+    """Runs both scripts, and compares them."""
+    name = command_of(scripts.reference)
+    first = _run(scripts, scripts.reference, "the reference")
+    again = _run(scripts, scripts.reference, "the reference again")
     for one, other in zip(first.ranks, again.ranks, strict=True):
-        check_deterministic(one.watch, other.watch, command_of(scripts.reference))
-    variants = [_in_double(scripts, deep)]
+        check_deterministic(one.watch, other.watch, name, name)
+    variants = [_in_double(scripts)]
     for seed in (1, 2):
         what = f"the reference with noise {seed}"
-        variants.append(_run(scripts, scripts.reference, what, deep, lambda seed=seed: programs.with_noise(seed)))  # type: ignore[misc]
-    ran = _run(scripts, scripts.parallel, "the parallel script", deep)
+        variants.append(_run(scripts, scripts.reference, what, vary=lambda seed=seed: programs.with_noise(seed)))  # type: ignore[misc]
+    ran = _run(scripts, scripts.parallel, "the parallel script")
     scripts.axes = scripts.mesh or _mesh(ran, scripts.parallel.ranks)
     scripts.notes += [f"dropout of {name} is off" for name in first.ranks[0].dropouts]
     whole = _Whole(scripts, [one.watch for one in first.ranks])
     reference = whole.of_reference()
     made = tuple(whole.of([one.watch for one in variant.ranks]) for variant in variants)
-    sides = Sides(reference, made, tuple(one.watch for one in ran.ranks), scripts.axes, ())
+    sides = Sides(reference, made, tuple(one.watch for one in ran.ranks), scripts.axes, (), name)
     sides = replace(sides, batch_axes=_batch_axes(sides))
     _leave_out_losses(scripts, sides)
     scripts.calls = programs.collective_lines(scripts.axes, ran.calls)
     findings = first_divergence(sides)
     findings.not_compared.update(scripts.not_compared)
-    nan = [key for key in findings.layouts if not bool(reference.seen[key].value.isfinite().all())]
-    scripts.notes += [f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1]]
+    scripts.notes += notes_of_values(sides, findings)
     if findings.divergence is None:
         others = (key for one in sides.ranks for key in one.seen)
         more = dict.fromkeys(key for key in others if key not in reference.seen and key not in scripts.not_compared)
         findings.not_compared.update(dict.fromkeys(more, FEWER))
     else:
         scripts.notes += _remarks(findings)
-    return findings
+    return sides, findings
+
+
+def _look(scripts: _Scripts, sides: Sides, findings: Findings, found: Divergence) -> CloserLook:
+    """Both scripts run once more, and the ops around the divergence are compared, if the reference has one rank."""
+    region = region_of(found.key, sides.ranks[0].calls)
+    ranks = _run(scripts, scripts.parallel, "the parallel script, op by op", region).ranks
+    reference = sides.reference
+    if scripts.reference.ranks == 1:
+        reference = _run(scripts, scripts.reference, "the reference, op by op", region).ranks[0].watch
+    second = replace(sides, reference=reference, ranks=tuple(one.watch for one in ranks))
+    return closer_look(second, findings, found)
 
 
 def _run(
     scripts: _Scripts,
     options: TorchrunOptions,
     what: str,
-    deep: str | None,
+    region: Region | None = None,
     vary: Callable[[], Callable[[Tensor], Tensor] | None] = lambda: None,
 ) -> _Ran:
     scripts.progress(what)
-    watches = [ScriptWatch(Watch(deep=deep), vary()) for _ in range(options.ranks)]
+    causal = options is scripts.reference
+    watches = [ScriptWatch(Watch(region=region, causal=causal), vary()) for _ in range(options.ranks)]
     observer = Observer(lambda rank: watches[rank].hooks())
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = run_script(options, observer)
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
-        at = next((line for line in said if not line.startswith("[")), said[-1] if said else "it says nothing")
+        frames = ("[", " ", "Traceback")
+        at = next((line for line in said if not line.startswith(frames)), said[-1] if said else "it says nothing")
         problem = (
             at.strip().rstrip(".") if code == USAGE else f"it ended with exit code {code}: {at.strip().rstrip('.')}"
         )
@@ -153,10 +150,10 @@ def _run(
     return _Ran(watches, observer.calls)
 
 
-def _in_double(scripts: _Scripts, deep: str | None) -> _Ran:
+def _in_double(scripts: _Scripts) -> _Ran:
     """The reference in double precision; nothing if the script does not run so, as with a dtype that it names itself."""
     try:
-        return _run(scripts, scripts.reference, "the reference in double precision", deep, lambda: programs.in_double)
+        return _run(scripts, scripts.reference, "the reference in double precision", vary=lambda: programs.in_double)
     except NotComparable:
         scripts.notes.append("the reference does not run in double precision; the tolerance is measured by noise alone")
         return _Ran([ScriptWatch(Watch()) for _ in range(scripts.reference.ranks)], ())
@@ -229,7 +226,7 @@ def _batch_axes(sides: Sides) -> tuple[str, ...]:
 def _leave_out_losses(scripts: _Scripts, sides: Sides) -> None:
     """Losses of accumulated gradients: another number of them, or of other rows, does not correspond."""
     for key in [key for key in sides.reference.seen if key.kind == "loss"]:
-        alone, many = (watch.calls[key.step, BACKWARD] for watch in (sides.reference, sides.ranks[0]))
+        alone, many = (watch.calls[key.step, PASSES] for watch in (sides.reference, sides.ranks[0]))
         if alone != many or (alone > 1 and sides.batch_axes):
             scripts.not_compared[key] = OTHER_ROWS
             del sides.reference.seen[key]

@@ -15,25 +15,33 @@ Private parts of torch, which tests/localtensor/testing/compare/test_watch.py gu
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 
+if TYPE_CHECKING:
+    from localtensor.testing.compare.op_stream import OpRecorder, OpStream
+
+FORWARD, BACKWARD, UPDATE, AT_THE_START = "forward", "backward", "update", "start"
+"""The phases of a step: `UPDATE` is the optimizer's."""
+GRADIENT_OF_OUTPUT = "gradient of the output"
+AFTER = "parameter after the step"
+IN_STEP = "gradient in the step"
+"""The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""
 _WRAPPERS = re.compile(r"(^|\.)(module|_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
 
 
@@ -63,16 +71,59 @@ class Observation:
     place: Place | None = None
 
 
+class Region(NamedTuple):
+    """The part of a run whose ops are recorded: one phase of a step; of its forward phase, the calls of one module."""
+
+    step: int
+    phase: str
+    module: str = ""
+
+
+def region_of(key: Key, calls: Mapping[tuple[int, str], int]) -> Region:
+    """The region in which an observation's value is computed; `calls` are those of modules, by step and name."""
+    if key.kind in ("parameter", "buffer") or (key.kind, key.name) == ("input", ""):
+        return Region(key.step, AT_THE_START)
+    if key.kind in ("output", "loss"):
+        return Region(key.step, FORWARD, key.name)
+    if key.kind == "input":
+        name = key.name.rpartition(".")[0]
+        while name and not calls.get((key.step, name)):  # a list of modules is not called
+            name = name.rpartition(".")[0]
+        return Region(key.step, FORWARD, name)
+    return Region(key.step, BACKWARD if key.kind in ("gradient", GRADIENT_OF_OUTPUT) else UPDATE)
+
+
 @dataclass(slots=True)
 class Watch:
-    """What one run, or one rank, was seen to compute, in order; `step` is the number of the current step."""
+    """What one run, or one rank, was seen to compute, in order; `step` is the number of the current step.
+
+    `tied` has, by the name of a parameter, that of the same one which comes first.  `causal` puts the gradients of
+    parameters in the order in which the backward pass makes them.  `edges` says of a stage's module whether its input and its
+    output are those of the whole model; a pipeline calls it for each of its `microbatches`.
+    """
 
     seen: dict[Key, Observation] = field(default_factory=dict)
     step: int = 0
-    deep: str | None = None  # the module whose single calls of torch are seen as well
+    region: Region | None = None  # whose ops are recorded
+    causal: bool = False
     declared: torch.dtype | None = None  # in which a model of mixed precision says that it computes
     calls: Counter[tuple[int, str]] = field(default_factory=Counter)
-    _forward: bool = False
+    tied: dict[str, str] = field(default_factory=dict)
+    setup: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by name, the lines that made the model parallel
+    ops: OpStream | None = None
+    recorder: OpRecorder | None = None
+    microbatches: int = 1
+    edges: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    _phase: str = ""
+    _inside: int = 0
+    _order: dict[str, int] = field(default_factory=dict)
+
+    def active(self) -> bool:
+        """Whether the run is in the region whose ops are recorded."""
+        region = self.region
+        if region is None or region[:2] != (self.step, self.now()):
+            return False
+        return not region.module or self._inside > 0
 
     def add(
         self, kind: str, name: str, value: object, call: int = 0, leaf: int = 0, place: Place | None = None
@@ -80,36 +131,51 @@ class Watch:
         """Keeps a copy of a tensor; of anything else, nothing."""
         if not isinstance(value, Tensor):
             return
+        key = Key(self.step, kind, name, call, leaf)
+        if self.recorder is None:
+            self._keep(key, value, place)
+            return
+        self.recorder.mark(key, value)
+        with _disable_current_modes():
+            self._keep(key, value, place)
+
+    def _keep(self, key: Key, value: Tensor, place: Place | None) -> None:
         placements = tuple(value.placements) if isinstance(value, DTensor) else None
         local = value.detach()
         local = local.to_local() if isinstance(local, DTensor) else local
         local = local.wait() if hasattr(local, "wait") else local
-        if local.layout == torch.strided:
-            self.seen[Key(self.step, kind, name, call, leaf)] = Observation(local.clone(), placements, place)
+        if local.layout != torch.strided:
+            return
+        same = self.seen.get(key._replace(kind="gradient")) if key.kind == IN_STEP else None
+        if same is not None and same.value.shape == local.shape and torch.equal(same.value, local):
+            self.seen[key] = same
+        else:
+            self.seen[key] = Observation(local.clone(), placements, place)
+
+    def now(self) -> str:
+        """The phase; a pipeline goes backward with one micro-batch while another is still to come."""
+        going_back = self._phase == FORWARD and torch._C._current_autograd_node() is not None
+        return BACKWARD if going_back else self._phase
+
+    def enter(self, phase: str) -> None:
+        """From now on the run is in this phase."""
+        self._phase = phase
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
-        """The forward pass: what modules compute again in the backward pass is not another call."""
-        self._forward = True
+    def phase(self, name: str) -> Iterator[None]:
+        """One phase of a step; what modules compute again in the backward pass is no call of them."""
+        before, self._phase = self._phase, name
         try:
             yield
         finally:
-            self._forward = False
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The backward pass of a script, which is one forward pass to us."""
-        before, self._forward = self._forward, False
-        try:
-            yield
-        finally:
-            self._forward = before
+            self._phase = before
 
     @contextmanager
     def model(self, model: nn.Module) -> Iterator[None]:
         """Sees the modules of this model while it is entered."""
         hooks: list[Any] = []
         self.see(model, "", hooks)
+        hooks += self.in_causal_order(model)
         try:
             yield
         finally:
@@ -132,29 +198,30 @@ class Watch:
     def _hooks(self, name: str, module: nn.Module) -> tuple[Any, list[Any]]:
         if type(module) in _transparent():
             return None, []
-        modes: list[_Calls] = []
+
+        takes, gives = self.edges.get(id(module), (True, True))
+        if not takes and not gives:
+            return None, []
+        counted = name if gives else f"input of {name}"  # a rank may have the first stage and the last
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._forward:
+            if self.now() != FORWARD:
                 return
-            call = self.calls[self.step, name]
+            call = self.calls[self.step, counted]
             place = place_of_frame(sys._getframe(1))
-            for leaf, x in enumerate(tree_leaves((args, kwargs))):
+            for leaf, x in enumerate(tree_leaves((args, kwargs)) if takes else ()):
                 self._add_with_gradient("input", name, x, call, leaf, place)
-            if self.deep == name:
-                modes.append(_Calls(self, name, call))
-                modes[-1].__enter__()
+            self._inside += self.region is not None and self.region.module == name
 
         def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if not self._forward:
+            if self.now() != FORWARD:
                 return
-            while modes:
-                modes.pop().__exit__(None, None, None)
-            call = self.calls[self.step, name]
-            self.calls[self.step, name] += 1
+            call = self.calls[self.step, counted]
+            self.calls[self.step, counted] += 1
             place = place_of_frame(sys._getframe(1))
-            for leaf, x in enumerate(tree_leaves(output)):
+            for leaf, x in enumerate(tree_leaves(output) if gives else ()):
                 self._add_with_gradient("output", name, x, call, leaf, place)
+            self._inside -= self.region is not None and self.region.module == name
 
         hooks = [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
         return before, hooks
@@ -162,33 +229,45 @@ class Watch:
     def _add_with_gradient(self, kind: str, name: str, x: object, call: int, leaf: int, place: Place | None) -> None:
         self.add(kind, name, x, call, leaf, place)
         if isinstance(x, Tensor) and x.requires_grad and kind == "output":
-            x.register_hook(lambda grad: self.add("gradient of the output", name, grad, call, leaf, place))
+            x.register_hook(lambda grad: self.add(GRADIENT_OF_OUTPUT, name, grad, call, leaf, place))
+
+    def in_causal_order(self, model: nn.Module, prefix: str = "") -> list[Any]:
+        """Hooks that note in which order the gradients of parameters come, if that order is asked for."""
+
+        def noted(name: str) -> Callable[[Tensor], None]:
+            def hook(_: Tensor) -> None:
+                self._order.setdefault(name, len(self._order))
+
+            return hook
+
+        named = model.named_parameters() if self.causal else ()
+        return [x.register_hook(noted(_joined(prefix, plain_name(name)))) for name, x in named if x.requires_grad]
 
     def parameters(self, model: nn.Module, kind: str, prefix: str = "") -> None:
         """Keeps all parameters, or their gradients, under `kind`; buffers with the first parameters."""
-        for name, parameter in model.named_parameters():
-            self.add(kind, _joined(prefix, plain_name(name)), parameter.grad if kind == "gradient" else parameter)
+        named = [(_joined(prefix, plain_name(name)), parameter) for name, parameter in model.named_parameters()]
+        if kind == "parameter":
+            self._tie(model, prefix, {id(parameter): name for name, parameter in named})
+        gradients = kind in ("gradient", IN_STEP)
+        if gradients:
+            named.sort(key=lambda item: self._order.get(item[0], len(self._order)))
+        for name, parameter in named:
+            self.add(kind, name, parameter.grad if gradients else parameter)
         if kind == "parameter":
             for name, buffer in model.named_buffers():
                 self.add("buffer", _joined(prefix, plain_name(name)), buffer)
 
+    def _tie(self, model: nn.Module, prefix: str, first: dict[int, str]) -> None:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            full = _joined(prefix, plain_name(name))
+            if id(parameter) in first and first[id(parameter)] != full:
+                self.tied[full] = first[id(parameter)]
 
-class _Calls(TorchFunctionMode):
-    """Every call of torch inside one module, with the user's line."""
-
-    def __init__(self, watch: Watch, name: str, call: int) -> None:
-        self.watch, self.name, self.call, self.numbers = watch, name, call, Counter[str]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        done = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", str(func))
-        if not name.startswith("__"):
-            place = place_of_frame(sys._getframe(1))
-            for x in itertools.islice(tree_leaves(done), 4):
-                if isinstance(x, Tensor) and x.is_floating_point():
-                    self.watch.add(f"call of {name}", self.name, x, self.call, self.numbers[name], place)
-            self.numbers[name] += 1
-        return done
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, model: nn.Module, prefix: str = "") -> None:
+        """Keeps the tensors of an optimizer's state, by the parameter that they belong to."""
+        for name, parameter in model.named_parameters():
+            for what, value in optimizer.state.get(parameter, {}).items():
+                self.add(f"optimizer's {what}", _joined(prefix, plain_name(name)), value)
 
 
 def plain_name(name: str) -> str:

@@ -8,9 +8,9 @@ import shlex
 from dataclasses import replace
 
 from localtensor.errors import LocalTensorError
-from localtensor.testing.compare.api import Comparison
-from localtensor.testing.compare.scripts import Options as TorchrunOptions
-from localtensor.testing.compare.scripts import check_script, compare_scripts
+from localtensor.runner.torchrun import TorchrunOptions, checked_script
+from localtensor.testing.compare.comparison import Comparison
+from localtensor.testing.compare.scripts import compare_scripts
 from strategies.base.options import BadOption
 from strategies.base.progress import error_console
 from strategies.base.signals import EXIT_CLEAN, EXIT_NOTHING, EXIT_USAGE, EXIT_WRONG
@@ -31,7 +31,7 @@ def run(options: CompareOptions) -> int:
             raise BadOption(CALL, "-n", parallel.ranks, problem, f"Pass -n 2, or a reference: '{parallel.name} -n 4'.")
         mesh = _mesh(options, parallel.ranks)
         for script in (parallel, reference):
-            check_script(script)
+            checked_script(script)
     except (LocalTensorError, SyntaxError) as error:
         said = f"{CALL}: {error}." if isinstance(error, SyntaxError) else str(error)
         return fail(said.replace("localtensor run:", f"{CALL}:", 1).replace("run:", f"{CALL}:", 1), EXIT_USAGE)
@@ -45,6 +45,7 @@ def run(options: CompareOptions) -> int:
     except LocalTensorError as error:
         return fail(str(error), EXIT_NOTHING)
     files = [(options.json, as_json(done))] if options.json is not None else []
+    files += [(options.html, done.as_html())] if options.html is not None else []
     return deliver_text(f"{done}\n", files, EXIT_CLEAN if done.divergence is None else EXIT_WRONG)
 
 

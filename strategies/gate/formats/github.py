@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from strategies.base.progress import with_count, xml_safe
+from localtensor._util.html_page import xml_safe
+from strategies.base.progress import with_count
 from strategies.gate.baseline import GateResult, ReviewedFinding
 from strategies.gate.formats.wording import (
     BASELINE,

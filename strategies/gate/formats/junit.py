@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from xml.etree import ElementTree as ET
 
-from strategies.base.progress import xml_safe
+from localtensor._util.html_page import xml_safe
 from strategies.gate.baseline import GateResult
 from strategies.gate.formats.wording import kinds_text, stale_remedy, what_happens
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
-from strategies.base.progress import xml_safe
+from localtensor._util.html_page import xml_safe
 from strategies.gate.baseline import FindingKey, GateResult, SourceLine, WrongFunction
 from strategies.gate.decision import IGNORED
 from strategies.gate.formats.wording import BASELINE, fingerprint, kinds_text, stale_remedy, what_happens

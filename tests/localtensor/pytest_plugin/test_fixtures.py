@@ -257,3 +257,21 @@ def test_a_fixture_of_the_users_own_comes_first_and_a_failure_says_so(tried, pyt
     result.assert_outcomes(passed=2, failed=2)
     assert result.text.count("Note: the fixture ") == 1
     assert "Note: the fixture rank is that of conftest, which comes before localtensor's." in result.text
+
+
+def test_compare_is_that_of_the_library_with_the_options_of_the_session(tried):
+    text = """
+        import torch
+        from torch import nn
+
+        def test_right(compare):
+            done = compare(lambda: nn.Linear(4, 2), lambda m, mesh: None, lambda: torch.randn(4, 4), mesh={"tp": 2})
+            assert done.divergence is None
+
+        def test_wrong(compare):
+            compare.functions(lambda x: x.sum(0), lambda x, mesh: x.chunk(2)[mesh.get_rank()].sum(0),
+                              lambda: (torch.arange(8.0).view(4, 2),), mesh={"dp": 2})
+    """
+    result = tried(text)
+    result.assert_outcomes(passed=1, failed=1)
+    assert "an all_reduce over dp is missing" in result.text

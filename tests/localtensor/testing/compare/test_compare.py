@@ -127,7 +127,7 @@ def test_layers_by_hand_need_no_annotation():
 
 
 @pytest.mark.parametrize(("parallelize", "mesh", "at", "because"), [
-    (lambda model, mesh: None, {"dp": 2}, "gradient of 0.norm.weight", "an all_reduce of the gradient over dp is missing"),
+    (lambda model, mesh: None, {"dp": 2}, "gradient of 2.down.bias", "an all_reduce of the gradient over dp is missing"),
     (by_hand(rows={"reduced": False}), {"tp": 2}, "output of 0.down", "an all_reduce over tp is missing"),
     (by_hand(rows={"early": True}), {"tp": 2}, "output of 0.down", "0.down.bias is added 2 times, once by each rank along tp"),
     (by_hand(columns={"first": 1}), {"tp": 2}, "parameter of 0.up.weight", "the wrong slice: rank 1 holds that of rank 0"),
@@ -220,6 +220,13 @@ def noisy():
     ({"mesh": {"dp": 0}}, "mesh: a mesh of"),
     ({"mesh": {"dp": 2}, "batch_axes": ["data"]}, "no mesh axis is called data"),
     ({"mesh": {"dp": 2}, "steps": 0}, "0 steps"),
+    ({"mesh": [2]}, r"mesh: a mesh of \[2\]"),
+    ({"mesh": {"dp": 8}}, "a tensor of 4 rows, for 8 parts along dp"),
+    ({"mesh": {"dp": 2}, "loss": lambda y: y}, r"loss: it gives a tensor of shape \(4, 8\)"),
+    ({"mesh": {"dp": 2}, "batch": torch.ones(4, 8)}, "batch: Tensor is no function"),
+    ({"mesh": {"dp": 2}, "batch": lambda: [torch.ones(4, 8)]}, "batch: it gives list"),
+    ({"mesh": {"dp": 2}, "batch": lambda: "rows"}, "batch: it gives str"),
+    ({"mesh": {"dp": 2}, "optimizer": torch.optim.SGD([torch.ones(1)])}, "optimizer: SGD is no function"),
     ({"mesh": {"dp": 2}, "loss": lambda y: y.mean() * torch.rand(()) * next(iter([1])) + id(y) % 97}, "differs between two runs"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence(options, words):
@@ -233,6 +240,82 @@ def test_nothing_compared_is_no_pass():
 
     with pytest.raises((NotComparable, Diverged)):
         lt.compare(lambda: nn.Linear(8, 8), parallelize, mesh={"dp": 2}, batch=TRAINED["batch"])
+
+
+def test_what_parallelize_gives_is_checked():
+    with pytest.raises(NotComparable, match="parallelize: it gives list"):
+        lt.compare(build, lambda model, mesh: [model], mesh={"dp": 2}, **TRAINED)
+
+
+def test_another_model_on_a_rank_is_told():
+    wide = lambda: nn.Linear(8, 8 + dist.is_initialized())  # noqa: E731
+    with pytest.raises(NotComparable, match=r"weight is of shape \(9, 8\), and on one device of shape \(8, 8\)"):
+        lt.compare(wide, replicated, mesh={"dp": 2}, batch=TRAINED["batch"])
+
+
+def test_parameters_without_a_counterpart_are_noted():
+    class Renamed(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.other = layer
+
+        def forward(self, x):
+            return self.other(x)
+
+    done = lt.compare(lambda: nn.Linear(8, 8), lambda model, mesh: Renamed(model), mesh={"tp": 2}, **TRAINED)
+    lost = (
+        "no rank has a parameter called weight, bias; the ranks have other.weight, other.bias, which one device has not"
+    )
+    assert done.divergence is None and lost in done.notes and "parameter of weight, step 0" in done.not_compared
+
+
+def test_nan_in_both_is_noted():
+    done = lt.compare(
+        lambda: nn.Linear(8, 8), replicated, mesh={"dp": 2}, batch=lambda: torch.full((4, 8), torch.nan), loss=square
+    )
+    assert done.divergence is None and any("NaN or infinity in both" in note for note in done.notes)
+
+
+def square(y):
+    return y.square().mean()
+
+
+def test_the_calls_that_go_wrong_and_those_that_set_up_are_named():
+    done = diverged(by_hand(rows={"reduced": False}), {"tp": 2})
+    assert "mm, test_compare.py:" in done.calls[0] and "in forward" in done.calls[0]
+    done = diverged(scaled_by(1.0), {"dp": 2})
+    assert any("in parallelize" in line for line in done.setup)
+
+
+def test_a_pending_sum_that_meets_a_whole_value_is_the_cause():
+    class Late(Block):
+        def forward(self, x):
+            return torch.relu(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+    def parallelize(model, mesh):
+        by_hand(rows={"reduced": False})(model, mesh)
+
+    with pytest.raises(Diverged) as told:
+        lt.compare(lambda: nn.Sequential(Late(), nn.Identity(), Late()), parallelize, mesh={"tp": 2}, **TRAINED)
+    found = told.value.comparison.divergence
+    assert "an all_reduce over tp is missing" in found.what and found.key.name == "0.down"
+
+
+def test_a_tied_parameter_that_is_two_on_the_ranks_is_told():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.last.weight = self.first.weight
+
+        def forward(self, x):
+            return self.last(self.first(x).tanh())
+
+    def parallelize(model, mesh):
+        model.last.weight = nn.Parameter(model.first.weight.detach().clone())
+
+    with pytest.raises(Diverged, match="one parameter on one device, and not on the ranks: the gradient that comes by"):
+        lt.compare(Tied, parallelize, mesh={"tp": 2}, **TRAINED)
 
 
 def test_a_rank_that_raises_is_the_error():

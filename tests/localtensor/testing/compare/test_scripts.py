@@ -165,6 +165,48 @@ def test_a_data_parallel_script_has_its_rows_by_the_first_argument(script):
     )
 
 
+ACCUMULATED = """
+import sys
+from contextlib import nullcontext
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+model = fully_shard(model) if "fsdp" in sys.argv else DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    for turn, rows in enumerate(torch.randn(8, 4).chunk(2)):
+        last = turn == 1 and "never" not in sys.argv
+        if "fsdp" in sys.argv:
+            model.set_requires_gradient_sync(last)
+        with model.no_sync() if "fsdp" not in sys.argv and not last else nullcontext():
+            (model(rows.chunk(size)[rank]).square().mean() / 2).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_gradients_that_are_accumulated_without_communication_are_right(script, kind):
+    done = compare_scripts(script(ACCUMULATED, kind), script(ACCUMULATED, kind, ranks=2))
+    assert done.divergence is None and done.layouts["gradient in the step of 0.weight, step 1"] == (
+        "S(0)" if kind == "fsdp" else "R"
+    )
+
+
+def test_gradients_that_are_never_reduced_are_told(script):
+    done = compare_scripts(script(ACCUMULATED, "ddp"), script(ACCUMULATED, "ddp", "never", ranks=2))
+    assert done.divergence is not None and "all_reduce of the gradient over ranks is missing" in done.divergence.what
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

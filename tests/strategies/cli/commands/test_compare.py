@@ -66,11 +66,12 @@ def test_an_equal_script_is_0_and_says_how_much_was_compared(compare):
 
 
 def test_a_forgotten_all_reduce_is_1_and_named(compare, tmp_path):
-    done = compare("train.py", "-n", "2", "--json", "out.json", "--", "forgotten")
+    done = compare("train.py", "-n", "2", "--json", "out.json", "--html", "out.html", "--", "forgotten")
     assert done.exit_code == 1, done.output
     assert "P(sum)" in done.stdout and "all_reduce" in done.stdout and "train.py:" in done.stdout
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["divergence"]["layout"] == "P(sum)"
+    assert "differs from train.py -n 1" in (tmp_path / "out.html").read_text()
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from markdown_it import MarkdownIt
 
-from strategies.base.progress import xml_safe
+from localtensor._util.html_page import xml_safe
 from strategies.gate.formats.github import (
     MARK,
     MOST,

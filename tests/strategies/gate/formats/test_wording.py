@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from strategies.base.progress import xml_safe
+from localtensor._util.html_page import xml_safe
 from strategies.gate.formats.wording import accepted_keys, fingerprint, kinds_text, stale_remedy, what_happens
 from strategies.torch_api.user_modules import SINGLE_DIM_FIRST
 from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
