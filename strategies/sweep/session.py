@@ -39,6 +39,7 @@ from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
+from strategies.torch_api.decompositions import without_dynamo
 from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
@@ -172,7 +173,8 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    return _Validation(settings, journal, progress).run_phases()
+    with without_dynamo():
+        return _Validation(settings, journal, progress).run_phases()
 
 
 class _Validation:
