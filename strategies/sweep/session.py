@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from localtensor.errors import LocalTensorError
+from localtensor.errors import LocalTensorError, WrongType
 from localtensor.processes import prepare
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
@@ -155,9 +155,11 @@ def _abandoned(task: OverloadTask, answer: TaskFailed | TaskLost) -> list[TaskRe
 def validate(settings: Settings, progress: Progress | None = None) -> Report:
     """Validate the rules that the settings name.
 
-    Raises `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when the journal cannot be
-    extended.  A crash of one sample, native or ours, is in the report and does not stop the rest.
+    Raises `WrongType`, `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when the journal
+    cannot be extended.  A crash of one sample, native or ours, is in the report and does not stop the rest.
     """
+    if not isinstance(settings, Settings):
+        raise WrongType("validate", "settings", settings, "it is no Settings", "Pass Settings(('cumprod',)), say.")
     progress = progress or Progress()
     with open_journal(settings.journal, resume=settings.resume) as journal:
         try:

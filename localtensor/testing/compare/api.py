@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localtensor.errors import Diverged, NotComparable
+from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.watch import Watch
@@ -125,6 +125,10 @@ def compare(
     compare on dp=2: the parallel program computes what one device computes
       compared  10 values; not compared: 0
     """
+    if not isinstance(mesh, Mapping):
+        raise WrongType("compare", "mesh", mesh, "it names no axes", 'Give each axis a size, as {"dp": 2, "tp": 2}.')
+    for argument, value in (("build", build), ("parallelize", parallelize), ("batch", batch)):
+        _check_callable("compare", argument, value)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed)
@@ -187,6 +191,8 @@ def compare_functions(
       right before it: input of the whole model, step 0 as R
       compared  1 values; not compared: 0
     """
+    for argument, value in (("reference", reference), ("parallel", parallel), ("inputs", inputs)):
+        _check_callable("compare_functions", argument, value)
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
 
     def made_parallel(model: nn.Module, device_mesh: Any) -> nn.Module:
@@ -234,6 +240,11 @@ def check_deterministic(first: Watch, second: Watch, argument: str = "build, bat
                 f"{key} on one device differs between two runs from one seed", argument,
                 "Take all randomness from torch's generator, and leave no state behind.",
             )  # fmt: skip
+
+
+def _check_callable(call: str, argument: str, value: object) -> None:
+    if not callable(value):
+        raise WrongType(call, argument, value, "it is not a function", "Pass one, as the docstring says.")
 
 
 def _check(mesh: Mapping[str, int], axes: Sequence[str], steps: int) -> None:
