@@ -29,7 +29,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races plans mutants flaky branches \
-        cuda site docs clean
+        cuda pictures site docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -102,6 +102,9 @@ branches: $(TRIAL) ## branches of each package that the suite takes  (half an ho
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.tools.cuda
+
+pictures: $(READY) ## docs/report.png and docs/terminal.svg anew; JOURNAL=sweep.jsonl photographs that sweep  (a minute)
+	@$(PY) -m tests.tools.pictures $(JOURNAL)
 
 # mkdocs and its theme are installed when the site is first built.
 $(SITE): $(READY)

@@ -6,3 +6,4 @@ from localtensor._util.events import Raised as Raised
 from localtensor._util.events import Returned as Returned
 from localtensor._util.events import Waiting as Waiting
 from localtensor._util.opinfo import drawn_samples as drawn_samples
+from localtensor._util.opinfo import opinfo_list as opinfo_list

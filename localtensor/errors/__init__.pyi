@@ -9,6 +9,7 @@ from localtensor.errors.base import ProgramFault as ProgramFault
 from localtensor.errors.base import Refusal as Refusal
 from localtensor.errors.base import WrongPieces as WrongPieces
 from localtensor.errors.base import WrongShape as WrongShape
+from localtensor.errors.base import WrongType as WrongType
 from localtensor.errors.base import error_in_one_line as error_in_one_line
 from localtensor.errors.base import refusal_sentence as refusal_sentence
 from localtensor.errors.collectives import ComplexNotGathered as ComplexNotGathered

@@ -290,6 +290,13 @@ class WrongPieces(Refusal):
         super().__init__(call, "pieces", values, problem, "Give rank i the piece that split gives it.")
 
 
+class WrongType(Refusal, TypeError):
+    """An argument of another type than the call takes."""
+
+    def __init__(self, call: str, argument: str, value: object, problem: str, remedy: str) -> None:
+        super().__init__(call, argument, first_line(repr(value), 60), problem, remedy)
+
+
 class WrongShape(WrongPieces):
     """A tensor that is to be split by a spec of another shape."""
 

@@ -294,4 +294,4 @@ class NotComparable(base.Refusal, call="compare", values="{what}"):
     PROBLEM = "so there is nothing to compare with"
 
     def __init__(self, what: str, argument: str, remedy: str) -> None:
-        super().__init__(argument, what, remedy.removesuffix("."))
+        super().__init__(argument, what, remedy)

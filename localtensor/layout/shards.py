@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
+from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape, WrongType
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.reductions import is_reducible, partial_values
@@ -184,8 +184,15 @@ def split_by_axes(
     return held
 
 
+def _check_spec(call: str, spec: object) -> None:
+    if not isinstance(spec, Spec):
+        remedy = "Pass Spec(mesh, placements, shape, dtype)."
+        raise WrongType(call, "spec", spec, "it is no Spec, which has the mesh and the shape as well", remedy)
+
+
 def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
     """Every rank's piece, by rank number.  Raises `WrongShape` for another shape, and the errors of `split_axis`."""
+    _check_spec("split", spec)
     if tuple(x.shape) != tuple(spec.shape):
         raise WrongShape("shards.split", x.shape, spec.shape)
     held = split_by_axes(x, *in_axis_order(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
@@ -194,6 +201,7 @@ def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Ten
 
 def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
     """The whole tensor from every rank's piece, of the pieces' dtype.  Raises `WrongPieces` if a local shape differs."""
+    _check_spec("assemble", spec)
     want, got = local_shapes(spec), [tuple(piece.shape) for piece in held]
     if got != want:
         raise WrongPieces("shards.assemble", got, want)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from localtensor.collectives import argument_checks as checks
 from localtensor.collectives import reference
-from localtensor.errors import ComplexNotGathered
+from localtensor.errors import ComplexNotGathered, WrongType
 from localtensor.layout.reductions import PremulSum, ReductionOp, divide, fold
 from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives
 from localtensor.lockstep.comms.autograd import CollectiveCall, apply_linear, apply_linear_to_lists, select_tensors
@@ -110,7 +110,7 @@ def gather(x: Tensor, root: int, group: Groups = None) -> list[Any]:
 
 def scatter(pieces: Sequence[Tensor] | None, root: int, group: Groups = None) -> LocalTensor:
     """The tensor at each rank's position in its root's list; other ranks need not hold the list."""
-    pieces = list(pieces or ())
+    pieces = [] if pieces is None else list(pieces)
     call = _checked_call("scatter", group, pieces, root=root)
     with plain_dispatch():
         values = [call.value(x) for x in pieces]
@@ -222,6 +222,11 @@ def barrier(group: Groups = None) -> None:
 def _checked_call(
     name: str, group: Groups, tensors: Sequence[Tensor], op: checks.AnyOp | None = None, root: int | None = None
 ) -> CollectiveCall:
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            raise WrongType(name, "x", x, "each rank brings a tensor", "Pass a tensor, or a LocalTensor.")
+    if root is not None and not hasattr(root, "__index__"):
+        raise WrongType(name, "root", root, "it is no rank", "Name a rank, counted within the group.")
     found = next((x._mode for x in tensors if isinstance(x, LocalTensor)), None)
     call = CollectiveCall(found if found is not None else current_mode(name), name, group, op, root)
     call.check(tensors)

@@ -160,6 +160,7 @@ class LocalTensorMode(TorchDispatchMode):
 
         Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims; `NotATensor`.
         """
+        _check_callable("rank_map", "make", make, "of a rank")
         return self.gather(self._as_each(self.ranks, make, lambda rank: (rank,)), "rank_map")
 
     def tensor_map(self, x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
@@ -167,6 +168,7 @@ class LocalTensorMode(TorchDispatchMode):
 
         A plain tensor is the same on every rank.  Raises `ValuesDiffer` as `rank_map`; `NotHeld` if nothing is left.
         """
+        _check_callable("tensor_map", "change", change, "of a rank and its tensor")
         ranks, on = (x.ranks, x.__localtensor_on__) if isinstance(x, LocalTensor) else (self.ranks, lambda rank: x)
         found = self._as_each(ranks, change, lambda rank: (rank, on(rank)))
         return self.gather({rank: value for rank, value in found.items() if value is not None}, "tensor_map")
@@ -290,3 +292,8 @@ def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> Loc
 
 
 ambient.set_idle_mode_factory(LocalTensorMode)
+
+
+def _check_callable(call: str, argument: str, value: object, of: str) -> None:
+    if not callable(value):
+        raise errors.WrongType(call, argument, value, "it is not a function", f"Pass a function {of}.")

@@ -22,6 +22,7 @@ from localtensor.errors import (
     NoTime,
     PiecesDiffer,
     UnknownWay,
+    WrongType,
 )
 from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
@@ -120,7 +121,7 @@ def run(
         from localtensor.processes.pool import run_in_processes
 
         return Run(run_in_processes(fn, pieces, on, seed, timeout_limit(timeout), device))
-    schedule = replay(schedule) if isinstance(schedule, str) else schedule or round_robin()
+    schedule = _read_schedule(schedule)
 
     def body(rank: int) -> object:
         if device is not None:
@@ -148,6 +149,15 @@ def _check_faults(faults: object, ranks: int, on: str) -> None:
     if on != "threads":
         raise BadFaults("kill", faults, f"faults are for on='threads', and this is on={on!r}")
     faults.check(ranks)
+
+
+def _read_schedule(schedule: Schedule | str | None) -> Schedule:
+    if schedule is None or isinstance(schedule, str):
+        return round_robin() if schedule is None else replay(schedule)
+    if not all(callable(getattr(schedule, name, None)) for name in ("begin", "next", "number")):
+        remedy = "Pass round_robin(), shuffled(seed), pct(seed, depth), or a schedule's text."
+        raise WrongType("run", "schedule", schedule, "it is no schedule", remedy)
+    return schedule
 
 
 def timeout_limit(timeout: float | None) -> float | None:

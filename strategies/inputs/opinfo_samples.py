@@ -2,7 +2,6 @@
 
 | torch part (under torch.testing._internal)                  | read on     | run on |
 |-------------------------------------------------------------|-------------|--------|
-| common_methods_invocations.op_db                            | 2.11 - 2.15 | 2.13   |
 | OpInfo.name, .aten_name, .aliases, .supported_dtypes        | 2.11 - 2.15 | 2.13   |
 | OpInfo.inplace_variant, .supports_autograd                  | 2.11 - 2.15 | 2.13   |
 | the sizes S, M, L, XS of opinfo.core and its copies         | 2.11 - 2.15 | 2.13   |
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util import drawn_samples
+from localtensor._util import drawn_samples, opinfo_list
 from localtensor.errors import error_in_one_line
 from strategies.base.worker_pool import TaskDone, TaskLost, Workers
 from strategies.inputs.schema_binding import BoundCall, Unbound, bind_to_sibling, prefer_finite
@@ -71,9 +70,7 @@ Wanted = Callable[[Overload], bool]
 
 def database() -> list[OpInfo]:
     """torch's OpInfos, in torch's order."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return list(op_db)
+    return opinfo_list()
 
 
 @functools.cache

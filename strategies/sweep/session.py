@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from localtensor.errors import LocalTensorError
+from localtensor.errors import LocalTensorError, WrongType
 from localtensor.processes import prepare
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
@@ -39,6 +39,7 @@ from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
 from strategies.torch_api import user_modules
+from strategies.torch_api.decompositions import without_dynamo
 from strategies.torch_api.mesh_and_caches import cached_traces
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
@@ -154,9 +155,11 @@ def _abandoned(task: OverloadTask, answer: TaskFailed | TaskLost) -> list[TaskRe
 def validate(settings: Settings, progress: Progress | None = None) -> Report:
     """Validate the rules that the settings name.
 
-    Raises `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when the journal cannot be
-    extended.  A crash of one sample, native or ours, is in the report and does not stop the rest.
+    Raises `WrongType`, `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when the journal
+    cannot be extended.  A crash of one sample, native or ours, is in the report and does not stop the rest.
     """
+    if not isinstance(settings, Settings):
+        raise WrongType("validate", "settings", settings, "it is no Settings", "Pass Settings(('cumprod',)), say.")
     progress = progress or Progress()
     with open_journal(settings.journal, resume=settings.resume) as journal:
         try:
@@ -172,7 +175,8 @@ def run_validation(settings: Settings, journal: Journal, progress: Progress) -> 
 
     Returns the seconds of each phase.  Raises as `validate`.
     """
-    return _Validation(settings, journal, progress).run_phases()
+    with without_dynamo():
+        return _Validation(settings, journal, progress).run_phases()
 
 
 class _Validation:

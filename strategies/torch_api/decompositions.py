@@ -1,20 +1,25 @@
 """DTensor's tracer of decompositions: one object for each propagator since torch 2.12, a class of static functions in 2.11.
 
+And decompositions that are called without torch._dynamo, whose import takes a second.
+
 | torch part (under torch.distributed.tensor)                               | read on     | run on     |
 |-----------------------------------------------------------------------------|-------------|------------|
 | ShardingPropagator.decomp_strategy: has_decomp, propagate_strategy,       | by feature  | 2.13       |
 | _get_candidate_placements (set on a copy)                                 |             |            |
 | without it, _decompositions.DecompShardingStrategy with the same names    | 2.11        | 2.11       |
+| torch._compile._disable_dynamo asks getattr(function, "__dynamo_disable") | 2.11 - 2.15 | 2.13       |
 
 `tests/strategies/torch_api/test_decompositions.py` checks each part by name.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import _compile
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._op_schema import OpSchema
 
@@ -54,3 +59,19 @@ def candidates_set(prop: Any, tracer: Any = None) -> AbstractContextManager[None
     if not isinstance(own, _StaticDecompositions):
         return nullcontext()
     return replaced(DecompShardingStrategy, "_get_candidate_placements", staticmethod(own._get_candidate_placements))
+
+
+def without_dynamo() -> AbstractContextManager[None]:
+    """While active, functions that torch keeps from being compiled are called without an import of torch._dynamo.
+
+    Without it the first call of a decomposition, of a dispatch mode or of DTensor imports torch._dynamo, in order to switch
+    it off.  Once anything else has imported it, torch switches it off as always.
+    """
+    return replaced(_compile, "getattr", _getattr)  # in front of the builtin, for the functions of that module alone
+
+
+def _getattr(owner: Any, name: str, *default: Any) -> Any:
+    found = getattr(owner, name, *default)
+    if name == "__dynamo_disable" and found is None and "torch._dynamo" not in sys.modules:
+        return owner  # called as it is; the next call asks again
+    return found

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
-from localtensor.errors import Refusal
+from localtensor.errors import Refusal, WrongType
 from localtensor.layout import Mesh, Spec, StridedShard, cut_order, lies_alike, split_factors
 
 READINGS = ("cuts", "order")
@@ -82,6 +82,8 @@ def of_torch(spec: DTensorSpec, mesh: Mesh | None = None, *, reading: str | None
     f32[8,4] @ dp:S(0)[1], tp:S(0)[0]
     """
     _check_reading("of_torch", reading)
+    if not isinstance(spec, DTensorSpec):
+        raise WrongType("of_torch", "spec", spec, "it is no spec of torch's", "Pass a DTensor's _spec.")
     meta = spec.tensor_meta
     if meta is None or any(type(size) is not int for size in meta.shape):
         remedy = "Give a DTensorSpec with tensor_meta of plain integers."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from localtensor.errors import Diverged, NotComparable
+from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
@@ -132,6 +132,8 @@ def compare_functions(
       right before it: input of the whole model, step 0 as R
       compared  1 values; different: 1; not reached: 0; not compared: 0
     """
+    for argument, value in (("reference", reference), ("parallel", parallel), ("inputs", inputs)):
+        _check_callable("compare_functions", argument, value)
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
 
     made = partial(_made_parallel, parallel, takes_mesh=takes_mesh)
@@ -186,11 +188,14 @@ def check_deterministic(
 
 def _check_callables(**given: object) -> None:
     for name, one in given.items():
-        if one is None and name in ("loss", "optimizer"):
-            continue
-        if not callable(one):
-            remedy = "Pass a function" if name != "optimizer" else "Pass its class, or a function of the parameters"
-            raise NotComparable(f"{type(one).__name__} is no function", name, f"{remedy}.")
+        if one is not None or name not in ("loss", "optimizer"):
+            _check_callable("compare", name, one)
+
+
+def _check_callable(call: str, argument: str, value: object) -> None:
+    if not callable(value):
+        remedy = "Pass its class, or a function of the parameters" if argument == "optimizer" else "Pass a function"
+        raise WrongType(call, argument, value, "it is not a function", f"{remedy}.")
 
 
 def _check_mesh(mesh: object) -> None:

@@ -2,7 +2,6 @@
 
 | torch part (under torch.testing._internal)                   | why                        | read on     | run on |
 |---------------------------------------------------------------|----------------------------|-------------|--------|
-| common_methods_invocations.op_db                              | there is no public one     | 2.11 - 2.15 | 2.13   |
 | OpInfo.name, .variant_test_name, .op                          | which op, by which name    | 2.11 - 2.15 | 2.13   |
 | OpInfo.supported_dtypes, .supports_autograd                   | what it can be asked for   | 2.11 - 2.15 | 2.13   |
 | .input, .args, .kwargs of a sample                            | the arguments              | 2.11 - 2.15 | 2.13   |
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor._util.opinfo import drawn_samples
+from localtensor._util.opinfo import drawn_samples, opinfo_list
 from localtensor.layout.spec import shape_text
 from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype, print_repr
 
@@ -40,9 +39,7 @@ MOST_NUMEL = 20_000
 @functools.cache
 def opinfo_database() -> Mapping[str, Any]:
     """torch's OpInfos by full name, such as `add` and `div.floor_rounding`, in their own order."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return MappingProxyType({".".join(filter(None, (info.name, info.variant_test_name))): info for info in op_db})
+    return MappingProxyType({".".join(filter(None, (i.name, i.variant_test_name))): i for i in opinfo_list()})
 
 
 def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tuple[str, ...]:

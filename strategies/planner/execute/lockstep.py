@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import lockstep
 from localtensor.collectives import reference
-from localtensor.errors import Refusal, WrongPieces
+from localtensor.errors import Refusal, WrongPieces, WrongType
 from localtensor.layout import GLOO_DTYPES, Spec, StridedShard, local_shapes, shard_cut, short
 from localtensor.lockstep import LocalTensor, plain_dispatch
 from strategies.planner.execute.rows import rank_groups
@@ -51,6 +51,8 @@ def redistribute(held: LocalTensor | Sequence[Tensor], plan: Plan) -> LocalTenso
     >>> redistribute([torch.tensor([1, 2]), torch.tensor([3])], plan(src, dst))
     [tensor([1, 2, 3]), tensor([1, 2, 3])]
     """
+    if not isinstance(plan, Plan):
+        raise WrongType("redistribute", "plan", plan, "it is no plan", "Pass what plan(src, dst) returns.")
     if not plan.steps:
         return held
     with torch.no_grad():

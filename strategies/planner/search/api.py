@@ -20,7 +20,7 @@ from functools import partial
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.errors import OtherRows
+from localtensor.errors import OtherRows, WrongType
 from localtensor.layout import Spec, StridedShard, is_standard, is_unambiguous, ordered, short
 from strategies.planner.search.edges import INF
 from strategies.planner.search.plan_cache import AStarSearch, NoPlan, PlanCache, SearchResult
@@ -173,7 +173,10 @@ def _flattened_axes(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _check_specs(src: Spec, dst: Spec) -> None:
-    """Raises `NoPlan` for two specs between which there can be no plan, or that are undefined."""
+    """Raises `NoPlan` for two specs between which there can be no plan, or that are undefined; `WrongType` for no specs."""
+    for name, spec in (("src", src), ("dst", dst)):
+        if not isinstance(spec, Spec):
+            raise WrongType("plan", name, spec, "it is no Spec", "Pass Spec(mesh, placements, shape, dtype).")
     if (src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype):
         problem = "they are not of one tensor on one mesh"
         raise NoPlan("src, dst", f"{src} -> {dst}", problem, "Give both the same of these.")

@@ -1,8 +1,11 @@
-"""localtensor._util.opinfo: the samples are torch's own, and nobody is looked for among the callers."""
+"""localtensor._util.opinfo: OpInfos and samples are torch's own, imported sooner, and nobody is looked for among the callers."""
 
 import importlib
 import inspect
 import itertools
+import json
+import subprocess
+import sys
 import unittest
 
 import pytest
@@ -89,3 +92,66 @@ def test_inside_of_a_test_case_they_are_the_same(infos):
     want = once()
     outcome = Case("test_it").run()
     assert outcome.testsRun == 1 and not outcome.errors and not outcome.failures
+
+
+OPINFOS_IN_A_NEW_PROCESS = """
+import json, sys
+import torch
+from localtensor._util import opinfo
+if sys.argv[1] == "ours":
+    infos = opinfo.opinfo_list()
+    print("torch._dynamo" in sys.modules, "torch._inductor" in sys.modules, file=sys.stderr)
+else:
+    from torch.testing._internal.common_methods_invocations import op_db as infos
+said = [[info.formatted_name, repr(sorted(map(str, info.supported_dtypes("cpu")))), info.supports_autograd, info.aten_name,
+         [alias.name for alias in info.aliases or ()], len(info.decorators), sorted(info._original_opinfo_args)]
+        for info in infos]
+import torch._inductor.utils
+print(json.dumps([said, torch._inductor.utils.GPU_TYPES, callable(torch._dynamo.disable)]))
+"""
+
+
+def in_a_new_process(which):
+    command = [sys.executable, "-c", OPINFOS_IN_A_NEW_PROCESS, which]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(done.stdout), done.stderr.split()
+
+
+def test_the_opinfos_are_torchs_and_their_import_needs_no_compiler():
+    (ours, seen), (theirs, _) = map(in_a_new_process, ("ours", "torch"))
+    assert len(ours[0]) > 500 and ours == theirs
+    assert seen == ["False", "False"]
+
+
+def test_the_gpu_types_are_those_of_torch():
+    assert opinfo._gpu_types() == importlib.import_module("torch._inductor.utils").GPU_TYPES
+
+
+@pytest.mark.parametrize(
+    "text", ["GPU_TYPES = list(TYPES)\n", "nothing = 1\n", "GPU_TYPES = [\n", "GPU_TYPES = 'cuda'\n", None]
+)
+def test_a_torch_without_that_literal_imports_it(text, tmp_path, monkeypatch):
+    (tmp_path / "_inductor").mkdir()
+    if text is not None:
+        (tmp_path / "_inductor/utils.py").write_text(text)
+    monkeypatch.setattr(opinfo.torch, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
+    assert opinfo._gpu_types() is None
+    with opinfo._gpu_types_alone():
+        assert "torch._inductor" not in sys.modules
+
+
+def test_opinfos_that_import_more_of_the_compiler_are_imported_as_torch_does_it(monkeypatch):
+    called = []
+
+    def never_at_first(name):
+        called.append(name)
+        if len(called) == 1:
+            raise ImportError("cannot import name 'is_gpu' from 'torch._inductor.utils'")
+        assert "torch._inductor.utils" not in sys.modules or hasattr(sys.modules["torch._inductor.utils"], "is_gpu")
+
+    for name in opinfo.INDUCTOR:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(opinfo.importlib, "import_module", never_at_first)
+    opinfo._import_opinfos()
+    assert called == ["torch.testing._internal.opinfo.core", opinfo.OPINFOS]

@@ -1,5 +1,7 @@
 """DTensor's tracer of decompositions, as an object of the propagator (torch 2.12 and later) and as a static class (2.11)."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +100,26 @@ def test_a_decomposition_is_found_and_traced_on_this_torch():
     rows = query.strategy_rows([[Shard(0)]])
     assert rows and query.drawn is not None and query.drawn[0] == 2 < query.drawn[1]
     assert tracer_place().name == "DecompShardingStrategy._propagate_through_decomp" and tracer_place().line > 1
+
+
+FIRST_CALLS = """
+import contextlib, sys
+import torch, torch._refs
+from strategies.torch_api.decompositions import without_dynamo
+from torch.distributed.tensor import DTensor
+x = torch.ones(3)
+with without_dynamo() if sys.argv[1] == "without" else contextlib.nullcontext():
+    same = torch.equal(torch._refs.cumprod(x * 2, 0), torch.tensor([2.0, 4, 8]))
+    before = "torch._dynamo" in sys.modules
+    import torch._dynamo
+    disabled = []
+    torch._dynamo.disable = lambda function, *more, **named: disabled.append(function) or function
+    torch._refs.cumsum(x, 0)
+print(same, before, bool(disabled), hasattr(torch._compile, "getattr"))
+"""
+
+
+@pytest.mark.parametrize(("which", "imported"), [("without", False), ("with", True)])
+def test_a_decomposition_is_called_without_the_compiler_until_it_is_imported(which, imported):
+    done = subprocess.run([sys.executable, "-c", FIRST_CALLS, which], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", str(imported), "True", "False"]
