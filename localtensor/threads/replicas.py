@@ -1,18 +1,22 @@
 """Replicas that diverge: parameters that ranks take for copies of each other, and that differ.
 
 Ranks that all_reduce the gradients of parameters, and then step, treat the parameters as replicas.  The call pairs them: no
-name, order or rank is guessed, so shards, experts and stages, whose gradients never meet, are not compared.
+name, order or rank is guessed, so shards, experts and stages, whose gradients never meet, are not compared.  Of
+DistributedDataParallel, which copies sums to gradients out of sight, the parameters of one module are paired.
 """
 
 import ctypes
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -20,8 +24,9 @@ from torch.optim.optimizer import (
 )
 
 from localtensor._util.ambient import simulation_of_this_rank
-from localtensor._util.call_sites import place_of_frame
+from localtensor._util.call_sites import code_that_called_us, place_of_frame
 from localtensor._util.events import Place
+from localtensor._util.patching import wrapped
 from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import RanksDisagree
 from localtensor.layout.spec import shape_text
@@ -31,13 +36,29 @@ from localtensor.threads.simulation import Simulation
 REDUCING = frozenset({"all_reduce", "all_reduce_coalesced"})  # the calls by which ranks average gradients
 MODES = (None, "check", "ignore")
 MOST_OPEN = 1 << 14  # comparisons that wait for a rank; the oldest are dropped
+MOST_REDUCED = 1 << 10  # notes of a rank, from which on those of storages that are gone are dropped
+FIRST_STEPS, THEN_EACH = 8, 17  # the steps at which all parameters are compared; at the others it is one. An odd number meets
+# each of two optimizers that take turns.
 SHOWN = 4  # elements in a message
+_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+
+
+class _Sum(NamedTuple):
+    """The elements of a storage that hold the sum of a call's tensors: from `first` up to `end`."""
+
+    storage: StorageWeakRef  # a weak reference keeps another storage from getting the same number
+    first: int
+    end: int
+    backward: int  # the number of the rank's backward passes when it was written
+    group: Group
+    key: tuple[int, int]  # the call's number on its group, and the buffer's in the call
 
 
 class _Copy(NamedTuple):
-    """A rank's parameter at a step: its checksum, and what a message shows of it."""
+    """A rank's parameter at a step: its checksum, and what a message shows of it.  0 is the sum of a gradient of no interest."""
 
     sum: int
+    gradient: int
     shape: torch.Size
     dtype: torch.dtype
     head: bytes
@@ -50,51 +71,94 @@ class _Copy(NamedTuple):
         return f"{shape_text(self.shape, self.dtype)} {', '.join(f'{value:.6g}' for value in values)}{dots}"
 
 
+class _Rank:
+    """What the watch knows of one rank."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, list[_Sum]] = {}  # by storage
+        self.most = MOST_REDUCED
+        self.backward = 0  # backward passes so far
+        self.steps = 0  # steps of optimizers so far
+        self.compared: set[tuple[Any, ...]] = set()  # since the last backward pass
+        self.modules: list[ReferenceType[nn.Module]] = []  # each a DistributedDataParallel
+        self.by_engine: dict[tuple[int, ...], tuple[int, int]] = {}  # ranks -> backward, number of the last sum by C++
+
+
+class _Pair(NamedTuple):
+    """A parameter that has counterparts on other ranks, which have the same key."""
+
+    key: tuple[Any, ...]
+    ranks: tuple[int, ...]
+    number: int  # of the optimizer's parameters
+    parameter: Tensor
+    gradient: Tensor | None  # if it has to be equal on all ranks for an error
+
+
 class ReplicaWatch:
     """The parameters of one run that are compared between ranks.
 
     `every`: all parameters of all optimizers, by their order, after each step; else those whose gradients one call has
-    all_reduced on all ranks of its group, before each step.
+    all_reduced on all ranks of its group, before a step.  A sum counts until the rank's next backward pass.
     """
 
     def __init__(self, simulation: Simulation, *, every: bool) -> None:
         self._simulation, self._every = simulation, every
         self.stepping = every  # whether an optimizer has made a step: until then, no call is noted
-        self._reduced: list[dict[int, tuple[StorageWeakRef, Group, int]]] = [{} for _ in range(simulation.ranks)]
+        self._ranks = [_Rank() for _ in range(simulation.ranks)]
         self._open: dict[tuple[Any, ...], dict[int, _Copy]] = {}
+        self._whole: dict[tuple[Any, ...], bool] = {}  # first key of a step -> whether all parameters are compared
         self._steps: list[dict[Optimizer, tuple[int, int]]] = [{} for _ in range(simulation.ranks)]
+
+    def begin_backward(self) -> None:
+        """A rank begins a backward pass: what was summed before is no gradient of it."""
+        rank = self._ranks[self._simulation.rank()]
+        rank.backward += 1
+        rank.compared.clear()
+
+    def register(self, module: nn.Module) -> None:
+        """A rank makes this DistributedDataParallel."""
+        self._ranks[self._simulation.rank()].modules.append(ref(module))
 
     def note(self, part: Contribution, buffers: Sequence[Tensor]) -> None:
         """A call has written the sum of the ranks' tensors to these buffers, which may be gradients."""
-        held = self._reduced[part.rank]
-        if len(held) >= 1024:
-            for gone in [key for key, (ref, _, _) in held.items() if ref.expired()]:
-                del held[gone]
-        for buffer in buffers:
-            if buffer.layout == torch.strided:
-                storage = buffer.untyped_storage()
-                # The weak reference keeps another storage from getting the same number.
-                held[storage._cdata] = (StorageWeakRef(storage), part.group, part.number)
+        rank = self._ranks[part.rank]
+        if rank.modules and code_that_called_us() is _BACKWARD:  # torch's C++ has, and no hook in Python
+            rank.by_engine[part.group.ranks] = rank.backward, part.number
+        if len(rank.sums) >= rank.most:
+            rank.sums = {key: sums for key, sums in rank.sums.items() if not sums[0].storage.expired()}
+            rank.most = max(MOST_REDUCED, 2 * len(rank.sums))
+        for index, buffer in enumerate(buffers):
+            span = _span(buffer)
+            if span is None:
+                continue
+            first, end = span
+            storage = buffer.untyped_storage()
+            one = _Sum(StorageWeakRef(storage), first, end, rank.backward, part.group, (part.number, index))
+            others = rank.sums.get(storage._cdata)
+            if others is not None:  # a bucket that is reduced in parts
+                now = rank.backward
+                others = [x for x in others if x.backward == now and (x.end <= first or end <= x.first)]
+            rank.sums[storage._cdata] = [*others, one] if others else [one]
 
     def before_step(self, optimizer: Optimizer) -> None:
         """A rank is about to make a step."""
+        self.stepping = True
         if self._every:
             return
-        rank, self.stepping = self._simulation.rank(), True
-        held, seen = self._reduced[rank], set()
-        place = place_of_frame(sys._getframe(1)) if held else None
-        for number, parameter in enumerate(_parameters(optimizer)):
-            gradient = parameter.grad
-            if not held or gradient is None or type(gradient) is not Tensor:
-                continue
-            storage = gradient.untyped_storage()._cdata
-            found = held.get(storage)
-            if found is not None:
-                seen.add(storage)
-                key = (found[1], found[2], gradient.storage_offset(), gradient.numel())
-                self._compare(key, found[1].ranks, rank, _copy(optimizer, number, parameter, place))
-        for storage in seen:
-            del held[storage]
+        number = self._simulation.rank()
+        rank = self._ranks[number]
+        rank.steps += 1
+        pairs = self._pairs(optimizer, rank)
+        first = next(pairs, None)
+        if first is None:
+            return
+        # The rank that comes first decides for the others, which may have made other numbers of steps.
+        whole = self._whole.setdefault(first.key, rank.steps <= FIRST_STEPS or rank.steps % THEN_EACH == 0)
+        place = place_of_frame(sys._getframe(1))
+        for pair in [first, *pairs] if whole else [first]:
+            rank.compared.add(pair.key)
+            copy = _copy(optimizer, pair.number, pair.parameter, pair.gradient, place)
+            self._compare(pair.key, pair.ranks, number, copy)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """A rank has made a step."""
@@ -106,20 +170,63 @@ class ReplicaWatch:
         steps[optimizer] = (which, step + 1)
         for number, parameter in enumerate(_parameters(optimizer)):
             key = (which, step, number)
-            self._compare(key, range(self._simulation.ranks), rank, _copy(optimizer, number, parameter, place))
+            self._compare(key, range(self._simulation.ranks), rank, _copy(optimizer, number, parameter, None, place))
+
+    def _pairs(self, optimizer: Optimizer, rank: _Rank) -> Iterator[_Pair]:
+        """The optimizer's parameters whose gradients are sums now, and have not been compared since."""
+        wrapped_ones = self._in_modules(rank)
+        if not rank.sums and not wrapped_ones:
+            return
+        seen: set[tuple[Any, ...]] = set()
+        for number, parameter in enumerate(_parameters(optimizer)):
+            gradient = parameter.grad
+            if type(gradient) is not Tensor:
+                continue
+            found = _sum_of(gradient, rank)
+            if found is not None:
+                key = (found.group, *found.key, gradient.storage_offset() - found.first, gradient.numel())
+                pair = _Pair(key, found.group.ranks, number, parameter, None)
+            elif id(parameter) in wrapped_ones:
+                key, ranks = wrapped_ones[id(parameter)]
+                pair = _Pair(key, ranks, number, parameter, gradient)
+            else:
+                continue
+            # Two parameters may have one gradient: they are no pair.
+            if pair.key not in rank.compared and pair.key not in seen:
+                seen.add(pair.key)
+                yield pair
+
+    def _in_modules(self, rank: _Rank) -> dict[int, tuple[tuple[Any, ...], tuple[int, ...]]]:
+        """Key and ranks of each parameter, by its id, that is in a module whose C++ code has summed gradients now."""
+        found: dict[int, tuple[tuple[Any, ...], tuple[int, ...]]] = {}
+        for which, reference in enumerate(rank.modules):
+            module = reference()
+            if module is None:
+                continue
+            ranks = tuple(torch.distributed.get_process_group_ranks(module.process_group))
+            backward, number = rank.by_engine.get(ranks, (-1, 0))
+            if backward == rank.backward:
+                for index, parameter in enumerate(module.parameters()):
+                    found[id(parameter)] = ("module", ranks, number, which, index), ranks
+        return found
 
     def _compare(self, key: tuple[Any, ...], ranks: Sequence[int], rank: int, copy: _Copy | None) -> None:
         """Compare the copies once all ranks have one."""
         if copy is None:
+            self._whole.pop(key, None)
             return
         copies = self._open.setdefault(key, {})
         copies[rank] = copy
         if len(copies) == len(ranks):
             del self._open[key]
-            if len({(one.sum, one.shape, one.dtype) for one in copies.values()}) > 1:
+            self._whole.pop(key, None)
+            differ = len({(one.sum, one.shape, one.dtype) for one in copies.values()}) > 1
+            if differ and len({one.gradient for one in copies.values()}) == 1:
                 self._report(copies)
         elif len(self._open) > MOST_OPEN:
-            del self._open[next(iter(self._open))]
+            gone = next(iter(self._open))
+            del self._open[gone]
+            self._whole.pop(gone, None)
 
     def _report(self, copies: dict[int, _Copy]) -> None:
         order = sorted(copies)
@@ -148,27 +255,66 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
         watch.after_step(optimizer)
 
 
+def _module_inside(module: nn.Module, name: str, submodule: object) -> None:
+    if name == "module" and isinstance(module, nn.parallel.DistributedDataParallel):
+        watch = _watch()
+        if watch is not None:
+            watch.register(module)
+
+
+def _backward(original: Any, *args: object, **kwargs: object) -> object:
+    watch = _watch() if kwargs.get("accumulate_grad") else None
+    if watch is not None:
+        watch.begin_backward()
+    return original(*args, **kwargs)
+
+
 @contextmanager
-def steps_of_optimizers_hooked() -> Iterator[None]:
-    """Inside the block, torch calls the watch of the run around each step of each optimizer of its ranks."""
+def training_hooked() -> Iterator[None]:
+    """Inside the block the watch of the run sees each step of each optimizer of its ranks, and each backward pass."""
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(_before_step).remove)
         stack.callback(register_optimizer_step_post_hook(_after_step).remove)
+        stack.callback(register_module_module_registration_hook(_module_inside).remove)
+        stack.enter_context(wrapped(torch.autograd, "_engine_run_backward", _backward))
         yield
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
-def _copy(optimizer: Optimizer, number: int, parameter: Tensor, place: Place | None) -> _Copy | None:
+def _span(x: Tensor) -> tuple[int, int] | None:
+    """The elements of the storage from the first of this tensor up to its end; None if some of them are not in it."""
+    if x.layout != torch.strided:
+        return None
+    first, count = int(x.storage_offset()), x.numel()
+    if not x.is_contiguous() and count != 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())):
+        return None
+    return first, first + count
+
+
+def _sum_of(gradient: Tensor, rank: _Rank) -> _Sum | None:
+    """The sum that this gradient is, or is part of."""
+    sums = rank.sums.get(gradient.untyped_storage()._cdata) if rank.sums and gradient.layout == torch.strided else None
+    span = _span(gradient) if sums else None
+    if not sums or span is None:
+        return None
+    first, end = span
+    return next((x for x in sums if x.backward == rank.backward and x.first <= first and end <= x.end), None)
+
+
+def _copy(
+    optimizer: Optimizer, number: int, parameter: Tensor, gradient: Tensor | None, place: Place | None
+) -> _Copy | None:
     """What is compared of a parameter; None for a tensor subclass, and for memory that cannot be read here."""
-    if type(parameter) not in (Tensor, torch.nn.Parameter):
+    if type(parameter) not in (Tensor, nn.Parameter):
         return None
     value = checksum(parameter)  # reads memory: no mode and no profile of the user's sees it
-    if value is None:
+    summed = 0 if gradient is None else checksum(gradient)
+    if value is None or summed is None:
         return None
     size = min(parameter.numel(), SHOWN) * parameter.element_size()
     head = bytes((ctypes.c_char * size).from_address(parameter.data_ptr()))
     what = f"parameter {number} of {type(optimizer).__name__}"
-    return _Copy(value, parameter.shape, parameter.dtype, head, what, place)
+    return _Copy(value, summed, parameter.shape, parameter.dtype, head, what, place)

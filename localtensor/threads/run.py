@@ -28,7 +28,7 @@ from localtensor.threads.helper_threads import helper_threads
 from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
 from localtensor.threads.isolation.modules import in_world
 from localtensor.threads.process_group import Kernels
-from localtensor.threads.replicas import ReplicaWatch, steps_of_optimizers_hooked
+from localtensor.threads.replicas import ReplicaWatch, training_hooked
 from localtensor.threads.run_token import Abort, stack_reserved
 from localtensor.threads.simulation import Simulation
 from localtensor.threads.state import shared_propagation
@@ -83,7 +83,7 @@ def run_in_threads(
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
     share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
     with (
-        steps_of_optimizers_hooked(),  # first: the ranks' own tables of hooks begin as the process's
+        training_hooked(),  # first: the ranks' own tables of hooks begin as the process's
         _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds, isolating),
         ranks_isolated(ranks, roots, fresh=fresh) if fresh or roots else nullcontext() as isolation,
     ):
