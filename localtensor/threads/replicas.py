@@ -37,8 +37,9 @@ REDUCING = frozenset({"all_reduce", "all_reduce_coalesced"})  # the calls by whi
 MODES = (None, "check", "ignore")
 MOST_OPEN = 1 << 14  # comparisons that wait for a rank; the oldest are dropped
 MOST_REDUCED = 1 << 10  # notes of a rank, from which on those of storages that are gone are dropped
-FIRST_STEPS, THEN_EACH = 8, 17  # the steps at which all parameters are compared; at the others it is one. An odd number meets
-# each of two optimizers that take turns.
+# The backward passes after which all parameters are compared; after the others it is one, of the first calls.  An odd
+# number meets each of two optimizers that take turns.
+FIRST, THEN_EACH, FEW = 8, 17, 2
 SHOWN = 4  # elements in a message
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
@@ -78,7 +79,7 @@ class _Rank:
         self.sums: dict[int, list[_Sum]] = {}  # by storage
         self.most = MOST_REDUCED
         self.backward = 0  # backward passes so far
-        self.steps = 0  # steps of optimizers so far
+        self.few: int | None = None  # how many more calls are noted in this one; None if all are
         self.compared: set[tuple[Any, ...]] = set()  # since the last backward pass
         self.modules: list[ReferenceType[nn.Module]] = []  # each a DistributedDataParallel
         self.by_engine: dict[tuple[int, ...], tuple[int, int]] = {}  # ranks -> backward, number of the last sum by C++
@@ -106,13 +107,13 @@ class ReplicaWatch:
         self.stepping = every  # whether an optimizer has made a step: until then, no call is noted
         self._ranks = [_Rank() for _ in range(simulation.ranks)]
         self._open: dict[tuple[Any, ...], dict[int, _Copy]] = {}
-        self._whole: dict[tuple[Any, ...], bool] = {}  # first key of a step -> whether all parameters are compared
         self._steps: list[dict[Optimizer, tuple[int, int]]] = [{} for _ in range(simulation.ranks)]
 
     def begin_backward(self) -> None:
         """A rank begins a backward pass: what was summed before is no gradient of it."""
         rank = self._ranks[self._simulation.rank()]
         rank.backward += 1
+        rank.few = None if rank.backward <= FIRST or rank.backward % THEN_EACH == 0 else FEW
         rank.compared.clear()
 
     def register(self, module: nn.Module) -> None:
@@ -122,6 +123,10 @@ class ReplicaWatch:
     def note(self, part: Contribution, buffers: Sequence[Tensor]) -> None:
         """A call has written the sum of the ranks' tensors to these buffers, which may be gradients."""
         rank = self._ranks[part.rank]
+        if rank.few is not None:
+            if not rank.few:
+                return
+            rank.few -= 1
         if rank.modules and code_that_called_us() is _BACKWARD:  # torch's C++ has, and no hook in Python
             rank.by_engine[part.group.ranks] = rank.backward, part.number
         if len(rank.sums) >= rank.most:
@@ -147,16 +152,10 @@ class ReplicaWatch:
             return
         number = self._simulation.rank()
         rank = self._ranks[number]
-        rank.steps += 1
-        pairs = self._pairs(optimizer, rank)
-        first = next(pairs, None)
-        if first is None:
-            return
-        # The rank that comes first decides for the others, which may have made other numbers of steps.
-        whole = self._whole.setdefault(first.key, rank.steps <= FIRST_STEPS or rank.steps % THEN_EACH == 0)
-        place = place_of_frame(sys._getframe(1))
-        for pair in [first, *pairs] if whole else [first]:
+        place = None
+        for pair in itertools.islice(self._pairs(optimizer, rank), None if rank.few is None else 1):
             rank.compared.add(pair.key)
+            place = place or place_of_frame(sys._getframe(1))
             copy = _copy(optimizer, pair.number, pair.parameter, pair.gradient, place)
             self._compare(pair.key, pair.ranks, number, copy)
 
@@ -206,27 +205,24 @@ class ReplicaWatch:
             ranks = tuple(torch.distributed.get_process_group_ranks(module.process_group))
             backward, number = rank.by_engine.get(ranks, (-1, 0))
             if backward == rank.backward:
-                for index, parameter in enumerate(module.parameters()):
+                few = None if rank.few is None else FEW
+                for index, parameter in enumerate(itertools.islice(module.parameters(), few)):
                     found[id(parameter)] = ("module", ranks, number, which, index), ranks
         return found
 
     def _compare(self, key: tuple[Any, ...], ranks: Sequence[int], rank: int, copy: _Copy | None) -> None:
         """Compare the copies once all ranks have one."""
         if copy is None:
-            self._whole.pop(key, None)
             return
         copies = self._open.setdefault(key, {})
         copies[rank] = copy
         if len(copies) == len(ranks):
             del self._open[key]
-            self._whole.pop(key, None)
             differ = len({(one.sum, one.shape, one.dtype) for one in copies.values()}) > 1
             if differ and len({one.gradient for one in copies.values()}) == 1:
                 self._report(copies)
         elif len(self._open) > MOST_OPEN:
-            gone = next(iter(self._open))
-            del self._open[gone]
-            self._whole.pop(gone, None)
+            del self._open[next(iter(self._open))]
 
     def _report(self, copies: dict[int, _Copy]) -> None:
         order = sorted(copies)

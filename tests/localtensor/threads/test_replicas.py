@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import localtensor as lt
 from localtensor.errors import RanksDisagree, UnknownWay
-from localtensor.threads.replicas import FIRST_STEPS, MOST_REDUCED, ReplicaWatch
+from localtensor.threads.replicas import FIRST, MOST_REDUCED, THEN_EACH, ReplicaWatch
 
 
 def gradients(model, group=None, average=None):
@@ -82,7 +82,7 @@ def in_a_module_with_views_of_buckets():
 
 def late():
     """After the steps at which all parameters are compared."""
-    in_a_module(FIRST_STEPS + 3, FIRST_STEPS + 6)
+    in_a_module(FIRST + 3, FIRST + 6)
 
 
 def a_gradient_is_divided_by_the_ranks_own_count():
@@ -246,14 +246,14 @@ def test_the_parts_of_torch_that_the_watch_uses_are_there():
 
 def test_a_parameter_behind_the_first_is_compared_at_some_steps():
     def second_differs():
-        model = linear()
+        model = nn.Sequential(linear(), nn.LayerNorm(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(17):
+        for step in range(THEN_EACH):
             gradients(model)
             if (dist.get_rank(), step) == (1, 12):
                 with torch.no_grad():
-                    model.bias += 1
+                    model[1].bias += 1
             optimizer.step()
 
-    with pytest.raises(RanksDisagree, match=r"optimizer\.step: parameter 1 of SGD: "):
+    with pytest.raises(RanksDisagree, match=r"optimizer\.step: parameter 3 of SGD: "):
         lt.run(second_differs, ranks=2)
