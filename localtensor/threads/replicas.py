@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -81,7 +82,7 @@ class _Rank:
         self.backward = 0  # backward passes so far
         self.few: int | None = None  # how many more calls are noted in this one; None if all are
         self.compared: set[tuple[Any, ...]] = set()  # since the last backward pass
-        self.modules: list[ReferenceType[nn.Module]] = []  # each a DistributedDataParallel
+        self.modules: list[ReferenceType[DistributedDataParallel]] = []
         self.by_engine: dict[tuple[int, ...], tuple[int, int]] = {}  # ranks -> backward, number of the last sum by C++
 
 
@@ -116,7 +117,7 @@ class ReplicaWatch:
         rank.few = None if rank.backward <= FIRST or rank.backward % THEN_EACH == 0 else FEW
         rank.compared.clear()
 
-    def register(self, module: nn.Module) -> None:
+    def register(self, module: DistributedDataParallel) -> None:
         """A rank makes this DistributedDataParallel."""
         self._ranks[self._simulation.rank()].modules.append(ref(module))
 
@@ -252,7 +253,7 @@ def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
 
 
 def _module_inside(module: nn.Module, name: str, submodule: object) -> None:
-    if name == "module" and isinstance(module, nn.parallel.DistributedDataParallel):
+    if name == "module" and isinstance(module, DistributedDataParallel):
         watch = _watch()
         if watch is not None:
             watch.register(module)
