@@ -38,9 +38,9 @@ REDUCING = frozenset({"all_reduce", "all_reduce_coalesced"})  # the calls by whi
 MODES = (None, "check", "ignore")
 MOST_OPEN = 1 << 14  # comparisons that wait for a rank; the oldest are dropped
 MOST_REDUCED = 1 << 10  # notes of a rank, from which on those of storages that are gone are dropped
-# The backward passes after which all parameters are compared; after the others it is one, of the first calls.  An odd
-# number meets each of two optimizers that take turns.
-FIRST, THEN_EACH, FEW = 8, 17, 2
+# The backward passes after which all parameters are compared; between them it is one, of the first calls after each third.
+# Odd numbers meet each of two optimizers that take turns.
+FIRST, THEN_EACH, ONE_EACH, FEW = 8, 17, 3, 2
 SHOWN = 4  # elements in a message
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
@@ -81,6 +81,7 @@ class _Rank:
         self.most = MOST_REDUCED
         self.backward = 0  # backward passes so far
         self.few: int | None = None  # how many more calls are noted in this one; None if all are
+        self.compares = True  # whether anything is compared after this one
         self.compared: set[tuple[Any, ...]] = set()  # since the last backward pass
         self.modules: list[ReferenceType[DistributedDataParallel]] = []
         self.by_engine: dict[tuple[int, ...], tuple[int, int]] = {}  # ranks -> backward, number of the last sum by C++
@@ -114,7 +115,9 @@ class ReplicaWatch:
         """A rank begins a backward pass: what was summed before is no gradient of it."""
         rank = self._ranks[self._simulation.rank()]
         rank.backward += 1
-        rank.few = None if rank.backward <= FIRST or rank.backward % THEN_EACH == 0 else FEW
+        whole = rank.backward <= FIRST or rank.backward % THEN_EACH == 0
+        rank.compares = whole or rank.backward % ONE_EACH == 0
+        rank.few = None if whole else FEW if rank.compares else 0
         rank.compared.clear()
 
     def register(self, module: DistributedDataParallel) -> None:
@@ -153,6 +156,8 @@ class ReplicaWatch:
             return
         number = self._simulation.rank()
         rank = self._ranks[number]
+        if not rank.compares:
+            return
         place = None
         for pair in itertools.islice(self._pairs(optimizer, rank), None if rank.few is None else 1):
             rank.compared.add(pair.key)

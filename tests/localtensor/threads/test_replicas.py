@@ -82,7 +82,7 @@ def in_a_module_with_views_of_buckets():
 
 def late():
     """After the steps at which all parameters are compared."""
-    in_a_module(FIRST + 3, FIRST + 6)
+    in_a_module(FIRST + 3, FIRST + 8)
 
 
 def a_gradient_is_divided_by_the_ranks_own_count():
