@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -84,6 +84,14 @@ def origin(frame: FrameType | None) -> Origin:
             entry = VIA_OPS if entry == OPS else TORCH  # the Work goes to torch's own code, which is trusted
         frame = frame.f_back
     return Origin(None, entry == C10D)
+
+
+def code_that_called_us() -> CodeType | None:
+    """The innermost code on this thread's stack that is not this package's: of C++ that calls back, its own caller."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
 
 
 def place_of_frame(frame: FrameType | None) -> Place | None:

@@ -110,7 +110,9 @@ class BadFaults(base.Refusal, call="run"):
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
         remedy = "Give it as localtensor.Faults documents it."
-        super().__init__(f"faults.{argument}", base.first_line(repr(value), 60), problem, remedy)
+        super().__init__(
+            f"faults.{argument}" if argument else "faults", base.first_line(repr(value), 60), problem, remedy
+        )
 
 
 class PeerLost(base.Refusal, RuntimeError):
@@ -152,7 +154,7 @@ class ThreadsOnly(base.Refusal):
     """An option that has a meaning on rank threads only."""
 
     def __init__(self, option: str, value: object, on: str) -> None:
-        problem = f"it says who runs next, and with on={on!r} that is up to the operating system"
+        problem = f"it is for rank threads, and this is on={on!r}"
         remedy = "Leave it out, or run on threads."
         super().__init__("run", option, f"{option}={base.first_line(str(value), 60)}", problem, remedy)
 

@@ -27,6 +27,7 @@ from localtensor.errors import (
 from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
 from localtensor.threads.faults import Faults
+from localtensor.threads.replicas import MODES
 from localtensor.threads.run import limit_from_environment, run_in_threads
 
 DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
@@ -79,6 +80,7 @@ def run(
     share: bool | None = None,
     isolate: bool = False,
     faults: Faults | None = None,
+    replicas: str | None = None,
 ) -> Run:
     """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
@@ -101,6 +103,9 @@ def run(
                what that leads to, as processes have; after the run they are as before.  A change of rank costs more then.
     faults     `Faults(...)`, on threads: ranks that die and programs that start again, late ranks, lost messages, a
                network that falls apart.  What a rank that has died would have returned is None.
+    replicas   None: parameters whose gradients one call has all_reduced must be equal on all ranks at each step of an
+               optimizer, else `RanksDisagree`.  "check": so must all parameters of all optimizers, which are counted in
+               the order of their first steps.  "ignore": nothing is compared.  On threads.
 
     Raises `BadFaults`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
@@ -113,6 +118,8 @@ def run(
     (tensor(3), tensor(3))
     """
     _check(fn, args, ranks, on, timeout, leftovers, share)
+    if replicas not in MODES:
+        raise UnknownWay(replicas, MODES, "replicas")
     refuse_inside_mode(ModeBusy)
     pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
     if faults is not None:
@@ -131,10 +138,11 @@ def run(
         return fn(*pieces[rank])
 
     start, limit, roots = 0, timeout_limit(timeout), (fn,) if isolate else ()
-    ran = run_in_threads(body, ranks, schedule, seed, limit, share=share, roots=roots, faults=faults)
+    options: dict[str, Any] = {"share": share, "roots": roots, "faults": faults, "replicas": replicas}
+    ran = run_in_threads(body, ranks, schedule, seed, limit, **options)
     while not ran.values:  # a rank has died
         start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)
-        ran = run_in_threads(body, ranks, schedule, seed, limit, share=share, roots=roots, faults=faults, start=start)
+        ran = run_in_threads(body, ranks, schedule, seed, limit, **options, start=start)
     if ran.groups_left is not None and leftovers == "raise":
         raise ran.groups_left
     if ran.groups_left is not None and leftovers == "warn":

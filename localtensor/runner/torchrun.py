@@ -5,13 +5,14 @@ by line, with its rank in front.
 """
 
 import functools
+import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from localtensor import errors
 from localtensor._util.events import Call
@@ -20,6 +21,9 @@ from localtensor.errors.base import Refusal
 from localtensor.errors.runs import DAY
 from localtensor.runner import torchrun_processes
 from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
+
+if TYPE_CHECKING:
+    from localtensor.threads.faults import Faults
 
 OK, FAILED, USAGE = 0, 1, 2
 RUN_MODES = ("threads", "gloo")
@@ -40,6 +44,7 @@ class TorchrunOptions:
     timeout: float = 0.0  # seconds; 0 is no limit
     prefix: bool = True
     explain_isolation: bool = False
+    faults: str | None = None  # the arguments of `localtensor.Faults`, as a text
     note: str = ""  # printed before the script begins
 
 
@@ -120,11 +125,25 @@ def checked_script(options: TorchrunOptions) -> Script:
         if options.on != "threads":
             raise errors.ThreadsOnly("schedule", options.schedule, options.on)
         replay(options.schedule)
+    _faults(options)
     with _first_on_path(options):
         script = torchrun_processes.read(options.name, module=options.module)
     if script is None:
         raise errors.NoSuchScript(options.name, "module" if options.module else "file")
     return script
+
+
+def _faults(options: TorchrunOptions) -> "Faults | None":
+    """The faults of the run.  Raises `ThreadsOnly`, `BadFaults`."""
+    if options.faults is None:
+        return None
+    if options.on != "threads":
+        raise errors.ThreadsOnly("faults", options.faults, options.on)
+    from localtensor.threads.faults import faults_from_text  # lazy: it needs torch
+
+    faults = faults_from_text(options.faults)
+    faults.check(options.ranks)
+    return faults
 
 
 @contextmanager
@@ -149,6 +168,8 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
 
     def body(rank: int) -> None:
         dist.destroy_process_group()  # a script makes its own, as under torchrun
+        if faults is not None:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(start)
         sys.argv = list(argv)
         with ExitStack() as stack:
             if streams is not None:
@@ -161,6 +182,7 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
                 codes[rank] = _exit_code(leaving.code)
 
     schedule = replay(options.schedule) if options.schedule else round_robin()
+    faults, start = _faults(options), 0
     with ExitStack() as stack:
         stack.enter_context(_first_on_path(options))
         if streams is not None:
@@ -168,7 +190,13 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
         try:
             limit = options.timeout or None
             report = functools.partial(_report_isolation, explain=options.explain_isolation)
-            done = run_in_threads(body, options.ranks, schedule, options.seed, limit, fresh=True, report=report)
+            given = (body, options.ranks, schedule, options.seed, limit)
+            done = run_in_threads(*given, fresh=True, report=report, faults=faults)
+            while not done.values:  # a rank has died, and the program starts again
+                start += 1
+                codes.clear()
+                _print_error(f"localtensor run: a rank has died on purpose; start {start + 1}")
+                done = run_in_threads(*given, fresh=True, report=report, faults=faults, start=start)
             if observer is not None:
                 observer.calls.extend(done.calls)
         except errors.ProgramFault as fault:

@@ -3,6 +3,7 @@
 Each fault is a function of the program's own calls, so a run with faults repeats as any other does.
 """
 
+import ast
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -72,6 +73,27 @@ class Faults:
 
 
 _DEFAULTS: dict[str, object] = {"kill": {}, "restart": 0, "delay": {}, "drop": (), "split": (), "split_at": 1}
+
+
+def faults_from_text(text: str) -> Faults:
+    """The faults of a text: what an error's replay line says of them, or the arguments alone.  Raises `BadFaults`.
+
+    >>> faults_from_text("kill={2: 5}, restart=True") == faults_from_text("faults=lt.Faults(kill={2: 5}, restart=True)")
+    True
+    """
+    start = text.find("Faults(")
+    call = text[start:] if start >= 0 else f"Faults({text})"
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+        if not isinstance(node, ast.Call) or node.args:
+            raise ValueError("no names of arguments")  # noqa: TRY301
+        given = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
+    except (ValueError, SyntaxError, TypeError) as problem:
+        raise BadFaults("", text, 'it has to be written like "kill={2: 5}, restart=1"') from problem
+    for name, value in given.items():
+        if name not in _DEFAULTS:
+            raise BadFaults(name, value, f"there is no such fault; there are {', '.join(_DEFAULTS)}")
+    return Faults(**given)
 
 
 def _whole(value: object, least: int) -> bool:

@@ -22,6 +22,7 @@ from localtensor.collectives.rendezvous import Compute, Contribution, Group, Tic
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import BufferWatch
 from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.replicas import REDUCING, ReplicaWatch
 from localtensor.threads.simulation import Simulation
 
 
@@ -147,6 +148,7 @@ class Kernels:
         # By rank: C++ does not keep the Python side of a Work alive.
         self.held_works: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.completed_work = completed_work()
+        self.replicas: ReplicaWatch | None = None
         self.profiling: set[int] = set()  # the ranks whose profiles have events of their calls
         self._in_flight: set[Ticket] = set()  # those whose buffers are watched
         self._written: dict[int, int] = {}  # meanwhile: the storages that got results, each with its last rank
@@ -274,6 +276,8 @@ class Kernels:
                     self.simulation.fail(CollectiveFailed(calls, detail))
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
             _synchronize(buffers[0].device if buffers else None)
+        if self.replicas is not None and self.replicas.stepping and part.kind in REDUCING:
+            self.replicas.note(part, buffers)
 
     def _returned(self, op: CollectiveOp, arguments: Sequence[Any], work: object) -> object:
         if op.kind == "monitored_barrier":

@@ -28,6 +28,7 @@ from localtensor.threads.helper_threads import helper_threads
 from localtensor.threads.isolation.isolate import Isolation, ranks_isolated
 from localtensor.threads.isolation.modules import in_world
 from localtensor.threads.process_group import Kernels
+from localtensor.threads.replicas import ReplicaWatch, training_hooked
 from localtensor.threads.run_token import Abort, stack_reserved
 from localtensor.threads.simulation import Simulation
 from localtensor.threads.state import shared_propagation
@@ -64,6 +65,7 @@ def run_in_threads(
     report: Callable[[list[str], list[str]], None] | None = None,
     faults: Faults | None = None,
     start: int = 0,
+    replicas: str | None = None,
 ) -> ThreadRun:
     """Run `body(rank)` on every rank, each with its own world; `share`: see `localtensor.run`.
 
@@ -71,6 +73,7 @@ def run_in_threads(
     `report(shared, writes)` is called at the end: what ranks shared, and the writes to it that were seen, a line each.
     `roots`: functions that the ranks will call, if what they write to the globals of modules is to be kept apart.
     `faults`: those on purpose; `start` counts the starts of the program, from 0.
+    `replicas`: see `localtensor.run`.
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -80,6 +83,7 @@ def run_in_threads(
     left: dict[int, dict[str, rank_world.MadeGroup]] = {}
     share = os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
     with (
+        training_hooked(),  # first: the ranks' own tables of hooks begin as the process's
         _simulation_context(ranks, schedule, seed, share) as (simulation, rank_worlds, isolating),
         ranks_isolated(ranks, roots, fresh=fresh) if fresh or roots else nullcontext() as isolation,
     ):
@@ -87,6 +91,8 @@ def run_in_threads(
             isolating.append(isolation)
         if faults is not None:
             simulation.faults = FaultsOfRun(faults, start, simulation)
+        if replicas != "ignore":
+            simulation.kernels.replicas = ReplicaWatch(simulation, every=replicas == "check")
 
         def run_rank(rank: int) -> None:
             _run_rank(simulation, rank_worlds[rank], body, left)

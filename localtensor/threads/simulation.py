@@ -316,7 +316,9 @@ class Simulation:
             return False
         first = min(due, key=lambda ticket: (ticket.deadline or 0.0, ticket.part.rank))
         if first.ready is None:
-            first.diagnosis = self._stuck_error()
+            # A rank that sleeps, or waits for a lock with a limit, goes on later: nothing is stuck.
+            sleeping = any(ticket.ready is not None for ticket in due)
+            first.diagnosis = None if sleeping else self._stuck_error()
             self._reset_polls()
         else:  # a lock, or a sleep: a helper thread may wake up again and again, and change nothing
             self._poll_count += 1

@@ -169,6 +169,7 @@ class RunOptions:
     seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
     timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0
     prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output names its rank.")] = True
+    faults: Annotated[str | None, Option("--faults", metavar="TEXT", help='Faults on purpose: "kill={2: 5}, restart=1", or what `Replay:` says.', show_default=False)] = None
     explain_isolation: Annotated[bool, Option("--explain-isolation", help="At the end, list what ranks share, and why.")] = False
 
 

@@ -33,6 +33,7 @@ EXIT_CODES = {
     "localtensor run -n 8 train.py 0.5": 0,
     "localtensor run -n 8 --schedule shuffled:7 train.py 0.5": 0,
     "localtensor run -n 2 --on gloo train.py 0.5": 0,
+    'localtensor run -n 4 --faults "kill={2: 1}, restart=True" train.py 0.5': 0,
     "localtensor run -n 2 -m train 0.5": 0,
     "localtensor run --help": 0,
     "localtensor discover aten.mv.default --emit": 0,

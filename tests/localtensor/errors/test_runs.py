@@ -83,8 +83,7 @@ CASES = {
         "run: script: a.b: there is no such module. Give the dotted name of a module or package that can be imported "
         "and run from here."),
     "threads only": Case(errors.ThreadsOnly("schedule", "pct:7", "gloo"),
-        "run: schedule: schedule=pct:7: it says who runs next, and with on='gloo' that is up to the operating "
-        "system. Leave it out, or run on threads."),
+        "run: schedule: schedule=pct:7: it is for rank threads, and this is on='gloo'. Leave it out, or run on threads."),
     "processes at work": Case(
         errors.NeverEnded(2, None, None, busy=[Waiting(0, "a.py:1 in f: g()"), Waiting(2, "a.py:1 in f: g()")]),
         "run: timeout: timeout=2: the run has not ended in time; ranks 0, 2 were still at work. Look for a loop "

@@ -207,8 +207,18 @@ BAD = {
         ("run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Copy the text after 'Replay:' "
          "in an error's message whole.")),
     "a schedule for processes": ({"schedule": "round_robin", "on": "gloo"},
-        ("run: schedule: schedule=round_robin: it says who runs next, and with on='gloo' that is up to the operating "
-         "system. Leave it out, or run on threads.")),
+        ("run: schedule: schedule=round_robin: it is for rank threads, and this is on='gloo'. Leave it out, or run on threads.")),
+    "faults for processes": ({"faults": "kill={1: 1}", "on": "gloo"},
+        "run: faults: faults=kill={1: 1}: it is for rank threads, and this is on='gloo'. Leave it out, or run on threads."),
+    "no faults": ({"faults": "kill 1"},
+        ("run: faults: 'kill 1': it has to be written like \"kill={2: 5}, restart=1\". "
+         "Give it as localtensor.Faults documents it.")),
+    "another fault": ({"faults": "halt={1: 1}"},
+        ("run: faults.halt: {1: 1}: there is no such fault; there are kill, restart, delay, drop, split, split_at. "
+         "Give it as localtensor.Faults documents it.")),
+    "a fault of no rank": ({"faults": "kill={7: 1}"},
+        ("run: faults.kill: {7: 1}: it has to give ranks below 1 the number of a call from 1 on. "
+         "Give it as localtensor.Faults documents it.")),
 }  # fmt: skip
 
 
@@ -280,3 +290,34 @@ def test_the_command_leaves_the_scripts_words_alone(script):
 def test_help_has_examples():
     done = subprocess.run([*COMMAND, "run", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "localtensor run -n 8 train.py --epochs 1" in done.stdout
+
+
+RESUMES = (
+    INIT
+    + """
+folder = sys.argv[1]
+path = os.path.join(folder, f"{rank}.pt")
+step = torch.load(path) if os.path.exists(path) else 0
+while step < 4:
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    step += 1
+    torch.save(step, path)
+print("start", os.environ["TORCHELASTIC_RESTART_COUNT"], "step", step)
+"""
+)
+
+
+def test_a_script_is_killed_and_started_again(script, capfd, tmp_path):
+    asked = script(RESUMES, arguments=(str(tmp_path),), faults="kill={1: 3}, restart=1")
+    code, out, err = outcome(asked, capfd)
+    assert (code, out) == (0, ["[rank 0] start 1 step 4", "[rank 1] start 1 step 4"])
+    assert err == "localtensor run: a rank has died on purpose; start 2\n"
+
+
+def test_the_replay_line_of_a_killed_script_is_what_the_option_takes(script, capfd):
+    text = INIT + "for _ in range(3):\n    dist.all_reduce(torch.ones(1))\n"
+    code, _, err = outcome(script(text, faults="kill={1: 2}"), capfd)
+    line = next(line for line in err.splitlines() if line.startswith("Replay: "))
+    assert code == 1 and "Connection closed by peer" in err
+    assert outcome(script(text, faults=line.removeprefix("Replay: ")), capfd)[2].count("Connection closed by peer") > 0

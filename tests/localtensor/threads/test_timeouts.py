@@ -183,3 +183,12 @@ def after_timeout():
 def test_after_a_timeout_the_connections_of_the_rank_are_closed():
     assert lt.run(after_timeout, ranks=2, leftovers="ignore").values[0] == [True] * 3
     assert lt.run(after_timeout, ranks=2, on="gloo", leftovers="ignore").values[0] == [True] * 3
+
+
+def test_a_wait_for_a_rank_that_is_late_is_no_deadlock():
+    def program():
+        dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(seconds=2))
+
+    with pytest.raises(RankRaised, match="rank 0: CollectiveTimeout: ") as raised:
+        lt.run(program, ranks=2, faults=lt.Faults(delay={1: 5.0}))
+    assert isinstance(raised.value.__cause__, CollectiveTimeout)

@@ -9,7 +9,8 @@ A program is a function of no arguments, ordinary torch.distributed code; every 
 
 The label is the class of the error that the program deserves; `# fault` ends each line that an explanation of it
 has to name.  If two lines are equally to blame (one rank reduces, the other gathers), both are marked, and naming
-one of them is enough.  A mark in a helper counts if the decorator lists the helper.
+one of them is enough.  A mark in a helper counts if the decorator lists the helper.  `cause=` is the class of what a
+rank raised, where that is the fault; other keywords are those of `lt.run`.
 
 Nothing here is tuned to a tool: a label says what happens on real processes, and a right program passes there.
 """
@@ -41,6 +42,7 @@ class Case:
     ranks: int
     helpers: tuple[Callable[..., object], ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # for lt.run
+    cause: str | None = None  # the class of the error's __cause__, if it matters
 
     @property
     def name(self) -> str:
@@ -62,10 +64,15 @@ def marked(part: Callable[..., object]) -> Iterator[int]:
 
 
 def fault(
-    label: str, *, ranks: int, helpers: tuple[Callable[..., object], ...] = (), **options: Any
+    label: str,
+    *,
+    ranks: int,
+    helpers: tuple[Callable[..., object], ...] = (),
+    cause: str | None = None,
+    **options: Any,
 ) -> Callable[[Program], Program]:
     """The program has one fault, and this is the class of its error."""
-    return lambda program: labelled(Case(program, label, ranks, helpers, options))
+    return lambda program: labelled(Case(program, label, ranks, helpers, options, cause))
 
 
 def right(*, ranks: int, **options: Any) -> Callable[[Program], Program]:

@@ -23,6 +23,7 @@ class Judged:
     said: str | None = None
     message: str = ""
     named: tuple[int, ...] = ()  # lines of the program's own file
+    cause: str | None = None  # the class of what a rank raised
 
     @property
     def found(self) -> bool:
@@ -31,7 +32,8 @@ class Judged:
 
     @property
     def helpful(self) -> bool:
-        return self.said == self.case.label and bool(self.case.lines & set(self.named))
+        caused = self.case.cause in (None, self.cause)
+        return self.said == self.case.label and caused and bool(self.case.lines & set(self.named))
 
     @property
     def complaint(self) -> str:
@@ -42,6 +44,8 @@ class Judged:
             return f"missed {self.case.label}: {self.said or 'nothing reported'}"
         if self.said != self.case.label:
             return f"wrong class: {self.said}, not {self.case.label}"
+        if self.case.cause not in (None, self.cause):
+            return f"wrong cause: {self.cause}, not {self.case.cause}"
         if not self.helpful:
             return f"wrong line: {list(self.named)}, not {sorted(self.case.lines)}"
         return f"slow: {self.seconds:.1f} s" if self.slow else ""
@@ -66,7 +70,8 @@ def asked(case: Case) -> Judged:
     except Exception as error:  # why: any error is an answer, right or wrong
         places = [place for place in getattr(error, "places", ()) if Path(place.file).resolve() == case.file]
         lines = tuple(place.line for place in places)
-        return Judged(case, time.perf_counter() - begin, type(error).__name__, str(error), lines)
+        cause = None if error.__cause__ is None else type(error.__cause__).__name__
+        return Judged(case, time.perf_counter() - begin, type(error).__name__, str(error), lines, cause)
     return Judged(case, time.perf_counter() - begin)
 
 

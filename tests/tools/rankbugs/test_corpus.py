@@ -5,10 +5,11 @@ import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tests.tools.rankbugs import legal, shapes, works
+from tests.tools.rankbugs import legal, shapes, stack, works
 from tests.tools.rankbugs.corpus import HERE, LABELS, OURS, Case, cases, marked
 from tests.tools.rankbugs.score import LEAST_HELPFULNESS, LEAST_RECALL, LONGEST_DIAGNOSIS, Score, judged, score
 
@@ -135,6 +136,13 @@ def test_another_class_is_found_but_does_not_help():
     answer = judged(Case(shapes.one_rank_brings_a_longer_tensor, "DtypeMismatch", 2))
     assert (answer.found, answer.helpful) == (True, False)
     assert answer.complaint == "wrong class: ShapeMismatch, not DtypeMismatch"
+
+
+def test_another_cause_does_not_help():
+    case = stack.one_rank_runs_out_of_memory.case
+    answer, other = judged(case), judged(replace(case, cause="OSError"))
+    assert (answer.helpful, other.found, other.helpful) == (True, True, False)
+    assert other.complaint == "wrong cause: MemoryError, not OSError"
 
 
 def test_another_line_does_not_help():
