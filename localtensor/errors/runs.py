@@ -110,9 +110,8 @@ class BadFaults(base.Refusal, call="run"):
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
         remedy = "Give it as localtensor.Faults documents it."
-        super().__init__(
-            f"faults.{argument}" if argument else "faults", base.first_line(repr(value), 60), problem, remedy
-        )
+        name = f"faults.{argument}" if argument else "faults"
+        super().__init__(name, base.first_line(repr(value), 60), problem, remedy)
 
 
 class PeerLost(base.Refusal, RuntimeError):
@@ -369,9 +368,7 @@ class NotTraceable(base.Refusal):
     def __init__(self, call: str, seen: str, place: Place | None = None) -> None:
         self.place = place
         problem = "a graph would hold the values of all ranks as constants, and no rank has such a graph"
-        remedy = (
-            "Record it on rank threads (`lt.run`); what torch.compile has made runs op by op inside LocalTensorMode."
-        )
+        remedy = "Record it on rank threads (`lt.run`); compiled functions run op by op inside LocalTensorMode."
         super().__init__(call, "a LocalTensor", f"{seen}{base.place_suffix(place)}", problem, remedy)
 
 

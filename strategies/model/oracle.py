@@ -153,27 +153,16 @@ def run_function_oracle(function: Function, inputs: Sequence[Tensor], *, seed: i
 def _slack(
     function: Function, outputs: Sequence[Any], inputs: Sequence[Tensor], spaced: Sequence[Tensor], seed: int
 ) -> tuple[Tensor | None, ...]:
-    """The tolerance of each result.  The function gets fresh copies only, and may write to them.
-
-    A function whose results a strided copy moves, and noise does not, reads the order of elements in memory: for it
-    such a copy is another call.  It has a tolerance for contiguous inputs alone, as the ranks' pieces are contiguous.
-    """
+    """The tolerance of each result.  The function gets fresh copies only, and may write to them."""
     others = [_rerun(function, spaced, len(outputs))]
     if any(is_inexact(x) for x in inputs):
         others += [_rerun(function, moved, len(outputs)) for moved in _perturbed(inputs, seed)]
-    slack = _measured(outputs, others)
-    if share_unstable(slack) > MAX_JUMP_SHARE and all(x.is_contiguous() for x in inputs):
-        slack = _measured(outputs, others[1:])
+    slack = tuple(measured_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
     if any(x.dtype in DOUBLE_OF for x in inputs):
         best = _rerun(function, [x.to(DOUBLE_OF.get(x.dtype, x.dtype), copy=True) for x in inputs], len(outputs))
         whole = zip(slack, outputs, best or [None] * len(outputs), strict=True)
         slack = tuple(widen_slack(s, o, b) for s, o, b in whole)
     return slack
-
-
-def _measured(outputs: Sequence[Any], others: Sequence[Sequence[Any]]) -> tuple[Tensor | None, ...]:
-    """The tolerance of each result, by the results of other runs."""
-    return tuple(measured_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
 
 
 def share_unstable(slack: Sequence[Tensor | None]) -> float:

@@ -6,7 +6,6 @@ playwright is installed; the terminal is drawn by rich.
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 import sys
@@ -18,7 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.end_to_end.test_readme import README, run, write_examples
+from tests.tools.command_line import parser_of
 
+EXAMPLES = """examples:
+  python -m tests.tools.pictures                               both, the report of a small journal
+  python -m tests.tools.pictures sweep.jsonl --only report     the report of a sweep
+"""
 DOCS = README.parent / "docs"
 TERMINAL, REPORT = DOCS / "terminal.svg", DOCS / "report.png"
 JOURNAL = README.parent / "tests/end_to_end/browser/little.jsonl"
@@ -79,7 +83,7 @@ def photograph(journal: Path, out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.pictures", description=__doc__)
+    parser = parser_of("pictures", EXAMPLES, __doc__)
     parser.add_argument("journal", nargs="?", type=Path, default=JOURNAL, help="of a sweep; a small one if left out")
     parser.add_argument("--only", choices=["terminal", "report"], help="one of the two")
     given = parser.parse_args(arguments)

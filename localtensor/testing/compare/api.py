@@ -64,10 +64,10 @@ def compare(
     ...     lambda: torch.randn(4, 4), mesh={"dp": 2}, loss=lambda y: y.square().mean(), optimizer=torch.optim.SGD,
     ... ))
     compare on dp=2: the parallel program computes what one device computes
-      compared  10 values; not compared: 0
+      compared  12 values; not compared: 0
     """
-    _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
     _check_mesh(mesh)
+    _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
@@ -126,6 +126,7 @@ def compare_functions(
     Traceback (most recent call last):
     localtensor.errors.programs.Diverged: compare on dp=2: the parallel program differs from one device
       first at  output of the whole model, step 0
+      call      sum, ...:2 in halves
       because   an all_reduce over dp is missing
       values    2 where one device gives 12 at [0]; 2 of 2 elements differ, by more than 0.0029
       assembles as P(sum)

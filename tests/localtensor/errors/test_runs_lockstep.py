@@ -55,7 +55,7 @@ CASES = {
         f"{OWN_FLOW}."),
     "not traceable": Case(errors.NotTraceable("make_fx", "aten.mul.Tensor", HERE),
         "make_fx: a LocalTensor: aten.mul.Tensor at a.py:3 in f: a graph would hold the values of all ranks as constants, "
-        "and no rank has such a graph. Record it on rank threads (`lt.run`); what torch.compile has made runs op by op "
+        "and no rank has such a graph. Record it on rank threads (`lt.run`); compiled functions run op by op "
         "inside LocalTensorMode."),
     "no tensor": Case(errors.NotATensor("rank_map", "list", 2),
         "rank_map: value: a list on rank 2: each rank's value of a LocalTensor is a tensor. Give a torch.Tensor for each "

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from localtensor.layout import MAX_JUMP_SHARE
-from strategies.model.oracle import run_function_oracle, run_oracle, strided, strided_copies
+from strategies.model.oracle import run_oracle, strided, strided_copies
 from strategies.model.rule import Claim, Rule
 from strategies.validation.probe import Probe
 from tests.strategies.cases import assert_sound, assert_wrong, numbers, placements, sample
@@ -74,18 +73,3 @@ def test_a_fused_optimizer_is_judged_on_pieces_without_gaps_as_real_ranks_have_t
     one = Probe(SGD, run_oracle(SGD), 3, seed=0)
     found = one.judge(Claim(Rule(SGD.op, placements(inputs), ()), "test"))
     assert reason in found.reason if reason else found is None
-
-
-def in_memory(given):
-    return [torch.as_strided(given[0], (given[0].numel(),), (1,)).clone() * 2]
-
-
-@pytest.mark.parametrize("x", [X, torch.arange(6).reshape(2, 3)], ids=["float", "integer"])
-def test_an_op_that_reads_the_order_of_elements_in_memory_has_a_tolerance(x):
-    truth = run_function_oracle(in_memory, [x])
-    assert truth.unstable == 0.0
-    assert torch.equal(truth.outputs[0], x.flatten() * 2)
-
-
-def test_such_an_op_has_none_for_another_order_in_memory_than_that_of_the_ranks_pieces():
-    assert run_function_oracle(in_memory, [X.t()]).unstable > MAX_JUMP_SHARE

@@ -159,7 +159,7 @@ def a_third_message_makes_up_for_a_lost_one():
 def a_key_is_awaited_that_no_rank_sets():
     store = dist.TCPStore("localhost", 29711, 3, dist.get_rank() == 0)
     if dist.get_rank() == 1:
-        store.set("redy", "1")
+        store.set("started", "1")
     store.wait(["ready"], SOON)  # fault
 
 

@@ -65,7 +65,7 @@ PRIVATE = {
 
 MODULES = Path(__file__).parents[4] / "localtensor"
 TOUCHED = re.compile(r"\btorch\._C\.(_\w+)|\b_functorch\.(_\w+)|\bcpp\.(_\w+)")
-ELSEWHERE = {"_distributed_c10d", "_functorch"}  # modules, whose own parts are listed
+ELSEWHERE = {"_distributed_c10d", "_functorch", "_autograd"}  # modules, whose own parts are listed
 
 
 @pytest.mark.parametrize("path", PRIVATE)
