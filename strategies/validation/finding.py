@@ -25,7 +25,7 @@ from strategies.model.oracle import run_oracle
 from strategies.model.rule import DTYPE_CLASSES, Program, Rule, Sample
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import ALONE, Crash, Evidence, Finding, Instance, Verdict, WorkUnit, read_unit
-from strategies.torch_api.code_places import refusal_text
+from strategies.torch_api.code_places import no_return_place, refusal_text
 from strategies.validation.probe import Case, Probe
 
 MOST_RANKS = 64
@@ -204,7 +204,9 @@ def finding_of_candidate(candidate: Candidate, verdict: Verdict, reason: str) ->
     evidence, program = candidate.instance.evidence, candidate.program
     found = finding_of_instance(candidate.instance, reason)
     found = replace(found, verdict=verdict, got=evidence.got, want=evidence.want)
-    return found if program is None else replace(found, title=str(program), mesh=program.mesh)
+    place = no_return_place(reason)
+    stays = f", no return from {place.name}" if place else ""  # beside errors of the same call
+    return replace(found, title=f"{program}{stays}", mesh=program.mesh) if program else found
 
 
 def outcome_line(settled: RuleOutcome) -> dict[str, Any]:

@@ -254,6 +254,14 @@ def test_a_call_that_is_refused_in_two_ways_is_tried_for_each():
     assert merge_equal(todo | again, set(todo))[1] == [RuleOutcome("later", None, same_as="ValueError: no dim 3")]
 
 
+def test_a_call_that_does_not_return_is_a_finding_beside_its_errors():
+    program = Program(EDGES, (2,), ((Replicate(),),))
+    errors = ("ValueError: no dim 3", "no return within 12 s of processor time from stays (rules.py:7)")
+    candidates = [findings.refused_program(program, error) for error in errors]
+    made = [findings.finding_of_candidate(c, Verdict.REFUSED, c.instance.evidence.reason) for c in candidates]
+    assert [one.name for one in made] == [str(program), f"{program}, no return from stays"]
+
+
 @pytest.mark.parametrize("rules", [{"planted.edges.default: S(1) -> S(1)"}, set()], ids=["suspected too", "not"])
 def test_a_program_that_shrinks_to_one_op_on_one_axis_is_the_rules_if_that_is_suspected(rules):
     given = program(mesh=(2,), layout=(Shard(1),))
