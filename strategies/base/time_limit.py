@@ -87,12 +87,13 @@ class _Look:
     def __init__(self, seconds: float, stuck: set[CodeType], counts: Counts) -> None:
         self._seconds, self._stuck, self._counts = seconds, stuck, counts
         self._begun = time.process_time()
+        self._armed = seconds
         self._looks = 0
         self._common: list[FrameType] = []
 
     def arm(self, seconds: float) -> None:
         """Looks so that the last look comes after so many seconds."""
-        self._looks, self._common = 0, []
+        self._armed, self._looks, self._common = seconds, 0, []
         signal.setitimer(signal.ITIMER_PROF, seconds / 2, seconds / 2 / LOOKS)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -103,14 +104,14 @@ class _Look:
             return
         codes = [frame.f_code for frame in self._common]
         left = self._seconds - (time.process_time() - self._begun)
-        known = next((at for at, code in enumerate(codes, 1) if code in self._stuck), 0)
+        known = codes[-1] in self._stuck
         if not known and left > 0.1 * self._seconds:
             self.arm(left)
             return
         if not self._counts(codes):
             self.arm(self._seconds)
             return
-        raise DoesNotReturn(codes[: known or None], self._seconds)
+        raise DoesNotReturn(codes, self._armed if known else self._seconds)
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:

@@ -12,17 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import localtensor as lt
 from localtensor.errors import Diverged
+from tests.localtensor.testing.compare.test_compare import Block
 
 SCHEMA = json.loads((Path(__file__).parents[4] / "strategies/schema/compare.json").read_text())
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 def build():
