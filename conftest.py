@@ -29,6 +29,19 @@ collect_ignore = [
     "localtensor/torch_suites",  # a package that names a plugin: collecting it would load that: tests/localtensor/torch_suites has its example
 ]
 
+LONGEST = (
+    "end_to_end/test_readme", "localtensor/processes/test_pool", "end_to_end/programs/test_lockstep",
+    "localtensor/lockstep/dispatch/test_every_overload", "strategies/ops/test_every_rule", "end_to_end/gate/test_story",
+    "properties/test_rank_program_laws", "strategies/inputs/variants/test_all_variants_find",
+    "strategies/validation/assertions/test_api", "end_to_end/programs/test_checkpoints", "strategies/gate/test_plan",
+    "localtensor/runner/test_torchrun", "end_to_end/programs/test_data_parallel", "strategies/sweep/test_session_machine",
+    "strategies/programs/test_random_laws", "strategies/programs/test_chained_chained_validation", "end_to_end/test_wheel",
+    "strategies/programs/public_api/test_drawing", "strategies/validation/test_planted", "end_to_end/test_help",
+    "localtensor/testing/compare/test_scripts", "end_to_end/programs/test_tensor_parallel", "strategies/sweep/test_session",
+    "strategies/base/test_worker_pool", "strategies/propagation/overlay/test_context_findings", "end_to_end/browser/test_report_page",
+)  # fmt: skip
+"""The files of tests that take longest, as `pytest --junitxml` counts: they come first where several workers share the files."""
+
 torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other
 
 
@@ -68,6 +81,9 @@ def pytest_collection() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a long file that comes last would be waited for by all other workers
+        order = {config.rootpath / f"tests/{name}.py": at for at, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: order.get(item.path, len(order)))
     if config.getoption("--slow"):
         return
     for item in items:

@@ -104,3 +104,13 @@ def test_a_tree_without_git_is_listed_all_the_same(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     assert [file.name for file in tracked(tmp_path)] == ["a.py", "d.py"]
+
+
+def test_the_files_of_tests_that_come_first_are_there():
+    tree = ast.parse((ROOT / "conftest.py").read_text())
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONGEST"
+    ]
+    assert len(names) > 20 and [name for name in names if not (ROOT / f"tests/{name}.py").is_file()] == []

@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.tools.mutants import rooms
 from tests.tools.mutants.drawn import changed_lines
 from tests.tools.mutants.planted import PLANTED
@@ -45,6 +47,7 @@ def test_each_room_has_tests():
     assert [path for path in rooms.rooms([]) if not rooms.tests_of(path)] == []
 
 
+@pytest.mark.slow  # it imports all that `make mutants` needs
 def test_a_bug_is_killed_and_a_comment_survives():
     """In a process of its own: the trial forks, and wants no threads."""
     script = (

@@ -121,6 +121,7 @@ def test_the_hook_is_the_command_of_the_page_and_its_words_are_options_of_the_ga
     }  # fmt: skip
 
 
+@pytest.mark.slow  # gate/test_readme runs the same hook
 def test_the_hook_stops_a_wrong_rule(repository):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     rules = repository / "my_ops/rules.py"

@@ -25,6 +25,7 @@ def test_fully_sharded(ranks):
     assert run[0]["lengths"].gt(data_parallel_programs.LONGEST).all(), "nothing was clipped"
 
 
+@pytest.mark.slow
 def test_fully_sharded_in_float32():
     assert_three_ways(data_parallel_programs.fully_sharded, (4,), True, torch.float32, rtol=1e-3, atol=1e-4)
 
@@ -67,6 +68,7 @@ def test_hybrid_sharded():
     ] * STEPS
 
 
+@pytest.mark.slow  # test_lockstep holds lockstep and rank threads against each other on this program
 def test_sharded_in_two_ways():
     assert_three_ways(data_parallel_programs.sharded_in_two_ways, (2, 2))
 

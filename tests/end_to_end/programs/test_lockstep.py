@@ -92,7 +92,7 @@ def ranks_of(program):
     return 3 if program is data_parallel_programs.rows_held else 4
 
 
-SLOW = {"optimizers, strided", "optimizers, two by two"}
+SLOW = {"optimizers, strided", "optimizers, two by two", "fully sharded, kept after forward", "sharded and recomputed"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CLOSE])

@@ -117,10 +117,16 @@ def in_a_new_process(which):
     return json.loads(done.stdout), done.stderr.split()
 
 
-def test_the_opinfos_are_torchs_and_their_import_needs_no_compiler():
-    (ours, seen), (theirs, _) = map(in_a_new_process, ("ours", "torch"))
-    assert len(ours[0]) > 500 and ours == theirs
+def test_the_import_of_opinfo_needs_no_compiler():
+    ours, seen = in_a_new_process("ours")
+    assert len(ours[0]) > 500
     assert seen == ["False", "False"]
+
+
+@pytest.mark.slow
+def test_the_opinfos_are_torchs():
+    (ours, _), (theirs, _) = map(in_a_new_process, ("ours", "torch"))
+    assert ours == theirs
 
 
 def test_the_gpu_types_are_those_of_torch():

@@ -43,7 +43,7 @@ def broken_laws(one, mesh=(2,), plants=True):
     return [(law, layout) for law, layout in broken if not any(p.is_partial() for p in layout) or not plants]
 
 
-@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(2,), pytest.param((3,), marks=pytest.mark.slow), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", OPS)
 def test_the_ops_of_torch_keep_all_laws(name, mesh):
     assert broken_laws(OPS[name], mesh, plants=False) == []
