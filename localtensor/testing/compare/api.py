@@ -16,6 +16,7 @@ from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
+from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.shrink import smallest
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Watch, region_of
@@ -40,7 +41,8 @@ def compare(
     build        makes the model on one device; called with the same seed on every rank
     parallelize  gets that model, with the one device's parameters, and the DeviceMesh of the rank; changes it in place, or
                  returns another (DDP, FSDP, tensor parallel, layers written by hand); or a schedule of
-                 torch.distributed.pipelining, which has the loss function and gets the rank's rows
+                 torch.distributed.pipelining, which has the loss function and gets the rank's rows.  Parameters under
+                 other names, or fused with others, are found by their values
     batch        makes one global batch: a tensor, a tuple of arguments, or a dict of named ones
     mesh         the mesh axes and their sizes, as {"dp": 2, "tp": 2}
     loss         from the model's output to a scalar; without it only the forward pass is compared
@@ -73,10 +75,12 @@ def compare(
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
     start = programs.start_of(program)
     _check_rows(program, start)
-    sides, collectives = _run_both(program, start)
+    sides, collectives, names = _run_both(program, start)
     findings = first_divergence(sides)
-    look = None if findings.divergence is None else _look(program, start, sides, findings, findings.divergence)
+    found = findings.divergence
+    look = None if found is None else _look(program, start, sides, findings, found, names)
     notes = [f"dropout of {name} is off" for name in start.dropouts] + notes_of_values(sides, findings)
+    notes += [] if names is None else [names.note()]
     if shrink and look is not None and findings.divergence is not None:
         less = smallest(program, start, findings.divergence, _divergence_of)
         notes.append(
@@ -145,15 +149,19 @@ def _made_parallel(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *,
     return _Function(parallel, mesh=mesh) if takes_mesh else _Function(parallel)
 
 
-def _run_both(program: programs.TrainingProgram, start: programs.Start) -> tuple[Sides, tuple[str, ...]]:
-    """Both programs, with the runs that measure how far a right value may be away; and the collectives by line."""
+def _run_both(
+    program: programs.TrainingProgram, start: programs.Start
+) -> tuple[Sides, tuple[str, ...], NameMap | None]:
+    """Both programs, with the runs that measure how far a right value may be away; the collectives by line; the names."""
     reference = programs.on_one_device(program, start, _same)
     check_deterministic(reference, programs.on_one_device(program, start, _same))
     varied = (programs.in_double, programs.with_noise(1), programs.with_noise(2))
     variants = tuple(programs.on_one_device(program, start, vary) for vary in varied)
     ranks = programs.on_ranks(program, start)
     sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
-    return sides, programs.collective_lines(program.mesh, ranks.calls)
+    names = find_names(sides)
+    sides = sides if names is None else names.applied(sides)
+    return sides, programs.collective_lines(program.mesh, ranks.calls), names
 
 
 def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:
@@ -161,12 +169,15 @@ def _divergence_of(program: programs.TrainingProgram) -> Divergence | None:
 
 
 def _look(
-    program: programs.TrainingProgram, start: programs.Start, sides: Sides, findings: Findings, found: Divergence
-) -> CloserLook:
+    program: programs.TrainingProgram, start: programs.Start, sides: Sides, findings: Findings, found: Divergence,
+    names: NameMap | None,
+) -> CloserLook:  # fmt: skip
     """Both programs run once more, and the ops around the divergence are compared."""
     region = region_of(found.key, sides.ranks[0].calls)
-    reference, ranks = programs.on_one_device(program, start, _same, region), programs.on_ranks(program, start, region)
+    there = region if names is None else names.region_on_ranks(region)
+    reference, ranks = programs.on_one_device(program, start, _same, region), programs.on_ranks(program, start, there)
     second = replace(sides, reference=reference, ranks=tuple(ranks))
+    second = second if names is None else names.applied(second)
     return closer_look(second.part_of(findings.part) or second if findings.part else second, findings, found)
 
 

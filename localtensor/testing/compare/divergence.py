@@ -63,6 +63,7 @@ class Sides:
     batch_axes: tuple[str, ...]
     name: str = ONE_DEVICE  # of the reference, in words
     numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the shares of the parts of fused parameters
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -223,7 +224,8 @@ def _layout_of(
     tensors = [x.value for x in held]
     if sides.declared is not None and all(x.dtype == sides.declared for x in tensors) and key.kind != "parameter":
         tensors = [x.to(one.value.dtype) for x in tensors]
-    return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors)
+    blocks = sides.blocks.get(key.name, ())
+    return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors, blocks=blocks)
 
 
 def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
@@ -242,7 +244,7 @@ def layout_of_placements(one: Observation, axes: int) -> list[Layout]:
         if isinstance(placement, Partial):
             said.append(AxisLayout("P", op=placement.reduce_op))
         elif isinstance(placement, Shard) or hasattr(placement, "split_factor"):
-            said.append(AxisLayout("S", placement.dim, getattr(placement, "split_factor", 1)))
+            said.append(AxisLayout("S", placement.dim, (1,) * getattr(placement, "split_factor", 1)))
         else:
             said.append(AxisLayout("R"))
     return [Layout(tuple(said))] if all(a.op in ("", "sum", "avg") for a in said) else []

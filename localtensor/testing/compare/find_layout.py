@@ -23,17 +23,21 @@ MOST_LAYOUTS = 4000
 
 @dataclass(frozen=True, slots=True)
 class AxisLayout:
-    """The layout along one mesh axis: `kind` is "R", "S" or "P"; `dim` and `blocks` belong to S, `op` to P."""
+    """The layout along one mesh axis: `kind` is "R", "S" or "P"; `dim` and `blocks` belong to S, `op` to P.
+
+    `blocks` are the shares of the blocks within each of which the dim is sharded: (1,) if it is so as a whole.
+    """
 
     kind: str
     dim: int = 0
-    blocks: int = 1
+    blocks: tuple[int, ...] = (1,)
     op: str = ""
 
     def __str__(self) -> str:
         if self.kind == "P":
             return f"P({self.op})"
-        blocks = f" in {self.blocks} blocks" if self.blocks > 1 else ""
+        shares = f" of {':'.join(map(str, self.blocks))}" if len({*self.blocks}) > 1 else ""
+        blocks = f" in {len(self.blocks)} blocks{shares}" if len(self.blocks) > 1 else ""
         return f"S({self.dim}){blocks}" if self.kind == "S" else "R"
 
 
@@ -65,11 +69,13 @@ def find_layout(
     slack: Tensor,
     first: Sequence[Layout] = (),
     factors: Sequence[float] = (1.0,),
+    blocks: Sequence[int] = (),
 ) -> Layout | None:
     """The first layout under which the ranks' tensors assemble to `want` within `slack`; None if no layout does.
 
     `held` has the local tensor of each rank in the order of the mesh, whose axes have these sizes.  `first` are tried
-    before all others; `factors` are those by which the assembled tensor may be too large.
+    before all others; `factors` are those by which the assembled tensor may be too large.  `blocks` are the shares of the
+    parts of a fused tensor, which may be unequal, beside two or three equal ones.
 
     >>> x = torch.arange(4.0)
     >>> str(find_layout([x[:2], x[2:]], [2], x, torch.zeros(())))
@@ -78,7 +84,7 @@ def find_layout(
     'P(sum)'
     """
     candidates = itertools.chain(
-        first, (Layout(axes, factor) for factor in factors for axes in _layouts(held, sizes, want))
+        first, (Layout(axes, factor) for factor in factors for axes in _layouts(held, sizes, want, blocks))
     )
     for layout in itertools.islice(candidates, MOST_LAYOUTS):
         made = assemble_layout(held, sizes, layout)
@@ -115,11 +121,12 @@ def _assemble_axis(group: Sequence[Tensor], axis: AxisLayout) -> Tensor | None:
         rest = one.shape[: axis.dim] + one.shape[axis.dim + 1 :]
         if any(x.shape[: axis.dim] + x.shape[axis.dim + 1 :] != rest for x in group):
             return None
-        if axis.blocks == 1:
+        if len(axis.blocks) == 1:
             return torch.cat(list(group), axis.dim)
-        if any(x.shape[axis.dim] % axis.blocks for x in group):
+        whole = sum(axis.blocks)
+        if any(x.shape[axis.dim] * share % whole for x in group for share in axis.blocks):
             return None
-        cut = [x.chunk(axis.blocks, axis.dim) for x in group]
+        cut = [x.split([x.shape[axis.dim] * share // whole for share in axis.blocks], axis.dim) for x in group]
         return torch.cat([piece for block in zip(*cut, strict=True) for piece in block], axis.dim)
     if any(x.shape != one.shape or x.dtype != one.dtype for x in group):
         return None
@@ -143,7 +150,9 @@ def _close(x: Tensor, y: Tensor) -> bool:
     )
 
 
-def _layouts(held: Sequence[Tensor], sizes: Sequence[int], want: Tensor) -> Iterator[tuple[AxisLayout, ...]]:
+def _layouts(
+    held: Sequence[Tensor], sizes: Sequence[int], want: Tensor, parts: Sequence[int] = ()
+) -> Iterator[tuple[AxisLayout, ...]]:
     """The layouts whose pieces could have these shapes, in the order in which they are likelier."""
     dims = [
         dim
@@ -152,7 +161,9 @@ def _layouts(held: Sequence[Tensor], sizes: Sequence[int], want: Tensor) -> Iter
     ]
     whole = [REPLICATED, *(PENDING if want.is_floating_point() or want.is_complex() else ())]
     shards = [AxisLayout("S", dim) for dim in dims]
-    blocks = [AxisLayout("S", dim, blocks) for dim in dims for blocks in BLOCKS]
+    known = [(1,) * count for count in BLOCKS]
+    known += [tuple(parts)] if len({*parts}) > 1 or len(parts) > max(BLOCKS) else []
+    blocks = [AxisLayout("S", dim, shares) for dim in dims for shares in known]
     every = itertools.product(*([*shards, *whole, *blocks] if size > 1 else [REPLICATED] for size in sizes))
     for axes in sorted(
         every, key=lambda axes: sum(axis.kind == "P" for axis in axes)

@@ -260,18 +260,16 @@ def test_another_model_on_a_rank_is_told():
 
 
 def test_parameters_without_a_counterpart_are_noted():
-    class Renamed(nn.Module):
+    class Turned(nn.Module):
         def __init__(self, layer):
             super().__init__()
-            self.other = layer
+            self.turned, self.added = nn.Parameter(layer.weight.t().clone()), nn.Parameter(layer.bias.clone()[None])
 
         def forward(self, x):
-            return self.other(x)
+            return x @ self.turned + self.added
 
-    done = lt.compare(lambda: nn.Linear(8, 8), lambda model, mesh: Renamed(model), mesh={"tp": 2}, **TRAINED)
-    lost = (
-        "no rank has a parameter called weight, bias; the ranks have other.weight, other.bias, which one device has not"
-    )
+    done = lt.compare(lambda: nn.Linear(8, 8), lambda model, mesh: Turned(model), mesh={"tp": 2}, **TRAINED)
+    lost = "no rank has a parameter called weight, bias; the ranks have turned, added, which one device has not"
     assert done.divergence is None and lost in done.notes and "parameter of weight, step 0" in done.not_compared
 
 

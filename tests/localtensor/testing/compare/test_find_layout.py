@@ -8,7 +8,7 @@ import torch
 from localtensor.testing.compare.find_layout import AxisLayout, Layout, find_layout, permuted_layout
 
 EXACT = torch.zeros(())
-S, R = (lambda dim, blocks=1: AxisLayout("S", dim, blocks)), AxisLayout("R")
+S, R = (lambda dim, blocks=1: AxisLayout("S", dim, (1,) * blocks)), AxisLayout("R")
 
 
 def tensor(*shape, seed=0):
@@ -28,7 +28,7 @@ def cut(x, sizes, axes):
                 total = one * size if axis.op == "avg" else one
                 pieces += [*parts, total - sum(parts)]
             else:
-                blocks = [block.chunk(size, axis.dim) for block in one.chunk(axis.blocks, axis.dim)]
+                blocks = [block.chunk(size, axis.dim) for block in one.chunk(len(axis.blocks), axis.dim)]
                 pieces += [torch.cat([block[i] for block in blocks], axis.dim) for i in range(size)]
         held = pieces
     return held
@@ -41,7 +41,7 @@ AXES = [R, S(0), S(1), S(0, 3), AxisLayout("P", op="sum"), AxisLayout("P", op="a
 def test_what_was_cut_is_found_again(axes):
     x = tensor(12, 8)
     if (
-        [axis.blocks for axis in axes].count(3)
+        [len(axis.blocks) for axis in axes].count(3)
         and axes[0].kind == axes[1].kind == "S"
         and axes[0].dim == axes[1].dim == 0
     ):
