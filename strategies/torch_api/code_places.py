@@ -69,7 +69,7 @@ def registered_place(op: torch._ops.OpOverload) -> CodePlace | None:
     if not how:
         return None
     found = getattr(propagator(), _TABLES[how])[op]
-    return place_of(getattr(found, "func", found))
+    return place_of(found if isinstance(found, functools.partial) else getattr(found, "func", found))
 
 
 def decomposition_place(op: torch._ops.OpOverload) -> CodePlace:
@@ -146,8 +146,8 @@ def _seen_through(function: Any) -> tuple[Any, str]:
     detail = ""
     for _ in range(8):
         function = inspect.unwrap(function)
-        if isinstance(function, functools.partial):
-            function = function.func
+        if isinstance(function, functools.partial):  # register_sharding wraps the user's function so
+            function = next(filter(inspect.isfunction, function.args), function.func)
             continue
         names = getattr(getattr(function, "__code__", None), "co_freevars", ())
         if "original" in names and function.__closure__:  # a patch of ours, which has the name of what it calls

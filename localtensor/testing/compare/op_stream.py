@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.call_sites import is_user_file
 from localtensor._util.events import Place
@@ -40,10 +40,32 @@ WITH_BIAS = ("addmm", "addmv", "baddbmm")
 
 
 @dataclass(frozen=True, slots=True)
+class ValueAt:
+    """A tensor in the arguments of a recorded call: the index of its value."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A call that DTensor has dispatched: the op and its arguments, with `ValueAt` for tensors, and the layout of each.
+
+    `ranks` are those of the mesh, in its order, and `sizes` its axes.
+    """
+
+    func: Any
+    args: Any
+    kwargs: Any
+    layouts: tuple[tuple[Any, ...], ...]
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """The `number`-th op of this name: indices of the values that it reads and gives, and lines, innermost first.
 
-    `group` are the ranks of a collective; `dims` the dims that a call names, as `sum` does.
+    `group` are the ranks of a collective; `dims` the dims that a call names, as `sum` does; `dispatch` is the call on DTensors.
     """
 
     name: str
@@ -53,6 +75,7 @@ class Op:
     places: tuple[Place, ...]
     group: tuple[int, ...] | None = None
     dims: tuple[int, ...] = ()
+    dispatch: Dispatch | None = None
 
     def __str__(self) -> str:
         return f"{self.name}{f', {lines_text(self.places)}' if self.places else ''}"
@@ -170,7 +193,25 @@ class OpRecorder(TorchDispatchMode):
         if name in WITH_BIAS and len(gives) == 1 and isinstance(args[0], Tensor) and not isinstance(done, DTensor):
             self._add(done - args[0])
         self._numbers[name] += 1
-        self.stream.ops.append(Op(name, number, read[1], tuple(gives), places, group, _dims_of(func, args, kwargs)))
+        dispatch = self._dispatch(func, args, kwargs)
+        dims = _dims_of(func, args, kwargs)
+        self.stream.ops.append(Op(name, number, read[1], tuple(gives), places, group, dims, dispatch))
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Dispatch | None:
+        """The call, if all its tensors are DTensors of one mesh whose values are known."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        given = [x for x in tensors if isinstance(x, DTensor)]
+        if not given or len(given) < len(tensors) or any(x.device_mesh != given[0].device_mesh for x in given):
+            return None
+        if func._schema.is_mutable:  # what it has read is overwritten
+            return None
+        known = {id(x): self._index.get(_where(x) or ()) for x in tensors}
+        if None in known.values():
+            return None
+        mesh = given[0].device_mesh
+        args, kwargs = tree_map(lambda x: ValueAt(known[id(x)] or 0) if isinstance(x, Tensor) else x, (args, kwargs))
+        ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
+        return Dispatch(func, args, kwargs, tuple(x.placements for x in given), ranks, tuple(mesh.shape))
 
     def _add(self, x: Tensor) -> int:
         self._alive.append(x)

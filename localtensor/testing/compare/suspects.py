@@ -6,11 +6,16 @@ assembles, under some layout, to any value of one device; ops in between that ar
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from localtensor.testing.compare.divergence import Divergence, Findings, Sides
+from torch.utils._pytree import tree_map
+
+from localtensor._util import lazy
+from localtensor.testing.compare.divergence import Divergence, Findings, Sides, layout_of_placements
 from localtensor.testing.compare.explain import (
     HELD_AS_PARAMETER,
     WRONG_VALUES,
@@ -19,7 +24,8 @@ from localtensor.testing.compare.explain import (
     windows,
     windows_text,
 )
-from localtensor.testing.compare.op_stream import Op, OpStream
+from localtensor.testing.compare.find_layout import assemble_layout
+from localtensor.testing.compare.op_stream import Op, OpStream, ValueAt
 from localtensor.testing.compare.op_values import (
     MOST_STEPS,
     SAME_ELEMENTS,
@@ -31,7 +37,7 @@ from localtensor.testing.compare.op_values import (
     values_of,
 )
 from localtensor.testing.compare.setup_lines import setup_lines_of
-from localtensor.testing.compare.watch import FORWARD, Key, region_of
+from localtensor.testing.compare.watch import FORWARD, Key, Observation, region_of
 
 MOST_SUSPECTS = 3
 OVER_A_DIM = (
@@ -281,6 +287,42 @@ class CloserLook:
     setup: tuple[str, ...] = ()
 
 
+def wrong_dispatch(sides: Sides, op: Op) -> str:
+    """What is wrong with DTensor's own dispatch of a call, tested on that call; empty if it is right, or not DTensor's."""
+    made = op.dispatch
+    if made is None:
+        return ""
+    ranks = [sides.numbers.index(rank) if rank in sides.numbers else rank for rank in made.ranks]
+    streams = [sides.ranks[rank].ops for rank in ranks if rank < len(sides.ranks)]
+    same = [
+        (stream, one.dispatch)
+        for stream in streams
+        for one in (stream.ops if stream is not None else ())
+        if (one.name, one.number) == (op.name, op.number)
+    ]
+    if len(same) < len(ranks):
+        return ""
+    layouts = iter(made.layouts)
+
+    def whole(at: Any, *others: Any) -> Any:
+        if not isinstance(at, ValueAt):
+            return at
+        placements = next(layouts)
+        held = [stream.values[one.index] for (stream, _), one in zip(same, others, strict=True) if stream is not None]
+        (layout,) = layout_of_placements(Observation(held[0], placements), len(made.sizes)) or (None,)
+        return None if layout is None else assemble_layout(held, made.sizes, layout)
+
+    given = [(one.args, one.kwargs) for _, one in same if one is not None]
+    try:
+        args, kwargs = tree_map(whole, given[0], *given)
+    except (ValueError, TypeError):  # the ranks' calls differ
+        return ""
+    lazy.find_strategies()
+    judge = importlib.import_module("strategies.sweep.causes.single_call")  # it stands above this package
+    said: str = judge.wrong_call(made.func, args, kwargs, made.layouts, made.sizes)
+    return said
+
+
 def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLook:
     """What a second run of both programs, which recorded the region of the divergence, says of it."""
     values = values_of(sides, found.key)
@@ -293,6 +335,8 @@ def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLo
         if cause.source is not None and cause.source in findings.layouts and found.what == cause.reason:
             place = sides.ranks[0].seen[cause.source].place
             found = replace(found, key=cause.source, place=place, layout=str(findings.layouts[cause.source]))
+    if said := next(filter(None, (wrong_dispatch(sides, one.op) for one in suspects)), ""):
+        found = replace(found, what=said)
     of_parameter = region_of(found.key, {}).phase != FORWARD and found.key.kind != "gradient of the output"
     tied = [name for name, first in sides.reference.tied.items() if first == found.key.name]
     lines: list[str] = []
