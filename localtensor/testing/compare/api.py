@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
-from localtensor.testing.compare.shrink import smallest
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Watch, region_of
 
@@ -237,3 +238,115 @@ def _check_rows(program: programs.TrainingProgram, start: programs.Start) -> Non
                 f"a tensor of {len(x)} rows, for {program.parts} parts along {', '.join(program.batch_axes)}", "batch",
                 "Make a batch of at least as many rows, or name the axes along which it is cut as batch_axes.",
             )  # fmt: skip
+
+
+SHRINK_SECONDS = 60.0  # for all attempts at a smaller program together
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A program that was made smaller, by `words`, and what it shows."""
+
+    program: programs.TrainingProgram
+    words: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(self.words)
+
+
+@dataclass(frozen=True)
+class _Shortened:
+    """`build` with lists of layers cut to one layer."""
+
+    build: Callable[[], nn.Module]
+
+    def __call__(self) -> nn.Module:
+        model = self.build()
+        for module in list(model.modules()):
+            if isinstance(module, nn.ModuleList | nn.Sequential) and _is_stack(module):
+                del module[1:]
+        return model
+
+
+@dataclass(frozen=True)
+class _Narrowed:
+    """`batch` with the first `length` places of dim `dim` of each tensor that has `before`."""
+
+    batch: Callable[[], Any]
+    dim: int
+    before: int
+    length: int
+
+    def __call__(self) -> Any:
+        def cut(x: Any) -> Any:
+            fits = isinstance(x, Tensor) and x.dim() > self.dim and x.shape[self.dim] == self.before
+            return x.narrow(self.dim, 0, self.length).clone() if fits else x
+
+        return tree_map(cut, self.batch())
+
+
+def smallest(
+    program: programs.TrainingProgram,
+    start: programs.Start,
+    found: Divergence,
+    judge: Callable[[programs.TrainingProgram], Divergence | None],
+) -> Smaller:
+    """The smallest of the programs tried for which `judge` finds the same divergence as `found`."""
+    best, until, progress = Smaller(program), time.monotonic() + SHRINK_SECONDS, True
+    while progress and time.monotonic() < until:
+        progress = False
+        for attempt in _attempts(best, programs.start_of(best.program) if best.words else start, found):
+            if time.monotonic() > until:
+                break
+            if _shows(attempt.program, found, judge):
+                best, progress = attempt, True
+                break
+    return best
+
+
+def _shows(
+    program: programs.TrainingProgram, found: Divergence, judge: Callable[[programs.TrainingProgram], Divergence | None]
+) -> bool:
+    try:
+        other = judge(program)
+    except Exception:  # why: a program that was cut may fail in any way, and is not taken then
+        return False
+    return other is not None and _what_counts(other) == _what_counts(found)
+
+
+def _what_counts(found: Divergence) -> tuple[str, str, str]:
+    """What has to be the same: the kind of value, the module but for its number, and the reason but for numbers."""
+    return (found.key.kind, re.sub(r"\d+", "#", found.key.name), re.sub(r"\d+", "#", found.what))
+
+
+def _attempts(best: Smaller, start: programs.Start, found: Divergence) -> Iterator[Smaller]:
+    """Programs that are a step smaller, those that save most first."""
+    program = best.program
+    if program.steps > found.key.step + 1:
+        yield _with(best, f"steps={found.key.step + 1}", steps=found.key.step + 1)
+    if program.steps > 1:
+        yield _with(best, "steps=1", steps=1)
+    for axis, size in program.mesh.items():
+        for less in (1, 2):
+            if less < size:
+                yield _with(best, f"{axis}={less}", mesh={**program.mesh, axis: less})
+    stacks = [len(m) for m in start.model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and _is_stack(m)]
+    if stacks and not isinstance(program.build, _Shortened):
+        yield _with(best, f"1 layer of {max(stacks)}", build=_Shortened(program.build))
+    tensors = [x for x in tree_leaves(start.batches[:1]) if isinstance(x, Tensor)]
+    for dim, what, least in ((0, "rows", program.parts), (1, "places of each row", 1)):
+        for length in sorted({x.shape[dim] for x in tensors if x.dim() > dim}):
+            half = max(least, length // 2)
+            if half < length:
+                yield _with(best, f"{half} {what}", batch=_Narrowed(program.batch, dim, length, half))
+
+
+def _with(best: Smaller, words: str, **changes: Any) -> Smaller:
+    kind = words.lstrip("0123456789").partition("=")[0]
+    kept = [one for one in best.words if one.lstrip("0123456789").partition("=")[0] != kind]
+    return Smaller(replace(best.program, **changes), (*kept, words))
+
+
+def _is_stack(module: nn.ModuleList | nn.Sequential) -> bool:
+    """Whether it has several layers of one class."""
+    return len(module) > 1 and len({type(one) for one in module}) == 1

@@ -2,7 +2,7 @@
 
 A parallel model may be another class: its parameters have other names, or one of them is what one device has as two to
 four, put together along a dim (query, key and value), or the other way round.  Before the first step both programs hold equal
-values, so that the layout search of `find_layout` says which belong together; equal values, as those of a bias of zeros, are told
+values, so that the layout search of `find_layout` says which belong together; equal values, as those of a bias of zeros, are kept
 apart by their names.
 """
 
