@@ -74,6 +74,13 @@ ON_EVERY_TORCH = (
 MOST_LINES = 200
 """Of the README: what else there is to know has a page in docs/."""
 TOLD_OF_TORCH = tuple(f"localtensor {word}" for word in ("validate", "discover", "gate", "cost", "plan", "races"))
+SLOW = {
+    "localtensor races",
+    "localtensor races --target propagate --schedules 300",
+    "localtensor validate --rules my_rules --repro scripts",
+    "localtensor discover aten.mv.default --emit",
+}
+"""Commands of pages in docs/ that take long, and that other tests run on smaller cases."""
 TOO_SLOW = {
     "localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl": "takes many minutes",
     "localtensor validate --all --journal 1.jsonl --shard 1/4": "takes minutes",
@@ -155,7 +162,9 @@ def test_every_command_is_run_or_says_why_not():
     assert unaccounted(TEXT) == []
 
 
-@pytest.mark.parametrize("command", EXIT_CODES)
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in EXIT_CODES]
+)
 def test_the_command_ends_with_the_code_that_we_promise_and_prints_what_is_shown(command, tmp_path):
     if (
         not VERSION.startswith("2.13.")
