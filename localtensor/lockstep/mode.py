@@ -23,6 +23,7 @@ from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.dispatch import dispatcher
+from localtensor.lockstep.patches import branches as branches  # noqa: PLC0414  # it takes over conditions
 from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
 from localtensor.lockstep.values.local_tensor import from_ranks, left_alone_by_the_compiler, size_query

@@ -162,14 +162,14 @@ def for_each_rank_group(mode: Mode, ints: Iterable[Any], do: Callable[[Narrowing
         return do(lambda value: value)
     found = []
     for row in range(held.rows):
-        kind = _ranks_of_row(held, row)
-        with narrow_mode(mode, kind), _without_other_modes(mode) if row else nullcontext():
-            found.append(do(lambda value, kind=kind: _narrow_value(mode, value, kind)))  # type: ignore[misc]
+        kind = ranks_of_row(held, row)
+        with narrow_mode(mode, kind), without_other_modes(mode) if row else nullcontext():
+            found.append(do(lambda value, kind=kind: narrow_value(mode, value, kind)))  # type: ignore[misc]
     return join_rank_groups(mode, found, held)
 
 
 @contextmanager
-def _without_other_modes(mode: Any) -> Iterator[None]:
+def without_other_modes(mode: Any) -> Iterator[None]:
     """While inside, no other dispatch mode sees the ops: CommDebugMode, for one, counts the ops of a single rank."""
     if torch._C._len_torch_dispatch_stack() < 2:
         yield
@@ -183,7 +183,7 @@ def _without_other_modes(mode: Any) -> Iterator[None]:
 
 
 @lru_cache(1024)
-def _ranks_of_row(held: Partition, row: int) -> Partition:
+def ranks_of_row(held: Partition, row: int) -> Partition:
     return partition(np.where(held.row_of == row, 0, NOWHERE), [1])
 
 
@@ -198,7 +198,7 @@ def narrow_mode(mode: Mode, kind: Partition) -> Iterator[None]:
         mode.everyone, mode.groups.only = before
 
 
-def _narrow_value(mode: Mode, value: Any, kind: Partition) -> object:
+def narrow_value(mode: Mode, value: Any, kind: Partition) -> object:
     if isinstance(value, LocalTensor):
         with torch._C._DisableTorchDispatch():
             return wrap(*_value_on_ranks(StackedValue(value._cells, value._partition), kind), mode)
@@ -206,7 +206,7 @@ def _narrow_value(mode: Mode, value: Any, kind: Partition) -> object:
         held = kind.held if value.node.held is None else kind.held & value.node.held
         return rank_int(value.node.values, held)
     if type(value) in (list, tuple, torch.Size):
-        return (list if type(value) is list else tuple)(_narrow_value(mode, item, kind) for item in value)
+        return (list if type(value) is list else tuple)(narrow_value(mode, item, kind) for item in value)
     return value
 
 

@@ -1,7 +1,7 @@
 """Printed forms of LocalTensors and of values that differ by rank, and the answers to torch's questions about them."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localtensor._util import ambient
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
 from localtensor.errors import RanksDiverge
 from localtensor.errors.base import rank_names
-from localtensor.lockstep.values.partition import Array, Partition
+from localtensor.lockstep.values.partition import NOWHERE, Array, Partition
 from localtensor.lockstep.values.stacks import deduplicate
 
 MOST_VALUES = 12  # values that are printed
@@ -116,11 +117,49 @@ def keeps_grad(words: str) -> bool:
     return node is not None and node.name() == "torch::autograd::AccumulateGrad"
 
 
+Branches = Callable[[Any, Array, Array | None], bool | None]
+BRANCHES: list[Branches] = []
+"""The function that runs an `if` statement for some ranks, see patches/branches.py."""
+
+
 def one_answer(words: str, values: Array, held: Array | None) -> bool:
-    """The answer of all ranks to a question on which they differ.  Raises `RanksDiverge` unless within `as_if_padded`."""
+    """The answer of all ranks to a question on which they differ.
+
+    Raises `RanksDiverge` unless the ranks that run now agree, within `as_if_padded`, and where the `if` statement that asks can be
+    run for those ranks alone on which it holds.
+    """
     if _padding.get() and (words.endswith(" > 0") or " == " in words):
         return words.endswith(" > 0")
+    if (here := value_here(values, held)) is not None:
+        return bool(here)
+    for run in BRANCHES:
+        if (answer := run(ambient.lockstep(), values, held)) is not None:
+            return answer
     raise divergence("bool", words, values, held)
+
+
+def one_int(values: Array, held: Array | None) -> int:
+    """The int of the ranks that run now.  Raises `RanksDiverge` where they differ."""
+    here: int | None = value_here(values, held)
+    if here is None:
+        raise divergence("int", "value", values, held)
+    return here
+
+
+def node_text(kind: str, values: Array, held: Array | None) -> str:
+    """`RankInts(0, 1)`, or the one value of the ranks that run now."""
+    here = value_here(values, held)
+    return f"{kind}({format_ints(values, held)})" if here is None else str(here)
+
+
+def value_here(values: Array, held: Array | None) -> Any:
+    """The value of the ranks for which the control flow runs now, if it runs for some ranks only and these have one; else None."""
+    mode = ambient.lockstep()
+    if mode is None or mode.groups.only is None:
+        return None
+    here = mode.groups.only.row_of != NOWHERE
+    found = values[here if held is None else here & held]
+    return found[0].item() if found.size and bool((found == found[0]).all()) else None
 
 
 def divergence(call: str, words: str, values: Array, held: Array | None) -> RanksDiverge:

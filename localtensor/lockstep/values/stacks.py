@@ -205,3 +205,11 @@ def stack_nested(data: object, kind: type[Tensor], plain: Callable[[Any], Tensor
     if all(one is None for one in found):
         return None
     return torch.stack([plain(given) if one is None else one for given, one in zip(data, found, strict=True)])
+
+
+def is_dense(sizes_strides: tuple[int, ...]) -> bool:
+    """Whether a tensor of these sizes, and strides behind them, has its elements without gaps and overlaps."""
+    half, aten = len(sizes_strides) // 2, torch.ops.aten
+    with torch._C._DisableTorchDispatch():
+        x = aten.empty_strided.default(sizes_strides[:half], sizes_strides[half:], device="meta")
+        return bool(aten.is_non_overlapping_and_dense.default(x))

@@ -9,12 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep
-from localtensor.lockstep.values.formatting import divergence, format_ints, keeps_grad, one_answer, shorten, user_place
+from localtensor.lockstep.values.formatting import (
+    divergence,
+    keeps_grad,
+    node_text,
+    one_answer,
+    one_int,
+    shorten,
+    user_place,
+)
 from localtensor.lockstep.values.partition import Array
+from localtensor.lockstep.values.stacks import is_dense
 
 _MAX_INT = 2**63 - 1  # of torch's ints and of numpy's
 # In these files of torch the guess "false" leads to code that is right for each rank, or raises.
@@ -180,7 +188,7 @@ class _Ints(_Node):
         held, world = _holders("layout", self, *nodes), len(self.values)
         ranks = np.arange(world) if held is None else np.flatnonzero(held)
         columns = [*zip(*(np.broadcast_to(node.values, world)[ranks].tolist() for node in nodes), strict=True)]
-        answers, values = {column: _dense(column) for column in set(columns)}, np.zeros(world, bool)
+        answers, values = {column: is_dense(column) for column in set(columns)}, np.zeros(world, bool)
         values[ranks] = [answers[column] for column in columns]
         return _bool_node(values, held, lambda: "is_non_overlapping_and_dense")
 
@@ -256,16 +264,16 @@ class RankInts(_Ints):
         return self._most
 
     def __repr__(self) -> str:
-        return f"RankInts({format_ints(self.values, self.held)})"
+        return node_text("RankInts", self.values, self.held)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RankInts, (np.array(self.values), self.held)
 
-    def int_(self) -> NoReturn:
-        raise divergence("int", "value", self.values, self.held)
+    def int_(self) -> int:
+        return one_int(self.values, self.held)
 
-    def guard_int(self, file: str, line: int) -> NoReturn:
-        self.int_()
+    def guard_int(self, file: str, line: int) -> int:
+        return self.int_()
 
 
 class RankBools(_Node):
@@ -283,7 +291,7 @@ class RankBools(_Node):
         self.values, self.held, self.words = values, held, words
 
     def __repr__(self) -> str:
-        return f"RankBools({format_ints(self.values, self.held)})"
+        return node_text("RankBools", self.values, self.held)
 
     def bool_(self) -> bool:
         return one_answer(self.words, self.values, self.held)
@@ -373,13 +381,6 @@ def _bool_node(values: Array, held: Array | None, words: Callable[[], str]) -> _
     if true == 0 or true == (len(values) if held is None else np.count_nonzero(held)):
         return Constant(bool(true))
     return RankBools(values, held, shorten(words()))
-
-
-def _dense(sizes_strides: tuple[int, ...]) -> bool:
-    half, aten = len(sizes_strides) // 2, torch.ops.aten
-    with torch._C._DisableTorchDispatch():
-        x = aten.empty_strided.default(sizes_strides[:half], sizes_strides[half:], device="meta")
-        return bool(aten.is_non_overlapping_and_dense.default(x))
 
 
 def _exactly(fn: Callable[[int, int], Any], one: _Node, other: _Node, held: Array | None) -> list[Any]:

@@ -91,7 +91,7 @@ def test_each_takes_the_way_that_the_table_says(records):
         if known.rewrite is None and not known.reshapes:  # these are done as other calls
             assert taken <= {"once", *allowed.get(ways[name], ())}, name
             seen += 1
-    assert seen > len(records) / 2
+    assert seen > 0.4 * len(records)
 
 
 def test_each_form_is_used_by_an_opinfo(calls):

@@ -1,0 +1,248 @@
+"""An `if` on which the ranks differ runs once for each kind of rank; what cannot be run so is refused, and changes nothing in silence."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import localtensor as lt
+from localtensor.errors import NotInLockstep, RanksDiverge
+from localtensor.lockstep.values.sym_nodes import RankInts
+
+RANKS = 4
+HISTORY: list[int] = []
+
+
+class Worker:
+    def __init__(self):
+        self.rank, self.steps, self.seen = dist.get_rank(), 0, []
+
+    def note(self, value):
+        self.seen.append(value)
+
+
+def prints(out):
+    worker = Worker()
+    if worker.rank == 0:
+        print("first", worker.rank, worker.rank == 0, int(worker.rank), file=out)
+    if not worker.rank:
+        print("not", file=out)
+    if worker.rank >= 1 and worker.rank % 2 == 1:
+        print("odd", file=out)
+    return worker.rank
+
+
+def assigns(_):
+    rank, x, count = dist.get_rank(), torch.ones(2), 5
+    y = torch.arange(2.0) + rank
+    if rank == 1:
+        x, count = x * y, count + 1
+        began = count
+    if rank == 1:
+        count += began
+    return x, count
+
+
+def chooses(_):
+    rank = dist.get_rank()
+    if rank == 0:
+        x, n = torch.ones(2), 1
+    elif rank == 1:
+        x, n = torch.zeros(2), 5
+    else:
+        x = torch.full((2,), 9.0) * rank
+        n = rank
+    for _ in range(2):
+        if rank > 1:  # noqa: SIM108
+            x = x + 1
+        else:
+            x = x - 1
+        n += 1
+    if rank == 2:
+        if rank + 1 == 3:  # noqa: SIM108
+            k = 7
+        else:
+            k = 8
+        n += k
+    else:
+        k = 9
+    return x, n, k
+
+
+def makes_new(_):
+    rank, x = dist.get_rank(), torch.zeros(2)
+    if rank < 2:
+        y = x * 2
+        y.add_(1)
+        x = y
+    return x, nn.functional.relu(x)
+
+
+def communicates_in_a_group(_):
+    group = dist.new_group([0, 1])
+    x = torch.ones(2) * (dist.get_rank() + 1)
+    if dist.get_rank() < 2:
+        y = x * 1
+        dist.all_reduce(y, group=group)
+        x = y
+    return x
+
+
+def out_of(program, tmp_path, name):
+    with (tmp_path / name).open("w") as out:
+        return program(out)
+
+
+@pytest.mark.parametrize("program", [prints, assigns, chooses, makes_new, communicates_in_a_group])
+def test_the_values_and_prints_are_those_of_rank_threads(program, tmp_path):
+    want = lt.run(lambda: out_of(program, tmp_path, f"{dist.get_rank()}"), ranks=RANKS, leftovers="ignore")
+    with lt.LocalTensorMode(RANKS):
+        got = out_of(program, tmp_path, "all")
+    for rank in range(RANKS):
+        for mine, theirs in zip(*map(leaves, (got, want[rank])), strict=True):
+            if isinstance(mine, lt.LocalTensor):
+                assert torch.equal(mine.on(rank), theirs)
+            else:
+                assert on(rank, mine) == theirs
+    said = [(tmp_path / f"{rank}").read_text() for rank in range(RANKS)]
+    kinds = "".join(dict.fromkeys("".join(said).splitlines(keepends=True)))  # once for each kind of rank
+    assert (tmp_path / "all").read_text() == kinds
+
+
+def leaves(value):
+    return [leaf for one in value for leaf in leaves(one)] if isinstance(value, tuple) else [value]
+
+
+def on(rank, value):
+    node = getattr(value, "node", None)
+    return int(node.values[rank]) if isinstance(node, RankInts) else value
+
+
+def appends():
+    if dist.get_rank() == 0:
+        HISTORY.append(1)
+
+
+def counts():
+    worker = Worker()
+    if worker.rank == 0:
+        worker.steps += 1
+
+
+def notes():
+    worker = Worker()
+    if worker.rank == 0:
+        worker.note(3)
+
+
+def writes():
+    x = torch.zeros(2)
+    if dist.get_rank() == 0:
+        x.add_(1)
+
+
+def writes_a_view():
+    x = torch.zeros(2)
+    if dist.get_rank() == 0:
+        x[:1].add_(1)
+
+
+def writes_elsewhere():
+    held = {"x": torch.zeros(2)}
+    if dist.get_rank() == 0:
+        held["x"].mul_(2)
+
+
+def reduces():
+    x = torch.ones(2)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+
+
+def returns():
+    if dist.get_rank() == 0:
+        return 1
+    return 2
+
+
+def or_else():
+    if dist.get_rank() == 0 or HISTORY:
+        print("no")
+
+
+def ends_with_else():
+    if dist.get_rank() == 0:
+        print("no")
+    else:
+        print("no")
+
+
+def asks_twice():
+    numbers = iter(range(9))
+    if next(numbers) == dist.get_rank():
+        print("no")
+
+
+def assigns_unlike():
+    name = "a"
+    if dist.get_rank() == 0:
+        name = "b"
+    return name
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns, or_else, ends_with_else,
+        asks_twice, assigns_unlike,
+    ],
+)  # fmt: skip
+def test_what_would_be_shared_in_silence_is_refused(program, capsys):
+    HISTORY.clear()
+    with lt.LocalTensorMode(RANKS), pytest.raises((RanksDiverge, NotInLockstep)):
+        program()
+    assert "no" not in capsys.readouterr().out
+
+
+def raises():
+    if dist.get_rank() == 3:
+        raise ValueError("mine")
+
+
+def test_an_error_within_is_that_of_the_program():
+    with lt.LocalTensorMode(RANKS), pytest.raises(ValueError, match="mine"):
+        raises()
+
+
+def test_a_debugger_keeps_its_trace_function():
+    def trace(*_):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with lt.LocalTensorMode(RANKS), pytest.raises(RanksDiverge):
+            chooses(None)
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(before)
+
+
+def test_no_trace_function_is_left():
+    before = sys.gettrace()
+    with lt.LocalTensorMode(RANKS):
+        chooses(None)
+    assert sys.gettrace() is before
+
+
+def test_an_int_of_each_rank_is_that_of_the_ranks_that_run():
+    with lt.LocalTensorMode(RANKS):
+        rank = dist.get_rank()
+        texts = []
+        if rank == 2:
+            text = f"{rank} {rank + 1} {int(rank)} {np.arange(4)[int(rank)]}"
+        texts += [text]
+    assert texts == ["2 3 2 2"]
