@@ -18,6 +18,7 @@ from localtensor.testing.compare.api import check_deterministic
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
 from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
+from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
@@ -47,6 +48,7 @@ class _Scripts:
     notes: list[str] = field(default_factory=list)
     calls: tuple[str, ...] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
+    names: NameMap | None = None
 
 
 def compare_scripts(
@@ -97,6 +99,10 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
     reference = whole.of_reference()
     made = tuple(whole.of([one.watch for one in variant.ranks]) for variant in variants)
     sides = Sides(reference, made, tuple(one.watch for one in ran.ranks), scripts.axes, (), name)
+    scripts.names = find_names(sides)
+    if scripts.names is not None:
+        sides = scripts.names.applied(sides)
+        scripts.notes.append(scripts.names.note())
     sides = replace(sides, batch_axes=_batch_axes(sides))
     _leave_out_losses(scripts, sides)
     scripts.calls = programs.collective_lines(scripts.axes, ran.calls)
@@ -105,7 +111,9 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
     scripts.notes += notes_of_values(sides, findings)
     if findings.divergence is None:
         others = (key for one in sides.ranks for key in one.seen)
-        more = dict.fromkeys(key for key in others if key not in reference.seen and key not in scripts.not_compared)
+        more = dict.fromkeys(
+            key for key in others if key not in sides.reference.seen and key not in scripts.not_compared
+        )
         findings.not_compared.update(dict.fromkeys(more, FEWER))
     else:
         scripts.notes += _remarks(findings)
@@ -115,12 +123,14 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
 def _look(scripts: _Scripts, sides: Sides, findings: Findings, found: Divergence) -> CloserLook:
     """Both scripts run once more, and the ops around the divergence are compared, if the reference has one rank."""
     region = region_of(found.key, sides.ranks[0].calls)
-    ranks = _run(scripts, scripts.parallel, "the parallel script, op by op", region).ranks
+    names = scripts.names
+    there = region if names is None else names.region_on_ranks(region)
+    ranks = _run(scripts, scripts.parallel, "the parallel script, op by op", there).ranks
     reference = sides.reference
     if scripts.reference.ranks == 1:
         reference = _run(scripts, scripts.reference, "the reference, op by op", region).ranks[0].watch
     second = replace(sides, reference=reference, ranks=tuple(one.watch for one in ranks))
-    return closer_look(second, findings, found)
+    return closer_look(second if names is None else names.applied(second), findings, found)
 
 
 def _run(

@@ -125,6 +125,19 @@ def test_a_tensor_parallel_script_is_equal_to_one_rank(script):
     assert done.layouts["the loss, step 0"] == done.layouts["output of MSELoss, step 0"] == "R"
 
 
+RENAMED = TENSOR_PARALLEL.replace("self.up", "self.wide").replace("self.down", "self.narrow")
+
+
+def test_a_script_may_call_its_parameters_otherwise(script):
+    done = compare_scripts(script(TENSOR_PARALLEL), script(RENAMED, ranks=2, name="renamed.py"))
+    assert done.divergence is None and not done.not_compared
+    assert done.layouts["output of up, step 1"] == "S(1)"
+    assert done.layouts["gradient of down.weight, step 0"] == "S(1)"
+    assert "by its values, on the ranks wide.weight is up.weight, narrow.weight is down.weight" in done.notes
+    found = compare_scripts(script(TENSOR_PARALLEL), script(RENAMED, "no_sum", ranks=2, name="renamed.py")).divergence
+    assert found.key == Key(0, "output", "down") and "all_reduce over ranks is missing" in found.what
+
+
 def test_a_missing_all_reduce_is_named_with_its_line(script):
     done = compare_scripts(script(TENSOR_PARALLEL), script(TENSOR_PARALLEL, "no_sum", ranks=2))
     found = done.divergence
