@@ -16,6 +16,7 @@ import functools
 import itertools
 import linecache
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -175,7 +176,9 @@ def _jump(frame: FrameType, branch: Branch) -> None:
     def trace(seen: FrameType, event: str, _: Any) -> Any:
         if seen is not frame or event != "line" or frame.f_lineno < branch.inside:
             return trace
-        frame.f_lineno = branch.behind  # type: ignore[misc]  # a trace function may
+        with warnings.catch_warnings():  # since Python 3.12 a jump gives None to variables without a value, and says so
+            warnings.simplefilter("ignore", RuntimeWarning)
+            frame.f_lineno = branch.behind  # type: ignore[misc]  # a trace function may
         frame.f_trace = None
         sys.settrace(None)
         return None
