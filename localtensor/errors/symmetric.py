@@ -155,18 +155,21 @@ class PadReused(base.ProgramFault):
 
 
 class ChannelsDiffer(base.ProgramFault):
-    """Ranks of one group wait in barriers of unlike channels, which never meet."""
+    """Ranks of one group use unlike channels and never meet: barriers, or a signal and the wait for it.
 
-    def __init__(self, waits: Sequence[Wait], channels: dict[int, int]) -> None:
+    `channels` are those of the ranks, `places` in the same order the lines of their calls.
+    """
+
+    def __init__(
+        self, call: str, waits: Sequence[Wait], channels: dict[int, int], places: dict[int, Place | None]
+    ) -> None:
         self.waits, self.channels = tuple(waits), dict(channels)
-        sentence = base.refusal_sentence(
-            "symm_mem.barrier",
-            "channel",
-            base.facts_by_rank({rank: f"channel={channel}" for rank, channel in channels.items()}),
-            "a barrier ends when all ranks of the group have called it on the same channel",
-            "Pass the same channel on every rank, and call the barriers in one order.",
-        )
+        meets = "a barrier ends when all ranks of the group have called it on the same channel"
+        if call != "barrier":
+            meets = "a wait ends by a signal of its own channel, and the one that this rank has put is on another"
+        remedy = "Pass the same channel on every rank, and call them in one order."
+        values = base.facts_by_rank({rank: f"channel={channel}" for rank, channel in channels.items()})
+        sentence = base.refusal_sentence(f"symm_mem.{call}", "channel", values, meets, remedy)
         details = [*base.likely_culprit_lines(channels), *base.wait_lines(waits)]
         order = [rank for _, ranks in base.minority_first(channels) for rank in ranks]
-        places = {wait.rank: wait.call.place for wait in waits}
         super().__init__(sentence, details, [places.get(rank) for rank in order], order)

@@ -1,8 +1,8 @@
 """The accesses to one buffer, exact to the byte, and which two of them race.
 
 Two accesses race if they touch a common byte, one of them writes, and neither happens before the other.  An access is
-kept until a later one stands for it: one that happens after it, covers its bytes, and is a write, or a read like it.
-Whatever races with the earlier one races with the later one too.
+kept until the same stream does the same to the same bytes again: whatever races with the earlier one then races with the
+later one too.  And it is kept until all streams of the ranks that have the buffer know of it: then nothing races with it.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,18 @@ class Footprint:
     `starts` are the first bytes of the runs in ascending order, computed when they are needed.
     """
 
-    __slots__ = ("_dims", "_starts", "hi", "lo", "run")
+    __slots__ = ("_dims", "_listed", "_starts", "hi", "lo", "run")
 
     def __init__(self, lo: int, run: int, dims: Sequence[tuple[int, int]] = (), starts: Any = None) -> None:
         self.lo, self.run, self._dims, self._starts = lo, run, tuple(dims), starts
+        self._listed = starts is not None
         self.hi = lo + sum((count - 1) * stride for count, stride in dims) + run
         if starts is not None:
             self.hi = int(starts[-1]) + run
 
     @property
     def dense(self) -> bool:
-        return not self._dims and self._starts is None
+        return not self._dims and not self._listed
 
     @property
     def starts(self) -> Any:
@@ -45,13 +46,12 @@ class Footprint:
             self._starts = np.unique(starts)
         return self._starts
 
-    def covers(self, other: "Footprint") -> bool:
-        """Whether each byte of the other is a byte of this one; False where that is not certain at a glance."""
-        if self.lo > other.lo or self.hi < other.hi:
-            return False
-        if self.dense:
-            return True
-        return self.lo == other.lo and self.run == other.run and self._dims == other._dims and bool(self._dims)
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal bytes; of single elements, only for the same object."""
+        if self._listed:
+            return (id(self), self)
+        return (self.lo, self.run, self._dims)
 
     def overlaps(self, other: "Footprint") -> bool:
         """Whether the two have a byte in common."""
@@ -130,55 +130,53 @@ class Access:
         return Place(*self.line) if self.line else None
 
 
-FIRST_SWEEP = 64  # accesses that a buffer keeps before those known to all streams are removed
+FIRST_SWEEP = 256  # accesses that a buffer keeps before those known to all streams are removed
 
 
 class Shadow:
-    """What is known of one buffer: the accesses that a later one may race with, and which bytes have been written."""
+    """What is known of one buffer: the accesses that a later one may race with, and which bytes have been written.
 
-    def __init__(self, size: int, order: Order) -> None:
+    `ranks` are those that have the buffer: its own, and those that have met it.
+    """
+
+    def __init__(self, size: int, order: Order, rank: int) -> None:
+        self.ranks = {rank}
         self._order = order
-        self._accesses: list[Access] = []
-        self._sweep_at = FIRST_SWEEP
+        self._accesses: dict[int, dict[Any, Access]] = {}  # by stream, and by bytes and kind
+        self._newest: dict[int, int] = {}  # by stream: the time of its latest access
+        self._count, self._sweep_at = 0, FIRST_SWEEP
         self._written: Any = np.zeros(size, bool)  # None: all of it
         self._left = size  # bytes that no rank has written
-        self._latest: dict[tuple[int, int, int, bool], Access] = {}
-
-    def repeats(self, access: Access) -> bool:
-        """Whether the last access of this kind to these bytes by this stream was at the same time: nothing is new then."""
-        if not access.bytes.dense:
-            return False
-        key = (access.lane.number, access.bytes.lo, access.bytes.hi, access.writes)
-        latest = self._latest.get(key)
-        return latest is not None and latest.time == access.time
 
     def add(self, access: Access) -> Access | None:
         """Keep the access; returns an earlier one that races with it, or None."""
-        lane, mine = access.lane, access.bytes
-        kept, knows = [], lane.clock.get
-        for earlier in self._accesses:
-            ordered = knows(earlier.lane.number, 0) >= earlier.time or earlier.lane is lane
-            if not ordered:
-                if (access.writes or earlier.writes) and earlier.bytes.overlaps(mine):
-                    return earlier
-            elif (access.writes or not earlier.writes) and mine.covers(earlier.bytes):
+        lane, mine, knows = access.lane, access.bytes, access.lane.clock.get
+        own = self._accesses.setdefault(lane.number, {})
+        key = (*mine.key, access.writes)
+        latest = own.get(key)
+        if latest is not None and latest.time == access.time:  # whatever could race has been compared with that one
+            return None
+        for number, others in self._accesses.items():
+            known = knows(number, 0)
+            if number == lane.number or self._newest[number] <= known:
                 continue
-            kept.append(earlier)
-        kept.append(access)
-        self._accesses = kept
-        if mine.dense:
-            if len(self._latest) > 4 * FIRST_SWEEP:
-                self._latest.clear()
-            self._latest[(lane.number, mine.lo, mine.hi, access.writes)] = access
-        if len(kept) > self._sweep_at:
+            for earlier in others.values():
+                if earlier.time > known and (access.writes or earlier.writes) and earlier.bytes.overlaps(mine):
+                    return earlier
+        self._count += latest is None
+        own[key] = access
+        self._newest[lane.number] = access.time
+        if self._count > self._sweep_at:
             self._sweep()
         return None
 
     def _sweep(self) -> None:
         """Remove the accesses that happen before whatever follows."""
-        known = self._order.known_to_all()
-        self._accesses = [one for one in self._accesses if known[one.lane.number] < one.time]
-        self._sweep_at = max(FIRST_SWEEP, 2 * len(self._accesses))
+        known = self._order.known_to_all(self.ranks)
+        for number, accesses in self._accesses.items():
+            self._accesses[number] = {key: one for key, one in accesses.items() if known.get(number, 0) < one.time}
+        self._count = sum(map(len, self._accesses.values()))
+        self._sweep_at = max(FIRST_SWEEP, 2 * self._count)
 
     def mark_written(self, where: Footprint) -> None:
         if self._written is not None:

@@ -32,7 +32,7 @@ class Buffer:
     def __init__(self, number: int, rank: int, memory: torch.Tensor, pad: Pad, order: Order, line: Line) -> None:
         self.number, self.rank, self.memory, self.pad, self.line = number, rank, memory, pad, line
         self.size = memory.numel()
-        self.shadow = Shadow(self.size, order)
+        self.shadow = Shadow(self.size, order, rank)
         self.group_name: str | None = None
         self.meetings: dict[str, Meeting] = {}
 
@@ -145,6 +145,8 @@ class SymmetricMemory:
     def _meet(self, parts: Sequence[Contribution]) -> Sequence[Any]:
         meeting = Meeting(self, parts[0].group, [part.inputs for part in parts])
         self.meetings.append(meeting)
+        for buffer in meeting.buffers:
+            buffer.shadow.ranks.update(meeting.group.ranks)
         return [meeting] * len(parts)
 
     # Accesses
@@ -171,8 +173,6 @@ class SymmetricMemory:
             missing, total = shadow.unwritten(use.bytes)
             if missing and (missing == total or not use.moves):
                 self._unwritten.append((access, buffer, missing, total))
-        if shadow.repeats(access):
-            return
         earlier = shadow.add(access)
         if earlier is not None:
             common = earlier.bytes.common_range(access.bytes)

@@ -6,7 +6,7 @@ issues later, to any stream.  A clock holds, for each stream, up to which of its
 happened.  A stream's time advances when it publishes its clock: to a barrier, a signal, an event, a collective.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 Clock = dict[int, int]  # number of a stream -> time
 
@@ -109,8 +109,9 @@ class Order:
         """A blocking call of the rank has returned: what follows on it happens after what the clock holds."""
         self.hosts[rank].learn(clock)
 
-    def known_to_all(self) -> Clock:
-        """The times up to which each stream is known to all the streams."""
-        for lane in self.lanes:
+    def known_to_all(self, ranks: Container[int]) -> Clock:
+        """The times up to which each stream of these ranks is known to all the streams of these ranks."""
+        lanes = [lane for lane in self.lanes if lane.rank in ranks]
+        for lane in lanes:
             lane.follow_host()
-        return {lane.number: min(other.clock.get(lane.number, 0) for other in self.lanes) for lane in self.lanes}
+        return {lane.number: min(other.clock.get(lane.number, 0) for other in lanes) for lane in lanes}

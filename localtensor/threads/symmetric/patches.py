@@ -23,6 +23,7 @@ from localtensor.threads.symmetric.memory import SymmetricMemory, memory_of
 from localtensor.threads.symmetric.watch import watch_of
 
 MODULE = "torch.distributed._symmetric_memory"
+MICRO_PIPELINE = "torch._inductor.fx_passes.micro_pipeline_tp"
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0.
 SYMMETRIC_PRIVATE = {
@@ -119,10 +120,14 @@ def _served(original: Callable[..., Any], ours: Callable[..., Any]) -> Any:
     return staticmethod(call)
 
 
-def _current_device(original: Callable[[], int]) -> int:
-    """0 for torch's workspace of symmetric memory, which names its device by it."""
-    caller = sys._getframe(2).f_globals.get("__name__")
-    return 0 if caller == MODULE and simulation_of_this_rank() is not None else original()
+def _for_caller(module: str, original: Callable[[], Any], answer: object) -> Callable[[], Any]:
+    """`original`, except for one module of torch while it is called by a rank."""
+
+    def call() -> Any:
+        asked_there = sys._getframe(1).f_globals.get("__name__") == module
+        return answer if asked_there and simulation_of_this_rank() is not None else original()
+
+    return call
 
 
 _STREAMS: dict[str, Any] = {
@@ -157,6 +162,10 @@ def symmetric_memory_patched() -> Iterator[None]:
         if not torch.cuda.is_available():
             for name, ours in _STREAMS.items():
                 stack.enter_context(replaced(torch.cuda, name, ours))
-            original = torch.cuda.current_device
-            stack.enter_context(replaced(torch.cuda, "current_device", lambda: _current_device(original)))
+            # torch's workspace of symmetric memory names its device by it.
+            device = _for_caller(MODULE, torch.cuda.current_device, 0)
+            stack.enter_context(replaced(torch.cuda, "current_device", device))
+        # The pass that makes fused ops does nothing without NCCL.
+        has_nccl = _for_caller(MICRO_PIPELINE, torch.distributed.is_nccl_available, True)
+        stack.enter_context(replaced(torch.distributed, "is_nccl_available", has_nccl))
         yield

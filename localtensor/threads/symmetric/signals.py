@@ -196,7 +196,7 @@ class Meeting:
             self.memory.simulation.wake(ticket)
 
 
-def stuck_error(blocked: dict[int, Any], waits: Sequence[Wait]) -> LocalTensorError | None:
+def stuck_error(blocked: dict[int, _Blocked], waits: Sequence[Wait]) -> LocalTensorError | None:
     """The error of ranks that wait for signals that cannot come, where it is more than a deadlock; else None."""
     barriers: dict[int, dict[int, int]] = {}
     for rank, one in sorted(blocked.items()):
@@ -204,13 +204,21 @@ def stuck_error(blocked: dict[int, Any], waits: Sequence[Wait]) -> LocalTensorEr
             barriers.setdefault(id(one.meeting), {})[rank] = one.channel
     for channels in barriers.values():
         if len(set(channels.values())) > 1:
-            return ChannelsDiffer([wait for wait in waits if wait.rank in channels], channels)
+            places = {rank: blocked[rank].place for rank in channels}
+            return ChannelsDiffer(BARRIER, [wait for wait in waits if wait.rank in channels], channels, places)
     for rank, one in sorted(blocked.items()):
         signal = one.pad.signals.get(one.word)
         if one.call != WAIT and signal is not None:
             put, taken = (signal.rank, signal.call, signal.place), (rank, one.call, one.place)
             problem = f"the signal of {signal.call}() before it has not been consumed, and rank {one.pad.rank} does not"
             return PadReused(put, taken, one.channel, f"{problem} wait for it", waits)
+        if one.call == WAIT:
+            size = len(one.meeting.buffers)
+            for word, other in sorted(one.pad.signals.items()):
+                if word % size == one.word % size and other.call == PUT:  # of the sender for which the rank waits
+                    channels, places = {other.rank: word // size, rank: one.channel}, {other.rank: other.place}
+                    mine = [wait for wait in waits if wait.rank == rank]
+                    return ChannelsDiffer(WAIT, mine, channels, {**places, rank: one.place})
     return None
 
 
