@@ -9,7 +9,10 @@ from localtensor.errors import base
 
 @dataclass(frozen=True, slots=True)
 class MemoryAccess:
-    """One access to symmetric memory: by which rank and stream, whether it writes, by which op, and in which line."""
+    """One access to symmetric memory: by which rank and stream, whether it writes, by which op, and in which line.
+
+    `after` is the number of calls in the log of the run before it.
+    """
 
     rank: int
     stream: str
@@ -17,6 +20,7 @@ class MemoryAccess:
     op: str
     bytes: str
     place: Place | None
+    after: int = 0
 
     def __str__(self) -> str:
         verb = "writes" if self.writes else "reads"

@@ -244,6 +244,8 @@ def _run_rank(
         # Not for a lost rank: the run is over, and the state belongs to the caller again.
         if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
+            if simulation.memory is not None:
+                simulation.memory.leave(world.rank)
             rank_world.clear_sharding_cache()
 
 

@@ -112,7 +112,10 @@ def footprint_of_elements(x: torch.Tensor, chosen: torch.Tensor) -> Footprint | 
 
 @dataclass(slots=True, eq=False)
 class Access:
-    """One access: by which stream of which rank, at which of its times, to which bytes, by which op in which line."""
+    """One access: by which stream of which rank, at which of its times, to which bytes, by which op in which line.
+
+    `after` is the number of calls in the log of the run before it.
+    """
 
     lane: Lane
     time: int
@@ -120,6 +123,7 @@ class Access:
     bytes: Footprint
     op: str
     line: Line
+    after: int = 0
 
     @property
     def rank(self) -> int:

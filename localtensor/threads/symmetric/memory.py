@@ -167,7 +167,7 @@ class SymmetricMemory:
                 self._check(lane, op, use, use.area, line)
 
     def _check(self, lane: Lane, op: str, use: Use, buffer: Buffer, line: Line) -> None:
-        access = Access(lane, lane.time, use.writes, use.bytes, op, line)
+        access = Access(lane, lane.time, use.writes, use.bytes, op, line, len(self.simulation.log))
         shadow = buffer.shadow
         if use.reads:
             missing, total = shadow.unwritten(use.bytes)
@@ -246,6 +246,12 @@ class SymmetricMemory:
 
     # Ends
 
+    def leave(self, rank: int) -> None:
+        """The rank has ended, in the calling thread."""
+        watch = self.watches.pop(rank, None)
+        if watch is not None:
+            watch.end()
+
     def stuck_error(self, waits: Sequence[Wait]) -> LocalTensorError | None:
         """The error when some rank waits and none can run, if it is one of signals; else None."""
         return self._unwritten_error() or stuck_error(self.blocked, waits)
@@ -264,7 +270,7 @@ class SymmetricMemory:
 
 def _shown(access: Access) -> MemoryAccess:
     where = ranges_text(access.bytes)
-    return MemoryAccess(access.rank, access.lane.name, access.writes, access.op, where, access.place)
+    return MemoryAccess(access.rank, access.lane.name, access.writes, access.op, where, access.place, access.after)
 
 
 def group_named(name: str) -> Group:

@@ -96,6 +96,7 @@ class SymmetricWatch(TorchDispatchMode):
     def __init__(self, memory: SymmetricMemory, rank: int) -> None:
         super().__init__()
         self._memory, self._rank = memory, rank
+        self._readers = ReaderWatch(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -104,7 +105,11 @@ class SymmetricWatch(TorchDispatchMode):
 
     def begin(self) -> None:
         """Watch the calling thread from now on, below the modes that are active."""
-        restack(self, ReaderWatch(self), add=True)
+        restack(self, self._readers, add=True)
+
+    def end(self) -> None:
+        """Leave the calling thread, which ends: what its mode stack holds would be freed when Python may be gone."""
+        restack(self, self._readers, add=False)
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None

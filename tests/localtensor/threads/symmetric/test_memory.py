@@ -5,6 +5,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed.device_mesh import init_device_mesh
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import localtensor as lt
 from localtensor.errors import (
@@ -22,6 +24,7 @@ from localtensor.errors import (
     SignalNotConsumed,
     SymmetricRace,
 )
+from localtensor.threads.symmetric.watch import SymmetricWatch
 
 
 def meet(count=8, dtype=torch.float32, group=None, fill=True):
@@ -458,3 +461,19 @@ def test_the_backend_is_each_ranks_own_until_it_has_memory():
         return symm_mem.get_backend("cpu"), symm_mem.is_nvshmem_available()
 
     assert lt.run(program, ranks=2).values == (("NVSHMEM", False),) * 2
+
+
+def test_a_rank_leaves_no_mode_on_its_thread():
+    """torch frees a thread's mode stack after the thread has ended, which aborts the process where Python is gone."""
+    ends = []
+    end = SymmetricWatch.end
+
+    def look(watch):
+        end(watch)
+        ends.append((_get_current_dispatch_mode_stack(), _get_current_function_mode_stack()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SymmetricWatch, "end", look)
+        lt.run(meet, ranks=2)
+        fails(SymmetricRace, write_read_race)
+    assert ends == [([], [])] * 4
