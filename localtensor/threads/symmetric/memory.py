@@ -159,10 +159,10 @@ class SymmetricMemory:
         for use in uses:
             if isinstance(use.area, Pad):
                 first, last = use.bytes.lo // WORD, (use.bytes.hi - 1) // WORD
+                if use.reads:
+                    use.area.read(lane, first, last)
                 if use.writes:
                     use.area.write(lane, first, last, self.simulation.wake)
-                else:
-                    use.area.read(lane, first, last)
             elif self.simulation.detects_races:
                 self._check(lane, op, use, use.area, line)
 

@@ -482,3 +482,14 @@ def readers_of_one_buffer_and_one_writer():
             h.wait_signal(0)
             assert (of(h, 0, 4) == step).all()
             h.put_signal(0)
+
+
+@right(4)
+def a_counter_in_a_pad():
+    """Each rank adds to one word when it has written its slot; the last value stands for all of them."""
+    mine, h = buffer(4)
+    of(h, 0, 4)[h.rank].fill_(h.rank)
+    flag(h, 0).add_(1)
+    if h.rank == 0:
+        until(flag(h, 0), 4)
+        assert mine.tolist() == [0, 1, 2, 3]
