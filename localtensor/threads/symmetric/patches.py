@@ -120,6 +120,19 @@ def _served(original: Callable[..., Any], ours: Callable[..., Any]) -> Any:
     return staticmethod(call)
 
 
+class _HandleOp:
+    """An op that takes a handle: a rank calls `ours`; anything else of the op is torch's, which its compiler lists."""
+
+    def __init__(self, original: Any, ours: Callable[..., Any]) -> None:
+        self._original, self._ours = original, ours
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._original if simulation_of_this_rank() is None else self._ours)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
 def _for_caller(module: str, original: Callable[[], Any], answer: object) -> Callable[[], Any]:
     """`original`, except for one module of torch while it is called by a rank."""
 
@@ -158,7 +171,7 @@ def symmetric_memory_patched() -> Iterator[None]:
         for name, ours in OF_HANDLES.items():
             if hasattr(torch.ops.symm_mem, name):
                 original = getattr(torch.ops.symm_mem, name)
-                stack.enter_context(replaced(torch.ops.symm_mem, name, _served(original, ours).__func__))
+                stack.enter_context(replaced(torch.ops.symm_mem, name, _HandleOp(original, ours)))
         if not torch.cuda.is_available():
             for name, ours in _STREAMS.items():
                 stack.enter_context(replaced(torch.cuda, name, ours))

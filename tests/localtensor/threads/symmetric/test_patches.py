@@ -46,6 +46,14 @@ def test_the_answers_for_torchs_modules_are_not_for_programs():
         assert lt.run(program, ranks=1).values == (dist.is_nccl_available(),)
 
 
+def test_ops_of_handles_have_the_overloads_that_torchs_compiler_lists():
+    def program():
+        packets = [getattr(torch.ops.symm_mem, name) for name in ("_barrier", "_rendezvous", "nccl_put_signal")]
+        return [(packet.overloads(), packet.default._schema.name) for packet in packets]
+
+    assert lt.run(program, ranks=1).values[0] == program()
+
+
 def test_the_size_of_a_signal_pad_is_that_of_the_allocation():
     def program():
         torch.distributed._symmetric_memory.set_signal_pad_size(64)
