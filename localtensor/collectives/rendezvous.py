@@ -133,6 +133,7 @@ class Ticket:
     ready: Callable[[], bool] | None = None  # of a lock or a sleep: whether it is over
     deadline: float | None = None  # of a blocked rank, in seconds of the simulated clock
     diagnosis: errors.LocalTensorError | None = None  # what it waited for when the deadline passed
+    clock: dict[int, int] | None = None  # what happens before its end, where ranks share memory; of a send, before it
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +144,7 @@ class Rendezvous:
     number: int
     parts: dict[int, Contribution] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    clocks: dict[int, dict[int, int]] = field(default_factory=dict)  # by rank: what has happened before its part
     broken: type[errors.CollectiveMismatch] | None = None
 
     def missing(self) -> tuple[int, ...]:

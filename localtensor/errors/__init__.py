@@ -3,6 +3,7 @@
 base                    LocalTensorError, the five parts of its message, errors about arguments
 collectives             what ranks bring to a collective
 mismatches, programs    calls of ranks that do not fit; other faults of a user's program
+symmetric               faults of programs on symmetric memory
 runs                    what `lt.run`, an exploration and a pool of processes cannot do
 lockstep                what one control flow for all ranks cannot do
 failure_report          the text of a run that failed

@@ -102,3 +102,11 @@ from localtensor.errors.runs import UnknownWay as UnknownWay
 from localtensor.errors.runs import ValuesDiffer as ValuesDiffer
 from localtensor.errors.runs import WaitsAlone as WaitsAlone
 from localtensor.errors.runs import WrongArguments as WrongArguments
+from localtensor.errors.symmetric import ChannelsDiffer as ChannelsDiffer
+from localtensor.errors.symmetric import NoSuchPeer as NoSuchPeer
+from localtensor.errors.symmetric import NotSymmetric as NotSymmetric
+from localtensor.errors.symmetric import OutsideBuffer as OutsideBuffer
+from localtensor.errors.symmetric import PadReused as PadReused
+from localtensor.errors.symmetric import ReadUnwritten as ReadUnwritten
+from localtensor.errors.symmetric import SignalNotConsumed as SignalNotConsumed
+from localtensor.errors.symmetric import SymmetricRace as SymmetricRace

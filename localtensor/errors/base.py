@@ -157,7 +157,7 @@ def call_summary(call: Call) -> str:
     if call.peer is None:
         name += f" in group {call.group_name}"
     else:
-        name += f" {'from' if 'recv' in call.kind else 'to'} {call.peer}"
+        name += f" {'from' if 'recv' in call.kind or 'wait' in call.kind else 'to'} {call.peer}"
     tag = f" with tag {call.tag}" if call.tag else ""
     handling = f", while handling {call.handling}" if call.handling else ""
     return f"{name}{tag}{place_suffix(call.place)}{handling}"

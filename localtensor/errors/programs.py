@@ -253,6 +253,8 @@ def _deadlock_remedy(calls: Sequence[Call]) -> str:
         return "Let one of the ranks set the key before it waits for it."
     if all(call.kind == "Lock.acquire" for call in calls):
         return "Let another thread of the rank release the lock, or set what is waited for."
+    if all(call.kind.startswith("symm_mem.") for call in calls):
+        return "Let one of the ranks put its signal before it waits for the other's."
     if all(call.peer is None for call in calls):
         return "Call the collectives of all groups in one order on every rank."
     if all("recv" in call.kind for call in calls):

@@ -81,6 +81,7 @@ def run(
     isolate: bool = False,
     faults: Faults | None = None,
     replicas: str | None = None,
+    races: bool = True,
 ) -> Run:
     """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
@@ -106,6 +107,8 @@ def run(
     replicas   None: parameters whose gradients one call has all_reduced must be equal on all ranks at each step of an
                optimizer, else `RanksDisagree`.  "check": so must all parameters of all optimizers, which are counted in
                the order of their first steps.  "ignore": nothing is compared.  On threads.
+    races      whether accesses to symmetric memory are checked for races and for reads of what no rank has written.
+               On threads.
 
     Raises `BadFaults`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
@@ -138,7 +141,7 @@ def run(
         return fn(*pieces[rank])
 
     start, limit, roots = 0, timeout_limit(timeout), (fn,) if isolate else ()
-    options: dict[str, Any] = {"share": share, "roots": roots, "faults": faults, "replicas": replicas}
+    options: dict[str, Any] = {"share": share, "roots": roots, "faults": faults, "replicas": replicas, "races": races}
     ran = run_in_threads(body, ranks, schedule, seed, limit, **options)
     while not ran.values:  # a rank has died
         start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)

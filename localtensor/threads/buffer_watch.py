@@ -99,7 +99,7 @@ class BufferWatch(TorchDispatchMode):
         super().__init__()
         self._simulation = simulation
         self._held: dict[Ticket, _Buffers] = {}
-        self._readers = _ReaderWatch(self)
+        self._readers = ReaderWatch(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -109,7 +109,7 @@ class BufferWatch(TorchDispatchMode):
     def begin(self, ticket: Ticket, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         buffers = _Buffers(list(inputs), list(outputs), [checksum(x) for x in (*inputs, *outputs)])
         if not self._held:
-            _restack(self, self._readers, add=True)
+            restack(self, self._readers, add=True)
         self._held[ticket] = buffers
 
     def end(self, ticket: Ticket, *, written_by_peer: Callable[[Tensor], bool] | None = None) -> None:
@@ -122,7 +122,7 @@ class BufferWatch(TorchDispatchMode):
         if held is None:
             return
         if not self._held:
-            _restack(self, self._readers, add=False)
+            restack(self, self._readers, add=False)
         if written_by_peer is None:
             return
         with torch._C.DisableTorchFunction():  # the user's modes must not see this
@@ -140,16 +140,16 @@ class BufferWatch(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
         kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(_FAKE_KEY) is not None:  # shape propagation: no data is read
+        if torch._C._get_dispatch_mode(FAKE_KEY) is not None:  # shape propagation: no data is read
             return func(*args, **kwargs)
-        if any(getattr(kind, "__torch_dispatch__", None) is not _TENSOR_DISPATCH for kind in types):
+        if any(getattr(kind, "__torch_dispatch__", None) is not TENSOR_DISPATCH for kind in types):
             return NotImplemented  # DTensor and the like: their ops on local tensors arrive here later
-        if not _is_view_op(func) and not _reads_metadata_only(func) and func.overloadpacket is not _WAIT:
+        if not is_view_op(func) and not reads_metadata_only(func) and func.overloadpacket is not _WAIT:
             self._check_op(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _check_op(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        for tensor, written in _tensor_uses(func, args, kwargs):
+        for tensor, written in tensor_uses(func, args, kwargs):
             for ticket, held in self._held.items():
                 if any(overlap(tensor, buffer) for buffer in held.outputs):
                     self._fail(BufferReused if written else ReadBeforeWait, ticket, str(func))
@@ -173,20 +173,20 @@ def _plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 _WAIT = torch.ops._c10d_functional.wait_tensor
-_TENSOR_DISPATCH = getattr(Tensor, "__torch_dispatch__", None)
-_FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
+TENSOR_DISPATCH = getattr(Tensor, "__torch_dispatch__", None)
+FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
 
 
-def _is_view_op(func: OpOverload) -> bool:
+def is_view_op(func: OpOverload) -> bool:
     """Whether the op makes a view of its argument, or reads metadata: no element is read or written."""
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def _reads_metadata_only(func: OpOverload) -> bool:
+def reads_metadata_only(func: OpOverload) -> bool:
     """Whether the op uses only shape and dtype of its argument, which the schemas do not say.
 
-    >>> [_reads_metadata_only(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
+    >>> [reads_metadata_only(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
     [True, True, False]
     """
     name = func.overloadpacket.__name__
@@ -203,7 +203,7 @@ def _sends_only(func: OpOverload, args: Sequence[Any]) -> bool:
     return func is torch.ops.c10d.send.default
 
 
-def _tensor_uses(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, bool]]:
+def tensor_uses(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, bool]]:
     """Each tensor argument, and whether the op writes it: by alias info, or for c10d's ops by the argument's name."""
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -211,26 +211,26 @@ def _tensor_uses(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
             written = not argument.name.startswith("input") and not _sends_only(func, args)
         else:
             written = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             yield tensor, written
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 # These read elements without any op that a dispatch mode sees.
 _UNDISPATCHED_READERS = {Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__array__}
 
 
-class _ReaderWatch(TorchFunctionMode):
-    """Reports reads that a dispatch mode does not see to the watch."""
+class ReaderWatch(TorchFunctionMode):
+    """Reports reads that a dispatch mode does not see to the watch, by its `check_read(name, tensor)`."""
 
-    def __init__(self, watch: BufferWatch) -> None:
+    def __init__(self, watch: Any) -> None:
         super().__init__()
         self._watch = watch
 
@@ -242,7 +242,7 @@ class _ReaderWatch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _restack(mode: TorchDispatchMode, readers: TorchFunctionMode, *, add: bool) -> None:
+def restack(mode: TorchDispatchMode, readers: TorchFunctionMode, *, add: bool) -> None:
     """Put the modes below all active ones, so that the user's `with` blocks nest; without `add`, remove them."""
     above = [dispatch._pop_mode() for _ in dispatch._get_current_dispatch_mode_stack()]
     functions = [_pop_mode() for _ in _get_current_function_mode_stack()]

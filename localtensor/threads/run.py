@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.ambient import set_guard, set_rules, simulation_entered, simulation_of_this_rank
+from localtensor._util.ambient import running, set_guard, set_rules, simulation_entered, simulation_of_this_rank
 from localtensor._util.call_sites import in_debugger, is_user_file, place_of_error, place_of_frame
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
@@ -34,6 +34,7 @@ from localtensor.threads.simulation import Simulation
 from localtensor.threads.state import shared_propagation
 from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
 from localtensor.threads.store import RankStore
+from localtensor.threads.symmetric.patches import symmetric_memory_patched
 
 GRACE = 5.0  # seconds that an interrupted rank has to end, before its thread is abandoned
 Body = Callable[[int], Any]
@@ -66,6 +67,7 @@ def run_in_threads(
     faults: Faults | None = None,
     start: int = 0,
     replicas: str | None = None,
+    races: bool = True,
 ) -> ThreadRun:
     """Run `body(rank)` on every rank, each with its own world; `share`: see `localtensor.run`.
 
@@ -73,7 +75,7 @@ def run_in_threads(
     `report(shared, writes)` is called at the end: what ranks shared, and the writes to it that were seen, a line each.
     `roots`: functions that the ranks will call, if what they write to the globals of modules is to be kept apart.
     `faults`: those on purpose; `start` counts the starts of the program, from 0.
-    `replicas`: see `localtensor.run`.
+    `replicas`, `races`: see `localtensor.run`.
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -91,6 +93,7 @@ def run_in_threads(
             isolating.append(isolation)
         if faults is not None:
             simulation.faults = FaultsOfRun(faults, start, simulation)
+        simulation.detects_races = races
         if replicas != "ignore":
             simulation.kernels.replicas = ReplicaWatch(simulation, every=replicas == "check")
 
@@ -191,6 +194,7 @@ def _simulation_context(
         stack.enter_context(dist_patches.patched_torch_distributed())
         stack.enter_context(kernels_in_place(simulation.kernels))
         stack.enter_context(helper_threads(simulation, rank_worlds))
+        stack.enter_context(symmetric_memory_patched())
         stack.enter_context(_one_core_per_op())
         sharing = stack.enter_context(shared_propagation.propagation_shared(SLOTS["patches"].inside, on=share))
         stack.enter_context(rank_world.process_globals_guarded())
@@ -240,7 +244,19 @@ def _run_rank(
         # Not for a lost rank: the run is over, and the state belongs to the caller again.
         if world.rank not in simulation.run_token.lost:
             left[world.rank] = rank_world.leave_groups(world)
+            if simulation.memory is not None:
+                simulation.memory.leave(world.rank)
             rank_world.clear_sharding_cache()
+
+
+def _after_fork() -> None:
+    simulation = running()
+    if simulation is not None:
+        simulation.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _end_child(error: BaseException | None) -> NoReturn:

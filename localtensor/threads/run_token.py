@@ -10,16 +10,21 @@ RecursionError and MemoryError may be raised at any call.  A step therefore eith
 """
 
 import ctypes
+import functools
 import sys
 import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 from localtensor._util.patching import replaced
 from localtensor.concurrency.schedule import Schedule
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 
 SHORT_GRACE = 0.01  # seconds that a rank has to end, once its peers have used up the common grace
 WAIT_SLICE = 1.0  # seconds of one wait, so that Ctrl-C is seen
@@ -61,6 +66,20 @@ def require_stack() -> None:
         raise RecursionError("maximum recursion depth exceeded while calling a collective") from None
     finally:
         _set_limit(limit)
+
+
+def entirely(step: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A step that is done entirely, or ends the run with what it raised: the ranks never go on after half of it."""
+
+    @functools.wraps(step)
+    def whole(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return step(self, *args, **kwargs)
+        except Exception as crash:  # why: MemoryError may be raised at any call
+            token: RunToken = self.run_token  # type: ignore[attr-defined]  # of a simulation
+            token.abort_with(crash)
+
+    return cast("Callable[Concatenate[S, P], T]", whole)
 
 
 class Abort(BaseException):

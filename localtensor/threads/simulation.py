@@ -3,13 +3,11 @@
 Nothing here depends on torch.distributed: `threads/process_group.py` defines what a collective reads and writes.
 """
 
-import functools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from math import prod
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,36 +26,10 @@ from localtensor.errors import (
 from localtensor.threads import diagnosis
 from localtensor.threads.cores import CoreAffinity
 from localtensor.threads.diagnosis import RankEnd, TimeLimit
-from localtensor.threads.run_token import Abort, RunToken, require_stack
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from localtensor.threads.run_token import Abort, RunToken, entirely, require_stack
 
 MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable, that count as a deadlock
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
-
-
-def _after_fork() -> None:
-    simulation = ambient.running()
-    if simulation is not None:
-        simulation.forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _entirely(step: Callable[Concatenate["Simulation", P], T]) -> Callable[Concatenate["Simulation", P], T]:
-    """A step that is done entirely, or ends the run with what it raised: the ranks never go on after half of it."""
-
-    @functools.wraps(step)
-    def whole(self: "Simulation", *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return step(self, *args, **kwargs)
-        except Exception as crash:  # why: MemoryError may be raised at any call
-            self.run_token.abort_with(crash)
-
-    return cast("Callable[Concatenate[Simulation, P], T]", whole)
 
 
 def _elements(part: Contribution) -> list[tuple[torch.dtype, int]]:
@@ -83,6 +55,8 @@ class Simulation:
         self._cores = CoreAffinity()
         self.helpers: Any = None  # the helper threads of the ranks
         self.faults: Any = None  # those on purpose
+        self.memory: Any = None  # symmetric memory, once a rank has some, and the order of what the ranks do
+        self.detects_races = True  # in symmetric memory
         self.forked = False  # this is a child process that a rank has forked
         self.ended: dict[int, RankEnd] = {}
         self.verdict: LocalTensorError | None = None
@@ -131,7 +105,7 @@ class Simulation:
         require_stack()
         return self.rank()
 
-    @_entirely
+    @entirely
     def contribute(
         self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, returns_work: bool
     ) -> Ticket:
@@ -139,10 +113,12 @@ class Simulation:
         self.run_token.check(self.run_token.here())
         rendezvous = part.group.next_rendezvous(part.rank)
         part.number = rendezvous.number
-        self._note(part)
+        self.note(part)
         if self._is_cut_off(part):
             return Ticket(part, lambda: part.group.ranks)
         ticket = rendezvous.join(part)
+        if self.memory is not None:
+            rendezvous.clocks[part.rank] = self.memory.released(part.rank)
         ticket.deliver = deliver
         if returns_work:
             self._handed_out[ticket] = None
@@ -164,10 +140,12 @@ class Simulation:
             self.fail(diagnosis.collective_error(rendezvous, refusal))
         except Exception as crash:  # why: a bug of ours, no statement about the program; `run` raises it unchanged
             self.run_token.abort_with(crash)
+        if self.memory is not None:
+            self.memory.order_collective(rendezvous, tickets)
         for ticket in tickets:
             self._wake(ticket)
 
-    @_entirely
+    @entirely
     def send(self, part: Contribution) -> Ticket:
         ticket = self._post(part)
         if self._is_cut_off(part):
@@ -180,7 +158,7 @@ class Simulation:
             self._deliver_message(ticket, met)
         return ticket
 
-    @_entirely
+    @entirely
     def recv(self, part: Contribution, deliver: Callable[[Any], None]) -> Ticket:
         ticket = self._post(part)
         ticket.deliver = deliver
@@ -199,9 +177,11 @@ class Simulation:
     def _post(self, part: Contribution) -> Ticket:
         self.run_token.check(self.run_token.here())
         part.number = self._mail(part).number(part.kind, part.rank, part.peer, part.tag or 0)
-        self._note(part)
+        self.note(part)
         others = tuple(rank for rank in part.group.ranks if rank != part.rank)
         ticket = Ticket(part, lambda: others if part.peer is None else (part.peer,))
+        if self.memory is not None and part.kind == "send":
+            ticket.clock = self.memory.released(part.rank)
         self._handed_out[ticket] = None
         return ticket
 
@@ -214,6 +194,7 @@ class Simulation:
         if recv.part.peer is None:
             recv.part.peer = send.part.rank
         recv.result, send.part.inputs = send.part.inputs, None
+        recv.clock, send.clock = send.clock, None
         for ticket in (send, recv):
             ticket.done = True
             self._wake(ticket)
@@ -235,12 +216,15 @@ class Simulation:
                 self.faults.check(ticket)
             if not ticket.done and limit is not None:
                 raise self._timed_out(ticket, limit)
+        clock, ticket.clock = ticket.clock, None
+        if clock is not None:
+            self.memory.acquired(ticket.part.rank, clock)
         deliver, ticket.deliver = ticket.deliver, None
         if deliver is not None:
             deliver(ticket.result)
             ticket.result = None
 
-    @_entirely
+    @entirely
     def block(self, ticket: Ticket, seconds: float | None = None) -> None:
         """Wait until another rank has set `done` and woken this one, or until `seconds` have passed while none can run."""
         number = self.run_token.here()
@@ -253,10 +237,10 @@ class Simulation:
         self._waits[number] = ticket
         self.run_token.block(number)
 
-    @_entirely
+    @entirely
     def wake(self, ticket: Ticket) -> None:
         """Complete the ticket and wake its rank."""
-        self._reset_polls()
+        self.note_progress()
         ticket.done = True
         self._wake(ticket)
 
@@ -283,12 +267,14 @@ class Simulation:
             self.run_token.step_aside(number)
         return ticket.done
 
-    def _reset_polls(self) -> None:
+    def note_progress(self) -> None:
+        """Something has happened that a polling rank may wait for."""
         self._polls.clear()
         self._poll_count = 0
 
-    def _note(self, part: Contribution) -> None:
-        self._reset_polls()
+    def note(self, part: Contribution) -> None:
+        """Add the call to the log."""
+        self.note_progress()
         self.log.append(part)
         self.last_part[part.rank] = part
 
@@ -300,7 +286,7 @@ class Simulation:
         raise Abort
 
     def end(self, rank: int, ended: RankEnd) -> None:
-        self._reset_polls()
+        self.note_progress()
         error = None if self.helpers is None else self.helpers.errors.get(rank)
         self.ended[rank] = ended if ended.error is not None or error is None else error
 
@@ -319,7 +305,7 @@ class Simulation:
             # A rank that sleeps, or waits for a lock with a limit, goes on later: nothing is stuck.
             sleeping = any(ticket.ready is not None for ticket in due)
             first.diagnosis = None if sleeping else self._stuck_error()
-            self._reset_polls()
+            self.note_progress()
         else:  # a lock, or a sleep: a helper thread may wake up again and again, and change nothing
             self._poll_count += 1
             if self._poll_count > MAX_POLLS:
@@ -374,6 +360,10 @@ class Simulation:
             self._wake(ticket)
 
     def _stuck_error(self) -> LocalTensorError:
+        if self.memory is not None and self._broken is None and not any(end.error for end in self._ends().values()):
+            signals = self.memory.stuck_error(self.waits())
+            if signals is not None:
+                return cast("LocalTensorError", signals)
         lines = {rank: part.place for rank, part in self.last_part.items()}
         return diagnosis.stuck_error(self._ends(), self._broken, self.waits(), lines, broke_first=self._broke_first)
 
@@ -383,6 +373,10 @@ class Simulation:
             self.mail.clear()
             self._handed_out.clear()
             self.declared.clear()
+        if self.verdict is None and self.memory is not None:
+            errors = [end.error for end in self.ended.values() if end.error is not None]
+            if not any(isinstance(error, LocalTensorError) for error in errors):
+                self.verdict = self.memory.leftover_error(ended_well=not errors)
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
             self.verdict = diagnosis.leftover_error(self.ended, self._broken, unmet, list(self._handed_out))

@@ -36,6 +36,8 @@ class RankStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         self._values[key] = _bytes(value)
+        if self._simulation.memory is not None and self._simulation.is_rank():
+            self._simulation.memory.wrote_store(self)
         for entry in list(self._waiting):
             keys, ticket = entry
             if all(one in self._values for one in keys):
@@ -46,14 +48,20 @@ class RankStore(Store):
         self.wait([key])
         return self._values[key]
 
+    def _note_read(self) -> None:
+        if self._simulation.memory is not None and self._simulation.is_rank():
+            self._simulation.memory.read_store(self)
+
     def add(self, key: str, amount: int) -> int:
         if amount == 0:
             self._yield_turn()
+        self._note_read()
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        self._note_read()
         if (key not in self._values and not _bytes(expected)) or self._values.get(key) == _bytes(expected):
             self.set(key, desired)
             return _bytes(desired)
@@ -68,6 +76,7 @@ class RankStore(Store):
         found = all(key in self._values for key in keys)
         if not found:
             self._yield_turn()
+        self._note_read()
         return found
 
     def _yield_turn(self) -> None:
@@ -103,6 +112,7 @@ class RankStore(Store):
         A key that no rank can set is a deadlock, or raises `CollectiveTimeout` where the program gave a time limit.
         """
         if all(key in self._values for key in keys):
+            self._note_read()
             return
         rank = self._simulation.enter()
         others = tuple(other for other in self._group.ranks if other != rank)
@@ -119,6 +129,7 @@ class RankStore(Store):
         finally:
             if entry in self._waiting:
                 self._waiting.remove(entry)
+        self._note_read()
 
 
 MASTER = "\0master"  # the key under which a TCPStore's server has begun

@@ -367,17 +367,18 @@ NAMES = (
         fresh=_none,
     ),
     NameSlot(
-        "shard_group",
-        "load_with_process_group sets it while its block runs",
-        "torch.distributed._shard.api",
-        ("_CURRENT_PROCESS_GROUP",),
-        fresh=_none,
+        "shard_group", "set while it loads", "torch.distributed._shard.api", ("_CURRENT_PROCESS_GROUP",), fresh=_none
     ),
     NameSlot(
-        "init_method",
-        "how this rank was initialised; init_process_group sets it",
-        "torch.distributed.distributed_c10d",
-        ("_default_pg_init_method",),
+        "init_method", "how it was initialised", "torch.distributed.distributed_c10d", ("_default_pg_init_method",)
+    ),
+    NameSlot(
+        "symmetric_memory",
+        "stores, workspaces and streams by the name of a group, which the ranks share",
+        "torch.distributed._symmetric_memory",
+        ("_is_test_mode", "_mocked_group_names"),
+        ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools"),
+        fresh=lambda seen: type(seen)(),
     ),
     NameSlot("hub_dir", "torch.hub.set_dir is process-wide", "torch.hub", ("_hub_dir",)),
     NameSlot(

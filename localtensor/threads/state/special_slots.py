@@ -209,7 +209,6 @@ LEFT_ALONE = (
     Unswapped("other_generators", "those of MPS and XPU: ranks there are not simulated"),
     Unswapped("context_parallel_functions", "_replaced_functions: keyed by a wrapper that only one rank has"),
     Unswapped("opt_einsum", "the order of an einsum; torch.backends keeps it in two places that torch itself mixes up"),
-    Unswapped("symmetric_memory", "its test switches and pools; the simulation has no symmetric memory"),
     Unswapped("rpc", "torch.distributed.rpc and elastic agents are not simulated"),
     Unswapped("sharded_tensor_ids", "the old ShardedTensor numbers its tensors for RPC"),
     Unswapped("flash_attention_registry", "which kernels are installed, by an import"),

@@ -64,7 +64,7 @@ VERDICTS = (
     bug("localtensor/threads/buffer_watch::BufferWatch._check_op",
         "if written and any(overlap(tensor", "if any(overlap(tensor",
         "who reads the input of a collective in flight, as one may, is told of a race"),
-    bug("localtensor/threads/buffer_watch::_is_view_op",
+    bug("localtensor/threads/buffer_watch::is_view_op",
         "all(r.alias_info is not None and not r.alias_info.is_write for r in returns)",
         "all(r.alias_info is not None for r in returns)", "x.add_(1) before the wait is no race any more"),
     bug("localtensor/threads/diagnosis::stuck_error", "if broken is not None and (broke_first or not raised):",

@@ -82,6 +82,7 @@ FS = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
 EXT = importlib.import_module("torch.distributed.fsdp._fsdp_extensions")
 SHARD = importlib.import_module("torch.distributed._shard.api")
 RED = importlib.import_module("torch.distributed.tensor._redistribute")
+SYMM = importlib.import_module("torch.distributed._symmetric_memory")
 OPTIM = importlib.import_module("torch.optim.optimizer")
 RNG = importlib.import_module("torch.distributed.tensor._random")
 DISPATCHER = dtensor.DTensor._op_dispatcher
@@ -139,6 +140,7 @@ BY_HAND = {
     "fully_shard": (lambda: enter(FS.disable_fsdp_module_new_init()), lambda: FS._enable_fsdp_module_new_init),
     "fsdp_extensions": (lambda: EXT._set_fsdp_extensions(step_hook), lambda: EXT._extensions),
     "shard_group": (lambda: setattr(SHARD, "_CURRENT_PROCESS_GROUP", 7), lambda: SHARD._CURRENT_PROCESS_GROUP),
+    "symmetric_memory": (lambda: SYMM._group_name_to_workspace_tensor.update(g=1), lambda: dict(SYMM._group_name_to_workspace_tensor)),
     "init_method": (lambda: setattr(torch.distributed.distributed_c10d, "_default_pg_init_method", "tcp://x"),
                     lambda: torch.distributed.distributed_c10d._default_pg_init_method),
     "hub_dir": (lambda: torch.hub.set_dir("/nowhere"), torch.hub.get_dir),

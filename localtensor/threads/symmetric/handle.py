@@ -1,0 +1,120 @@
+"""The handle that `symm_mem.rendezvous` returns: torch's `_SymmetricMemory` of one rank."""
+
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor._util.call_sites import origin
+from localtensor.errors import NotServed, OutsideBuffer
+from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.symmetric.memory import Area, Buffer
+from localtensor.threads.symmetric.signals import Meeting
+
+CPP: Any = torch._C._distributed_c10d._SymmetricMemory
+
+
+class SymmetricHandle:
+    """What one rank may do with the buffers of its group; `rank` and peers are numbers in the group."""
+
+    def __init__(self, meeting: Meeting, rank: int, offset: int) -> None:
+        self._meeting = meeting
+        self.rank, self.world_size = rank, len(meeting.buffers)
+        self.offset = offset  # bytes from the start of the buffer to the tensor of the rendezvous
+        self._own: Buffer = meeting.buffers[rank]
+
+    @property  # type: ignore[misc]  # what isinstance() asks, after the type
+    def __class__(self) -> type:
+        return CPP  # type: ignore[no-any-return]
+
+    @property
+    def buffer_size(self) -> int:
+        return self._own.size
+
+    @property
+    def signal_pad_size(self) -> int:
+        return int(self._own.pad.memory.numel())
+
+    @property
+    def device(self) -> torch.device:
+        return self._own.memory.device
+
+    @property
+    def multicast_ptr(self) -> int:
+        """0: as on a device without multicast."""
+        return 0
+
+    def boxed(self) -> "SymmetricHandle":
+        return self
+
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int | None = 0) -> Tensor:
+        """A tensor in the buffer of a peer; the offset is in elements.  Raises `OutsideBuffer`, `NoSuchPeer`."""
+        self._meeting.check_peer("get_buffer", "rank", rank)
+        return view("get_buffer", self._meeting.buffers[rank], sizes, dtype, int(storage_offset or 0))
+
+    def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The tensor of a peer that lies where this handle's tensor lies."""
+        self._meeting.check_peer("get_remote_tensor", "peer", peer)
+        return view("get_remote_tensor", self._meeting.buffers[peer], sizes, dtype, self.offset // dtype.itemsize)
+
+    def get_signal_pad(
+        self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None, storage_offset: int | None = 0
+    ) -> Tensor:
+        """The signal pad of a peer, or a part of it, as uint32 unless `dtype` is given."""
+        self._meeting.check_peer("get_signal_pad", "rank", rank)
+        pad, dtype = self._meeting.buffers[rank].pad, dtype or torch.uint32
+        start = int(storage_offset or 0)
+        rest = (pad.memory.numel() // dtype.itemsize - start,)
+        return view("get_signal_pad", pad, tuple(sizes) or rest, dtype, start)
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait until all ranks of the group have called it on this channel."""
+        self._call("barrier", self._meeting.barrier, channel, timeout_ms)
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Signal a peer, as soon as it has consumed the signal before."""
+        self._call("put_signal", self._meeting.put_signal, channel, timeout_ms, ("dst_rank", dst_rank))
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for the signal of a peer, and consume it."""
+        self._call("wait_signal", self._meeting.wait_signal, channel, timeout_ms, ("src_rank", src_rank))
+
+    def _call(
+        self, name: str, call: Callable[..., None], channel: int, timeout_ms: int, peer: tuple[str, int] | None = None
+    ) -> None:
+        self._meeting.check_channel(name, channel)
+        if peer is not None:
+            self._meeting.check_peer(name, *peer)
+        simulation = self._meeting.memory.simulation
+        simulation.enter()
+        simulation.pause()
+        limit = TimeLimit(timeout_ms / 1000) if timeout_ms else None
+        call(self.rank, *([] if peer is None else [peer[1]]), channel, limit, origin(sys._getframe(2)).line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _POINTERS:
+            detail = "a pointer is for a kernel, and an access by pointer cannot be seen here: use get_buffer"
+            raise NotServed(f"symm_mem: {name}", detail, gloo_has_it=False)
+        raise AttributeError(f"'_SymmetricMemory' object has no attribute {name!r}")
+
+
+_POINTERS = frozenset({"buffer_ptrs", "buffer_ptrs_dev", "signal_pad_ptrs", "signal_pad_ptrs_dev"})
+
+
+def view(call: str, area: Area, sizes: Sequence[int], dtype: torch.dtype, start: int) -> Tensor:
+    """A contiguous tensor in a buffer or pad, from element `start` on.  Raises `OutsideBuffer`."""
+    size, wanted = area.memory.numel(), (start + prod(sizes)) * dtype.itemsize
+    if start < 0 or wanted > size or any(count < 0 for count in sizes):
+        what = f"{tuple(sizes)} of {dtype} from element {start} on"
+        whole = "signal pad" if not isinstance(area, Buffer) else "buffer"
+        problem = (
+            f"the requested part ends at byte {wanted}, and the allocated {whole} of rank {area.rank} has {size} bytes"
+        )
+        raise OutsideBuffer(call, "sizes", what, problem)
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        strides = torch._prims_common.make_contiguous_strides_for(tuple(sizes))
+        empty = torch.empty(0, dtype=dtype, device=area.memory.device)
+        return empty.set_(area.memory.untyped_storage(), start, tuple(sizes), strides)

@@ -1,0 +1,400 @@
+"""The ops of `torch.ops.symm_mem` on rank threads: by one-sided accesses, signals and barriers, as torch's CUDA kernels do.
+
+What torch has in Python (the pipelines of fused ops, the low-contention collectives) runs as it is.  The others follow the
+phases of torch's CUDA and NVSHMEM kernels.  They are registered for the CPU once per process, and refuse other threads.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from localtensor._util.ambient import simulation_of_this_rank
+from localtensor.errors import NotServed, NotSymmetric
+from localtensor.threads.symmetric import meaning
+from localtensor.threads.symmetric.handle import CPP, SymmetricHandle
+from localtensor.threads.symmetric.memory import memory_of
+from localtensor.threads.symmetric.watch import watched
+
+Held = list[Tensor]
+
+
+def _handle(call: str, tensor: Tensor, group_name: str, name: str = "input", op: str = "sum") -> SymmetricHandle:
+    """The handle of a symmetric tensor of the group.  Raises `NotSymmetric`, and `UnknownReduction` for all but sums."""
+    meaning.check_reduction(call, op, ("sum",))
+    handle: SymmetricHandle | None = CPP.rendezvous(tensor, group_name)
+    if handle is None:
+        raise NotSymmetric(call, name, f"{name} of shape {tuple(tensor.shape)}", "it was not made by symm_mem.empty")
+    return handle
+
+
+def _peers(handle: SymmetricHandle, x: Tensor) -> Held:
+    """What lies where `x` lies, on each rank of the group."""
+    return [handle.get_remote_tensor(peer, x.shape, x.dtype) for peer in range(handle.world_size)]
+
+
+def _one_shot(call: str, x: Tensor, op: str, group: str, out: Tensor | None = None) -> Tensor:
+    """Each rank reads the whole tensor of every peer."""
+    handle = _handle(call, x, group, op=op)
+    handle.barrier()
+    total = meaning.fold(_peers(handle, x))
+    handle.barrier()
+    return total if out is None else out.copy_(total)
+
+
+def one_shot_all_reduce(x: Tensor, op: str, group: str) -> Tensor:
+    return _one_shot("one_shot_all_reduce", x, op, group)
+
+
+def one_shot_all_reduce_copy(buffer: Tensor, local: Tensor, op: str, group: str) -> Tensor:
+    return one_shot_all_reduce(buffer.flatten()[: local.numel()].copy_(local.flatten()).view(local.shape), op, group)
+
+
+def one_shot_all_reduce_copy_out(buffer: Tensor, local: Tensor, op: str, group: str, out: Tensor) -> Tensor:
+    return out.copy_(one_shot_all_reduce_copy(buffer, local, op, group))
+
+
+def _own_part(handle: SymmetricHandle, x: Tensor) -> Tensor:
+    return x.view(-1).tensor_split(handle.world_size)[handle.rank]
+
+
+def two_shot_all_reduce_(x: Tensor, op: str, group: str) -> Tensor:
+    """Each rank reduces its part of the tensor, and writes it to every peer."""
+    handle = _handle("two_shot_all_reduce_", x, group, op=op)
+    handle.barrier()
+    parts = [_own_part(handle, peer) for peer in _peers(handle, x)]
+    total = meaning.fold(parts)
+    for part in parts:
+        part.copy_(total)
+    handle.barrier()
+    return x
+
+
+def two_shot_all_reduce_out(x: Tensor, op: str, group: str, output: Tensor) -> Tensor:
+    """Each rank reduces its part into its own buffer; then each rank gathers the parts."""
+    handle = _handle("two_shot_all_reduce_out", x, group, op=op)
+    handle.barrier()
+    peers = _peers(handle, x)
+    _own_part(handle, x).copy_(meaning.fold([_own_part(handle, peer) for peer in peers]))
+    handle.barrier()
+    parts = output.view(-1).tensor_split(handle.world_size)
+    for rank, peer in enumerate(peers):
+        parts[rank].copy_(peer.view(-1).tensor_split(handle.world_size)[rank])
+    handle.barrier()
+    return output
+
+
+def multimem_one_shot_reduce_out(x: Tensor, op: str, root: int, group: str, out: Tensor) -> Tensor:
+    """The root reads the tensor of every peer."""
+    handle = _handle("multimem_one_shot_reduce_out", x, group, op=op)
+    handle.barrier()
+    if handle.rank == root:
+        out.copy_(meaning.fold(_peers(handle, x)))
+    handle.barrier()
+    return out
+
+
+def multimem_all_gather_out(x: Tensor, group: str, out: Tensor) -> Tensor:
+    """Each rank writes its tensor to the output of every peer, which is symmetric."""
+    handle = _handle("multimem_all_gather_out", out, group, "out")
+    handle.barrier()
+    for peer in _peers(handle, out):
+        peer.view(handle.world_size, -1)[handle.rank].copy_(x.reshape(-1))
+    handle.barrier()
+    return out
+
+
+def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tensor) -> Tensor:
+    """Each rank reads its part of the tensor of every peer: along the last dim, or of all elements in order."""
+    handle = _handle("reduce_scatter_out", x, group)
+    handle.barrier()
+    peers = _peers(handle, x)
+    parts = [p.chunk(handle.world_size, -1) if split_last_dim else p.view(-1).chunk(handle.world_size) for p in peers]
+    output.copy_(meaning.fold([part[handle.rank] for part in parts]).view(output.shape))
+    handle.barrier()
+    return output
+
+
+def tile_reduce(tile: Tensor, out: Tensor, root: int, group: str, op: str = "sum") -> None:
+    """The root reads the same tile, which may be strided, of every peer."""
+    handle = _handle("tile_reduce", tile, group, "in_tile", op=op)
+    handle.barrier()
+    if handle.rank == root:
+        out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
+    handle.barrier()
+
+
+def _same_tile(handle: SymmetricHandle, tile: Tensor, peer: int) -> Tensor:
+    whole = handle.get_buffer(peer, (handle.buffer_size // tile.element_size(),), tile.dtype)
+    return whole.as_strided(tile.shape, tile.stride(), tile.storage_offset())
+
+
+def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group: str, op: str = "sum") -> None:
+    """Rank `roots[i]` gets the reduction of the i-th tile."""
+    handle = _handle("multi_root_tile_reduce", tiles[0], group, "in_tiles", op=op)
+    handle.barrier()
+    for tile, root in zip(tiles, roots, strict=True):
+        if handle.rank == root:
+            out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
+    handle.barrier()
+
+
+def nvshmem_broadcast(x: Tensor, root: int, group: str) -> Tensor:
+    """Each rank reads the tensor of the root."""
+    handle = _handle("nvshmem_broadcast", x, group)
+    handle.barrier()
+    if handle.rank != root:
+        x.copy_(_peers(handle, x)[root])
+    handle.barrier()
+    return x
+
+
+def nvshmem_all_to_all(x: Tensor, out: Tensor, group: str) -> Tensor:
+    """Each rank writes a part of its tensor to the output of each peer."""
+    _handle("nvshmem_all_to_all", x, group)
+    handle = _handle("nvshmem_all_to_all", out, group, "out")
+    handle.barrier()
+    for theirs, part in zip(_peers(handle, out), x.view(handle.world_size, -1)):
+        theirs.view(handle.world_size, -1)[handle.rank].copy_(part)
+    handle.barrier()
+    return out
+
+
+def put(x: Tensor, peer: int) -> None:
+    """Write the tensor to where it lies on a peer."""
+    _of_world("put", x, peer).copy_(x)
+
+
+def get(x: Tensor, peer: int) -> None:
+    """Read the tensor from where it lies on a peer."""
+    x.copy_(_of_world("get", x, peer))
+
+
+def _of_world(call: str, x: Tensor, peer: int) -> Tensor:
+    """The tensor of a peer, numbered in the world: these ops name no group."""
+    return _handle(call, x, _world(), "tensor").get_remote_tensor(peer, x.shape, x.dtype)
+
+
+def _world() -> str:
+    return str(c10d._get_default_group().group_name)
+
+
+def put_with_signal(x: Tensor, pad: Tensor, signal: int, peer: int) -> None:
+    """Write the tensor to a peer, then set the first element of its signal pad."""
+    put(x, peer)
+    _same_pad(pad, peer).view(-1)[:1].fill_(signal)
+
+
+def _same_pad(pad: Tensor, peer: int) -> Tensor:
+    """Where `pad` lies, on a peer: in a signal pad, or in symmetric memory that serves as one."""
+    simulation: Any = simulation_of_this_rank()
+    memory = memory_of(simulation)
+    own = memory.pad_of(pad)
+    if own is None:
+        return _of_world("put_with_signal", pad, peer)
+    meeting = next(m for m in memory.meetings if any(b.pad is own for b in m.buffers) and m.group.name == _world())
+    handle = SymmetricHandle(meeting, meeting.group.ranks.index(own.rank), 0)
+    return handle.get_signal_pad(peer, pad.shape, pad.dtype, int(pad.storage_offset()))
+
+
+def wait_for_signal(pad: Tensor, signal: int, peer: int) -> None:
+    """Wait until the first element of the rank's own pad has this value."""
+    word = pad.view(-1)[0].view(torch.int64 if pad.element_size() == 8 else torch.int32)
+    while word.item() != signal:
+        pass
+
+
+def nccl_put_with_signal(x: Tensor, signal: int, peer: int) -> None:
+    """Write the tensor to a peer, then set the first element of the signal pad of that memory."""
+    put(x, peer)
+    _first_word(x, peer).fill_(signal)
+
+
+def nccl_wait_for_signal(x: Tensor, signal: int) -> None:
+    """Wait until the first element of the signal pad of this rank's memory has this value, or a higher one."""
+    while _first_word(x, None).item() < signal:
+        pass
+
+
+def _first_word(x: Tensor, peer: int | None) -> Tensor:
+    handle = _handle("nccl_wait_for_signal", x, _world(), "sigpad")
+    return handle.get_signal_pad(handle.rank if peer is None else peer, (1,), torch.int64)
+
+
+def nccl_put_signal(src: Tensor, handle: SymmetricHandle, peer: int) -> None:
+    """Write a tensor to where the handle's tensor lies on a peer, and signal the peer."""
+    handle.get_remote_tensor(peer, src.shape, src.dtype).copy_(src)
+    handle.put_signal(peer)
+
+
+def nccl_reduce_scatter_offset(
+    x: Tensor,
+    out: Held,
+    group: str,
+    dim: int,
+    offsets: Sequence[int] | None = None,
+    dst_ranks: Sequence[int] | None = None,
+    op: str = "sum",
+) -> None:
+    """Blocks along `dim`, which end at `offsets`, are each reduced on the rank that `dst_ranks` names."""
+    handle = _handle("reduce_scatter_offset", x, group, op=op)
+    ranks = handle.world_size
+    ends = list(offsets) if offsets else [(i + 1) * x.shape[dim] // ranks for i in range(ranks)]
+    owners = list(dst_ranks) if dst_ranks else [i % ranks for i in range(len(ends))]
+    handle.barrier()
+    peers, mine = [_same_tile(handle, x, peer) for peer in range(ranks)], iter(out)
+    for begin, end, owner in zip([0, *ends], ends, owners, strict=False):
+        if owner == handle.rank:
+            next(mine).copy_(meaning.fold([peer.narrow(dim, begin, end - begin) for peer in peers]))
+    handle.barrier()
+
+
+def all_to_all_vdev(x: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group: str) -> None:
+    """The ranks exchange splits and offsets, then each reads its rows from every peer."""
+    _route("all_to_all_vdev", (x, out, in_splits, out_splits_offsets), group, to_experts=True)
+
+
+def all_to_all_vdev_2d(
+    x: Tensor, out: Tensor, in_splits: Tensor, out_splits_offsets: Tensor, group: str, major_align: int | None = None
+) -> None:
+    align = 1 if major_align is None else major_align
+    _route("all_to_all_vdev_2d", (x, out, in_splits, out_splits_offsets), group, to_experts=True, align=align)
+
+
+def all_to_all_vdev_2d_offset(
+    x: Tensor, out: Tensor, in_splits_offsets: Tensor, out_splits_offsets: Tensor, group: str
+) -> None:
+    _route("all_to_all_vdev_2d_offset", (x, out, in_splits_offsets, out_splits_offsets), group, to_experts=False)
+
+
+def _route(call: str, parts: tuple[Tensor, ...], group: str, *, to_experts: bool, align: int | None = None) -> None:
+    """Rows to the experts of all ranks, or back: as NVSHMEM's kernels do it, in two phases.
+
+    First each rank writes how many rows it has for each peer, and where they begin, into the peer's table; then each rank
+    reads its rows.  The second line of the table becomes the offsets in the output.
+    """
+    x, out, sent, table = parts
+    handles = [
+        _handle(call, part, group, name) for part, name in zip(parts, ("input", "out", "in_splits", "out_splits"))
+    ]
+    ranks, me = handles[0].world_size, handles[0].rank
+    splits, begins = (sent[0], sent[1]) if sent.dim() == 2 else (sent, sent.cumsum(0) - sent)
+    experts = splits.numel() // ranks
+    for handle in handles:
+        handle.barrier()
+    for peer, theirs in enumerate(_peers(handles[3], table)):
+        own = slice(peer * experts, (peer + 1) * experts) if to_experts else slice(peer, None, ranks)
+        at = slice(me, None, ranks) if to_experts else slice(me * experts, (me + 1) * experts)
+        theirs[0, at].copy_(splits[own])
+        theirs[1, at].copy_(begins[own])
+    handles[3].barrier()
+    counts, sources, rows = table[0].tolist(), table[1].tolist(), _peers(handles[0], x)
+    majors, minors = (experts, ranks) if to_experts else (ranks, experts)
+    offset = 0
+    for major in range(majors):
+        first = offset
+        for minor in range(minors):
+            entry, peer = major * minors + minor, minor if to_experts else major
+            count, begin = counts[entry], sources[entry]
+            out[offset : offset + count].copy_(rows[peer][begin : begin + count])
+            table[1, entry].fill_(offset)
+            offset += count
+        if align is not None:
+            offset = first + max(-(-(offset - first) // align) * align, align)
+    handles[0].barrier()
+
+
+def _words(x: Tensor, offset: int, val: int, count: int = 1) -> Tensor:
+    written: Tensor = CPP.memset32(x, offset, val, count)
+    return written
+
+
+def _of_python(name: str) -> Callable[..., Any]:
+    """torch's own implementation for CUDA, in Python, which runs here as it is."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(sys.modules["torch.distributed._symmetric_memory"], name)(*args, **kwargs)
+
+    return call
+
+
+def async_input_mm(a: Tensor, b: Tensor, signals: Tensor, pivot: int) -> Tensor:
+    raise NotServed("symm_mem::_async_input_mm", "a kernel that polls while it multiplies", gloo_has_it=False)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "one_shot_all_reduce": one_shot_all_reduce,
+    "one_shot_all_reduce_out": partial(_one_shot, "one_shot_all_reduce_out"),
+    "one_shot_all_reduce_copy": one_shot_all_reduce_copy,
+    "one_shot_all_reduce_copy_out": one_shot_all_reduce_copy_out,
+    "two_shot_all_reduce_": two_shot_all_reduce_,
+    "two_shot_all_reduce_out": two_shot_all_reduce_out,
+    "multimem_all_reduce_": two_shot_all_reduce_,
+    "multimem_one_shot_all_reduce": one_shot_all_reduce,
+    "multimem_one_shot_all_reduce_out": partial(_one_shot, "multimem_one_shot_all_reduce_out"),
+    "multimem_one_shot_reduce_out": multimem_one_shot_reduce_out,
+    "multimem_all_gather_out": multimem_all_gather_out,
+    "reduce_scatter_out": reduce_scatter_out,
+    "tile_reduce": tile_reduce,
+    "multi_root_tile_reduce": multi_root_tile_reduce,
+    "nvshmem_broadcast": nvshmem_broadcast,
+    "nvshmem_all_to_all": nvshmem_all_to_all,
+    "nvshmem_put": put,
+    "nvshmem_get": get,
+    "nvshmem_put_with_signal": put_with_signal,
+    "nvshmem_wait_for_signal": wait_for_signal,
+    "nccl_put": put,
+    "nccl_get": get,
+    "nccl_put_with_signal": nccl_put_with_signal,
+    "nccl_wait_for_signal": nccl_wait_for_signal,
+    "nccl_reduce_scatter_offset": nccl_reduce_scatter_offset,
+    "all_to_all_vdev": all_to_all_vdev,
+    "all_to_all_vdev_2d": all_to_all_vdev_2d,
+    "all_to_all_vdev_2d_offset": all_to_all_vdev_2d_offset,
+    "memset32_": _words,
+    "stream_write_value32_": _words,
+    "get_remote_tensors": _of_python("_get_remote_tensors_default"),
+    "_low_contention_all_gather": _of_python("_low_contention_all_gather"),
+    "_low_contention_reduce_scatter": _of_python("_low_contention_reduce_scatter"),
+    "fused_all_gather_matmul": _of_python("_fused_all_gather_matmul"),
+    "fused_all_gather_scaled_matmul": _of_python("_fused_all_gather_scaled_matmul"),
+    "fused_matmul_reduce_scatter": _of_python("_fused_matmul_reduce_scatter"),
+    "fused_scaled_matmul_reduce_scatter": _of_python("_fused_scaled_matmul_reduce_scatter"),
+    "_async_input_mm": async_input_mm,
+}
+
+
+# Ops that take a handle: torch's dispatcher takes only one of C++, so these are replaced in `torch.ops.symm_mem`.
+OF_HANDLES: dict[str, Callable[..., Any]] = {
+    "nccl_put_signal": nccl_put_signal,
+    "nccl_wait_signal": lambda handle, peer: handle.wait_signal(peer),
+    "_barrier": lambda handle: handle.barrier(),
+    "_rendezvous": lambda tensor, group_name=None: CPP.rendezvous(tensor, group_name),
+}
+
+
+def _served(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        simulation = simulation_of_this_rank()
+        if simulation is None:
+            detail = "this thread is no rank, and torch has no kernel of it for the CPU"
+            raise NotServed(f"symm_mem::{name}", detail, gloo_has_it=False)
+        with watched(memory_of(simulation), simulation.enter()):
+            return kernel(*args, **kwargs)
+
+    return call
+
+
+_library: list[torch.library.Library] = []
+
+
+def register_kernels() -> None:
+    """Register the kernels for the CPU, once per process; those of an op that this torch lacks are never called."""
+    if not _library:
+        _library.append(torch.library.Library("symm_mem", "IMPL"))
+        for name, kernel in KERNELS.items():
+            _library[0].impl(name, _served(name, kernel), "CPU")
