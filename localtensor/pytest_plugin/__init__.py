@@ -41,6 +41,8 @@ _OPTIONS: dict[str, tuple[str, str, rank_marks.Check, str]] = {
     "leftovers": ("--rank-leftovers", "|".join(rank_marks.LEFTOVERS), rank_marks.check_leftovers, (
                   "what becomes of process groups that a test made and did not destroy: "
                   "nothing (default), a warning, or a failure")),
+    "trace": ("--rank-trace", "DIR", rank_marks.check_folder, (
+              "write a trace of the ranks of each rank test into DIR, for Perfetto or chrome://tracing")),
 }  # fmt: skip
 
 
@@ -81,6 +83,9 @@ def _settings(config: pytest.Config) -> rank_marks.SessionSettings:
             typed.add(name)
         if value is not None:
             settings[name] = check("pytest", source, value)
+    if "trace" in settings and settings.get("on", "threads") != "threads":
+        problem, remedy = "it is for rank threads, and these are real processes", "Leave one of the options out."
+        raise rank_marks.usage_error("pytest", "--rank-trace", str(settings["trace"]), problem, remedy)
     return rank_marks.SessionSettings(typed=frozenset(typed), **settings)
 
 

@@ -5,6 +5,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -12,6 +13,7 @@ import torch
 
 from localtensor._util.ambient import refuse_inside_mode
 from localtensor._util.events import Call
+from localtensor.collectives.trace.events import Recording
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import (
     BadFaults,
@@ -21,11 +23,13 @@ from localtensor.errors import (
     NotCopyable,
     NoTime,
     PiecesDiffer,
+    ThreadsOnly,
     UnknownWay,
     WrongType,
 )
 from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
+from localtensor.runner.trace.files import TraceOptions, recorded, trace_path
 from localtensor.threads.faults import Faults
 from localtensor.threads.replicas import MODES
 from localtensor.threads.run import limit_from_environment, run_in_threads
@@ -45,7 +49,7 @@ class Run(Sequence[Any]):
     """The result of a program on each rank: `run[2]` is what rank 2 returned.
 
     `calls` are the ranks' collectives and messages, in order (on threads only; a long run keeps the last million);
-    `replay` is the text that repeats the run when passed as `schedule=`.
+    `replay` is the text that repeats the run when passed as `schedule=`; `recording` has its events if it was traced.
 
     >>> sim = run(torch.distributed.get_rank, ranks=3)
     >>> list(sim), sim[2]
@@ -55,6 +59,7 @@ class Run(Sequence[Any]):
     values: tuple[Any, ...]
     calls: tuple[Call, ...] = field(default=(), repr=False)
     replay: str = "round_robin"
+    recording: Recording | None = field(default=None, repr=False, compare=False)
 
     @overload
     def __getitem__(self, rank: int) -> Any: ...
@@ -81,6 +86,7 @@ def run(
     isolate: bool = False,
     faults: Faults | None = None,
     replicas: str | None = None,
+    trace: str | os.PathLike[str] | bool | None = None,
 ) -> Run:
     """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
@@ -106,8 +112,10 @@ def run(
     replicas   None: parameters whose gradients one call has all_reduced must be equal on all ranks at each step of an
                optimizer, else `RanksDisagree`.  "check": so must all parameters of all optimizers, which are counted in
                the order of their first steps.  "ignore": nothing is compared.  On threads.
+    trace      a file for a trace of the run in the Chrome trace event format, also if it fails; True records it without a
+               file.  On threads.
 
-    Raises `BadFaults`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
+    Raises `BadFaults`, `CannotWrite`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
     `__cause__`); and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
 
@@ -124,7 +132,11 @@ def run(
     pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
     if faults is not None:
         _check_faults(faults, ranks, on)
+    tracing = TraceOptions(trace_path(trace))
+    tracing.check("run", on)
     if on != "threads":
+        if trace:
+            raise ThreadsOnly("trace", trace, on)
         from localtensor.processes.pool import run_in_processes
 
         return Run(run_in_processes(fn, pieces, on, seed, timeout_limit(timeout), device))
@@ -139,15 +151,16 @@ def run(
 
     start, limit, roots = 0, timeout_limit(timeout), (fn,) if isolate else ()
     options: dict[str, Any] = {"share": share, "roots": roots, "faults": faults, "replicas": replicas}
-    ran = run_in_threads(body, ranks, schedule, seed, limit, **options)
-    while not ran.values:  # a rank has died
-        start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)
-        ran = run_in_threads(body, ranks, schedule, seed, limit, **options, start=start)
+    with recorded(tracing, ranks) if trace else nullcontext() as recorder:
+        ran = run_in_threads(body, ranks, schedule, seed, limit, **options, observer=recorder)
+        while not ran.values:  # a rank has died
+            start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)
+            ran = run_in_threads(body, ranks, schedule, seed, limit, **options, observer=recorder, start=start)
     if ran.groups_left is not None and leftovers == "raise":
         raise ran.groups_left
     if ran.groups_left is not None and leftovers == "warn":
         warnings.warn(str(ran.groups_left), LeftoverWarning, stacklevel=2)
-    return Run(ran.values, ran.calls, ran.replay)
+    return Run(ran.values, ran.calls, ran.replay, None if recorder is None else recorder.recording)
 
 
 def _check_faults(faults: object, ranks: int, on: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -186,12 +185,9 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, on sta
 @takes_options()
 def run(options: command_options.RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
-    from localtensor.runner.torchrun import TorchrunOptions, run_script
+    from strategies.cli.commands.run import run
 
-    note = "" if options.ranks else "localtensor run: this runs 1 rank; -n 4 runs 4."
-    ranks = {"ranks": 1} if options.ranks is None else {}
-    with signals.interruptible():  # Ctrl-C stops the user's program
-        return run_script(TorchrunOptions(**asdict(options) | ranks, note=note))
+    return run(options)
 
 
 COMPARE_EXAMPLES = """Examples:
