@@ -30,6 +30,7 @@ from localtensor.collectives.trace.events import (
     Event,
     Recording,
     axis_text,
+    layouts_text,
 )
 
 REAL, MODELLED = 1, 2
@@ -128,7 +129,7 @@ def args_of(event: Event) -> dict[str, Any]:
         found["bytes"] = event.bytes
     for name, value in event.facts.items():
         if name not in _OWN:
-            found[name] = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+            found[name] = layouts_text(value) if isinstance(value, tuple) else value
     return found
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.distributed.tensor import DTensor
-
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.layout.spec import shape_text, short
@@ -118,11 +116,19 @@ class Layout:
     placements: tuple[Any, ...]
 
     @classmethod
-    def of(cls, x: DTensor) -> Layout:
-        return cls(tuple(x.shape), x.dtype, x.placements)
+    def of(cls, spec: Any) -> Layout:
+        """The layout of a DTensorSpec."""
+        meta = spec.tensor_meta
+        return cls((), None, spec.placements) if meta is None else cls(meta.shape, meta.dtype, spec.placements)
 
     def __str__(self) -> str:
-        return f"{shape_text(self.shape, self.dtype)} {placements_text(self.placements)}"
+        of = "" if self.dtype is None else f"{shape_text(self.shape, self.dtype)} "
+        return f"{of}{placements_text(self.placements)}"
+
+
+def layouts_text(specs: Sequence[Any]) -> str:
+    """DTensorSpecs in short form; None is no tensor."""
+    return ", ".join(str(Layout.of(spec)) for spec in specs if spec is not None)
 
 
 def placements_text(placements: Sequence[Any]) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from localtensor.collectives.trace.events import MODULES, Event, MemorySample, Recording
+from localtensor.collectives.trace.events import MODULES, OP, Event, MemorySample, Recording
 from localtensor.collectives.trace.memory import Memory
 
 
@@ -56,7 +56,14 @@ class Lane:
         if event.end >= 0:
             return
         event.end, event.busy_end = time.perf_counter_ns(), self.busy
-        self.stack.remove(event)
+        if self.stack[-1] is event:
+            self.stack.pop()
+        else:
+            at = self.stack.index(event)
+            for inner in self.stack[:at:-1]:
+                if inner.kind == OP:  # run by a handler of DTensor's own, whose end is not seen
+                    self.end(inner)
+            self.stack.remove(event)
         self._sample(event.end)
 
     @contextmanager

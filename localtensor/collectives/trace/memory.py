@@ -9,6 +9,7 @@ from localtensor.collectives.trace.events import Peak
 
 PARAMETERS, GRADIENTS, STATE = "parameters", "gradients", "optimizer state"
 ACTIVATIONS, BUFFERS, OTHER = "activations", "buffers of collectives", "other"
+INPUTS = OTHER
 KINDS = (PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, BUFFERS, OTHER)
 _STRONG = {PARAMETERS: 3, STATE: 2, GRADIENTS: 1}
 """Kinds that a tensor keeps, whatever it is used for later; of two the higher number stays."""

@@ -3,6 +3,7 @@
 | part                                                                 | torch | tried on |
 |----------------------------------------------------------------------|-------|----------|
 | _C._get_dispatch_mode, _TorchDispatchModeKey.FAKE: fake tensors      | 2.13  | 2.13     |
+| OpDispatcher._custom_op_handlers: ops that DTensor runs by code of their own | 2.13 | 2.13 |
 | UntypedStorage._cdata: the identity of a storage                     | 2.13  | 2.13     |
 | _C._autograd._get_sequence_nr, Node._sequence_nr, _C._current_autograd_node | 2.13 | 2.13 |
 | utils.flop_counter.flop_registry: formulas by op                     | 2.13  | 2.13     |
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -25,45 +26,70 @@ from torch.utils.flop_counter import flop_registry
 
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
-from localtensor.collectives.trace.events import BACKWARD, FORWARD, OP, PASS, RANDOM, STEP, Layout
+from localtensor.collectives.trace.events import BACKWARD, FORWARD, OP, PASS, RANDOM, STEP
 from localtensor.collectives.trace.lane import Lane
 from localtensor.collectives.trace.memory import ACTIVATIONS, BUFFERS, OTHER, PARAMETERS, STATE
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
-_PLAIN = (Tensor, nn.Parameter)
+_get_mode = torch._C._get_dispatch_mode
+_PLAIN = frozenset({Tensor, nn.Parameter})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 Op = torch._ops.OpOverload
 MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
 
 
+_handlers = DTensor._op_dispatcher._custom_op_handlers
+
+
 class _Traits(NamedTuple):
     """What is known of an op before its arguments."""
 
+    name: str
     communicates: bool
-    views: bool  # its results are views: nothing is read, and nothing is allocated
+    makes: bool  # its results are new tensors: neither views nor what it writes
+    views: bool  # nothing is read or written
     draws: bool
     flops: Callable[..., int] | None
 
 
-@functools.cache
+_known: dict[int, _Traits] = {}  # by the op's id, which stays: the hash of an op is computed in Python
+
+
 def _traits(func: Op) -> _Traits:
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = _traits_of(func)
+    return found
+
+
+def _traits_of(func: Op) -> _Traits:
     returns = func._schema.returns
     views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    makes = any(r.alias_info is None for r in returns)
     draws = torch.Tag.nondeterministic_seeded in func.tags
-    return _Traits(func.namespace in _COLLECTIVES, views, draws, flop_registry.get(func.overloadpacket))
+    flops = flop_registry.get(func.overloadpacket)
+    return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, flops)
 
 
 class OpWatch(TorchDispatchMode):
-    """Sees the ops that its thread runs; DTensor's own code runs below it, so that local ops are seen, too."""
+    """Sees the ops that its thread runs.
+
+    Of an op on DTensors it sees no local op, since that would take as long as the op: the local op is the same, on what
+    `moved` has of local tensors.  It sees those of DTensor's own handlers, which run several, and what redistributions run:
+    for these it is entered again.
+    """
 
     def __init__(self, lane: Lane, rates: Rates) -> None:
         super().__init__()
         self._lane, self._rates = lane, rates
         self._storages: dict[int, weakref.ref[Any]] = {}  # those that are alive
-        self._lines: dict[int, Place | None] = {}  # of forward ops, by the number of their autograd nodes
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
+        self.moved: dict[
+            int, Tensor
+        ] = {}  # by id, local tensors that the current op has redistributed, and the results
+        self._lines: dict[int, Place | None] = {}  # of forward ops, by the number of their autograd nodes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -71,33 +97,51 @@ class OpWatch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Op, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)
-        if any(kind not in _PLAIN for kind in types):
-            if not any(issubclass(kind, DTensor) for kind in types):
-                return NotImplemented
-            if self._passes_on:
-                self._passes_on = False
-                return NotImplemented
-            return self._op_of_dtensors(func, args, kwargs)
-        done = func(*args, **kwargs)
-        self._ran(func, args, kwargs, done)
+        if _get_mode(_FAKE) is not None:
+            return func(*args, **(kwargs or {}))
+        for kind in types:
+            if kind not in _PLAIN:
+                if not issubclass(kind, DTensor):
+                    return NotImplemented
+                if self._passes_on:
+                    self._passes_on = False
+                    return NotImplemented
+                return self._op_of_dtensors(func, args, kwargs or {})
+        done = func(*args, **kwargs) if kwargs else func(*args)
+        self._ran(_traits(func), args, kwargs or {}, done)
         return done
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
-        place = self._line(sys._getframe(2))
-        event = self._lane.begin(OP, str(func), place=place)
-        event.facts["takes"] = tuple(Layout.of(x) for x in _tensors((args, kwargs)) if isinstance(x, DTensor))
-        self._passes_on = True
+        lane, traits = self._lane, _traits(func)
+        event = lane.begin(OP, traits.name, place=self._line(sys._getframe(2)))
+        event.facts["takes"] = tuple([x._spec for x in _tensors(args) if isinstance(x, DTensor)])
         try:
-            with self:
+            if func in _handlers:
+                self._passes_on = True
+                with self:
+                    done = func(*args, **kwargs)
+            else:
                 done = func(*args, **kwargs)
+                if not traits.views:
+                    self._ran(traits, self._local(args), kwargs, self._local((done,))[0])
         finally:
             self._passes_on = False
-            self._lane.end(event)
-        event.facts["gives"] = tuple(Layout.of(x) for x in _tensors(done) if isinstance(x, DTensor))
+            self.moved.clear()
+            lane.end(event)
+        event.facts["gives"] = tuple([x._spec for x in _tensors(done) if isinstance(x, DTensor)])
         return done
+
+    def _local(self, args: Any) -> Any:
+        """Arguments of the local op, or its results."""
+        found = []
+        for x in args:
+            kind = type(x)
+            if kind is DTensor:
+                local = x._local_tensor
+                found.append(self.moved.get(id(local), local))
+            else:
+                found.append(self._local(x) if kind is list or kind is tuple else x)
+        return found
 
     def _line(self, frame: FrameType | None) -> Place | None:
         """The user's line of an op; of one in a backward pass, that of the forward op that it belongs to."""
@@ -110,24 +154,29 @@ class OpWatch(TorchDispatchMode):
             return place
         return self._lines.get(node._sequence_nr()) or place_of_frame(frame)
 
-    def _ran(self, func: Op, args: Any, kwargs: Any, done: Any) -> None:
-        traits, given, made = _traits(func), list(_tensors((args, kwargs))), list(_tensors(done))
-        for x in (*given, *made):
-            self.see(x)
+    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any) -> None:
+        if traits.views:
+            return
+        given, made = _tensors(args), _tensors(done)
+        if kwargs:
+            given += _tensors(tuple(kwargs.values()))
+        if traits.makes:
+            for x in made:
+                self.see(x)
         if traits.communicates:
             for x in (*given, *made):
                 self.label(x, BUFFERS)
-        elif not traits.views:
-            self._count(traits, (args, kwargs, done), (*given, *made))
+        else:
+            nbytes = sum([x.nbytes for x in given]) + sum([x.nbytes for x in made])
+            flops = 0 if traits.flops is None else traits.flops(*args, **kwargs, out_val=done)
+            self._lane.busy += self._rates.seconds(flops, nbytes)
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(first.shape, first.dtype)
-            self._lane.moment(RANDOM, str(func), facts={"of": of})
-
-    def _count(self, traits: _Traits, call: tuple[Any, Any, Any], tensors: Sequence[Tensor]) -> None:
-        nbytes = sum(x.numel() * x.element_size() for x in tensors if x.layout == torch.strided)
-        flops = 0 if traits.flops is None else traits.flops(*call[0], **call[1], out_val=call[2])
-        self._lane.busy += self._rates.seconds(flops, nbytes)
+            self._lane.moment(RANDOM, traits.name, facts={"of": of})
+            for x in given:
+                if type(x) is nn.Parameter:
+                    self.label(x, PARAMETERS)
 
     def see(self, x: Tensor) -> None:
         """Holds the storage of a tensor from now on, until it is freed."""
@@ -135,22 +184,11 @@ class OpWatch(TorchDispatchMode):
         if local is None:
             return
         storage = local.untyped_storage()
-        key, memory = storage._cdata, self._lane.memory
-        if key in memory:
-            if type(local) is nn.Parameter:
-                memory.relabel(key, PARAMETERS)
+        key, lane = storage._cdata, self._lane
+        if key in self._storages:
             return
-        lane = self._lane
-        kind = (
-            PARAMETERS
-            if type(local) is nn.Parameter
-            else STATE
-            if lane.inside(STEP)
-            else ACTIVATIONS
-            if lane.inside(FORWARD, BACKWARD, PASS)
-            else OTHER
-        )
-        memory.hold(key, storage.nbytes(), kind, lane.module)
+        kind = _KIND_INSIDE.get(next((event.kind for event in reversed(lane.stack) if event.kind in _KIND_INSIDE), ""))
+        lane.memory.hold(key, storage.nbytes(), kind or OTHER, lane.module)
         self._storages[key] = weakref.ref(storage, functools.partial(self._freed, key))
 
     def _freed(self, key: int, _: object) -> None:
@@ -170,20 +208,27 @@ class OpWatch(TorchDispatchMode):
             self._lane.memory.relabel(local.untyped_storage()._cdata, kind)
 
 
+_KIND_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}
+"""What an op makes inside of a span: in an optimizer's step its state, in a module what the backward pass needs."""
+
+
 def local_of(x: Tensor) -> Tensor | None:
     """The plain tensor that holds a tensor's elements; None for one without a storage of its own."""
-    local = x._local_tensor if isinstance(x, DTensor) else x
-    local = getattr(local, "elem", local)  # of a functional collective's result, which waits when it is read
+    local = x if type(x) in _PLAIN else x._local_tensor if isinstance(x, DTensor) else x
+    local = local if type(local) in _PLAIN else getattr(local, "elem", local)  # of a functional collective's result
     return local if type(local) in _PLAIN and local.layout == torch.strided else None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results, which torch nests in lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in arguments or results, which torch nests in lists and tuples."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        found = []
         for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
+            kind = type(one)
+            if kind in _PLAIN or kind is DTensor:
+                found.append(one)
+            elif kind is tuple or kind is list:
+                found += _tensors(one)
+        return found
+    return [value] if isinstance(value, Tensor) else []

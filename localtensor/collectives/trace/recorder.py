@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -152,7 +152,10 @@ class Recorder(RunObserver):
         op = None if lane is None else lane.inside(events.OP)
         reason = "DTensor's own code" if op is None else f"{op.name} takes {placements_text(target.placements)}"
         place = place_of_frame(sys._getframe(2)) if op is None else op.place
-        return self._moved(events.IMPLICIT, reason, place, original, local, source, target, **named)
+        done = self._moved(events.IMPLICIT, reason, place, original, local, source, target, **named)
+        if self._watched.ops is not None:
+            self._watched.ops.moved[id(local)] = done
+        return done
 
     def _of_gradient(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
         reason = f"DTensor.from_local takes its gradient as {placements_text(target.placements)}"
@@ -175,7 +178,9 @@ class Recorder(RunObserver):
         axes = ",".join(f"{name}={size}" for name, size in zip(names, source.mesh.shape))
         change = f"{placements_text(source.placements)} -> {placements_text(target.placements)}"
         facts = {"reason": reason, "spec": f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}"}
-        with lane.span(kind, change, place=place, facts=facts):
+        ops = self._watched.ops
+        again = nullcontext() if ops is None or kind == events.WRITTEN else ops
+        with lane.span(kind, change, place=place, facts=facts), again:
             return original(local, source, target, **named)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
