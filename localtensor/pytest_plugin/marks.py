@@ -36,6 +36,7 @@ class SessionSettings:
     timeout: float | None = None
     leftovers: str | None = None
     trace: Path | None = None
+    snapshots: str = "check"
     typed: frozenset[str] = frozenset()
 
 

@@ -23,6 +23,7 @@ from localtensor.errors import (
     NotCopyable,
     NoTime,
     PiecesDiffer,
+    Refusal,
     ThreadsOnly,
     UnknownWay,
     WrongType,
@@ -30,6 +31,7 @@ from localtensor.errors import (
 from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
 from localtensor.runner.trace.files import TraceOptions, recorded, trace_path
+from localtensor.runner.trace.tables import RunMemory, Waited, waits
 from localtensor.threads.faults import Faults
 from localtensor.threads.replicas import MODES
 from localtensor.threads.run import limit_from_environment, run_in_threads
@@ -38,6 +40,13 @@ DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says 
 RUN_MODES = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
 _SHARE_VALUES = (True, False, None)
+
+
+class NotTraced(Refusal, call="Run", argument="{what}", values="a run without a recording"):
+    """What only a recorded run has."""
+
+    PROBLEM = "it was not recorded"
+    REMEDY = "Pass trace=True, or the name of a file, to run."
 
 
 class LeftoverWarning(UserWarning):
@@ -70,6 +79,21 @@ class Run(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def memory(self) -> RunMemory:
+        """The memory of each rank.  Raises `NotTraced`."""
+        return RunMemory(self._traced("memory").peaks)
+
+    @property
+    def waits(self) -> list[Waited]:
+        """Who waits how long for whom on the modelled clock, the longest first.  Raises `NotTraced`."""
+        return waits(self._traced("waits"))
+
+    def _traced(self, what: str) -> Recording:
+        if self.recording is None:
+            raise NotTraced(what)
+        return self.recording
 
 
 def run(

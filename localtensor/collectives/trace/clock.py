@@ -58,10 +58,10 @@ def set_clock(recording: Recording, links: Links) -> Modelled:
         points.append((max(event.end, event.start), 1, event))
     for _, last, event in sorted(points, key=lambda point: point[:2]):
         (clock.end if last else clock.begin)(event)
-    done = Modelled(0.0, [0.0] * recording.ranks, [0.0] * recording.ranks)
+    ends = (busy + idle for busy, idle in zip(recording.busy, clock.idle, strict=True))
+    done = Modelled(max(ends, default=0.0), list(recording.busy), [0.0] * recording.ranks)
     for event in recording.events:
         done.seconds = max(done.seconds, event.ends)
-        done.compute[event.rank] = max(done.compute[event.rank], event.busy_end)
         if event.kind == WAIT:
             done.waiting[event.rank] += event.ends - event.begins
     seen = {event.axis for event in recording.of(CALL)}

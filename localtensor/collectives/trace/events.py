@@ -74,7 +74,7 @@ class Recording:
     """The events of a run on so many `ranks`, in the order in which they began.
 
     `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `peaks` the memory of
-    each rank at its peak.
+    each rank at its peak; `busy` the modelled seconds that it has computed in all.
     """
 
     ranks: int
@@ -82,6 +82,7 @@ class Recording:
     events: list[Event] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
     peaks: list[Peak] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
     problem: str | None = None
     began: int = 0
     ended: int = 0

@@ -84,6 +84,7 @@ class Lane:
             event.facts["unfinished"] = True
             self.end(event)
         self.recording.peaks[self.rank] = replace(self.memory.peak)
+        self.recording.busy[self.rank] = self.busy
 
     def _sample(self, at: int) -> None:
         if self.memory.now != self._sampled:

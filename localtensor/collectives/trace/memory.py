@@ -66,6 +66,8 @@ class Memory:
         self._add(-held.size, held.kind, held.module)
         self._held[key] = held._replace(kind=kind)
         self._add(held.size, kind, held.module)
+        if self.now == self.peak.bytes:  # still at the peak, of which more is known now
+            self.peak.by_kind = dict(self.by_kind)
 
     def _add(self, size: int, kind: str, module: str) -> None:
         self.now += size

@@ -59,7 +59,7 @@ class Recorder(RunObserver):
 
     def __init__(self, ranks: int, rates: Rates | None = None) -> None:
         self.recording = Recording(
-            ranks, [f"rank {rank}" for rank in range(ranks)], peaks=[Peak() for _ in range(ranks)]
+            ranks, [f"rank {rank}" for rank in range(ranks)], peaks=[Peak() for _ in range(ranks)], busy=[0.0] * ranks
         )
         self._rates = rates or Rates()
         self._lanes = [Lane(self.recording, rank) for rank in range(ranks)]

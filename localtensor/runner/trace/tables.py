@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from localtensor._util.events import Place
-from localtensor.collectives.trace.events import CALL, IMPLICIT, WAIT, Event, Recording
+from localtensor.collectives.trace.events import CALL, IMPLICIT, WAIT, Event, Peak, Recording
 
 
 @dataclass(slots=True)
@@ -103,3 +103,18 @@ def _last_parts(calls: Iterable[Event]) -> dict[int, tuple[float, int]]:
         if event.exchange >= 0 and posted > last.get(event.exchange, (-1.0, 0))[0]:
             last[event.exchange] = (posted, event.rank)
     return last
+
+
+class RunMemory:
+    """The memory that each rank of a recorded run has held, in bytes."""
+
+    def __init__(self, peaks: Sequence[Peak]) -> None:
+        self._peaks = peaks
+
+    def peak(self, rank: int) -> int:
+        """The most bytes that this rank has held at once."""
+        return self._peaks[rank].bytes
+
+    def at_peak(self, rank: int) -> Peak:
+        """What this rank held then: bytes by kind of tensor and by module, and the module that ran."""
+        return self._peaks[rank]
