@@ -46,7 +46,7 @@ _SHORTEST = 0.001  # microseconds: a span without a duration cannot be seen
 def write_chrome(recording: Recording, file: IO[str], more: Iterable[dict[str, Any]] = ()) -> None:
     """Writes the trace as JSON, an event a line; `more` are events in the same form, of another clock."""
     file.write('{"displayTimeUnit":"ns","otherData":')
-    about = {"made by": "localtensor", "ranks": recording.ranks}
+    about = {"made by": "localtensor", "ranks": recording.world or recording.ranks}
     file.write(json.dumps(about | ({"error": recording.problem} if recording.problem else {})))
     file.write(',"traceEvents":[\n')
     separator = ""

@@ -79,6 +79,7 @@ class Recording:
 
     ranks: int
     lanes: list[str] = field(default_factory=list)
+    world: int = 0  # how many ranks there are, if one lane has all of them
     events: list[Event] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
     peaks: list[Peak] = field(default_factory=list)

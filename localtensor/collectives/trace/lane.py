@@ -17,7 +17,7 @@ class Lane:
 
     def __init__(self, recording: Recording, rank: int) -> None:
         self.recording, self.rank = recording, rank
-        self.memory = Memory()
+        self.memory: Any = Memory()
         self.busy = 0.0  # modelled seconds of compute
         self.stack: list[Event] = []
         self._sampled = 0

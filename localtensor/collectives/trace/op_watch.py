@@ -57,14 +57,14 @@ class _Traits(NamedTuple):
 _known: dict[int, _Traits] = {}  # by the op's id, which stays: the hash of an op is computed in Python
 
 
-def _traits(func: Op) -> _Traits:
+def traits_of_op(func: Op) -> _Traits:
     found = _known.get(id(func))
     if found is None:
-        found = _known[id(func)] = _traits_of(func)
+        found = _known[id(func)] = _newtraits_of_op(func)
     return found
 
 
-def _traits_of(func: Op) -> _Traits:
+def _newtraits_of_op(func: Op) -> _Traits:
     returns = func._schema.returns
     views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     makes = any(r.alias_info is None for r in returns)
@@ -108,11 +108,11 @@ class OpWatch(TorchDispatchMode):
                     return NotImplemented
                 return self._op_of_dtensors(func, args, kwargs or {})
         done = func(*args, **kwargs) if kwargs else func(*args)
-        self._ran(_traits(func), args, kwargs or {}, done)
+        self._ran(traits_of_op(func), args, kwargs or {}, done)
         return done
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
-        lane, traits = self._lane, _traits(func)
+        lane, traits = self._lane, traits_of_op(func)
         event = lane.begin(OP, traits.name, place=self._line(sys._getframe(2)))
         event.facts["takes"] = tuple([x._spec for x in _tensors(args) if isinstance(x, DTensor)])
         try:
@@ -187,8 +187,7 @@ class OpWatch(TorchDispatchMode):
         key, lane = storage._cdata, self._lane
         if key in self._storages:
             return
-        kind = _KIND_INSIDE.get(next((event.kind for event in reversed(lane.stack) if event.kind in _KIND_INSIDE), ""))
-        lane.memory.hold(key, storage.nbytes(), kind or OTHER, lane.module)
+        lane.memory.hold(key, storage.nbytes(), kind_inside(lane), lane.module)
         self._storages[key] = weakref.ref(storage, functools.partial(self._freed, key))
 
     def _freed(self, key: int, _: object) -> None:
@@ -210,6 +209,11 @@ class OpWatch(TorchDispatchMode):
 
 _KIND_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}
 """What an op makes inside of a span: in an optimizer's step its state, in a module what the backward pass needs."""
+
+
+def kind_inside(lane: Lane) -> str:
+    """The kind of memory of what an op makes now."""
+    return next((_KIND_INSIDE[event.kind] for event in reversed(lane.stack) if event.kind in _KIND_INSIDE), OTHER)
 
 
 def local_of(x: Tensor) -> Tensor | None:

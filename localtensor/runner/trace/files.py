@@ -7,23 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from localtensor.collectives.trace.chrome import write_chrome
 from localtensor.collectives.trace.clock import Modelled, modelled_events, set_clock
 from localtensor.collectives.trace.events import Recording
+from localtensor.collectives.trace.output import check_file, write_file
 from localtensor.collectives.trace.recorder import Recorder
-from localtensor.errors import Refusal, ThreadsOnly, WrongType
+from localtensor.errors import ThreadsOnly, WrongType
 from localtensor.layout.links import Links, Rates
 
 DEFAULT_LINKS = Links()
-
-
-class CannotWrite(Refusal, values="{argument}={path}"):
-    """A file of a recorded run that cannot be written."""
-
-    PROBLEM = "it cannot be written ({reason})"
-    REMEDY = "Name a file in a folder that exists and that you may write to."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +41,9 @@ class TraceOptions:
                 continue
             if on != "threads":
                 raise ThreadsOnly(name, path, on)
-            try:
-                with open(path, "a", encoding="utf-8"):
-                    pass
-            except (OSError, ValueError) as error:
-                raise _cannot_write(call, name, path, error) from None
+            check_file(call, name, path)
         if self.summary and on != "threads":
             raise ThreadsOnly("summary", self.summary, on)
-
-
-def _cannot_write(call: str, name: str, path: Path, error: Exception) -> CannotWrite:
-    return CannotWrite(call, name, path, getattr(error, "strerror", None) or str(error))
 
 
 def trace_path(trace: object) -> Path | None:
@@ -86,19 +71,13 @@ def recorded(
         recording = recorder.recording
         clock = set_clock(recording, options.links)
         if options.trace is not None:
-            _write(call, "trace", options.trace, lambda file: write_chrome(recording, file, modelled_events(recording)))
+            write_file(
+                call, "trace", options.trace, lambda file: write_chrome(recording, file, modelled_events(recording))
+            )
         if options.html is not None:
             from localtensor.runner.trace.page import page_of
 
             text = page_of(recording, clock, options.planned)
-            _write(call, "html", options.html, lambda file: file.write(text))
+            write_file(call, "html", options.html, lambda file: file.write(text))
         if done is not None:
             done(recording, clock)
-
-
-def _write(call: str, name: str, path: Path, write: Callable[[Any], object]) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            write(file)
-    except OSError as error:
-        raise _cannot_write(call, name, path, error) from None
