@@ -21,6 +21,7 @@ MOST_ROWS = 60
 MOST_IMPLICIT = 10
 DEEPEST = 5  # rows of nested spans in a lane
 ROW, GAP = 14, 10  # pixels
+SAME = 1e-12  # seconds: sums of the same numbers differ by less
 WIDTH = 1200  # pixels: the drawing before any zoom
 _CLASSES = {
     "forward": "forward", "backward": "backward", "optimizer step": "step", "wait": "wait", "call": "call",
@@ -134,7 +135,7 @@ def _rows(spans: list[tuple[float, float, Event]]) -> list[tuple[tuple[float, fl
     ends: list[float] = []
     for span in spans:
         begin, end, _ = span
-        while ends and ends[-1] <= begin:
+        while ends and ends[-1] <= begin + SAME:
             ends.pop()
         row = min(len(ends), DEEPEST - 1)
         found.append((span, row))
@@ -144,7 +145,9 @@ def _rows(spans: list[tuple[float, float, Event]]) -> list[tuple[tuple[float, fl
 
 def _bar(span: tuple[float, float, Event], row: int, top: float, seconds: float) -> Bar:
     begin, end, event = span
-    label = event.name if event.part is None else f"{event.name} {event.axis}"
+    label = event.name
+    if event.part is not None:
+        label += f" {event.axis}" if event.part.peer is None else f" rank {event.part.peer}"
     parts = [label, time_text(end - begin)]
     if event.part is not None:
         parts.append(", ".join(event.part.call().tensors) or "no tensors")
