@@ -262,6 +262,18 @@ class CostOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleCostOptions:
+    op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)]
+    ranks: Annotated[int, Option("--ranks", help="How many ranks the mesh has.")] = 4
+    seed: Seed = 0
+    as_json: Annotated[bool, Option("--json", help="Print one JSON list, instead.")] = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.ranks <= 64:
+            raise BadOption("localtensor cost rule", "--ranks", self.ranks, "a rule needs at least 2 ranks", "Pass --ranks 2 to 64.")
+
+
+@dataclass(frozen=True, slots=True)
 class ReportOptions:
     journal: Annotated[Path, Argument(metavar="JOURNAL", help="What `localtensor validate --journal` wrote.", show_default=False)]
     out: Annotated[Path, Option("-o", "--out", help="The page to write.")] = Path("report.html")
