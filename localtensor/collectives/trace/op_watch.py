@@ -6,7 +6,7 @@
 | OpDispatcher._custom_op_handlers: ops that DTensor runs by code of their own | 2.13 | 2.13 |
 | UntypedStorage._cdata: the identity of a storage                     | 2.13  | 2.13     |
 | _C._autograd._get_sequence_nr, Node._sequence_nr, _C._current_autograd_node | 2.13 | 2.13 |
-| utils.flop_counter.flop_registry: formulas by op                     | 2.13  | 2.13     |
+| utils.flop_counter.flop_registry: formulas by op, and their __wrapped__ of shapes | 2.13 | 2.13 |
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def _newtraits_of_op(func: Op) -> _Traits:
     makes = any(r.alias_info is None for r in returns)
     draws = torch.Tag.nondeterministic_seeded in func.tags
     flops = flop_registry.get(func.overloadpacket)
+    flops = getattr(flops, "__wrapped__", None)  # what takes shapes, without torch's walk through the arguments
     return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, flops)
 
 
@@ -168,7 +169,9 @@ class OpWatch(TorchDispatchMode):
                 self.label(x, BUFFERS)
         else:
             nbytes = sum([x.nbytes for x in given]) + sum([x.nbytes for x in made])
-            flops = 0 if traits.flops is None else traits.flops(*args, **kwargs, out_val=done)
+            flops = (
+                0 if traits.flops is None else traits.flops(*map(shape_of, args), **kwargs, out_shape=shape_of(done))
+            )
             self._lane.busy += self._rates.seconds(flops, nbytes)
         if traits.draws:
             first = next(iter((*made, *given)), None)
@@ -221,6 +224,13 @@ def local_of(x: Tensor) -> Tensor | None:
     local = x if type(x) in _PLAIN else x._local_tensor if isinstance(x, DTensor) else x
     local = local if type(local) in _PLAIN else getattr(local, "elem", local)  # of a functional collective's result
     return local if type(local) in _PLAIN and local.layout == torch.strided else None
+
+
+def shape_of(value: Any) -> Any:
+    """The shape of a tensor, and of each in a list; any other value itself."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return tuple(map(shape_of, value)) if type(value) in (tuple, list) else value
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import localtensor as lt
 from localtensor.collectives.trace import events
 from localtensor.collectives.trace.memory import ACTIVATIONS, BUFFERS, GRADIENTS, OTHER, PARAMETERS, STATE, Memory
+from localtensor.collectives.trace.op_watch import traits_of_op
 
 
 def recording_of(program, ranks=2, *args):
@@ -247,6 +248,18 @@ def test_without_a_trace_nothing_is_replaced():
     before = gc.callbacks[:]
     ran = lt.run(program, ranks=1)
     assert ran[0] == (True, before) and ran.recording is None
+
+
+@pytest.mark.parametrize(("op", "shapes", "out", "flops"), [
+    ("mm", ((3, 4), (4, 5)), (3, 5), 2 * 3 * 4 * 5),
+    ("addmm", ((5,), (3, 4), (4, 5)), (3, 5), 2 * 3 * 4 * 5),
+    ("bmm", ((2, 3, 4), (2, 4, 5)), (2, 3, 5), 2 * 2 * 3 * 4 * 5),
+    ("relu", ((3, 4),), (3, 4), None),
+])  # fmt: skip
+def test_operations_are_counted_by_torchs_formulas(op, shapes, out, flops):
+    formula = traits_of_op(getattr(torch.ops.aten, op).default).flops
+    assert (formula is None) == (flops is None)
+    assert formula is None or formula(*map(torch.Size, shapes), out_shape=torch.Size(out)) == flops
 
 
 def test_torch_still_has_the_parts_that_are_replaced():
