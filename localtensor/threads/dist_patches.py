@@ -357,7 +357,7 @@ def _set_mesh_owner(mesh: DeviceMesh, value: object) -> None:
 
 def _note_axes(mesh: DeviceMesh, world: rank_world.RankWorld) -> None:
     """Notes which ranks lie along each axis of a mesh with this rank: the first name that a mesh gives them stays."""
-    with torch._C._DisableTorchDispatch(), torch.device("cpu"):
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # the user's modes see nothing of it
         ranks = np.asarray(mesh.mesh.tolist())
     at = np.argwhere(ranks == world.rank)
     for axis, size in enumerate(ranks.shape if len(at) else ()):
