@@ -103,7 +103,7 @@ branches: $(TRIAL) ## branches of each package that the suite takes  (half an ho
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.tools.cuda
 
-pictures: $(READY) ## docs/report.png and docs/terminal.svg anew; JOURNAL=sweep.jsonl photographs that sweep  (a minute)
+pictures: $(READY) ## docs/report.png, docs/terminal.svg and docs/trace_*.png anew; JOURNAL=sweep.jsonl photographs that sweep  (a minute)
 	@$(PY) -m tests.tools.pictures $(JOURNAL)
 
 # mkdocs and its theme are installed when the site is first built.

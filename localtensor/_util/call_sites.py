@@ -18,7 +18,7 @@ _OURS = str(Path(__file__).parents[1]) + "/"
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _SITE = tuple(sysconfig.get_paths()[name] + "/" for name in ("purelib", "platlib"))
 
-USER, TORCH, OTHER, C10D, FUNCTIONAL, OPS, VIA_OPS = range(7)
+USER, TORCH, OTHER, C10D, FUNCTIONAL, OPS, VIA_OPS, DTENSOR = range(8)
 _KIND_OF_FILE = {
     _TORCH + "distributed/c10d_logger.py": OTHER,
     _TORCH + "distributed/distributed_c10d.py": C10D,
@@ -26,7 +26,10 @@ _KIND_OF_FILE = {
     _TORCH + "_ops.py": OPS,
     _TORCH + "_library/autograd.py": OTHER,
     _TORCH + "overrides.py": OTHER,
+    # DTensor's own code of ops: what it calls, no line of the program calls.
+    **{_TORCH + f"distributed/tensor/{name}.py": DTENSOR for name in ("_dispatch", "_tp_conv", "_nonlinear_redux")},
 }
+_FROM_LOCAL = (_TORCH + "distributed/tensor/_api.py", "backward")  # a gradient that comes in other placements
 _kinds: dict[str, int] = {}
 
 Fn = Callable[..., Any]  # of torch, or in its place
@@ -38,11 +41,12 @@ class Origin(NamedTuple):
     """The user's line as (file, line, function), or None; and whether the call returns its Work to the user.
 
     A functional collective keeps its Work: the tensor that it returns waits when it is read.  FSDP and the like
-    keep theirs, too.
+    keep theirs, too.  `implicit`: an op of DTensor makes the call to move its own tensors, and no line of the program asks for it.
     """
 
     line: tuple[str, int, str] | None
     returns_work: bool
+    implicit: bool = False
 
     @property
     def place(self) -> Place | None:
@@ -67,7 +71,7 @@ def is_user_file(file: str) -> bool:
 
 def origin(frame: FrameType | None) -> Origin:
     """The origin of the call that this frame serves: the innermost frame outside torch and this package."""
-    entry = None
+    entry, implicit = None, False
     while frame is not None:
         code = frame.f_code
         kind = _kinds.get(code.co_filename)
@@ -76,14 +80,16 @@ def origin(frame: FrameType | None) -> Origin:
         # A user's dispatch mode handles a call; it does not start one.
         if kind == USER and not code.co_name.startswith("__torch_"):
             # `group.allreduce([x])` comes straight from C++; an op that is called by name, through _ops.py.
-            return Origin((code.co_filename, frame.f_lineno, code.co_name), entry in (C10D, OPS, None))
+            return Origin((code.co_filename, frame.f_lineno, code.co_name), entry in (C10D, OPS, None), implicit)
+        if kind == DTENSOR or (code.co_name == _FROM_LOCAL[1] and code.co_filename == _FROM_LOCAL[0]):
+            kind, implicit = TORCH, True
         # A dispatch mode passes a collective on through _ops.py too: the entry point is further out.
         if kind in (C10D, FUNCTIONAL, OPS) and entry in (None, OPS, VIA_OPS):
             entry = kind
         elif kind == TORCH and entry in (None, C10D, OPS):
             entry = VIA_OPS if entry == OPS else TORCH  # the Work goes to torch's own code, which is trusted
         frame = frame.f_back
-    return Origin(None, entry == C10D)
+    return Origin(None, entry == C10D, implicit)
 
 
 def code_that_called_us() -> CodeType | None:

@@ -94,6 +94,8 @@ class Call:
     output_splits: tuple[int, ...] | None = None
     place: Place | None = None
     handling: str | None = None  # the exception being handled during the call
+    axis: str | None = field(default=None, repr=False, compare=False)  # the mesh axis of the group, if a mesh has it
+    implicit: bool = field(default=False, repr=False, compare=False)  # an op of DTensor made it, for its own tensors
 
     def __str__(self) -> str:
         of = f" of {', '.join(self.tensors)}" if self.tensors else ""

@@ -48,6 +48,7 @@ class Contribution:
     line: Line = None
     handling: str | None = None
     layout: tuple[tuple[int, ...], ...] | None = None  # strides, of buffers that are not contiguous
+    implicit: bool = False  # an op of DTensor makes the call, for its own tensors
 
     @property
     def bytes(self) -> int:
@@ -56,6 +57,10 @@ class Contribution:
     @property
     def place(self) -> Place | None:
         return Place(*self.line) if self.line else None
+
+    def elements(self) -> list[tuple[torch.dtype, int]]:
+        """What the two ends of a message have in common: dtypes and numbers of elements; the shape is not sent."""
+        return [(dtype, prod(shape)) for dtype, shape in self.tensors]
 
     def _texts(self) -> Iterator[str]:
         for i, (dtype, shape) in enumerate(self.tensors):
@@ -79,6 +84,8 @@ class Contribution:
             output_splits=tuple(self.output_splits) if self.output_splits else None,
             place=self.place,
             handling=self.handling,
+            axis=self.group.axis(),
+            implicit=self.implicit,
         )
 
 
@@ -184,6 +191,11 @@ class Group:
     closed: list[Contribution] = field(default_factory=list)
     timeouts: dict[int, float] = field(default_factory=dict)  # seconds, of ranks that gave the group a time limit
     cut_off: set[int] = field(default_factory=set)  # ranks whose connections a timeout has closed, as gloo does
+    axes: dict[tuple[int, ...], str] = field(default_factory=dict)  # of the run: mesh axes by the ranks along them
+
+    def axis(self) -> str | None:
+        """The name of the mesh axis along which these ranks lie; None if no mesh has such an axis."""
+        return self.axes.get(self.ranks)
 
     def next_rendezvous(self, rank: int) -> Rendezvous:
         """The rendezvous to which this rank's next collective belongs."""

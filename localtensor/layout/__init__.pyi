@@ -1,3 +1,9 @@
+from localtensor.layout.links import MEMORY as MEMORY
+from localtensor.layout.links import NETWORK as NETWORK
+from localtensor.layout.links import TRIPS as TRIPS
+from localtensor.layout.links import BadNetwork as BadNetwork
+from localtensor.layout.links import Links as Links
+from localtensor.layout.links import Network as Network
 from localtensor.layout.mesh import Mesh as Mesh
 from localtensor.layout.reductions import GLOO_DTYPES as GLOO_DTYPES
 from localtensor.layout.reductions import fold as fold

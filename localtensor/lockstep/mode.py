@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,7 +66,9 @@ class LocalTensorMode(TorchDispatchMode):
     same on every rank, and can be written only with such values.  Every rank's random stream starts with the
     generator's state when the mode is entered; the generator is restored when it ends.
 
-    Raises `NoRanks`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
+    `trace` names a file for a trace of what runs inside, as of `run`; True records it without a file, as `recording`.
+
+    Raises `NoRanks`, `CannotWrite`; `ModeBusy` on entering it in a rank of `run`, or while another thread is in one.
 
     >>> with LocalTensorMode(1024):
     ...     x = rank_map(torch.tensor)
@@ -73,7 +77,7 @@ class LocalTensorMode(TorchDispatchMode):
     LocalTensor(1024 ranks, the same on all: tensor(523776))
     """
 
-    def __init__(self, ranks: int | Iterable[int]) -> None:
+    def __init__(self, ranks: int | Iterable[int], *, trace: str | os.PathLike[str] | bool | None = None) -> None:
         super().__init__()
         self.ranks = _validated_ranks(ranks)
         self.world = self.ranks[-1] + 1
@@ -87,6 +91,11 @@ class LocalTensorMode(TorchDispatchMode):
         self._paused = False
         self._outer: Any = None  # the enclosing mode, and whether it was paused
         self.groups = LockstepWorld(self, self.serial)
+        self.recorder: Any = None
+        if trace:
+            from localtensor.lockstep.recorder import LockstepRecorder  # lazy: few programs are recorded
+
+            self.recorder = LockstepRecorder(self.ranks, None if trace is True else Path(trace))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,15 +120,24 @@ class LocalTensorMode(TorchDispatchMode):
             self._outer = None if outer is None else (outer, outer._paused)
             if outer is not None:
                 outer._paused = True  # an op that this mode passes on is not for the enclosing one either
+            if self.recorder is not None:
+                self.recorder.begin()
         except BaseException:  # why: it is re-raised; after any interrupt this thread is not in the mode
             self.groups.close()
             ambient.close_mode(self)
             raise
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    @property
+    def recording(self) -> Any:
+        """What a mode with `trace` has recorded; None without."""
+        return None if self.recorder is None else self.recorder.recording
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
+            if self.recorder is not None:
+                self.recorder.end(error)
         finally:
             self.groups.close()
             if ambient.close_mode(self) and not torch._C._len_torch_dispatch_stack():
@@ -152,7 +170,12 @@ class LocalTensorMode(TorchDispatchMode):
         route = _routes.get(func)
         if route is None:
             route = _routes[func] = _route(func)
-        return route(self, func, args, kwargs)
+        if self.recorder is None or func.name() in _SIZES:
+            return route(self, func, args, kwargs)
+        before = self.recorder.ops
+        done = route(self, func, args, kwargs)
+        self.recorder.ran(func, args, kwargs, done, before)
+        return done
 
     # -- making LocalTensors
 
@@ -200,7 +223,10 @@ class LocalTensorMode(TorchDispatchMode):
                 if mine != theirs:
                     raise errors.ValuesDiffer(call, name, mine, rank, theirs, first)
         with torch._C._DisableTorchDispatch():
-            return from_ranks(values, self)
+            made = from_ranks(values, self)
+        if self.recorder is not None:
+            self.recorder.see(made)
+        return made
 
     # -- scoped state
 

@@ -3,6 +3,7 @@
     @pytest.mark.ranks(4)                   the body runs on 4 ranks; (2, 4, 8) makes a test of each
     @pytest.mark.mesh((2, 2))               on a mesh of 2 x 2 ranks
     rank, world_size, mesh, comms           fixtures with a value in each rank
+    comms_snapshot                          `assert comms == comms_snapshot`: as in the file that --rank-snapshots update wrote
     world                                   runs functions on ranks from an ordinary test
     compare                                 localtensor.compare, with the session's options as defaults
 
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from localtensor.pytest_plugin import comms as comms_fixtures
 from localtensor.pytest_plugin import fixtures
 from localtensor.pytest_plugin import marks as rank_marks
 
@@ -41,6 +43,10 @@ _OPTIONS: dict[str, tuple[str, str, rank_marks.Check, str]] = {
     "leftovers": ("--rank-leftovers", "|".join(rank_marks.LEFTOVERS), rank_marks.check_leftovers, (
                   "what becomes of process groups that a test made and did not destroy: "
                   "nothing (default), a warning, or a failure")),
+    "trace": ("--rank-trace", "DIR", rank_marks.check_folder, (
+              "write a trace of the ranks of each rank test into DIR, for Perfetto or chrome://tracing")),
+    "snapshots": ("--rank-snapshots", "check|update", comms_fixtures.check_snapshots,
+                  "what comms_snapshot does with its files: compare with them (default), or write them"),
 }  # fmt: skip
 
 
@@ -81,6 +87,9 @@ def _settings(config: pytest.Config) -> rank_marks.SessionSettings:
             typed.add(name)
         if value is not None:
             settings[name] = check("pytest", source, value)
+    if "trace" in settings and settings.get("on", "threads") != "threads":
+        problem, remedy = "it is for rank threads, and these are real processes", "Leave one of the options out."
+        raise rank_marks.usage_error("pytest", "--rank-trace", str(settings["trace"]), problem, remedy)
     return rank_marks.SessionSettings(typed=frozenset(typed), **settings)
 
 
@@ -248,13 +257,32 @@ def world(pytestconfig: pytest.Config) -> fixtures.World:
 
 
 @pytest.fixture
-def comms(request: pytest.FixtureRequest) -> fixtures.Comms:
+def comms(request: pytest.FixtureRequest) -> comms_fixtures.Comms:
     """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`:
     the calls of the ranks of the last `world.run`."""
     if "world" not in request.fixturenames:
         _fail_outside("comms")
     ran: fixtures.World = request.getfixturevalue("world")
-    return fixtures.Comms(lambda: ran.calls, None)
+    return comms_fixtures.Comms(lambda: ran.calls, None)
+
+
+@pytest.fixture
+def comms_snapshot(request: pytest.FixtureRequest) -> comms_fixtures.CommsSnapshot:
+    """`assert comms == comms_snapshot`: what the ranks call, with bytes and axes, is as `--rank-snapshots update` wrote it."""
+    update = request.config.stash[rank_marks.SETTINGS].snapshots == comms_fixtures.UPDATE
+    return comms_fixtures.CommsSnapshot(request.path, request.node.name, update=update)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """The lines in which the communication differs from its snapshot."""
+    for snapshot, other in ((left, right), (right, left)):
+        if (
+            op == "=="
+            and isinstance(snapshot, comms_fixtures.CommsSnapshot)
+            and isinstance(other, comms_fixtures.Comms)
+        ):
+            return ["the communication differs from its snapshot", *snapshot.differences]
+    return None
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ pytest's private parts (for: tried on 9.0, 9.2):
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -306,75 +306,3 @@ class Comparer:
             return function(*args, **{**defaults, **options})
         except LocalTensorError as fault:
             raise trim_traceback(fault) from fault.__cause__
-
-
-MOST_SHOWN = 12  # calls in a repr
-
-
-class Comms(Sequence["Call"]):
-    """The collectives and messages of a rank so far, in order; each is a `localtensor._util.events.Call`.
-
-    Live: later calls appear in it.  `rank` None is all ranks, in the order of their calls.
-
-    >>> from localtensor._util.events import Call
-    >>> log = [Call(0, "all_reduce", "0", (0, 1), 0, ("f32[4]",), 16), Call(1, "all_reduce", "0", (0, 1), 0, ("f32[4]",), 16)]
-    >>> comms = Comms(lambda: log, rank=0)
-    >>> comms
-    Comms(rank 0: all_reduce #0 of f32[4])
-    >>> len(comms), comms.kinds, comms.count("all_reduce"), comms.bytes, len(comms.of_all_ranks)
-    (1, ['all_reduce'], 1, 16, 2)
-    """
-
-    def __init__(self, log: "Callable[[], Sequence[Call]]", rank: int | None, kind: str | None = None) -> None:
-        self._log, self.rank, self._kind = log, rank, kind
-
-    @property
-    def calls(self) -> "list[Call]":
-        """The calls until now."""
-        wanted = [call for call in self._log() if self.rank is None or call.rank == self.rank]
-        return [call for call in wanted if self._kind is None or call.kind == self._kind]
-
-    @property
-    def of_all_ranks(self) -> "Comms":
-        """The same log, with the calls of every rank."""
-        return Comms(self._log, None, self._kind)
-
-    def of(self, kind: str) -> "Comms":
-        """The calls of one kind: "all_reduce", "broadcast", "send"."""
-        return Comms(self._log, self.rank, kind)
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kind of each call, in order."""
-        return [call.kind for call in self.calls]
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all tensors that the rank passed to its calls."""
-        return sum(call.bytes for call in self.calls)
-
-    def count(self, value: "str | Call") -> int:
-        """The number of calls of a kind, or of occurrences of a Call."""
-        return self.kinds.count(value) if isinstance(value, str) else self.calls.count(value)
-
-    @overload
-    def __getitem__(self, index: int) -> "Call": ...
-    @overload
-    def __getitem__(self, index: slice) -> "list[Call]": ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return self.calls[index]
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def __repr__(self) -> str:
-        calls = self.calls
-        texts = [_call_text(call, with_rank=self.rank is None) for call in calls[:MOST_SHOWN]]
-        texts += [f"and {len(calls) - MOST_SHOWN} more"] if len(calls) > MOST_SHOWN else []
-        who = "all ranks" if self.rank is None else f"rank {self.rank}"
-        return f"Comms({who}: {', '.join(texts) or 'nothing yet'})"
-
-
-def _call_text(call: "Call", *, with_rank: bool) -> str:
-    who = f"rank {call.rank} " if with_rank else ""
-    return f"{who}{call.kind} #{call.number}" + (f" of {', '.join(call.tensors)}" if call.tensors else "")

@@ -17,7 +17,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
@@ -26,6 +26,7 @@ import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprEntryNative, ReprFileLocation, ReprTraceback
 
 from localtensor._util.events import Place
+from localtensor.collectives.observer import RunObserver
 from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault, first_line
 from localtensor.errors.failure_report import failure_text
@@ -35,6 +36,7 @@ from localtensor.pytest_plugin.fixtures import shadowing_notes
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.pytest_plugin.rank_body import RankBody, relaxed_hypothesis
 from localtensor.runner.api import DEFAULT_TIMEOUT, LeftoverWarning, timeout_limit
+from localtensor.runner.trace.files import TraceOptions, recorded
 from localtensor.threads.run import run_in_threads
 from localtensor.threads.state.special_slots import torchrun_environment
 
@@ -145,7 +147,9 @@ class RankTest:
         clear_passed(self.item.stash)
         try:
             if plan.on == "threads":
-                ran = run_in_threads(program.live, plan.ranks, schedule, plan.seed, seconds)
+                with self._recorded() as recorder:
+                    given = (program.live, plan.ranks, schedule, plan.seed, seconds)
+                    ran = run_in_threads(*given, observer=recorder)
             else:
                 from localtensor.processes.forked import run_forked
 
@@ -158,6 +162,12 @@ class RankTest:
             return RankTestFailure(error, fault_first, self._replay_command(schedule.text)), None
         failure = None if ran.groups_left is None else self._leftover_failure(ran.groups_left, schedule.text)
         return failure, next((value for value in ran.values if value is not None), None)
+
+    def _recorded(self) -> AbstractContextManager[RunObserver | None]:
+        """Records the ranks for `--rank-trace`; of several runs of a test the last one stays."""
+        if self.plan.trace is None:
+            return nullcontext()
+        return recorded(TraceOptions(self.plan.trace), self.plan.ranks, "pytest")
 
     def _leftover_failure(self, groups: GroupsLeftOver, ran: str) -> RankTestFailure | None:
         """A failure or nothing, by the setting; a warning at the test is a failure where warnings are errors."""

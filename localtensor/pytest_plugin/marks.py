@@ -4,9 +4,11 @@ This module does not import torch, so that a session without rank tests never lo
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ Check = Callable[[str, str, Any], Any]
 RANK_BACKENDS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
+_UNSAFE = re.compile(r"[^\w.\[\]=-]+")  # what a file's name should not have of a test's
 _NUMBER = "a number of ranks is a whole number from 1 up"
 
 
@@ -32,6 +35,8 @@ class SessionSettings:
     flaky: int | None = None
     timeout: float | None = None
     leftovers: str | None = None
+    trace: Path | None = None
+    snapshots: str = "check"
     typed: frozenset[str] = frozenset()
 
 
@@ -48,6 +53,7 @@ class RankPlan:
     flaky: int = 1
     timeout: float | None = None
     leftovers: str = "ignore"
+    trace: Path | None = None
     words: tuple[str, ...] = ()
 
 
@@ -137,6 +143,7 @@ def plan_test(nodeid: str, marks: Marks, settings: SessionSettings, chosen: int 
         _schedule_count(keywords, settings),
         _setting("timeout", keywords, settings),
         leftovers,
+        None if settings.trace is None else settings.trace / f"{_UNSAFE.sub('_', nodeid)}.json",
         tuple(words),
     )
 
@@ -235,6 +242,17 @@ def _one_of(words: Sequence[str], problem: str, call: str, argument: str, value:
 
 check_backend = partial(_one_of, RANK_BACKENDS, "there is no such way to run")
 check_leftovers = partial(_one_of, LEFTOVERS, "that is nothing to do about groups that a test leaves")
+
+
+def check_folder(call: str, argument: str, value: str) -> Path:
+    """The folder of this name, which is made if it does not exist."""
+    folder = Path(value).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"it cannot be made ({error.strerror})"
+        raise usage_error(call, argument, value, problem, "Name a folder that you may write to.") from None
+    return folder
 
 
 def check_schedule(call: str, argument: str, value: str) -> str:

@@ -47,7 +47,8 @@ from localtensor._util.call_sites import place_of_error
 from localtensor._util.events import Call, Raised, Waiting
 from localtensor.errors.base import LocalTensorError
 from localtensor.errors.programs import RankRaised
-from localtensor.pytest_plugin.fixtures import Comms, RankFixtures
+from localtensor.pytest_plugin.comms import Comms
+from localtensor.pytest_plugin.fixtures import RankFixtures
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.threads.run_token import Abort
 

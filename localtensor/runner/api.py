@@ -5,6 +5,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -12,6 +13,7 @@ import torch
 
 from localtensor._util.ambient import refuse_inside_mode
 from localtensor._util.events import Call
+from localtensor.collectives.trace.events import Recording
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import (
     BadFaults,
@@ -21,11 +23,15 @@ from localtensor.errors import (
     NotCopyable,
     NoTime,
     PiecesDiffer,
+    Refusal,
+    ThreadsOnly,
     UnknownWay,
     WrongType,
 )
 from localtensor.errors.runs import DAY
 from localtensor.processes.job import to_device
+from localtensor.runner.trace.files import TraceOptions, recorded, trace_path
+from localtensor.runner.trace.tables import RunMemory, Waited, waits
 from localtensor.threads.faults import Faults
 from localtensor.threads.replicas import MODES
 from localtensor.threads.run import limit_from_environment, run_in_threads
@@ -34,6 +40,13 @@ DEFAULT_TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says 
 RUN_MODES = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
 _SHARE_VALUES = (True, False, None)
+
+
+class NotTraced(Refusal, call="Run", argument="{what}", values="a run without a recording"):
+    """What only a recorded run has."""
+
+    PROBLEM = "it was not recorded"
+    REMEDY = "Pass trace=True, or the name of a file, to run."
 
 
 class LeftoverWarning(UserWarning):
@@ -45,7 +58,7 @@ class Run(Sequence[Any]):
     """The result of a program on each rank: `run[2]` is what rank 2 returned.
 
     `calls` are the ranks' collectives and messages, in order (on threads only; a long run keeps the last million);
-    `replay` is the text that repeats the run when passed as `schedule=`.
+    `replay` is the text that repeats the run when passed as `schedule=`; `recording` has its events if it was traced.
 
     >>> sim = run(torch.distributed.get_rank, ranks=3)
     >>> list(sim), sim[2]
@@ -55,6 +68,7 @@ class Run(Sequence[Any]):
     values: tuple[Any, ...]
     calls: tuple[Call, ...] = field(default=(), repr=False)
     replay: str = "round_robin"
+    recording: Recording | None = field(default=None, repr=False, compare=False)
 
     @overload
     def __getitem__(self, rank: int) -> Any: ...
@@ -65,6 +79,21 @@ class Run(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def memory(self) -> RunMemory:
+        """The memory of each rank.  Raises `NotTraced`."""
+        return RunMemory(self._traced("memory").peaks)
+
+    @property
+    def waits(self) -> list[Waited]:
+        """Who waits how long for whom on the modelled clock, the longest first.  Raises `NotTraced`."""
+        return waits(self._traced("waits"))
+
+    def _traced(self, what: str) -> Recording:
+        if self.recording is None:
+            raise NotTraced(what)
+        return self.recording
 
 
 def run(
@@ -82,6 +111,7 @@ def run(
     faults: Faults | None = None,
     replicas: str | None = None,
     races: bool = True,
+    trace: str | os.PathLike[str] | bool | None = None,
 ) -> Run:
     """Run `fn(*args)`, ordinary torch.distributed code, on every rank; returns what each rank returned.
 
@@ -109,8 +139,10 @@ def run(
                the order of their first steps.  "ignore": nothing is compared.  On threads.
     races      whether accesses to symmetric memory are checked for races and for reads of what no rank has written.
                On threads.
+    trace      a file for a trace of the run in the Chrome trace event format, also if it fails; True records it without a
+               file.  On threads.
 
-    Raises `BadFaults`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
+    Raises `BadFaults`, `CannotWrite`, `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its
     `__cause__`); and, where a real run would hang or be silently wrong, one of localtensor.errors.ProgramFault.
 
@@ -127,7 +159,11 @@ def run(
     pieces = arguments_of_ranks(fn, args, ranks, device if on == "threads" else None)
     if faults is not None:
         _check_faults(faults, ranks, on)
+    tracing = TraceOptions(trace_path(trace))
+    tracing.check("run", on)
     if on != "threads":
+        if trace:
+            raise ThreadsOnly("trace", trace, on)
         from localtensor.processes.pool import run_in_processes
 
         return Run(run_in_processes(fn, pieces, on, seed, timeout_limit(timeout), device))
@@ -142,15 +178,16 @@ def run(
 
     start, limit, roots = 0, timeout_limit(timeout), (fn,) if isolate else ()
     options: dict[str, Any] = {"share": share, "roots": roots, "faults": faults, "replicas": replicas, "races": races}
-    ran = run_in_threads(body, ranks, schedule, seed, limit, **options)
-    while not ran.values:  # a rank has died
-        start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)
-        ran = run_in_threads(body, ranks, schedule, seed, limit, **options, start=start)
+    with recorded(tracing, ranks) if trace else nullcontext() as recorder:
+        ran = run_in_threads(body, ranks, schedule, seed, limit, **options, observer=recorder)
+        while not ran.values:  # a rank has died
+            start, pieces = start + 1, arguments_of_ranks(fn, args, ranks, device)
+            ran = run_in_threads(body, ranks, schedule, seed, limit, **options, observer=recorder, start=start)
     if ran.groups_left is not None and leftovers == "raise":
         raise ran.groups_left
     if ran.groups_left is not None and leftovers == "warn":
         warnings.warn(str(ran.groups_left), LeftoverWarning, stacklevel=2)
-    return Run(ran.values, ran.calls, ran.replay)
+    return Run(ran.values, ran.calls, ran.replay, None if recorder is None else recorder.recording)
 
 
 def _check_faults(faults: object, ranks: int, on: str) -> None:

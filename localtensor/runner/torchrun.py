@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from localtensor import errors
@@ -23,6 +24,9 @@ from localtensor.runner import torchrun_processes
 from localtensor.runner.torchrun_processes import PrefixedWriter, RankLines, Script, user_traceback
 
 if TYPE_CHECKING:
+    from localtensor.collectives.observer import RunObserver
+    from localtensor.layout.links import Links
+    from localtensor.runner.trace.files import TraceOptions
     from localtensor.threads.faults import Faults
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -46,6 +50,11 @@ class TorchrunOptions:
     explain_isolation: bool = False
     faults: str | None = None  # the arguments of `localtensor.Faults`, as a text
     note: str = ""  # printed before the script begins
+    trace: Path | None = None
+    html: Path | None = None
+    summary: bool = False
+    topology: "Links | None" = None  # of the modelled clock
+    planned: Callable[[str], str] | None = None  # what the planner says of a redistribution, for the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,8 @@ def checked_script(options: TorchrunOptions) -> Script:
             raise errors.ThreadsOnly("schedule", options.schedule, options.on)
         replay(options.schedule)
     _faults(options)
+    if options.trace is not None or options.html is not None or options.summary:
+        _tracing(options).check("run", options.on)
     with _first_on_path(options):
         script = torchrun_processes.read(options.name, module=options.module)
     if script is None:
@@ -144,6 +155,31 @@ def _faults(options: TorchrunOptions) -> "Faults | None":
     faults = faults_from_text(options.faults)
     faults.check(options.ranks)
     return faults
+
+
+def _tracing(options: TorchrunOptions) -> "TraceOptions":
+    from localtensor.runner.trace.files import DEFAULT_LINKS, TraceOptions  # lazy: they need torch
+
+    links = options.topology or DEFAULT_LINKS
+    return TraceOptions(options.trace, options.html, options.summary, links, options.planned)
+
+
+@contextmanager
+def _recorded(options: TorchrunOptions) -> "Iterator[RunObserver | None]":
+    """Records the run inside the block, if anything is to be made of it; prints its summary at the end if requested."""
+    tracing = _tracing(options)
+    if not tracing.wanted:
+        yield None
+        return
+    from localtensor.runner.trace.files import recorded
+    from localtensor.runner.trace.summary import summary_lines
+
+    def summarize(recording: Any, clock: Any) -> None:
+        if options.summary:
+            _print_error("\n".join(summary_lines(recording, clock)))
+
+    with recorded(tracing, options.ranks, done=summarize) as recorder:
+        yield recorder
 
 
 @contextmanager
@@ -191,12 +227,14 @@ def _on_threads(options: TorchrunOptions, script: Script, observer: Observer | N
             limit = options.timeout or None
             report = functools.partial(_report_isolation, explain=options.explain_isolation)
             given = (body, options.ranks, schedule, options.seed, limit)
-            done = run_in_threads(*given, fresh=True, report=report, faults=faults)
-            while not done.values:  # a rank has died, and the program starts again
-                start += 1
-                codes.clear()
-                _print_error(f"localtensor run: a rank has died on purpose; start {start + 1}")
-                done = run_in_threads(*given, fresh=True, report=report, faults=faults, start=start)
+            with _recorded(options) as recorder:
+                settings: dict[str, Any] = {"fresh": True, "report": report, "faults": faults, "observer": recorder}
+                done = run_in_threads(*given, **settings)
+                while not done.values:  # a rank has died, and the program starts again
+                    start += 1
+                    codes.clear()
+                    _print_error(f"localtensor run: a rank has died on purpose; start {start + 1}")
+                    done = run_in_threads(*given, **settings, start=start)
             if observer is not None:
                 observer.calls.extend(done.calls)
         except errors.ProgramFault as fault:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch.distributed.autograd
 import torch.distributed.nn.functional  # binds the default group of its arguments now, when there is none
 from torch.distributed import distributed_c10d as c10d
@@ -145,7 +146,9 @@ def _gloo_group(
     for device in rank_world.DEVICES:
         group._register_backend(torch.device(device), custom, backend)
     group._set_group_name(c10d.GroupName(name))
-    world.groups[group] = world.simulation.groups.setdefault(f"{world.epoch}/{name}", Group(name, members))
+    world.groups[group] = world.simulation.groups.setdefault(
+        f"{world.epoch}/{name}", Group(name, members, axes=world.simulation.axes)
+    )
     limit = getattr(timeout, "_timeout", timeout)
     set_time_limit(world, world.groups[group], limit)
     return group
@@ -262,7 +265,7 @@ def _declare_group(
     world: rank_world.RankWorld, name: str, ranks: tuple[int, ...], timeout: object, *, default: bool
 ) -> Group:
     """The group that the rank makes under this name; all ranks must give it the same members, or each itself alone."""
-    simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
+    simulation, (line, by_program, _) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
     declared = simulation.declared.setdefault(key, {})
     declared[world.rank] = (() if default else ranks, line)
@@ -272,7 +275,9 @@ def _declare_group(
         simulation.fail(GroupMismatch(name, {rank: members for rank, (members, _) in declared.items()}, places))
     if world.rank in ranks and not default and by_program:
         world.made[name] = (ranks, line)
-    group = simulation.groups.setdefault(f"{key}/{ranks[0]}" if alone else key, Group(name, ranks))
+    group = simulation.groups.setdefault(
+        f"{key}/{ranks[0]}" if alone else key, Group(name, ranks, axes=simulation.axes)
+    )
     set_time_limit(world, group, timeout)
     return group
 
@@ -346,6 +351,20 @@ def _set_mesh_owner(mesh: DeviceMesh, value: object) -> None:
     """A mesh belongs to one rank of one simulation: torch compares meshes by this, and caches by mesh."""
     world = rank_world.world_now()
     mesh.__dict__["_thread_id"] = value if world is None else (world.simulation.serial, world.rank)
+    if world is not None:
+        _note_axes(mesh, world)
+
+
+def _note_axes(mesh: DeviceMesh, world: rank_world.RankWorld) -> None:
+    """Notes which ranks lie along each axis of a mesh with this rank: the first name that a mesh gives them stays."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():  # the user's modes see nothing of it
+        ranks = np.asarray(mesh.mesh.tolist())
+    at = np.argwhere(ranks == world.rank)
+    for axis, size in enumerate(ranks.shape if len(at) else ()):
+        along = tuple(int(rank) for rank in np.moveaxis(ranks, axis, -1)[tuple(np.delete(at[0], axis))])
+        if size > 1 or ranks.ndim == 1:
+            name = mesh._mesh_dim_names[axis] if mesh._mesh_dim_names else f"dim {axis}"
+            world.simulation.axes.setdefault(along, name)
 
 
 @contextmanager

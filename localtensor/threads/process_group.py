@@ -157,7 +157,7 @@ class Kernels:
         self, op: CollectiveOp, call: CallArguments, rank: int, group: Group
     ) -> tuple[Contribution, bool]:
         """The rank's part in a collective, and whether its Work is returned to the user."""
-        line, returns_work = origin(sys._getframe(2))
+        line, returns_work, implicit = origin(sys._getframe(2))
         compared = call.writes if op.compares_outputs else list(flat_tensors(call.reads))
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
@@ -180,6 +180,7 @@ class Kernels:
             line=line,
             layout=layout,
             handling=handled_exception(),
+            implicit=implicit,
         )
         _synchronize(device)
         return part, returns_work
@@ -289,7 +290,7 @@ class Kernels:
         simulation = self.simulation
         rank = simulation.enter()
         _count(group, rank, name)
-        line, returns_work = origin(sys._getframe(2))
+        line, returns_work, _ = origin(sys._getframe(2))
         sends = name == SEND
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
         if rank in self.profiling:

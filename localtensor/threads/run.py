@@ -17,6 +17,7 @@ from localtensor._util.ambient import running, set_guard, set_rules, simulation_
 from localtensor._util.call_sites import in_debugger, is_user_file, place_of_error, place_of_frame
 from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
+from localtensor.collectives.observer import RunObserver
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.errors.base import wait_lines
@@ -68,6 +69,7 @@ def run_in_threads(
     start: int = 0,
     replicas: str | None = None,
     races: bool = True,
+    observer: RunObserver | None = None,
 ) -> ThreadRun:
     """Run `body(rank)` on every rank, each with its own world; `share`: see `localtensor.run`.
 
@@ -75,7 +77,7 @@ def run_in_threads(
     `report(shared, writes)` is called at the end: what ranks shared, and the writes to it that were seen, a line each.
     `roots`: functions that the ranks will call, if what they write to the globals of modules is to be kept apart.
     `faults`: those on purpose; `start` counts the starts of the program, from 0.
-    `replicas`, `races`: see `localtensor.run`.
+    `replicas`, `races`: see `localtensor.run`.  `observer` sees calls, waits and ends.
 
     Raises one of localtensor.errors.ProgramFault, `NestedRun`, or what interrupted it (KeyboardInterrupt).
     """
@@ -94,6 +96,7 @@ def run_in_threads(
         if faults is not None:
             simulation.faults = FaultsOfRun(faults, start, simulation)
         simulation.detects_races = races
+        simulation.observer = observer or simulation.observer
         if replicas != "ignore":
             simulation.kernels.replicas = ReplicaWatch(simulation, every=replicas == "check")
 
@@ -224,7 +227,8 @@ def _run_rank(
     rank_world.init_default_group(world, "gloo")
     world.implicit = True
     try:
-        value = body(world.rank)
+        with simulation.observer.around(world.rank):
+            value = body(world.rank)
         if simulation.helpers is not None and not simulation.forked:
             simulation.helpers.finish(world.rank)
     except Abort:

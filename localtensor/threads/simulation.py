@@ -6,13 +6,11 @@ Nothing here depends on torch.distributed: `threads/process_group.py` defines wh
 import threading
 from collections import deque
 from collections.abc import Callable
-from math import prod
 from typing import Any, cast
-
-import torch
 
 from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
+from localtensor.collectives.observer import RunObserver
 from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Rendezvous, Ticket
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import (
@@ -32,11 +30,6 @@ MAX_POLLS = 10_000  # fruitless polls in a row, with only polling ranks runnable
 LOG_LENGTH = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 
 
-def _elements(part: Contribution) -> list[tuple[torch.dtype, int]]:
-    """What the two ends of a message have in common: dtypes and numbers of elements; the shape is not sent."""
-    return [(dtype, prod(shape)) for dtype, shape in part.tensors]
-
-
 class Simulation:
     """The state that all ranks of one run share; only the rank that holds the run token may touch it."""
 
@@ -46,6 +39,8 @@ class Simulation:
         self.rules, self.guard = ambient.rules(), ambient.guard()  # of the caller's thread, for its ranks
         self.run_token = RunToken(ranks, schedule, swap, self._diagnose, self._take_turn, self._expire)
         self.groups: dict[str, Group] = {}
+        self.axes: dict[tuple[int, ...], str] = {}  # names of mesh axes by the ranks along them
+        self.observer = RunObserver()
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, line
         self.store: Any = None
         self.stores: dict[tuple[object, ...], Any] = {}  # that the program has made, by address or path
@@ -142,6 +137,7 @@ class Simulation:
             self.run_token.abort_with(crash)
         if self.memory is not None:
             self.memory.order_collective(rendezvous, tickets)
+        self.observer.met([ticket.part for ticket in tickets])
         for ticket in tickets:
             self._wake(ticket)
 
@@ -189,10 +185,11 @@ class Simulation:
         return self.mail.setdefault(part.group, Mailbox())
 
     def _deliver_message(self, send: Ticket, recv: Ticket) -> None:
-        if _elements(send.part) != _elements(recv.part):
+        if send.part.elements() != recv.part.elements():
             self.fail(MessageMismatch(send.part.call(), recv.part.call()))
         if recv.part.peer is None:
             recv.part.peer = send.part.rank
+        self.observer.met([send.part, recv.part])
         recv.result, send.part.inputs = send.part.inputs, None
         recv.clock, send.clock = send.clock, None
         for ticket in (send, recv):
@@ -206,6 +203,17 @@ class Simulation:
         """
         self._handed_out.pop(ticket, None)
         ticket.waited = True
+        with self.observer.waiting(ticket):
+            self._wait(ticket, limit)
+        clock, ticket.clock = ticket.clock, None
+        if clock is not None:
+            self.memory.acquired(ticket.part.rank, clock)
+        deliver, ticket.deliver = ticket.deliver, None
+        if deliver is not None:
+            deliver(ticket.result)
+            ticket.result = None
+
+    def _wait(self, ticket: Ticket, limit: TimeLimit | None) -> None:
         if ticket.done:
             self.pause()
         else:
@@ -216,13 +224,6 @@ class Simulation:
                 self.faults.check(ticket)
             if not ticket.done and limit is not None:
                 raise self._timed_out(ticket, limit)
-        clock, ticket.clock = ticket.clock, None
-        if clock is not None:
-            self.memory.acquired(ticket.part.rank, clock)
-        deliver, ticket.deliver = ticket.deliver, None
-        if deliver is not None:
-            deliver(ticket.result)
-            ticket.result = None
 
     @entirely
     def block(self, ticket: Ticket, seconds: float | None = None) -> None:
@@ -276,6 +277,7 @@ class Simulation:
         """Add the call to the log."""
         self.note_progress()
         self.log.append(part)
+        self.observer.posted(part)
         self.last_part[part.rank] = part
 
     def fail(self, error: LocalTensorError) -> None:
@@ -289,6 +291,7 @@ class Simulation:
         self.note_progress()
         error = None if self.helpers is None else self.helpers.errors.get(rank)
         self.ended[rank] = ended if ended.error is not None or error is None else error
+        self.observer.ended(rank, self.ended[rank].error)
 
     def _expire(self) -> bool:
         """Let the nearest deadline pass, and wake its rank.  False if there is none.
@@ -334,8 +337,7 @@ class Simulation:
 
     def _diagnose(self) -> None:
         """Set the verdict of a run in which some rank waits and none can run."""
-        if self.verdict is None:
-            self.verdict = self._stuck_error()
+        self.verdict = self.verdict or self._stuck_error()
 
     def waits(self) -> list[Wait]:
         """What each blocked or polling rank waits for, by rank."""
@@ -380,8 +382,7 @@ class Simulation:
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
             self.verdict = diagnosis.leftover_error(self.ended, self._broken, unmet, list(self._handed_out))
-        if self.verdict is None:
-            self.verdict = diagnosis.partial_group_error(self.declared)
+        self.verdict = self.verdict or diagnosis.partial_group_error(self.declared)
 
     def matching_calls(self, part: Contribution, rank: int) -> list[Call]:
         """The call of another rank in the same collective, if the log still has it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from typer import Option
 from strategies.base import signals
 from strategies.base.options import takes_options
 from strategies.cli import options as command_options
+from strategies.cli.cost import cost
 from strategies.cli.usage import Command, Commands, repeat_options
 from strategies.gate.options import GateOptions
 from strategies.model.settings import RANK_MODULES
@@ -186,12 +186,9 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, on sta
 @takes_options()
 def run(options: command_options.RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
-    from localtensor.runner.torchrun import TorchrunOptions, run_script
+    from strategies.cli.commands.run import run
 
-    note = "" if options.ranks else "localtensor run: this runs 1 rank; -n 4 runs 4."
-    ranks = {"ranks": 1} if options.ranks is None else {}
-    with signals.interruptible():  # Ctrl-C stops the user's program
-        return run_script(TorchrunOptions(**asdict(options) | ranks, note=note))
+    return run(options)
 
 
 COMPARE_EXAMPLES = """Examples:
@@ -347,39 +344,6 @@ def plan(options: command_options.PlanOptions) -> int:
     from strategies.cli.commands.plan import run
 
     return run(options)
-
-
-COST_EXAMPLES = """Examples:
-
-\b
-  localtensor cost check torch
-      torch's own redistribute_cost, on a mesh of 2 x 2
-  localtensor cost check time --mesh 2,3 --shape 7,5
-      the price by which we plan
-  localtensor cost check my_package.my_costs:price --json
-      a function of yours: of two specs, or of one move
-
-Exit codes: 0 it is a metric; 1 it is none; 2 usage; 3 infrastructure; 130 stopped by Ctrl-C.
-"""
-
-cost = typer.Typer(
-    name="cost", no_args_is_help=True, help="Tests of redistribution costs.", rich_markup_mode=None,
-    epilog=COST_EXAMPLES.partition("Exit codes")[0],
-)  # fmt: skip
-
-
-@cost.callback()
-def _cost() -> None:
-    """Tests of redistribution costs."""
-
-
-@cost.command("check", cls=Command, epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
-@takes_options()
-def check(options: command_options.CostOptions) -> int:
-    """Test whether a cost is a metric: 0 for no redistribution, never negative, and no detour cheaper than the direct way."""
-    from strategies.cli.commands.plan import check_cost
-
-    return check_cost(options)
 
 
 app.add_typer(cost)

@@ -171,6 +171,13 @@ class RunOptions:
     prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output names its rank.")] = True
     faults: Annotated[str | None, Option("--faults", metavar="TEXT", help='Faults on purpose: "kill={2: 5}, restart=1", or what `Replay:` says.', show_default=False)] = None
     explain_isolation: Annotated[bool, Option("--explain-isolation", help="At the end, list what ranks share, and why.")] = False
+    trace: Annotated[Path | None, Option("--trace", metavar="FILE", help="Write a trace of the run here, for Perfetto or chrome://tracing.", show_default=False)] = None
+    html: Annotated[Path | None, Option("--html", metavar="FILE", help="Write a page here: time line, communication, memory, waits.", show_default=False)] = None
+    summary: Annotated[bool, Option("--summary", help="At the end, the run in twelve lines.")] = False
+    topology: Annotated[str | None, Option("--topology", metavar="FILE", help="The links of the modelled clock: JSON, or 300,25 GB/s within and between nodes.", show_default=False)] = None
+
+    def __post_init__(self) -> None:
+        check_writable("localtensor run", trace=self.trace, html=self.html)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +259,18 @@ class CostOptions:
     def check(self) -> None:
         if ":" not in self.name and self.name not in COSTS:
             raise BadOption("localtensor cost check", "cost", repr(self.name), NO_COST, known_costs(self.name))
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCostOptions:
+    op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)]
+    ranks: Annotated[int, Option("--ranks", help="How many ranks the mesh has.")] = 4
+    seed: Seed = 0
+    as_json: Annotated[bool, Option("--json", help="Print one JSON list, instead.")] = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.ranks <= 64:
+            raise BadOption("localtensor cost rule", "--ranks", self.ranks, "a rule needs at least 2 ranks", "Pass --ranks 2 to 64.")
 
 
 @dataclass(frozen=True, slots=True)

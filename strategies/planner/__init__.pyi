@@ -1,9 +1,9 @@
+from localtensor.layout.links import Network as Network
 from strategies.planner.execute.process_groups import axes_of as axes_of
 from strategies.planner.execute.process_groups import groups_along as groups_along
 from strategies.planner.execute.process_groups import redistribute_local as redistribute_local
 from strategies.planner.search.api import clear as clear
 from strategies.planner.search.plan_cache import NoPlan as NoPlan
-from strategies.planner.steps.alpha_beta import Network as Network
 from strategies.planner.steps.legal_steps import LEGAL as LEGAL
 from strategies.planner.steps.plan import Move as Move
 from strategies.planner.steps.plan import Plan as Plan

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from localtensor.concurrency import Sync
 from localtensor.errors import OtherRows
-from localtensor.layout import Mesh, Spec, StridedShard, is_reducible, is_standard, short, strided
+from localtensor.layout import Mesh, Network, Spec, StridedShard, is_reducible, is_standard, short, strided
 from strategies.model.rule import Call, Leaf, frozen, overload
 from strategies.ops.semantics.local_call import (
     InvalidCall,
@@ -40,7 +40,6 @@ from strategies.ops.semantics.rule_registry import (
     bind_arguments,
     overload_exists,
 )
-from strategies.planner.steps.alpha_beta import Network
 from strategies.propagation.mesh_expansion import ExpansionProblem, LineSource, Propagation, expand, grid_text
 from strategies.propagation.meta_run import no_caller_modes, output_metas
 

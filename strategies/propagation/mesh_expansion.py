@@ -23,11 +23,11 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import Mesh, Spec, local_shapes, shard_cut, short, shorts
+from localtensor.layout import Mesh, Network, Spec, local_shapes, shard_cut, short, shorts
 from strategies.model.rule import Call
 from strategies.ops.semantics.local_call import LocalCall, LocalCallKey, distinct_local_calls, why_inapplicable
 from strategies.ops.semantics.rule_registry import OptionalPlacements, OwnArguments, PlacementRule, RuleQuery
-from strategies.planner.steps.alpha_beta import AxisStep, MovedTensor, Network, partials_commute, redistribute_axis
+from strategies.planner.steps.alpha_beta import AxisStep, MovedTensor, partials_commute, redistribute_axis
 
 Grid = tuple[tuple[Placement, ...] | None, ...]
 """For each tensor its placements by axis; None for a result that is masked or is no tensor."""

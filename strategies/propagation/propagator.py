@@ -43,12 +43,11 @@ import torch
 from localtensor._util import ambient
 from localtensor.concurrency import LIMIT as KEPT
 from localtensor.concurrency import THREAD_SYNC, AtomicCounter, SingleFlightCache, Stats, Sync
-from localtensor.layout import Mesh, Spec
+from localtensor.layout import NETWORK, Mesh, Network, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
 from strategies.ops.semantics.local_call import check_registry
 from strategies.ops.semantics.rule_registry import RuleRegistry
-from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.propagation.cache import CallKey, CallKeyFactory, SpecInterner, answers
 from strategies.propagation.compute import Decompose, UncachedPropagator
 from strategies.propagation.decomposition import decomposition

@@ -54,7 +54,16 @@ REEXPORTED = {
     "SingleFlightCache": ("localtensor.concurrency.single_flight",),
     "LocalTensor": ("localtensor.lockstep.values.local_tensor",),  # made outside a mode, it needs the mode's module
 }
-MOVED: set[str] = {"Leaf", "assert_rule", "assert_sharding", "check_case", "rule_cases", "RuleCase", "WrongRule"}
+MOVED: set[str] = {
+    "Leaf",
+    "assert_rule",
+    "assert_sharding",
+    "check_case",
+    "rule_cases",
+    "RuleCase",
+    "WrongRule",
+    "Network",
+}
 """Names that a package offers though another one defines them."""
 
 

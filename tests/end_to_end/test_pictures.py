@@ -8,6 +8,7 @@ import pytest
 from tests.end_to_end.test_readme import README, shown
 from tests.tools import pictures
 from tests.tools.pictures import COMMANDS, JOURNAL, REPORT, TERMINAL, photograph, terminal
+from tests.tools.run_pictures import PROGRAMS
 
 pytest.importorskip("rich")
 PAGES = "\n".join(page.read_text() for page in pictures.DOCS.rglob("*.md"))
@@ -39,7 +40,10 @@ def test_colours_are_drawn_and_nothing_comes_from_elsewhere():
         assert "font-face" not in drawn
 
 
-@pytest.mark.parametrize("picture", [TERMINAL, REPORT], ids=lambda file: file.name)
+RUNS = [pictures.DOCS / f"{name}.png" for name in PROGRAMS]
+
+
+@pytest.mark.parametrize("picture", [TERMINAL, REPORT, *RUNS], ids=lambda file: file.name)
 def test_a_page_has_the_picture(picture):
     assert picture.is_file() and re.search(rf"!\[[^\]]{{20,}}\]\((\.\./)?{re.escape(picture.name)}\)", PAGES)
 

@@ -30,6 +30,7 @@ EXIT_CODES = {
     "localtensor run -n 4 hangs.py": 1,
     "localtensor run -n 4 hangs_no_more.py": 0,
     "localtensor run -n 4 --on gloo hangs_no_more.py": 0,
+    "localtensor run -n 8 --trace run.json --html run.html --summary train.py 0.5": 0,
     "localtensor run -n 8 train.py 0.5": 0,
     "localtensor run -n 8 --schedule shuffled:7 train.py 0.5": 0,
     "localtensor run -n 2 --on gloo train.py 0.5": 0,

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor.concurrency.sync import THREAD_SYNC
+from localtensor.layout import NETWORK
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, local_shapes, split
 from localtensor.layout.spec import PARTIAL_KINDS, Spec, parse
 from strategies.model.rule import LEAVES, Call, flat_results
 from strategies.ops.semantics.rule_registry import PlacementRule, RuleQuery, RuleRegistry, rules
-from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.compute import UncachedPropagator
 from strategies.propagation.mesh_expansion import LIMIT, ExpansionProblem
 

@@ -1,6 +1,6 @@
-"""The pictures of the pages: a terminal with two commands of the README (docs/terminal.svg), and a report (docs/report.png).
+"""The pictures of the pages: a terminal with two commands of the README (docs/terminal.svg), a report (docs/report.png), and runs.
 
-`make pictures` makes both.  The report is that of a journal, photographed by Chromium, if this machine has it and
+`make pictures` makes all.  The report is that of a journal, photographed by Chromium, if this machine has it and
 playwright is installed; the terminal is drawn by rich.
 """
 
@@ -20,7 +20,7 @@ from tests.end_to_end.test_readme import README, run, write_examples
 from tests.tools.command_line import parser_of
 
 EXAMPLES = """examples:
-  python -m tests.tools.pictures                               both, the report of a small journal
+  python -m tests.tools.pictures                               all, the report of a small journal
   python -m tests.tools.pictures sweep.jsonl --only report     the report of a sweep
 """
 DOCS = README.parent / "docs"
@@ -85,14 +85,18 @@ def photograph(journal: Path, out: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = parser_of("pictures", EXAMPLES, __doc__)
     parser.add_argument("journal", nargs="?", type=Path, default=JOURNAL, help="of a sweep; a small one if left out")
-    parser.add_argument("--only", choices=["terminal", "report"], help="one of the two")
+    parser.add_argument("--only", choices=["terminal", "report", "runs"], help="one of the three")
     given = parser.parse_args(arguments)
-    if given.only != "report":
+    if given.only in (None, "terminal"):
         with tempfile.TemporaryDirectory() as folder:
             write_examples(README.read_text(), Path(folder))
             TERMINAL.write_text(terminal([(command, printed(command, Path(folder))) for command in COMMANDS]))
-    if given.only != "terminal":
+    if given.only in (None, "report"):
         photograph(given.journal, REPORT)
+    if given.only in (None, "runs"):
+        from tests.tools.run_pictures import photograph_runs  # lazy: it needs torch
+
+        photograph_runs(DOCS)
     return 0
 
 

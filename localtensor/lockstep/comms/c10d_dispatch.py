@@ -161,6 +161,9 @@ def run_collective(mode: Mode, name: str, group: Any, arguments: Sequence[Any], 
     with plain_dispatch():
         for buffer, value in zip(brought.writes, c10d_kernels.run_kernel(mode, meant, brought, family), strict=True):
             write_result(mode, buffer, value, meant.kind, brought, family)
+    if mode.recorder is not None:
+        place = origin(sys._getframe(2)).place
+        mode.recorder.called(meant.kind, list(flat_tensors(brought.reads)), family.groups, place)
     return LockstepWork(mode, meant.kind, brought, family) if later else None
 
 
@@ -267,6 +270,8 @@ def _functional_values(
         values = [_FUNCTIONAL[base](stacked_value(mode, x), group.family, *rest) for x in sources]
         for target, value in zip(targets, values):
             write_result(mode, target, value, base, brought, group.family)
+    if mode.recorder is not None:
+        mode.recorder.called(base, sources, group.family.groups, origin(sys._getframe(2)).place)
     return values
 
 

@@ -100,6 +100,8 @@ def _keep_storage(mode: Mode, original: Fn, tensor: Tensor) -> None:
     """Keep the memory of a LocalTensor: FSDP2 refills it before it reads it."""
     if not isinstance(tensor, LocalTensor):
         original(tensor)
+    elif mode.recorder is not None:
+        mode.recorder.resized(tensor, freed=original.__name__ == "free_storage")
 
 
 def copy_in(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,7 @@ class Mode(Protocol):
     groups: LockstepWorld
     in_flight: list[Any]
     standing: int | None
+    recorder: Any
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any: ...
     def gather(self, values: Mapping[int, Tensor]) -> LocalTensor: ...

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.events import Call
+from localtensor._util.module_names import plain_name
 from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
@@ -31,7 +32,6 @@ from localtensor.testing.compare.watch import (
     Region,
     Watch,
     declared_dtype,
-    plain_name,
 )
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")

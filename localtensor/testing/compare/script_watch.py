@@ -7,7 +7,6 @@ named by their class.  A step ends where an optimizer's step ends.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +20,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from localtensor._util.module_names import ModelNames, joined_name, plain_name
 from localtensor.testing.compare.op_stream import recorded
 from localtensor.testing.compare.programs import silence_dropout
 from localtensor.testing.compare.setup_lines import SetupLines
-from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Watch, declared_dtype, plain_name
+from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Watch, declared_dtype
 from localtensor.threads.rank_world import groups_of_rank
 
 PASSES = "backward passes"
@@ -33,20 +33,18 @@ PASSES = "backward passes"
 
 @dataclass(slots=True)
 class ScriptWatch:
-    """One rank of a script: its `watch`, its `models` by name, and the `groups` of ranks that it has, by the ranks.
+    """One rank of a script: its `watch`, the `names` of its models, and the `groups` of ranks that it has, by the ranks.
 
     `vary` is applied to the parameters of each model before its first call, and to the arguments of all its calls.
     """
 
     watch: Watch
     vary: Callable[[Tensor], Tensor] | None = None
-    models: dict[str, nn.Module] = field(default_factory=dict)
+    names: ModelNames = field(default_factory=ModelNames)
     groups: dict[tuple[int, ...], str] = field(default_factory=dict)
     dropouts: list[str] = field(default_factory=list)
-    _known: set[int] = field(default_factory=set)
     _depth: int = 0
     _stepping: int = 0
-    _of_class: Counter[str] = field(default_factory=Counter)
     _gone_back: set[int] = field(default_factory=set)  # steps of which a backward pass was seen
     _set_up: ExitStack | None = None
     _setup_lines: SetupLines = field(default_factory=SetupLines)
@@ -83,7 +81,7 @@ class ScriptWatch:
         self._depth += 1
         if self._depth > 1:
             return None
-        before = None if id(module) in self._known else self._add(module)
+        before = None if self.names.knows(module) else self._add(module)
         varied = args if self.vary is None else tree_map(self._varied, args)
         if before is not None:  # torch has listed this call's hooks already, and ours was not among them
             before(module, varied, {})
@@ -105,12 +103,7 @@ class ScriptWatch:
 
     def _add(self, module: nn.Module) -> Any:
         """Makes a module one of the models; returns its own hook for the start of a call, if it has one."""
-        kind = type(module).__name__
-        number = self._of_class[kind]
-        name = "" if not self.models else f"{kind} {number + 1}" if number else kind
-        self._of_class[kind] += bool(self.models)
-        self.models[name] = module
-        self._known.update(map(id, module.modules()))
+        name = self.names.add(module)
         self.dropouts += silence_dropout(module)
         self._see_groups()
         if self.vary is not None:
@@ -119,9 +112,7 @@ class ScriptWatch:
                     self._vary_in_place(x)
         if self._set_up is not None:
             self._set_up.close()
-            self.watch.setup.update(
-                self._setup_lines.by_name(module, lambda x: plain_name(f"{name}.{x}" if name else x))
-            )
+            self.watch.setup.update(self._setup_lines.by_name(module, lambda x: plain_name(joined_name(name, x))))
         if self.watch.declared is None:
             self.watch.declared = declared_dtype(module)
         self.watch.parameters(module, "parameter", name)
@@ -140,7 +131,7 @@ class ScriptWatch:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping -= 1
         if not self._stepping:
-            for name, model in self.models.items():
+            for name, model in self.names.models.items():
                 self.watch.optimizer_state(optimizer, model, name)
             self._parameters_of(optimizer, "parameter after the step")
             self.watch.enter(FORWARD)
@@ -149,12 +140,12 @@ class ScriptWatch:
     def after_backward(self) -> None:
         """Keeps the gradients as they are after a backward pass; after the last of a step they are those of all."""
         self._gone_back.add(self.watch.step)
-        for name, model in self.models.items():
+        for name, model in self.names.models.items():
             self.watch.parameters(model, "gradient", name)
 
     def _parameters_of(self, optimizer: torch.optim.Optimizer, kind: str) -> None:
         its = {id(x) for group in optimizer.param_groups for x in group["params"]}
-        for name, model in self.models.items():
+        for name, model in self.names.models.items():
             if any(id(x) in its for x in model.parameters()):
                 self.watch.parameters(model, kind, name)
 

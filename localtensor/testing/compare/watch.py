@@ -15,7 +15,6 @@ Private parts of torch, which tests/localtensor/testing/compare/test_watch.py gu
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
+from localtensor._util.module_names import joined_name, plain_name
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.op_stream import OpRecorder, OpStream
@@ -42,7 +42,6 @@ GRADIENT_OF_OUTPUT = "gradient of the output"
 AFTER = "parameter after the step"
 IN_STEP = "gradient in the step"
 """The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""
-_WRAPPERS = re.compile(r"(^|\.)(module|_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)(?=\.|$)")
 
 
 class Key(NamedTuple):
@@ -189,7 +188,7 @@ class Watch:
         """
         found = []
         for name, module in model.named_modules():
-            before, more = self._hooks(_joined(prefix, plain_name(name)), module)
+            before, more = self._hooks(joined_name(prefix, plain_name(name)), module)
             found.append(before)
             if hooks is not None:
                 hooks += more
@@ -241,11 +240,11 @@ class Watch:
             return hook
 
         named = model.named_parameters() if self.causal else ()
-        return [x.register_hook(noted(_joined(prefix, plain_name(name)))) for name, x in named if x.requires_grad]
+        return [x.register_hook(noted(joined_name(prefix, plain_name(name)))) for name, x in named if x.requires_grad]
 
     def parameters(self, model: nn.Module, kind: str, prefix: str = "") -> None:
         """Keeps all parameters, or their gradients, under `kind`; buffers with the first parameters."""
-        named = [(_joined(prefix, plain_name(name)), parameter) for name, parameter in model.named_parameters()]
+        named = [(joined_name(prefix, plain_name(name)), parameter) for name, parameter in model.named_parameters()]
         if kind == "parameter":
             self._tie(model, prefix, {id(parameter): name for name, parameter in named})
         gradients = kind in ("gradient", IN_STEP)
@@ -255,11 +254,11 @@ class Watch:
             self.add(kind, name, parameter.grad if gradients else parameter)
         if kind == "parameter":
             for name, buffer in model.named_buffers():
-                self.add("buffer", _joined(prefix, plain_name(name)), buffer)
+                self.add("buffer", joined_name(prefix, plain_name(name)), buffer)
 
     def _tie(self, model: nn.Module, prefix: str, first: dict[int, str]) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            full = _joined(prefix, plain_name(name))
+            full = joined_name(prefix, plain_name(name))
             if id(parameter) in first and first[id(parameter)] != full:
                 self.tied[full] = first[id(parameter)]
 
@@ -267,20 +266,7 @@ class Watch:
         """Keeps the tensors of an optimizer's state, by the parameter that they belong to."""
         for name, parameter in model.named_parameters():
             for what, value in optimizer.state.get(parameter, {}).items():
-                self.add(f"optimizer's {what}", _joined(prefix, plain_name(name)), value)
-
-
-def plain_name(name: str) -> str:
-    """A qualified name without the names of wrappers.
-
-    >>> plain_name("module.layers.0._checkpoint_wrapped_module.up.weight")
-    'layers.0.up.weight'
-    """
-    return _WRAPPERS.sub("", name).removeprefix(".")
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name
+                self.add(f"optimizer's {what}", joined_name(prefix, plain_name(name)), value)
 
 
 def declared_dtype(model: nn.Module) -> torch.dtype | None:

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from localtensor._util.units import bytes_text
 from localtensor.layout import Spec, short
 from strategies.planner.audit.compare import Outcome
 from strategies.planner.audit.pairs import MODES, Pair
 from strategies.planner.audit.rank_run import is_public
 from strategies.planner.audit.shrink import complexity, shrink_pair
 from strategies.planner.audit.verdict import KINDS, PairRun, PairVerdict, RealRedistributions, simulate_pairs
-from strategies.planner.steps.plan import bytes_text, placements_text
+from strategies.planner.steps.plan import placements_text
 
 OnDone = Callable[[], None]
 

@@ -20,6 +20,7 @@ from functools import partial
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from localtensor._util.units import bytes_text, time_text
 from localtensor.errors import OtherRows, WrongType
 from localtensor.layout import Spec, StridedShard, is_standard, is_unambiguous, ordered, short
 from strategies.planner.search.edges import INF
@@ -27,7 +28,7 @@ from strategies.planner.search.plan_cache import AStarSearch, NoPlan, PlanCache,
 from strategies.planner.search.state_table import STEP_BITS, StateTable, StepKind, price_name
 from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.steps.legal_steps import legal_changes, usable_placements, with_placement
-from strategies.planner.steps.plan import PICO, Move, Plan, Price, RedistributionStep, bytes_text, time_text
+from strategies.planner.steps.plan import PICO, Move, Plan, Price, RedistributionStep
 from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice, priced_step, step_of_move
 
 __all__ = ["NoPlan", "clear", "plan", "plan_uncached"]

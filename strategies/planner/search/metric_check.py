@@ -11,9 +11,8 @@ Symmetry is not required: from R to a shard is a copy, and the way back is an al
 The price of the cheapest plan is a quasi-metric by construction: it is the distance in a graph with the legal steps as
 edges and nonnegative prices as lengths. That requires that every layout on a path to or from any b is available to
 every plan: see `strategies.planner.steps.legal_steps.usable_placements`. Strided shards other than those of the
-destination are not, so a price must not charge less for these than for plain shards, as torch's own does
-(`strategies.planner.steps.prices`). It also holds under a memory limit, with infinity where no plan stays within it:
-the limit applies to each step, so two plans within it concatenate to one.
+destination are not, so a price must not charge less for these than for plain shards, as torch's own does. It also holds
+under a memory limit, with infinity where no plan stays within it: the limit applies to each step, so two plans concatenate.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor._util.units import bytes_text
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, shape_text, short
 from strategies.base.progress import Progress
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import legal_changes, usable_placements
-from strategies.planner.steps.plan import PICO, Move, axes_text, bytes_text, placements_text
+from strategies.planner.steps.plan import PICO, Move, axes_text, placements_text
 from strategies.planner.steps.prices import move_of
 
 

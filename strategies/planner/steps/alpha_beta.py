@@ -20,54 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import Refusal
-from localtensor.layout import shard_cut, short
+from localtensor.layout import NETWORK, Network, shard_cut, short
 
 REPLICATE = Replicate()
-
-
-class BadNetwork(Refusal, call="Network", values="{value!r}"):
-    """A latency or a time per byte out of range."""
-
-    PROBLEM = "this is no number of seconds from 0 to 1000"
-    REMEDY = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
-
-
-TRIPS = MappingProxyType({"local": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2})
-"""The number of times that the data travels around the ring."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A link: seconds for a message, and for each byte of it. Raises `BadNetwork`.
-
-    >>> f"{Network().seconds('all_reduce', 4, 1_000_000):.6f}"
-    '0.000140'
-    """
-
-    latency: float = 5e-6
-    per_byte: float = 8e-11
-
-    def __post_init__(self) -> None:
-        for name, value in (("latency", self.latency), ("per_byte", self.per_byte)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value <= 1000:
-                raise BadNetwork(name, value)
-
-    def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
-        """The time of a collective of `ranks` ranks; `nbytes` is the m of the table. KeyError for another kind."""
-        trips = TRIPS[kind]
-        messages = ranks - 1 if kind == "all_to_all" else math.ceil(math.log2(ranks))
-        return trips * (messages * self.latency + (ranks - 1) / ranks * nbytes * self.per_byte)
-
-
-NETWORK = Network()
 
 
 @dataclass(frozen=True, slots=True)

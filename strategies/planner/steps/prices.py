@@ -41,14 +41,11 @@ from dataclasses import dataclass
 
 from torch.distributed.tensor import Partial
 
-from localtensor.layout import Mesh, Spec, StridedShard, local_shape, shard_cut
-from strategies.planner.steps.alpha_beta import NETWORK, TRIPS, Network
+from localtensor.layout import MEMORY, NETWORK, TRIPS, Mesh, Network, Spec, StridedShard, local_shape, shard_cut
 from strategies.planner.steps.legal_steps import collectives_reduce, placement_letter
 from strategies.planner.steps.plan import PICO, Move, RedistributionStep
 
 REDUCING = ("all_reduce", "reduce_scatter")
-MEMORY = Network(latency=1e-6, per_byte=1e-12)
-"""Launching a copy, and copying a byte: a step without communication is not free."""
 
 
 @dataclass(frozen=True, slots=True)

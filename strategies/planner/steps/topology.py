@@ -18,17 +18,15 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from localtensor.errors import Refusal
-from localtensor.layout import Mesh
+from localtensor.layout import MEMORY, NETWORK, Links, Mesh, Network
 from strategies.base.atomic_files import read_bytes
 from strategies.base.foreign_text import BadJson, read_json
-from strategies.planner.steps.alpha_beta import NETWORK, Network
-from strategies.planner.steps.prices import MEMORY, Topology
+from strategies.planner.steps.prices import Topology
 
 RANKS_PER_NODE = 8
 """The default number of ranks per node."""
@@ -44,8 +42,7 @@ class BadTopology(Refusal, call="topology"):
     """A description of a cluster that cannot be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Links):
     """Nodes of so many ranks each, and the links within and between them.
 
     >>> cluster = Cluster(4, inner=Network(2e-6, 1 / 300e9), outer=Network(5e-6, 1 / 25e9))
@@ -53,11 +50,7 @@ class Cluster:
     [5e-06, 2e-06]
     """
 
-    ranks_per_node: int
-    inner: Network
-    outer: Network
-    axes: tuple[tuple[str, Network], ...] = ()
-    memory: Network = MEMORY
+    __slots__ = ()
 
     def on(self, mesh: Mesh) -> Topology:
         """A link for each axis. Raises `BadTopology` if `axes` names an axis that the mesh does not have."""

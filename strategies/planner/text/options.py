@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 
+from localtensor._util.units import bytes_text, time_text
 from localtensor.errors import Refusal
 from localtensor.layout import Spec
 from strategies.planner.search.metric_check import PriceProbe, probe_price
-from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
+from strategies.planner.steps.plan import PICO, Move, Price
 from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice
 from strategies.planner.steps.topology import RANKS_PER_NODE, cluster_from_json, parse_topology
 from strategies.planner.text.parser import read

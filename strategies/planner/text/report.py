@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from localtensor._util.units import bytes_text, time_text
 from strategies.planner.audit.compare import DTensorPlan
 from strategies.planner.search.api import RankedPlan, price_of, step_texts
-from strategies.planner.steps.plan import PICO, Plan, bytes_text, time_text
+from strategies.planner.steps.plan import PICO, Plan
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
 from strategies.planner.text.ascii import layout_text
 from strategies.planner.text.options import PRICES, BadPlanOption, PlanRequest

@@ -25,12 +25,11 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.concurrency import THREAD_SYNC, IdentityKey, SingleFlightCache
 from localtensor.errors import Refusal
-from localtensor.layout import is_standard, short, shorts
+from localtensor.layout import NETWORK, is_standard, short, shorts
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import Call, flat_results, frozen, out_leaves, overload
 from strategies.ops.semantics import local_call
 from strategies.ops.semantics.rule_registry import Meta, OpRule, PlacementRule, RuleQuery, bind_arguments
-from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache import value_token
 from strategies.propagation.mesh_expansion import ExpansionProblem, Grid, expand
 from strategies.propagation.meta_run import fake_mode_lock, no_caller_modes, on_meta_device, output_metas

@@ -1,5 +1,5 @@
 from localtensor._util.events import Call
-from localtensor.pytest_plugin.fixtures import MOST_SHOWN, Comms
+from localtensor.pytest_plugin.comms import MOST_SHOWN, Comms
 
 
 def call(rank, kind="all_reduce", number=0, size=16):

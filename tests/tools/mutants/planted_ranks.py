@@ -42,7 +42,7 @@ MEETINGS = (
     bug("localtensor/threads/simulation::Simulation.wait", "        self._handed_out.pop(ticket, None)\n", "",
         "work that was waited for is called work that nobody waited for",
         "tests/localtensor/threads/test_process_group_work.py"),
-    bug("localtensor/threads/simulation::Simulation._deliver_message", "if _elements(send.part) != _elements(recv.part):",
+    bug("localtensor/threads/simulation::Simulation._deliver_message", "if send.part.elements() != recv.part.elements():",
         "if len(send.part.tensors) != len(recv.part.tensors):",
         "a receive of another dtype than what is sent is no error, and its buffer is never right",
         "tests/localtensor/collectives/test_rendezvous.py"),

@@ -5,9 +5,10 @@ import torch.distributed as dist
 from torch import nn
 
 import localtensor as lt
+from localtensor._util.module_names import plain_name
 from localtensor.testing.compare.op_stream import OpRecorder
 from localtensor.testing.compare.setup_lines import SetupLines, setup_lines_of
-from localtensor.testing.compare.watch import FORWARD, IN_STEP, Key, Region, plain_name, region_of
+from localtensor.testing.compare.watch import FORWARD, IN_STEP, Key, Region, region_of
 
 
 class Doubled(torch.autograd.Function):

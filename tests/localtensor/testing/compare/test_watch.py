@@ -6,8 +6,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import localtensor as lt
+from localtensor._util.module_names import plain_name
 from localtensor.testing.compare.programs import silence_dropout
-from localtensor.testing.compare.watch import declared_dtype, plain_name
+from localtensor.testing.compare.watch import declared_dtype
 
 
 def test_the_policy_of_mixed_precision_is_where_we_look():

@@ -10,13 +10,13 @@ import torch
 from torch.distributed.tensor import Shard, _redistribute
 
 import localtensor as lt
+from localtensor.layout import Network
 from localtensor.layout.spec import Spec, parse
 from strategies.base.signals import quiet
 from strategies.planner.audit.pairs import MODES, NoDTensorPlan, as_dtensor_reads, draw_pairs, dtensor_plan, first_fault
 from strategies.planner.audit.rank_run import dtensor_planner, redistribute_piece
 from strategies.planner.audit.verdict import PairRun
 from strategies.planner.search.api import plan
-from strategies.planner.steps.alpha_beta import Network
 from strategies.planner.steps.legal_steps import with_placement
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time, Topology, priced_step

@@ -11,14 +11,14 @@ import torch
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor._util.units import bytes_text, time_text
 from localtensor.concurrency.single_flight import clear_all
+from localtensor.layout import Network
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from strategies.planner.search.api import PLAN_CACHE, NoPlan, clear, plan, plan_uncached
 from strategies.planner.search.plan_cache import PlanCache, value_key
-from strategies.planner.steps.alpha_beta import Network
 from strategies.planner.steps.legal_steps import usable_placements
-from strategies.planner.steps.plan import bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, bytes_sent
 from strategies.planner.text.parser import read
 from tests.tools.plans.oracle import Oracle

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localtensor.layout import NETWORK, Network
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, assemble_axis, split, split_axis
 from localtensor.layout.spec import PARTIAL_KINDS, Spec, parse
-from strategies.planner.steps.alpha_beta import NETWORK, Network, largest_piece_but, partials_commute, redistribute_axis
 from strategies.planner.steps.alpha_beta import MovedTensor as HeldTensor
+from strategies.planner.steps.alpha_beta import largest_piece_but, partials_commute, redistribute_axis
 
 F64 = torch.float64
 ANY = ["R", "S(0)", "S(1)", "SS(0,2)", *(f"P({kind})" for kind in PARTIAL_KINDS)]

@@ -4,8 +4,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from localtensor._util.units import bytes_text, time_text
 from strategies.planner.search.api import plan
-from strategies.planner.steps.plan import bytes_text, placement_text, time_text
+from strategies.planner.steps.plan import placement_text
 from strategies.planner.text.parser import read
 
 

@@ -11,13 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
+from localtensor.layout import NETWORK, Network
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec, StridedShard, parse, short
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.search.metric_check import check_metric
-from strategies.planner.steps.alpha_beta import NETWORK, Network, partials_commute
+from strategies.planner.steps.alpha_beta import partials_commute
 from strategies.planner.steps.legal_steps import LEGAL, legal_changes, usable_placements
 from strategies.planner.steps.plan import PICO, Move
 from strategies.planner.steps.prices import (

@@ -1,0 +1,138 @@
+"""The events of a run: spans and moments of one rank, in order, with what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from localtensor._util.events import Place
+from localtensor.collectives.rendezvous import Contribution
+from localtensor.layout.spec import shape_text, short
+
+FORWARD, BACKWARD, PASS, STEP = "forward", "backward", "backward pass", "optimizer step"
+OP, WRITTEN, IMPLICIT = "op", "written redistribution", "implicit redistribution"
+CALL, WAIT, RANDOM, GC, SAVE, ERROR = "call", "wait", "random draw", "garbage collection", "checkpoint save", "error"
+MODULES = (FORWARD, BACKWARD)
+REDISTRIBUTIONS = (WRITTEN, IMPLICIT)
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A span of one rank; a moment has its end where it starts.
+
+    `start` and `end` are nanoseconds of real time, of the clock of the recording; `busy_start` and `busy_end` are the
+    modelled seconds that the rank has computed until then.  `module` is the module that runs, or whose gradients are
+    computed.  `part` is the call of a collective or message, or the one that is waited for; `exchange` numbers what the
+    parts of several ranks have in common; `late` is, of a call or a wait, the last part to arrive.  `begins` and `ends` are
+    seconds of the modelled clock, and -1 without one; of a call they are those of the transfer.
+    """
+
+    kind: str
+    name: str
+    rank: int
+    start: int
+    end: int = -1
+    module: str = ""
+    busy_start: float = 0.0
+    busy_end: float = 0.0
+    place: Place | None = None
+    part: Contribution | None = None
+    exchange: int = -1
+    late: Event | None = None
+    bytes: int = 0
+    begins: float = -1.0
+    ends: float = -1.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def nanoseconds(self) -> int:
+        return max(self.end - self.start, 0)
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis of a call; the ranks of its group where no mesh has such an axis."""
+        return "" if self.part is None else axis_text(self.part)
+
+
+def axis_text(part: Contribution) -> str:
+    """The mesh axis along which a call's group lies, or the group's ranks."""
+    return part.group.axis() or "ranks " + ",".join(map(str, part.group.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """The bytes that a rank holds at a time, by kind of tensor."""
+
+    rank: int
+    at: int
+    held: dict[str, int]
+
+
+@dataclass(slots=True)
+class Recording:
+    """The events of a run on so many `ranks`, in the order in which they began.
+
+    `problem` is the error in which the run has ended.  `lanes` are the names of the ranks' lanes; `peaks` the memory of
+    each rank at its peak; `busy` the modelled seconds that it has computed in all.
+    """
+
+    ranks: int
+    lanes: list[str] = field(default_factory=list)
+    world: int = 0  # how many ranks there are, if one lane has all of them
+    events: list[Event] = field(default_factory=list)
+    memory: list[MemorySample] = field(default_factory=list)
+    peaks: list[Peak] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    problem: str | None = None
+    began: int = 0
+    ended: int = 0
+
+    def of(self, *kinds: str) -> list[Event]:
+        """The events of these kinds."""
+        return [event for event in self.events if event.kind in kinds]
+
+
+@dataclass(slots=True)
+class Peak:
+    """A rank's memory where it holds most: bytes by kind of tensor, and the module that ran."""
+
+    bytes: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    module: str = ""
+    by_module: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor's shape, dtype and placements.
+
+    >>> import torch
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> str(Layout((4, 2), torch.float32, (Shard(0), Replicate())))
+    'f32[4,2] S(0),R'
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    placements: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, spec: Any) -> Layout:
+        """The layout of a DTensorSpec."""
+        meta = spec.tensor_meta
+        return cls((), None, spec.placements) if meta is None else cls(meta.shape, meta.dtype, spec.placements)
+
+    def __str__(self) -> str:
+        of = "" if self.dtype is None else f"{shape_text(self.shape, self.dtype)} "
+        return f"{of}{placements_text(self.placements)}"
+
+
+def layouts_text(specs: Sequence[Any]) -> str:
+    """DTensorSpecs in short form; None is no tensor."""
+    return ", ".join(str(Layout.of(spec)) for spec in specs if spec is not None)
+
+
+def placements_text(placements: Sequence[Any]) -> str:
+    """Placements in short form, as S(0),R."""
+    return ",".join(map(short, placements))

@@ -1,0 +1,248 @@
+"""The ops of one rank: DTensor's with their placements, random draws, and what every op computes and allocates.
+
+| part                                                                 | torch | tried on |
+|----------------------------------------------------------------------|-------|----------|
+| _C._get_dispatch_mode, _TorchDispatchModeKey.FAKE: fake tensors      | 2.13  | 2.13     |
+| OpDispatcher._custom_op_handlers: ops that DTensor runs by code of their own | 2.13 | 2.13 |
+| UntypedStorage._cdata: the identity of a storage                     | 2.13  | 2.13     |
+| _C._autograd._get_sequence_nr, Node._sequence_nr, _C._current_autograd_node | 2.13 | 2.13 |
+| utils.flop_counter.flop_registry: formulas by op, and their __wrapped__ of shapes | 2.13 | 2.13 |
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from localtensor._util.call_sites import place_of_frame
+from localtensor._util.events import Place
+from localtensor.collectives.trace.events import BACKWARD, FORWARD, OP, PASS, RANDOM, STEP
+from localtensor.collectives.trace.lane import Lane
+from localtensor.collectives.trace.memory import ACTIVATIONS, BUFFERS, OTHER, PARAMETERS, STATE
+from localtensor.layout.links import Rates
+from localtensor.layout.spec import shape_text
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_get_mode = torch._C._get_dispatch_mode
+_PLAIN = frozenset({Tensor, nn.Parameter})
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
+Op = torch._ops.OpOverload
+MOST_LINES = 1 << 17  # lines of forward ops that are kept for the backward pass
+
+
+_handlers = DTensor._op_dispatcher._custom_op_handlers
+
+
+class _Traits(NamedTuple):
+    """What is known of an op before its arguments."""
+
+    name: str
+    communicates: bool
+    makes: bool  # its results are new tensors: neither views nor what it writes
+    views: bool  # nothing is read or written
+    draws: bool
+    flops: Callable[..., int] | None
+
+
+_known: dict[int, _Traits] = {}  # by the op's id, which stays: the hash of an op is computed in Python
+
+
+def traits_of_op(func: Op) -> _Traits:
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = _newtraits_of_op(func)
+    return found
+
+
+def _newtraits_of_op(func: Op) -> _Traits:
+    returns = func._schema.returns
+    views = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    makes = any(r.alias_info is None for r in returns)
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    flops = flop_registry.get(func.overloadpacket)
+    flops = getattr(flops, "__wrapped__", None)  # what takes shapes, without torch's walk through the arguments
+    return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, flops)
+
+
+class OpWatch(TorchDispatchMode):
+    """Sees the ops that its thread runs.
+
+    Of an op on DTensors it sees no local op, since that would take as long as the op: the local op is the same, on what
+    `moved` has of local tensors.  It sees those of DTensor's own handlers, which run several, and what redistributions run:
+    for these it is entered again.
+    """
+
+    def __init__(self, lane: Lane, rates: Rates) -> None:
+        super().__init__()
+        self._lane, self._rates = lane, rates
+        self._storages: dict[int, weakref.ref[Any]] = {}  # those that are alive
+        self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
+        self.moved: dict[
+            int, Tensor
+        ] = {}  # by id, local tensors that the current op has redistributed, and the results
+        self._lines: dict[int, Place | None] = {}  # of forward ops, by the number of their autograd nodes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: otherwise torch imports its compiler at the first op, which takes a second, to skip this mode."""
+        return False
+
+    def __torch_dispatch__(self, func: Op, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+        if _get_mode(_FAKE) is not None:
+            return func(*args, **(kwargs or {}))
+        for kind in types:
+            if kind not in _PLAIN:
+                if not issubclass(kind, DTensor):
+                    return NotImplemented
+                if self._passes_on:
+                    self._passes_on = False
+                    return NotImplemented
+                return self._op_of_dtensors(func, args, kwargs or {})
+        done = func(*args, **kwargs) if kwargs else func(*args)
+        self._ran(traits_of_op(func), args, kwargs or {}, done)
+        return done
+
+    def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
+        lane, traits = self._lane, traits_of_op(func)
+        event = lane.begin(OP, traits.name, place=self._line(sys._getframe(2)))
+        event.facts["takes"] = tuple([x._spec for x in _tensors(args) if isinstance(x, DTensor)])
+        try:
+            if func in _handlers:
+                self._passes_on = True
+                with self:
+                    done = func(*args, **kwargs)
+            else:
+                done = func(*args, **kwargs)
+                if not traits.views:
+                    self._ran(traits, self._local(args), kwargs, self._local((done,))[0])
+        finally:
+            self._passes_on = False
+            self.moved.clear()
+            lane.end(event)
+        event.facts["gives"] = tuple([x._spec for x in _tensors(done) if isinstance(x, DTensor)])
+        return done
+
+    def _local(self, args: Any) -> Any:
+        """Arguments of the local op, or its results."""
+        found = []
+        for x in args:
+            kind = type(x)
+            if kind is DTensor:
+                local = x._local_tensor
+                found.append(self.moved.get(id(local), local))
+            else:
+                found.append(self._local(x) if kind is list or kind is tuple else x)
+        return found
+
+    def _line(self, frame: FrameType | None) -> Place | None:
+        """The user's line of an op; of one in a backward pass, that of the forward op that it belongs to."""
+        node = torch._C._current_autograd_node()
+        if node is None:  # the node of this op, if it has one, is the youngest
+            place = place_of_frame(frame)
+            if len(self._lines) > MOST_LINES:
+                self._lines.clear()
+            self._lines[torch._C._autograd._get_sequence_nr() - 1] = place
+            return place
+        return self._lines.get(node._sequence_nr()) or place_of_frame(frame)
+
+    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any) -> None:
+        if traits.views:
+            return
+        given, made = _tensors(args), _tensors(done)
+        if kwargs:
+            given += _tensors(tuple(kwargs.values()))
+        if traits.makes:
+            for x in made:
+                self.see(x)
+        if traits.communicates:
+            for x in (*given, *made):
+                self.label(x, BUFFERS)
+        else:
+            nbytes = sum([x.nbytes for x in given]) + sum([x.nbytes for x in made])
+            flops = (
+                0 if traits.flops is None else traits.flops(*map(shape_of, args), **kwargs, out_shape=shape_of(done))
+            )
+            self._lane.busy += self._rates.seconds(flops, nbytes)
+        if traits.draws:
+            first = next(iter((*made, *given)), None)
+            of = "" if first is None else shape_text(first.shape, first.dtype)
+            self._lane.moment(RANDOM, traits.name, facts={"of": of})
+            for x in given:
+                if type(x) is nn.Parameter:
+                    self.label(x, PARAMETERS)
+
+    def see(self, x: Tensor) -> None:
+        """Holds the storage of a tensor from now on, until it is freed."""
+        local = local_of(x)
+        if local is None:
+            return
+        storage = local.untyped_storage()
+        key, lane = storage._cdata, self._lane
+        if key in self._storages:
+            return
+        lane.memory.hold(key, storage.nbytes(), kind_inside(lane), lane.module)
+        self._storages[key] = weakref.ref(storage, functools.partial(self._freed, key))
+
+    def _freed(self, key: int, _: object) -> None:
+        self._storages.pop(key, None)
+        self._lane.memory.drop(key)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage has another size now, as FSDP gives its unsharded parameters."""
+        if storage._cdata in self._storages:
+            self._lane.memory.hold(storage._cdata, storage.nbytes(), OTHER, self._lane.module)
+
+    def label(self, x: Tensor, kind: str) -> None:
+        """The storage of this tensor is of this kind."""
+        local = local_of(x)
+        if local is not None:
+            self.see(local)
+            self._lane.memory.relabel(local.untyped_storage()._cdata, kind)
+
+
+_KIND_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}
+"""What an op makes inside of a span: in an optimizer's step its state, in a module what the backward pass needs."""
+
+
+def kind_inside(lane: Lane) -> str:
+    """The kind of memory of what an op makes now."""
+    return next((_KIND_INSIDE[event.kind] for event in reversed(lane.stack) if event.kind in _KIND_INSIDE), OTHER)
+
+
+def local_of(x: Tensor) -> Tensor | None:
+    """The plain tensor that holds a tensor's elements; None for one without a storage of its own."""
+    local = x if type(x) in _PLAIN else x._local_tensor if isinstance(x, DTensor) else x
+    local = local if type(local) in _PLAIN else getattr(local, "elem", local)  # of a functional collective's result
+    return local if type(local) in _PLAIN and local.layout == torch.strided else None
+
+
+def shape_of(value: Any) -> Any:
+    """The shape of a tensor, and of each in a list; any other value itself."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return tuple(map(shape_of, value)) if type(value) in (tuple, list) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in arguments or results, which torch nests in lists and tuples."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        found = []
+        for one in value:
+            kind = type(one)
+            if kind in _PLAIN or kind is DTensor:
+                found.append(one)
+            elif kind is tuple or kind is list:
+                found += _tensors(one)
+        return found
+    return [value] if isinstance(value, Tensor) else []

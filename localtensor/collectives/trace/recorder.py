@@ -1,0 +1,234 @@
+"""Records a run on rank threads: what the simulation reports, and what hooks see in torch while it runs.
+
+Parts of torch that are replaced while a recording goes on; tests/localtensor/collectives/trace/test_recorder.py guards them:
+
+| part                                                                            | torch | tried on |
+|---------------------------------------------------------------------------------|-------|----------|
+| tensor._dispatch.redistribute_local_tensor: an op's own tensors, so implicit    | 2.13  | 2.13     |
+| tensor._redistribute.redistribute_local_tensor: written ones and their backward | 2.13  | 2.13     |
+| tensor._api.redistribute_local_tensor: the gradient of from_local, so implicit  | 2.13  | 2.13     |
+| torch.autograd._engine_run_backward: a backward pass                            | 2.13  | 2.13     |
+| checkpoint.state_dict_saver._save_state_dict, torch.save: checkpoints           | 2.13  | 2.13     |
+| UntypedStorage.resize_: FSDP frees unsharded parameters by it                   | 2.13  | 2.13     |
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint.state_dict_saver as checkpoint_saver
+from torch import Tensor
+from torch.distributed.tensor import _api, _dispatch, _redistribute
+
+from localtensor._util.call_sites import place_of_error, place_of_frame
+from localtensor._util.events import Place
+from localtensor._util.patching import wrapped
+from localtensor.collectives.argument_checks import flat_tensors
+from localtensor.collectives.observer import RunObserver
+from localtensor.collectives.rendezvous import Contribution, Ticket
+from localtensor.collectives.trace import events
+from localtensor.collectives.trace.events import Event, Peak, Recording, placements_text
+from localtensor.collectives.trace.lane import Lane
+from localtensor.collectives.trace.memory import BUFFERS
+from localtensor.collectives.trace.module_spans import ModuleSpans
+from localtensor.collectives.trace.op_watch import OpWatch
+from localtensor.layout.links import Rates
+from localtensor.layout.spec import shape_text
+
+
+class _Watched(threading.local):
+    """What the calling thread's rank is recorded by; None in threads that are no rank's."""
+
+    lane: Lane | None = None
+    ops: OpWatch | None = None
+    modules: ModuleSpans | None = None
+
+
+class Recorder(RunObserver):
+    """The recording of a run on rank threads, as `recording`.  `hooked()` is entered around the run.
+
+    What the threads that a rank starts do is seen of calls and waits only.
+    """
+
+    def __init__(self, ranks: int, rates: Rates | None = None) -> None:
+        self.recording = Recording(
+            ranks, [f"rank {rank}" for rank in range(ranks)], peaks=[Peak() for _ in range(ranks)], busy=[0.0] * ranks
+        )
+        self._rates = rates or Rates()
+        self._lanes = [Lane(self.recording, rank) for rank in range(ranks)]
+        self._calls: dict[Contribution, Event] = {}  # whose last part has not come
+        self._by_part: dict[Contribution, Event] = {}
+        self._exchanges = 0
+        self._watched = _Watched()
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Replaces the parts of torch inside the block, for all ranks; an error that leaves it ends the recording."""
+        self.recording.began = time.perf_counter_ns()
+        try:
+            with ExitStack() as stack:
+                for owner, around in (
+                    (_dispatch, self._implicit), (_redistribute, self._written), (_api, self._of_gradient),
+                ):  # fmt: skip
+                    stack.enter_context(wrapped(owner, "redistribute_local_tensor", around))
+                stack.enter_context(wrapped(torch.autograd, "_engine_run_backward", self._backward))
+                stack.enter_context(wrapped(checkpoint_saver, "_save_state_dict", self._save))
+                stack.enter_context(wrapped(torch, "save", self._save))
+                stack.enter_context(wrapped(torch.UntypedStorage, "resize_", self._resize))
+                stack.enter_context(self._collections())
+                yield
+        except BaseException as error:  # why: whatever ends the run is part of the recording; it is raised again
+            self.recording.problem = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.recording.ended = time.perf_counter_ns()
+
+    # -- what the simulation reports
+
+    @contextmanager
+    def around(self, rank: int) -> Iterator[None]:
+        lane, watched = self._lanes[rank], self._watched
+        watched.lane, watched.ops = lane, OpWatch(lane, self._rates)
+        watched.modules = ModuleSpans(lane, watched.ops.label)
+        try:
+            with watched.modules.hooks(), watched.ops:
+                yield
+        finally:
+            watched.lane = watched.ops = watched.modules = None
+            lane.close()
+
+    def posted(self, part: Contribution) -> None:
+        lane = self._lanes[part.rank]
+        event = lane.moment(events.CALL, part.kind, part=part, place=part.place)
+        event.bytes = part.bytes
+        self._calls[part] = self._by_part[part] = event
+        moved = lane.inside(*events.REDISTRIBUTIONS)
+        if moved is not None:
+            moved.bytes += part.bytes
+        if part.inputs is not None and self._watched.ops is not None:
+            for x in flat_tensors(part.inputs):
+                self._watched.ops.label(x, BUFFERS)
+
+    def met(self, parts: Sequence[Contribution]) -> None:
+        found = [self._calls.pop(part) for part in parts if part in self._calls]
+        last = max(found, key=lambda event: event.start, default=None)
+        if last is None:
+            return
+        self._exchanges += 1
+        for event in found:
+            event.exchange, event.late = self._exchanges, last
+        last.end, last.busy_end = time.perf_counter_ns(), last.busy_start
+        for event in found:
+            event.facts["met"] = last.end
+
+    @contextmanager
+    def waiting(self, ticket: Ticket) -> Iterator[None]:
+        part, lane = ticket.part, self._lanes[ticket.part.rank]
+        ready = ticket.done
+        with lane.span(events.WAIT, f"wait for {part.kind}", part=part, place=part.place) as wait:
+            yield
+        call = self._by_part.get(part)
+        if call is not None:
+            wait.exchange, wait.late = call.exchange, call.late
+        if ready:
+            wait.facts["ready"] = True
+
+    def ended(self, rank: int, error: BaseException | None) -> None:
+        if error is not None:
+            event = self._lanes[rank].moment(events.ERROR, type(error).__name__, place=place_of_error(error))
+            event.facts["message"] = _message(error)
+
+    # -- what torch does
+
+    def _implicit(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+        lane = self._watched.lane
+        op = None if lane is None else lane.inside(events.OP)
+        reason = "DTensor's own code" if op is None else f"{op.name} takes {placements_text(target.placements)}"
+        place = place_of_frame(sys._getframe(2)) if op is None else op.place
+        done = self._moved(events.IMPLICIT, reason, place, original, local, source, target, **named)
+        if self._watched.ops is not None:
+            self._watched.ops.moved[id(local)] = done
+        return done
+
+    def _of_gradient(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+        reason = f"DTensor.from_local takes its gradient as {placements_text(target.placements)}"
+        place = place_of_frame(sys._getframe(2))
+        return self._moved(events.IMPLICIT, reason, place, original, local, source, target, **named)
+
+    def _written(self, original: Callable[..., Any], local: Tensor, source: Any, target: Any, **named: Any) -> Any:
+        reason = "written" if named.get("is_explicit", True) else "the backward of a written one"
+        place = place_of_frame(sys._getframe(2))
+        return self._moved(events.WRITTEN, reason, place, original, local, source, target, **named)
+
+    def _moved(
+        self, kind: str, reason: str, place: Place | None, original: Callable[..., Any], local: Tensor, source: Any,
+        target: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        lane = self._watched.lane
+        if lane is None or source.placements == target.placements:
+            return original(local, source, target, **named)
+        names = source.mesh.mesh_dim_names or [f"dim{i}" for i in range(source.mesh.ndim)]
+        axes = ",".join(f"{name}={size}" for name, size in zip(names, source.mesh.shape))
+        change = f"{placements_text(source.placements)} -> {placements_text(target.placements)}"
+        facts = {"reason": reason, "spec": f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}"}
+        ops = self._watched.ops
+        again = nullcontext() if ops is None or kind == events.WRITTEN else ops
+        with lane.span(kind, change, place=place, facts=facts), again:
+            return original(local, source, target, **named)
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        lane, modules = self._watched.lane, self._watched.modules
+        if lane is None or modules is None:
+            return original(*args, **named)
+        with lane.span(events.PASS, "backward pass", place=place_of_frame(sys._getframe(2))):
+            try:
+                return original(*args, **named)
+            finally:
+                modules.end_backward()
+
+    def _save(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        lane = self._watched.lane
+        if lane is None:
+            return original(*args, **named)
+        with lane.span(events.SAVE, original.__name__, place=place_of_frame(sys._getframe(2))):
+            return original(*args, **named)
+
+    def _resize(self, original: Callable[..., Any], storage: torch.UntypedStorage, *args: Any) -> Any:
+        done = original(storage, *args)
+        if self._watched.ops is not None:
+            self._watched.ops.resized(storage)
+        return done
+
+    @contextmanager
+    def _collections(self) -> Iterator[None]:
+        """Spans of the garbage collections, in the lane of the rank in whose thread they run."""
+        spans: list[Event] = []
+
+        def collecting(phase: str, info: dict[str, int]) -> None:
+            lane = self._watched.lane
+            if lane is not None and phase == "start":
+                spans.append(lane.begin(events.GC, f"generation {info['generation']}"))
+            elif lane is not None and spans:
+                spans[-1].facts["collected"] = info["collected"]
+                lane.end(spans.pop())
+
+        gc.callbacks.append(collecting)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(collecting)
+
+
+def _message(error: BaseException) -> str:
+    """The first lines of an exception's text."""
+    try:
+        return str(error)[:400]
+    except Exception:  # why: an exception's own __str__ may raise anything
+        return ""

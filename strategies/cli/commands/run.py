@@ -1,0 +1,45 @@
+"""`localtensor run`: what it passes on to the runner, and the planner's word on redistributions of a recorded run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from localtensor.errors import LocalTensorError
+from localtensor.runner.torchrun import TorchrunOptions, run_script
+from strategies.base import signals
+from strategies.cli.options import RunOptions, fail
+
+
+def run(options: RunOptions) -> int:
+    """The exit code of the script's first rank that failed; 2 for invalid options."""
+    given: dict[str, Any] = asdict(options)
+    if options.topology is not None:
+        from strategies.planner.steps.topology import parse_topology  # lazy: it needs torch
+
+        try:
+            given["topology"] = parse_topology(options.topology)
+        except LocalTensorError as refused:
+            return fail(str(refused), signals.EXIT_USAGE)
+    if options.html is not None:
+        given["planned"] = planned
+    note = "" if options.ranks else "localtensor run: this runs 1 rank; -n 4 runs 4."
+    given |= {"ranks": 1} if options.ranks is None else {}
+    with signals.interruptible():  # Ctrl-C stops the user's program
+        return run_script(TorchrunOptions(**given, note=note))
+
+
+def planned(text: str) -> str:
+    """The cheapest steps for a redistribution in the syntax of `localtensor plan`; why not, where it has none.
+
+    >>> planned("f32[8,4] @ dp=2,tp=2: S(0),R -> R,R")
+    'dp: all-gather S(0) -> R  64 B  5.01 us'
+    """
+    from strategies.planner.search.api import plan  # lazy: it needs torch
+    from strategies.planner.text.parser import read
+
+    try:
+        found = plan(*read(text))
+    except LocalTensorError as refused:
+        return str(refused)
+    return "; ".join(map(str, found.steps)) or "nothing moves"

@@ -1,0 +1,69 @@
+"""`localtensor run` with a trace, a page and a topology."""
+
+import json
+import sys
+
+import pytest
+
+from strategies.cli.commands.run import planned
+from tests.tools import warm
+
+COMMAND = [sys.executable, "-c", "from strategies.cli.app import main; main()", "run", "-n", "2"]
+SCRIPT = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+rows, columns = (distribute_tensor(torch.ones(64, 64), mesh, [Shard(dim)]) for dim in (0, 1))
+(rows + columns).sum().full_tensor()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_a_trace_a_page_and_a_summary_of_one_run(script):
+    done = warm.run([*COMMAND, "--trace", "t.json", "--html", "p.html", "--summary", "train.py"], cwd=script)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((script / "t.json").read_text())["otherData"]["ranks"] == 2
+    assert planned("f32[64,64] @ tp=2: S(1) -> S(0)") in (script / "p.html").read_text().replace("&gt;", ">")
+    assert "largest implicit  16.4 kB in 2, train.py:7 in <module>: f32[64,64] @ tp=2: S(1) -> S(0)" in done.stderr
+
+
+def seconds(script, topology):
+    words = [*COMMAND, "--trace", "t.json", "--topology", topology, "train.py"]
+    done = warm.run(words, cwd=script)
+    assert done.returncode == 0, done.stderr
+    events = json.loads((script / "t.json").read_text())["traceEvents"]
+    return max(event["ts"] + event.get("dur", 0) for event in events if event["pid"] == 2 and event["ph"] == "X")
+
+
+def test_the_modelled_clock_uses_the_links_of_the_topology(script):
+    link = {"latency_us": 1000, "gigabytes_per_second": 25}
+    (script / "slow.json").write_text(json.dumps({"ranks_per_node": 8, "inner": link, "outer": link}))
+    assert seconds(script, "slow.json") > seconds(script, "300,25") + 3000
+
+
+def test_a_topology_that_names_an_axis_which_the_run_lacks_is_noted(script):
+    link = {"latency_us": 1, "gigabytes_per_second": 25}
+    text = json.dumps({"ranks_per_node": 8, "inner": link, "outer": link, "axes": {"pp": link}})
+    (script / "pp.json").write_text(text)
+    done = warm.run([*COMMAND, "--summary", "--topology", "pp.json", "train.py"], cwd=script)
+    assert done.returncode == 0 and "the run has no axis pp, which the topology names" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "problem"), [
+    (["--trace", "no/t.json"], "no/t.json"), (["--html", "no/p.html"], "no/p.html"),
+    (["--summary", "--topology", "none.json"], "topology: none.json: file: it cannot be read"),
+    (["--summary", "--on", "gloo"], "it is for rank threads"),
+])  # fmt: skip
+def test_bad_options_end_with_one_sentence_before_the_run(script, words, problem):
+    (script / "train.py").write_text("print('it ran')")
+    (script / "no").write_text("a file")
+    done = warm.run([*COMMAND, *words, "train.py"], cwd=script)
+    assert done.returncode == 2 and problem in done.stderr and done.stdout == ""
