@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import is_arithmetic, is_inexact, noise_factor, short, within_slack
+from localtensor.layout import is_arithmetic, is_inexact, noise_factor, shard_cut, short, within_slack
+from strategies.inputs.variants.adversarial import Values
 from strategies.model.rule import Rule
 
+Shapes = list[tuple[int, ...]]
 ADDED_KINDS = ("sum", "avg")
 """Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
 SPLIT_ULPS = 32.0
@@ -130,3 +132,37 @@ def non_arithmetic_partial(rule: Rule, inputs: Sequence[Any], outputs: Sequence[
     given = [(p, x) for p, x in given if p == Partial("product")]
     every = ((p, x) for p, x in [*taken, *given] if isinstance(p, Partial) and not is_arithmetic(p.reduce_op, x.dtype))
     return next((f"{short(p)} of {x.dtype}" for p, x in every), "")
+
+
+def concatenated_shapes(held: Sequence[Any], want: Tensor, placement: Placement) -> Shapes | None:
+    """The shapes of the pieces themselves if they are shards that make a whole of the right shape by concatenation."""
+    if not isinstance(placement, Shard) or not has_dim(placement, want) or any(not isinstance(x, Tensor) for x in held):
+        return None
+    dim, shapes = placement.dim, [tuple(x.shape) for x in held]
+    if any(len(shape) != want.ndim for shape in shapes) or sum(shape[dim] for shape in shapes) != want.shape[dim]:
+        return None
+    rest = tuple(want.shape[:dim]) + tuple(want.shape[dim + 1 :])
+    return shapes if all(shape[:dim] + shape[dim + 1 :] == rest for shape in shapes) else None
+
+
+def has_dim(placement: Placement, want: Tensor) -> bool:
+    """Whether the tensor has the dim that the placement shards."""
+    cut = shard_cut(placement)
+    return cut is None or 0 <= cut[0] < want.ndim
+
+
+def singular_slack(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
+    """Infinite slack where parts met a singularity, although the rule is right.
+
+    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only finite
+    elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
+    where NaN was put in.
+    """
+    if not is_inexact(want):
+        return slack
+    compared = want.isfinite()
+    if kind.wild:
+        compared = ~want.isinf() & ~got.isinf()
+    elif kind.name:
+        compared &= got.isfinite()
+    return torch.where(compared, slack, torch.inf)

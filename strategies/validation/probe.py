@@ -32,19 +32,22 @@ from localtensor.layout import (
     split_axis,
     within_slack,
 )
-from strategies.inputs.variants.adversarial import Values
 from strategies.inputs.variants.all_variants import values_named
 from strategies.model import oracle
-from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
+from strategies.model.rule import SEARCHED_KINDS, Call, Claim, LocalRun, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation.difference import (
     ElementDifference,
     ResultDifference,
+    Shapes,
     coarsest_eps,
+    concatenated_shapes,
     folding_error,
+    has_dim,
     non_arithmetic_partial,
     number_difference,
     shape_difference,
+    singular_slack,
     tensor_text,
 )
 
@@ -52,6 +55,8 @@ DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
 """Reductions whose folding rounds: the greatest or the least of some numbers is one of them."""
+LocalCalls = tuple[Call, ...] | LocalRun | None
+"""The call of each rank, or what runs all together; None for the sample's own call."""
 LocalResults = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the message of the rank that raised."""
 
@@ -64,8 +69,7 @@ class Case:
     ranks: int
     sample: Sample
     truth: oracle.OracleResult
-    held: tuple[tuple[Tensor, ...], ...]
-    """`held[leaf][rank]`."""
+    held: tuple[tuple[Tensor, ...], ...]  # held[leaf][rank]
 
 
 class Probe:
@@ -102,9 +106,7 @@ class Probe:
         far = self.kind.split == "far"
         return partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
-    def local(
-        self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None
-    ) -> LocalResults:
+    def local(self, inputs: Sequence[Placement | None], draw: int, calls: LocalCalls = None) -> LocalResults:
         """Each rank's flat results.  Ranks with the same inputs run once."""
         if calls is not None:
             return self._run(inputs, draw, calls)
@@ -113,23 +115,28 @@ class Probe:
             self._local_results[key] = self._run(inputs, draw, None)
         return self._local_results[key]
 
-    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> LocalResults:
+    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: LocalCalls) -> LocalResults:
         columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
         once = calls is None and all(p is None or isinstance(p, Replicate) for p in inputs)
         out = self._on(columns, calls, 1 if once else self.ranks)
         return out * self.ranks if once and not isinstance(out, str) else out
 
     def _on(
-        self, columns: Sequence[Sequence[Tensor]], calls: tuple[Call, ...] | None, ranks: int, *, fresh: bool = False
+        self, columns: Sequence[Sequence[Tensor]], calls: LocalCalls, ranks: int, *, fresh: bool = False
     ) -> LocalResults:
         """Each rank's flat results; a mutating op gets clones, unless the columns are `fresh` already."""
+        if callable(calls):
+            try:
+                return calls(columns, ranks)
+            except oracle.REJECTIONS as error:
+                return _raised("the ranks raise", error)
         out: list[tuple[Any, ...]] = []
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
                 _, flat = oracle.run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
             except oracle.REJECTIONS as error:
-                return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+                return _raised(f"rank {rank} raises", error)
             out.append(tuple(flat))
         return out
 
@@ -144,13 +151,14 @@ class Probe:
             return None
         draw, found = first
         reason = self.reason(found, self._expected(claim))
-        return Evidence(reason, self.variant, draw, _text(found.got), _text(found.want))
+        got, want = (tensor_text(x, 16) if isinstance(x, Tensor) else str(x) for x in (found.got, found.want))
+        return Evidence(reason, self.variant, draw, got, want)
 
     def difference(self, claim: Claim) -> tuple[int, ResultDifference] | None:
         """The first decomposition for which the claim is wrong, and the difference."""
         for draw in self.draws(claim.rule.inputs):
-            local = self.local(claim.rule.inputs, draw, claim.local)
-            found = self.against(local, self._expected(claim), claim.rule.inputs)
+            local = self.local(claim.rule.inputs, draw, claim.run or claim.local)
+            found = self.against(local, self._expected(claim), claim.rule.inputs, concatenated=claim.concatenated)
             if found and not self._kernels_disagree(claim, draw, local) and not self._wraps(claim, draw, local):
                 return draw, found
         return None
@@ -174,7 +182,7 @@ class Probe:
         call = self.sample.call
         pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
         columns = list(zip(*(oracle.strided_copies(call, mine) for mine in pieces), strict=True))
-        again = self._on(columns, claim.local, self.ranks, fresh=True)
+        again = self._on(columns, claim.run or claim.local, self.ranks, fresh=True)
         if isinstance(again, str):
             return False
         pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
@@ -194,14 +202,15 @@ class Probe:
             kind, x = getattr(inputs[i], "reduce_op", ""), self.truth.inputs[i]
             if x.dtype in narrow and bool((fold_partials(torch.stack(columns[i]), kind) != x).any()):
                 return True
-        again = self._on(columns, claim.local, self.ranks, fresh=True)
+        again = self._on(columns, claim.run or claim.local, self.ranks, fresh=True)
         pairs = [] if isinstance(again, str) else zip(local, again, strict=True)
         flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]
         return any(a.dtype in narrow and a.shape == b.shape and bool((a != b).any()) for a, b in flat)
 
     def against(
-        self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
-    ) -> ResultDifference | None:
+        self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = (),
+        *, concatenated: bool = False,
+    ) -> ResultDifference | None:  # fmt: skip
         """The first difference of the local results from the oracle under these placements, or None.
 
         `inputs` are the placements of the inputs.  That an op refuses parts of values other than the sample's own is no
@@ -223,21 +232,32 @@ class Probe:
             if isinstance(want, (bool, int, float)) and placement is not None:
                 found = number_difference([out[i] for out in local], want, i)
             elif placement is not None and isinstance(want, Tensor):
-                found = self._wrong([out[i] for out in local], i, placement, split, coarse)
+                held = [out[i] for out in local]
+                sizes = concatenated_shapes(held, want, placement) if concatenated else None
+                found = self._wrong(held, i, placement, split, coarse, sizes)
             if found:
                 return found
         return None
 
     def _wrong(
-        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
+        self,
+        held: Sequence[Any],
+        i: int,
+        placement: Placement,
+        excused: bool,
+        coarse: float,
+        sizes: Shapes | None = None,
     ) -> ResultDifference | None:
-        """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
+        """The difference of one result; `excused`: elements that are not finite may differ (see `singular_slack`).  `sizes` are the
+        shapes of the pieces if not those of torch.chunk."""
         want = self.truth.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
         if kind and not is_reducible(kind, want.dtype):
             return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
-        there = _has_dim(placement, want)
-        shapes = [local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))]
+        there = has_dim(placement, want)
+        shapes: Sequence[tuple[int, ...] | None] = sizes or [
+            local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))
+        ]
         found = shape_difference(held, want, shapes, i)
         if found:
             return found
@@ -251,7 +271,7 @@ class Probe:
         if kind in ROUNDED:
             slack = slack + folding_error(held, coarse)
         for rank, got in _assembled(held, placement):
-            slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
+            slack = singular_slack(got, want, slack, self.kind) if excused and self._finite else slack
             if not oracle.equal_within(got, want, slack):
                 apart = ElementDifference.of(got, want, slack)
                 who = f"rank {rank}" if rank is not None else "the parts" if kind else "the shards"
@@ -297,8 +317,7 @@ class Probe:
 
     def _held_cut(self, held: Sequence[Tensor], i: int) -> list[Placement]:
         """The Shards that these pieces may be."""
-        want, slack = self.truth.outputs[i], self.truth.slack[i]
-        found: list[Placement] = []
+        want, slack, found = self.truth.outputs[i], self.truth.slack[i], list[Placement]()
         for dim in range(want.ndim):
             shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
             fits = shapes == [tuple(h.shape) for h in held]
@@ -312,30 +331,12 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
+def _raised(who: str, error: Exception) -> str:
+    return f"{who} {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+
+
 def _near(a: Tensor, b: Tensor) -> bool:
     return oracle.equal_within(b, a, 1e-4 * max_abs(a)) if is_inexact(a) else torch.equal(a, b)
-
-
-def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
-    """Infinite slack where parts met a singularity, although the rule is right.
-
-    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only finite
-    elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
-    where NaN was put in.
-    """
-    if not is_inexact(want):
-        return slack
-    compared = want.isfinite()
-    if kind.wild:
-        compared = ~want.isinf() & ~got.isinf()
-    elif kind.name:
-        compared &= got.isfinite()
-    return torch.where(compared, slack, torch.inf)
-
-
-def _has_dim(placement: Placement, want: Tensor) -> bool:
-    cut = shard_cut(placement)
-    return cut is None or 0 <= cut[0] < want.ndim
 
 
 def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
@@ -345,10 +346,6 @@ def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int |
     if shard_cut(placement) is not None:
         return [(None, assemble_axis(held, placement))]
     return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
-
-
-def _text(x: object) -> str:
-    return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
 
 
 def check_claims(
@@ -382,7 +379,7 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
     if unclear:
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
-    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
+    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not has_dim(p, t)]
     if nowhere:
         return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
     for probe in probes:

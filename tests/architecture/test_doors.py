@@ -54,7 +54,17 @@ REEXPORTED = {
     "SingleFlightCache": ("localtensor.concurrency.single_flight",),
     "LocalTensor": ("localtensor.lockstep.values.local_tensor",),  # made outside a mode, it needs the mode's module
 }
-MOVED: set[str] = {"Leaf", "assert_rule", "assert_sharding", "check_case", "rule_cases", "RuleCase", "WrongRule"}
+MOVED: set[str] = {
+    "Leaf",
+    "assert_rule",
+    "assert_sharding",
+    "assert_typecheck_hook",
+    "WrongHook",
+    "check_case",
+    "rule_cases",
+    "RuleCase",
+    "WrongRule",
+}
 """Names that a package offers though another one defines them."""
 
 

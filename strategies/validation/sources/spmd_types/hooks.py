@@ -1,0 +1,302 @@
+"""The `spmd_typecheck` hooks of autograd Functions as a source: what a hook types the results of its kernel.
+
+A string among the arguments that names the mesh axis stands for its process group.  A kernel with a group runs on all
+ranks together, in lockstep, or on rank threads where ranks have control flows of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils import _pytree as pytree
+
+import localtensor as lt
+from localtensor.errors import LocalTensorError, error_in_one_line
+from strategies.model.settings import BadRules
+from strategies.torch_api.rank_runs import values_by_rank
+from strategies.validation.sources import functions
+from strategies.validation.sources.functions import FunctionCall
+from strategies.validation.sources.protocol import (
+    Answer,
+    FunctionSource,
+    Layout,
+    MeaninglessClaim,
+    RefusedLayouts,
+    SourceRaises,
+)
+from strategies.validation.sources.spmd_types import typed
+
+GROUP_NAMES = ("group", "pg", "axis", "process_group", "mesh_axis", "tp_group", "tp")
+"""Names of parameters that take a process group."""
+SIZES = (6, 4, 8)
+"""Sizes of the dims of drawn arguments."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An autograd Function as a function of whole tensors; `axis` among its arguments stands for the process group."""
+
+    cls: type[torch.autograd.Function]
+    axis: str
+
+    def __call__(self, *args: Any) -> Any:
+        """The results with a group of one rank."""
+        if not self.has_group(args):
+            return self.cls.apply(*args)
+        with self._lockstep(1) as group:
+            out = self._with_group(group)(
+                *pytree.tree_map_only(Tensor, lambda x: lt.rank_map(lambda _: x.clone()), args)
+            )
+            return pytree.tree_map_only(Tensor, lambda x: values_by_rank(x, 1)[0], out)
+
+    def has_group(self, args: Sequence[Any]) -> bool:
+        """Whether the process group is among the arguments."""
+        return any(isinstance(one, str) and one == self.axis for one in args)
+
+    def communicates(self, text: str) -> bool:
+        """Whether the call of this text has the group among its arguments."""
+        return self.has_group(functions.arguments(text, [None] * functions.tensor_count(text))[0])
+
+    def result_traits(self, tensors: Sequence[Tensor], text: str, wrt: Sequence[int]) -> list[functions.ResultTraits]:
+        """The traits of each result, with a group of one rank."""
+        with self._lockstep(1) as group:
+            given = [lt.rank_map(lambda _, x=x: x.clone()) for x in tensors]  # type: ignore[misc]
+            return functions.result_traits(self._with_group(group), given, text, wrt)
+
+    def on_ranks(
+        self, held: Sequence[Sequence[Tensor]], ranks: int, text: str, wrt: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        """The flat results of each rank, or the gradients of the tensors `wrt`; `held[i][rank]` are the pieces.
+
+        Raises what the kernel raises, and `RuntimeError` where the ranks' collectives do not fit.
+        """
+        try:
+            return self._in_lockstep(held, ranks, text, wrt)
+        except LocalTensorError:
+            return self._on_threads(held, ranks, text, wrt)
+
+    @contextlib.contextmanager
+    def _lockstep(self, ranks: int) -> Iterator[Any]:
+        """A context in which all ranks run in lockstep; gives their process group."""
+        typed.forget_groups()
+        try:
+            with typed.quiet_checker(), lt.LocalTensorMode(ranks):
+                yield init_device_mesh("cpu", (ranks,), mesh_dim_names=(self.axis,)).get_group(self.axis)
+        finally:
+            typed.forget_groups()
+
+    def _with_group(self, group: Any) -> Callable[..., Any]:
+        def kernel(*args: Any) -> Any:
+            own = [group if isinstance(one, str) and one == self.axis else one for one in args]
+            return self.cls.apply(*own)
+
+        return kernel
+
+    def _results(self, group: Any, tensors: Sequence[Tensor], text: str, wrt: Sequence[int]) -> list[Tensor]:
+        kernel = self._with_group(group)
+        if wrt:
+            return functions.gradients(kernel, tensors, text, wrt)
+        args, kwargs = functions.arguments(text, tensors)
+        with torch.no_grad():
+            return functions.tensor_results(kernel(*args, **kwargs))
+
+    def _in_lockstep(
+        self, held: Sequence[Sequence[Tensor]], ranks: int, text: str, wrt: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        with self._lockstep(ranks) as group:
+            tensors = [lt.rank_map(functools.partial(_copy, column)) for column in held]
+            found = [values_by_rank(x, ranks) for x in self._results(group, tensors, text, wrt)]
+        return [tuple(x[rank] for x in found) for rank in range(ranks)]
+
+    def _on_threads(
+        self, held: Sequence[Sequence[Tensor]], ranks: int, text: str, wrt: Sequence[int]
+    ) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = [()] * ranks
+
+        def body() -> None:
+            rank = dist.get_rank()
+            group = init_device_mesh("cpu", (ranks,), mesh_dim_names=(self.axis,)).get_group(self.axis)
+            tensors = [column[rank].clone() for column in held]
+            found[rank] = tuple(x.detach() for x in self._results(group, tensors, text, wrt))
+
+        typed.forget_groups()
+        try:
+            lt.run(body, ranks=ranks, timeout=30.0, leftovers="ignore")
+        except LocalTensorError as error:
+            raise RuntimeError(error_in_one_line(error)) from None
+        finally:
+            typed.forget_groups()
+        return found
+
+
+def _copy(column: Sequence[Tensor], rank: int) -> Tensor:
+    return column[rank].clone()
+
+
+class HookSource(FunctionSource):
+    """The hooks of some autograd Functions, each with calls of it.
+
+    axis   the string that stands for the process group among the arguments.
+    given  pairs of a Function and the arguments of a call, whole tensors in them.
+    """
+
+    package, concatenated = "spmd-types", True
+
+    def __init__(self, name: str, given: Sequence[tuple[type, tuple[Any, ...]]], axis: str = "") -> None:
+        typed.package()
+        self.name, self._given, self._axis = name, given, axis
+
+    @property
+    def title(self) -> str:
+        return "the hook"
+
+    def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
+        for cls, args in self._given:
+            if not names or cls.__name__ in names:
+                yield hook_call(cls, args, self._axis)
+
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+        inexact = x.is_floating_point() or x.is_complex()
+        return [one for one in typed.layouts(x, ranks) if inexact or one is not typed.P]
+
+    def code(self, call: FunctionCall, text: str) -> str:
+        return f"{call.function.cls.__name__}.apply({text})"  # type: ignore[attr-defined]
+
+    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
+        found = self._asked(call, inputs, ranks)
+        if any(one is typed.V for one in found):
+            words = ", ".join(map(str, inputs))
+            raise MeaninglessClaim(f"the hook types {words} as V, which names no dim: the ranks' values make no whole")
+        kernel: Kernel = call.function  # type: ignore[assignment]
+        text = functions.call_text(call.args, call.kwargs)
+        if not kernel.has_group(call.args):
+            return Answer(found)
+
+        def run(held: Sequence[Sequence[Tensor]], count: int) -> list[tuple[Any, ...]]:
+            return kernel.on_ranks(held, count, text, call.wrt)
+
+        return Answer(found, run=run)
+
+    def _asked(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> tuple[Layout, ...]:
+        """The layouts that the hook derives, from the pieces of rank 0."""
+        spmd, axis, kernel = typed.package(), typed.mesh_axis(ranks), call.function
+        cls, name = kernel.cls, kernel.axis  # type: ignore[attr-defined]
+        whole = call.whole
+        with typed.quiet_checker(), spmd.set_current_mesh({name or typed.AXIS: axis}):
+            given = [
+                typed.typed(typed.piece(x, one, ranks, 0), one, axis, grad=i in call.wrt)
+                for i, (x, one) in enumerate(zip(call.tensors, inputs, strict=True))
+            ]
+            args = [axis if isinstance(one, str) and one == name else one for one in call.on(given).args]
+            outs = pytree.tree_map_only(Tensor, torch.empty_like, whole)
+            try:
+                with importlib.import_module(f"{typed.PACKAGE}.checker").typecheck(local=False):
+                    made = spmd.rules.run_typecheck(cls, lambda *_: outs, tuple(args))
+            except spmd.SpmdTypeError as error:
+                raise RefusedLayouts(error_in_one_line(error)) from None
+            except Exception as error:  # why: the hook is the user's own code, and may raise anything
+                raise SourceRaises(f"{cls.__name__}.spmd_typecheck raises {type(error).__name__}: {error}") from None
+            return tuple(typed.layout_of(x, axis) for x in functions.tensor_results(made))
+
+
+def hook_call(cls: type, args: Sequence[Any], axis: str) -> FunctionCall:
+    """The call of a Function with whole tensors."""
+    return FunctionCall(cls.__name__, Kernel(cls, axis), tuple(args), origin="samples()")
+
+
+def axis_among(args: Sequence[Any]) -> str:
+    """The only string among the arguments, which stands for the process group; empty if there is none or several."""
+    found = {one for one in args if isinstance(one, str)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def has_hook(value: object) -> bool:
+    """Whether it is an autograd Function with a hook of its own."""
+    return (
+        isinstance(value, type)
+        and issubclass(value, torch.autograd.Function)
+        and callable(getattr(value, "spmd_typecheck", None))
+    )
+
+
+def hooks_of_module(module: ModuleType) -> HookSource:
+    """The hooks of a user's module: of `samples()`, which yields pairs of a Function and its arguments, or of every Function
+    in it whose arguments can be drawn.  Raises `BadRules`."""
+    name = module.__name__.rpartition(".")[2]
+    own = [value for value in vars(module).values() if has_hook(value) and value.__module__ == module.__name__]
+    if not own:
+        remedy = "Give an autograd Function in it a static method spmd_typecheck."
+        raise BadRules(name, "no autograd Function in it has a typecheck hook", remedy)
+    given = [(cls, tuple(args)) for cls, args in _samples(module, name)] or [
+        (cls, args) for cls in own for args in drawn_arguments(cls)
+    ]
+    if not given:
+        problem = f"the arguments of {own[0].__name__} cannot be drawn, and it has no samples()"
+        raise BadRules(name, problem, "Write samples(), which yields pairs of a Function and its arguments.")
+    axes = {axis_among(args) for _, args in given} - {""}
+    return HookSource(name, given, axes.pop() if len(axes) == 1 else typed.AXIS)
+
+
+def _samples(module: ModuleType, name: str) -> Iterator[tuple[type, Sequence[Any]]]:
+    own = getattr(module, "samples", None)
+    if own is None:
+        return
+    try:
+        made = list(own())
+    except Exception as error:  # why: it is the user's own function, and may raise anything
+        raise BadRules(name, f"its samples() raises {type(error).__name__}: {error}", "Fix that first.") from error
+    for one in made:
+        if not (isinstance(one, tuple) and len(one) == 2 and has_hook(one[0]) and isinstance(one[1], (tuple, list))):
+            problem = (
+                f"its samples() yields {str(one)[:60]}, which is no pair of a Function with a hook and its arguments"
+            )
+            raise BadRules(name, problem, "Yield (MyFunction, (x, weight)), say.")
+        yield one
+
+
+def drawn_arguments(cls: type) -> list[tuple[Any, ...]]:
+    """Arguments of a Function that it takes, drawn by its signature: tensors of 2, 3 and 1 dims, the group, and defaults."""
+    parameters = list(inspect.signature(cls.forward).parameters.values())  # type: ignore[attr-defined]
+    if cls.setup_context is torch.autograd.Function.setup_context:  # type: ignore[attr-defined]
+        parameters = parameters[1:]
+    axis = next((p.name for p in parameters if p.name in GROUP_NAMES), "")
+    found = []
+    for shapes in _shapes(sum(p.name not in GROUP_NAMES and p.default is p.empty for p in parameters)):
+        rest = iter(shapes)
+        rng = torch.Generator().manual_seed(len(shapes))
+        args = [
+            typed.AXIS
+            if p.name == axis
+            else p.default
+            if p.default is not p.empty
+            else torch.randn(next(rest), generator=rng)
+            for p in parameters
+        ]
+        with contextlib.suppress(Exception):  # why: a kernel raises anything for tensors that it does not take
+            Kernel(cls, typed.AXIS)(*args)
+            found.append(tuple(args))
+        if len(found) == 2:
+            break
+    return found
+
+
+def _shapes(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    m, k, n = SIZES
+    yield ((m, k),) * count
+    if count == 2:
+        yield from (((m, k), (k, n)), ((m, k), (n, k)), ((m, k), (k,)), ((m,), (m,)), ((2, m, k), (k, n)))
+    if count == 3:
+        yield from (((m, k), (k, n), (n,)), ((m, k), (n, k), (n,)), ((m, k), (k,), (k,)))
+    yield ((2, m, k),) * count
+    yield ((m,),) * count
