@@ -45,6 +45,8 @@ END_TO_END_SAMPLES = 6
 VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 """Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
 tried with more, so that every kind of values is tried."""
+SOURCE_SECONDS = 3.0
+"""Processor time in seconds after which a source of functions, whose claims are cheap, does not answer about a sample."""
 REFUSED, NO_TURN = "that do not apply", "without a turn"
 """Why a form, values, a dtype, an argument or a step was left out: no sample takes it, or others came before."""
 Note = Callable[[int], None]
@@ -92,7 +94,7 @@ class Recorder:
         self._sample_counts = Counter(map(dtype_class, task.samples))
         self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
         self._undrawn: dict[str, Undrawn] = {}
-        self.limit = rule_limit(CALL_SECONDS)
+        self.limit = rule_limit(CALL_SECONDS if self.source.varied else SOURCE_SECONDS)
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
 

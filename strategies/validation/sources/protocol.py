@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.model.oracle import OracleResult
+from localtensor.layout import split_axis
+from strategies.model.oracle import REJECTIONS, OracleResult
 from strategies.model.rule import Claim, LocalRun, Rule, Sample
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
@@ -132,6 +133,10 @@ class FunctionSource(abc.ABC):
     def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
         """The layouts that a whole tensor can have along one mesh axis of so many ranks, the replicated one first."""
 
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+        """The tuples of layouts of a call's tensors to ask about; by default of all that they can have."""
+        return layout_tuples([self.layouts(x, ranks) for x in call.tensors])
+
     @abc.abstractmethod
     def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer | Sequence[Layout | None]:
         """The layouts of the tensor results of a call whose tensors have these layouts.
@@ -153,13 +158,14 @@ class FunctionSource(abc.ABC):
         return f"{call.label}({text})"
 
     def script(self, case: Case, reason: str) -> str:
-        """A script that shows a wrong claim on real processes without this package; empty for calls that communicate."""
+        """A script that shows a wrong claim on real processes without this package; empty if it is claimed no more."""
         claims = FunctionClaims(self, case.sample, case.truth)
         for claim in claims.claims(case.ranks):
-            if claim.rule == case.rule and claim.run is None:
+            if str(claim.rule) == str(case.rule):
                 inputs, outputs = claims.words[str(claim.rule)]
-                texts = [case.sample.call.args[1], claim.local[0].args[1] if claim.local else case.sample.call.args[1]]
-                whole, local = (self.code(claims.call, indexed(text)) for text in texts)
+                text = case.sample.call.args[1]
+                local = self.code(claims.call, indexed(claim.local[0].args[1] if claim.local else text))
+                whole = "" if claim.run else self.code(claims.call, indexed(text))
                 return function_script(
                     case.sample, case.truth, (case.rule.inputs, case.rule.outputs), case.held, (whole, local),
                     self.wording(claims.call, inputs, outputs), reason,
@@ -216,6 +222,26 @@ class FunctionClaims:
         self.words: dict[str, tuple[Sequence[Layout], Sequence[Layout | None]]] = {}
         """The layouts of each claim, in the source's own words, by its rule."""
 
+    def _fits(self, given: Sequence[Placement], texts: Sequence[str] | None, ranks: int) -> bool:
+        """Whether the pieces of the cotangents have the shapes of what each rank's call gives."""
+        tensors, count = self.sample.tensors, len(self.call.tensors)
+        pieces = [
+            [x] * ranks if isinstance(p, Partial) else split_axis(x, p, ranks)
+            for x, p in zip(tensors, given, strict=True)
+        ]
+        for rank in range(ranks):
+            text = texts[rank] if texts else self.sample.call.args[1]
+            try:
+                made = functions.result_traits(
+                    self.call.function, [x[rank] for x in pieces[:count]], text, self.sample.call.args[2]
+                )
+            except REJECTIONS:
+                return True  # the judge reports the rank that raises
+            shapes = [one.shape for one in made if one.requires_grad]
+            if shapes != [tuple(x[rank].shape) for x in pieces[count:]]:
+                return False
+        return True
+
     @functools.cached_property
     def _differentiable(self) -> list[int]:
         return functions.differentiable(self.sample)
@@ -223,7 +249,7 @@ class FunctionClaims:
     def claims(self, ranks: int) -> list[Claim]:
         found: dict[object, Claim] = {}
         self.failures.clear()
-        for inputs in layout_tuples([self.source.layouts(x, ranks) for x in self.call.tensors]):
+        for inputs in self.source.tuples(self.call, ranks):
             try:
                 answer = self.source.outputs(self.call, inputs, ranks)
             except RefusedLayouts:
@@ -250,6 +276,8 @@ class FunctionClaims:
                 return None
             given += tuple(one.gradient for one in cotangents if one is not None and one.gradient is not None)
             made = tuple(inputs[i].gradient for i in wrt)
+            if answer.run is None and not self._fits(given, answer.local, ranks):
+                return None  # the call itself is judged; its results have no pieces of these sizes
         rule = Rule(sample.op, given, made)
         self.words.setdefault(str(rule), (inputs, outputs))
         if answer.run is not None:

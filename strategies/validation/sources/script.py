@@ -47,11 +47,7 @@ def flat(out):
     return [x for one in out for x in flat(one)] if isinstance(out, (list, tuple)) else []
 
 
-def function(x):
-    return flat({function})
-
-
-def on_a_rank(x):
+{whole_code}def on_a_rank(x):
     return flat({local})
 
 {gradient}
@@ -66,8 +62,16 @@ def together(x, made):
 
 def main():
     rank = dist.get_rank()
-    {check}want = {results}(function, [x.clone() for x in WHOLE])
-    got = {results}(on_a_rank, [pieces[rank].clone() for pieces in HELD])
+    {check}want = {want}
+    error, errors = "", [None] * dist.get_world_size()
+    try:
+        got = {results}(on_a_rank, [pieces[rank].clone() for pieces in HELD])
+    except Exception as raised:
+        error = f"rank {{rank}} raises {{type(raised).__name__}}: {{raised}}"
+    dist.all_gather_object(errors, error)
+    if any(errors):
+        print(error or f"rank {{rank}} raises nothing", flush=True)
+        return True
     wrong = False
     for right, mine, made, atol in zip(want, got, MADE, ATOL, strict=True):
         if made is None:
@@ -88,6 +92,11 @@ if __name__ == "__main__":
     dist.destroy_process_group()
     sys.exit(1 if wrong else 0)
 '''
+_FUNCTION = """def function(x):
+    return flat({function})
+
+
+"""
 _GRADIENT = """
 COUNT, WRT = {count}, {wrt}  # the tensors of the call; those whose gradients are compared; the rest of x are cotangents
 
@@ -144,18 +153,21 @@ def function_script(
 
     placements  those of the inputs and of the results.
     held        `held[i][rank]`, each rank's piece of tensor i.
-    code        the call in Python, of whole tensors and of a rank's pieces, with `x[i]` for its tensors.
+    code        the call in Python, of whole tensors and of a rank's pieces, with `x[i]` for its tensors.  Without the first,
+                the results on whole tensors stand in the script as values.
     """
     inputs, outputs = placements
     wrt = list(sample.call.args[2]) if len(sample.call.args) > 2 else []
     rows = [f"[{', '.join(map(tensor_literal, column))}]" for column in held]
     slack = [slack_text(want, one) for want, one in zip(truth.outputs, truth.slack, strict=True)]
+    run = "gradients" if wrt else "run"
+    values = f"[{', '.join(map(tensor_literal, truth.outputs))}]"
     return _SCRIPT.format(
         head=wording.head, reason=reason, ranks=len(held[0]), imports=wording.imports,
         whole=",\n    ".join(map(tensor_literal, truth.inputs)), held=",\n    ".join(rows),
         layouts=", ".join(str(layout_text(p)) for p in inputs), made=[layout_text(p) for p in outputs],
-        atol=f"[{', '.join(slack)}]", function=code[0], local=code[1],
+        atol=f"[{', '.join(slack)}]", whole_code=_FUNCTION.format(function=code[0]) if code[0] else "", local=code[1],
         gradient=_GRADIENT.format(count=tensor_count(sample.call.args[1]), wrt=wrt) if wrt else _FORWARD,
         claimed=f"\n{wording.ask}\n" if wording.ask else "", check="check(rank)\n    " if wording.ask else "",
-        results="gradients" if wrt else "run",
+        results=run, want=f"{run}(function, [x.clone() for x in WHOLE])" if code[0] else values,
     )  # fmt: skip

@@ -1,13 +1,11 @@
 """The `spmd_typecheck` hooks of autograd Functions as a source: what a hook types the results of its kernel.
 
-A string among the arguments that names the mesh axis stands for its process group.  A kernel with a group runs on all
-ranks together, in lockstep, or on rank threads where ranks have control flows of their own.
+A string among the arguments that names the mesh axis stands for its process group.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
 import localtensor as lt
-from localtensor.errors import LocalTensorError, error_in_one_line
+from localtensor.errors import error_in_one_line
 from strategies.model.settings import BadRules
 from strategies.torch_api.rank_runs import values_by_rank
 from strategies.validation.sources import functions
@@ -36,6 +32,7 @@ from strategies.validation.sources.protocol import (
     SourceRaises,
 )
 from strategies.validation.sources.spmd_types import typed
+from strategies.validation.sources.spmd_types.rank_group import lockstep_group, run_on_ranks
 
 GROUP_NAMES = ("group", "pg", "axis", "process_group", "mesh_axis", "tp_group", "tp")
 """Names of parameters that take a process group."""
@@ -54,7 +51,7 @@ class Kernel:
         """The results with a group of one rank."""
         if not self.has_group(args):
             return self.cls.apply(*args)
-        with self._lockstep(1) as group:
+        with lockstep_group(1, self.axis) as group:
             out = self._with_group(group)(
                 *pytree.tree_map_only(Tensor, lambda x: lt.rank_map(lambda _: x.clone()), args)
             )
@@ -70,7 +67,7 @@ class Kernel:
 
     def result_traits(self, tensors: Sequence[Tensor], text: str, wrt: Sequence[int]) -> list[functions.ResultTraits]:
         """The traits of each result, with a group of one rank."""
-        with self._lockstep(1) as group:
+        with lockstep_group(1, self.axis) as group:
             given = [lt.rank_map(lambda _, x=x: x.clone()) for x in tensors]  # type: ignore[misc]
             return functions.result_traits(self._with_group(group), given, text, wrt)
 
@@ -79,22 +76,18 @@ class Kernel:
     ) -> list[tuple[Any, ...]]:
         """The flat results of each rank, or the gradients of the tensors `wrt`; `held[i][rank]` are the pieces.
 
-        Raises what the kernel raises, and `RuntimeError` where the ranks' collectives do not fit.
+        Raises as `run_on_ranks`.
         """
-        try:
-            return self._in_lockstep(held, ranks, text, wrt)
-        except LocalTensorError:
-            return self._on_threads(held, ranks, text, wrt)
 
-    @contextlib.contextmanager
-    def _lockstep(self, ranks: int) -> Iterator[Any]:
-        """A context in which all ranks run in lockstep; gives their process group."""
-        typed.forget_groups()
-        try:
-            with typed.quiet_checker(), lt.LocalTensorMode(ranks):
-                yield init_device_mesh("cpu", (ranks,), mesh_dim_names=(self.axis,)).get_group(self.axis)
-        finally:
-            typed.forget_groups()
+        def run(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
+            kernel = self._with_group(group)
+            if wrt:
+                return functions.gradients(kernel, tensors, text, wrt)
+            args, kwargs = functions.arguments(text, tensors)
+            with torch.no_grad():
+                return functions.tensor_results(kernel(*args, **kwargs))
+
+        return run_on_ranks(run, held, ranks, self.axis)
 
     def _with_group(self, group: Any) -> Callable[..., Any]:
         def kernel(*args: Any) -> Any:
@@ -102,46 +95,6 @@ class Kernel:
             return self.cls.apply(*own)
 
         return kernel
-
-    def _results(self, group: Any, tensors: Sequence[Tensor], text: str, wrt: Sequence[int]) -> list[Tensor]:
-        kernel = self._with_group(group)
-        if wrt:
-            return functions.gradients(kernel, tensors, text, wrt)
-        args, kwargs = functions.arguments(text, tensors)
-        with torch.no_grad():
-            return functions.tensor_results(kernel(*args, **kwargs))
-
-    def _in_lockstep(
-        self, held: Sequence[Sequence[Tensor]], ranks: int, text: str, wrt: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
-        with self._lockstep(ranks) as group:
-            tensors = [lt.rank_map(functools.partial(_copy, column)) for column in held]
-            found = [values_by_rank(x, ranks) for x in self._results(group, tensors, text, wrt)]
-        return [tuple(x[rank] for x in found) for rank in range(ranks)]
-
-    def _on_threads(
-        self, held: Sequence[Sequence[Tensor]], ranks: int, text: str, wrt: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = [()] * ranks
-
-        def body() -> None:
-            rank = dist.get_rank()
-            group = init_device_mesh("cpu", (ranks,), mesh_dim_names=(self.axis,)).get_group(self.axis)
-            tensors = [column[rank].clone() for column in held]
-            found[rank] = tuple(x.detach() for x in self._results(group, tensors, text, wrt))
-
-        typed.forget_groups()
-        try:
-            lt.run(body, ranks=ranks, timeout=30.0, leftovers="ignore")
-        except LocalTensorError as error:
-            raise RuntimeError(error_in_one_line(error)) from None
-        finally:
-            typed.forget_groups()
-        return found
-
-
-def _copy(column: Sequence[Tensor], rank: int) -> Tensor:
-    return column[rank].clone()
 
 
 class HookSource(FunctionSource):

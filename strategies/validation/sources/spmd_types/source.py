@@ -13,7 +13,8 @@ from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import Answer, FunctionSource, Layout, RefusedLayouts
 from strategies.validation.sources.script import Wording
-from strategies.validation.sources.spmd_types import op_table, typed
+from strategies.validation.sources.spmd_types import collectives, op_table, typed
+from strategies.validation.sources.spmd_types.collectives import Collective
 from strategies.validation.sources.spmd_types.hooks import HookSource, hooks_of_module
 
 _ASK = """def check(rank):
@@ -37,6 +38,7 @@ _ASK = """def check(rank):
         raise SystemExit(f"spmd_types types the results as {{found}}, not as {{wanted}}: another version?")
 
 """
+_IMPORTS = "import spmd_types as spmd\nimport spmd_types.checker\nfrom spmd_types import I, P, R, S, V  # noqa: F401\n"
 ANY_DIM = -1
 """The result of a call without sizes may be sharded along any dim, or none."""
 SIZED = ("reshape", "view", "expand")
@@ -57,13 +59,15 @@ class SpmdTypes(FunctionSource):
         return hooks_of_module(module)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        return op_table.functions()
+        return {**op_table.functions(), **collectives.functions()}
 
     def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
-        return op_table.calls(names, seed)
+        yield from op_table.calls(names, seed)
+        yield from collectives.calls(names)
 
     def names(self, label: str) -> Sequence[str]:
-        return (op_table.base_name(label),)
+        found = collectives.functions().get(label)
+        return (op_table.base_name(label),) if found is None else (found.name,)
 
     def without(self, label: str) -> str:
         return "it takes no tensor: the same value on each rank, whatever its type"
@@ -71,7 +75,15 @@ class SpmdTypes(FunctionSource):
     def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
         return typed.layouts(x, ranks)
 
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+        one = call.function
+        if isinstance(one, Collective):
+            return [(one.src,)] if one.ranks == ranks else []
+        return super().tuples(call, ranks)
+
     def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
+        if isinstance(call.function, Collective):
+            return collectives.answer(call, call.function)
         last: RefusedLayouts | None = None
         for scaled, text in _local_texts(call, inputs, ranks):
             try:
@@ -86,18 +98,22 @@ class SpmdTypes(FunctionSource):
         raise last or RefusedLayouts("the sizes are not those of a piece")
 
     def code(self, call: FunctionCall, text: str) -> str:
+        if isinstance(call.function, Collective):
+            return call.function.code()
         if call.label in op_table.getters():
             return f"{text}.{call.label.rpartition('.')[2]}"
         return f"{call.label}({text})"
 
     def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+        if isinstance(call.function, Collective):
+            return Wording(f"spmd_types {typed.version()}: {call.label}", _IMPORTS)
         wanted = [None if one is None else one.name for one in outputs]
         ask = _ASK.format(types=f"[{', '.join(one.name for one in inputs)}]", grads=list(call.wrt), wanted=wanted)
         head = super().wording(call, inputs, outputs).head.replace(self.title, f"spmd_types {typed.version()}", 1)
         gradient = f"; the gradients of {_numbers(call.wrt)} do not have the layouts that follow" if call.wrt else ""
         return Wording(
             head + gradient,
-            "import spmd_types as spmd\nimport spmd_types.checker\nfrom spmd_types import I, P, R, S\n",
+            _IMPORTS,
             ask,
         )
 
