@@ -17,6 +17,7 @@ GROUP = "localtensor.sources"
 """The group of entry points; each names a class without arguments."""
 BUILT_IN = {
     "dtensor": "strategies.validation.sources.dtensor:DTensorSource",
+    "local_map": "strategies.validation.sources.local_map:LocalMaps",
     "spmd_types": "strategies.validation.sources.spmd_types.source:SpmdTypes",
 }
 

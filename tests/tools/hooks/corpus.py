@@ -110,7 +110,8 @@ def right() -> list[Hook]:
         binary("add", torch.add, "mn,mn->mn", ((0, 1),), (MN, MK)), binary("sub", torch.sub, "mn,mn->mn", ((0, 1),), (MN, MK)),
         unary("total", torch.sum, "mn->", (0,)), unary("sum_0", lambda x: x.sum(0), "mn->n", (0,)),
         unary("transpose", lambda x: x.t().clone(), "mn->nm", (0,)), unary("sum_of_squares", lambda x: (x * x).sum(), "mn->"),
-        binary("divide", torch.div, "mn,mn->mn", (0,), (MN, MK.abs() + 1)), binary("maximum", torch.maximum, "mn,mn->mn", (), (MN, MK)),
+        binary("divide", torch.div, "mn,mn->mn", (0,), (MN, MK.abs() + 1)), binary("maximum", torch.maximum, "mn,mn->mn", (), (MN, MK)), binary("hypot", torch.hypot, "mn,mn->mn", (), (MN, MK)),
+        unary("swap_of_three", lambda x: x.transpose(0, 2).clone(), "bmn->nmb", (0,), x=BMN),
     ]  # fmt: skip
     return [*found, *collectives()][:100]
 

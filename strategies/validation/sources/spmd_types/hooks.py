@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from strategies.model.settings import BadRules
 from strategies.torch_api.rank_runs import values_by_rank
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
+from strategies.validation.sources.module_samples import MOST, samples_of_module, tensor_shapes
 from strategies.validation.sources.protocol import (
     Answer,
     FunctionSource,
@@ -31,13 +33,12 @@ from strategies.validation.sources.protocol import (
     RefusedLayouts,
     SourceRaises,
 )
+from strategies.validation.sources.script import Wording
 from strategies.validation.sources.spmd_types import typed
 from strategies.validation.sources.spmd_types.rank_group import lockstep_group, run_on_ranks
 
 GROUP_NAMES = ("group", "pg", "axis", "process_group", "mesh_axis", "tp_group", "tp")
 """Names of parameters that take a process group."""
-SIZES = (6, 4, 8)
-"""Sizes of the dims of drawn arguments."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,16 @@ class HookSource(FunctionSource):
 
     axis   the string that stands for the process group among the arguments.
     given  pairs of a Function and the arguments of a call, whole tensors in them.
+    folder where their module is, for scripts.
     """
 
     package, concatenated = "spmd-types", True
 
-    def __init__(self, name: str, given: Sequence[tuple[type, tuple[Any, ...]]], axis: str = "") -> None:
+    def __init__(
+        self, name: str, given: Sequence[tuple[type, tuple[Any, ...]]], axis: str = "", folder: str = ""
+    ) -> None:
         typed.package()
-        self.name, self._given, self._axis = name, given, axis
+        self.name, self._given, self._axis, self._folder = name, given, axis, folder
 
     @property
     def title(self) -> str:
@@ -124,7 +128,13 @@ class HookSource(FunctionSource):
         return [one for one in typed.layouts(x, ranks) if inexact or one is not typed.P]
 
     def code(self, call: FunctionCall, text: str) -> str:
-        return f"{call.function.cls.__name__}.apply({text})"  # type: ignore[attr-defined]
+        args = text.replace(repr(self._axis), "dist.group.WORLD") if self._axis else text
+        return f"{call.function.cls.__name__}.apply({args})"  # type: ignore[attr-defined]
+
+    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+        cls = call.function.cls  # type: ignore[attr-defined]
+        home = f"\nsys.path.insert(0, {self._folder!r})\nfrom {cls.__module__} import {cls.__name__}\n"
+        return Wording(super().wording(call, inputs, outputs).head, home)
 
     def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
         found = self._asked(call, inputs, ranks)
@@ -191,31 +201,15 @@ def hooks_of_module(module: ModuleType) -> HookSource:
     if not own:
         remedy = "Give an autograd Function in it a static method spmd_typecheck."
         raise BadRules(name, "no autograd Function in it has a typecheck hook", remedy)
-    given = [(cls, tuple(args)) for cls, args in _samples(module, name)] or [
+    given = [(cls, tuple(args)) for cls, args in samples_of_module(module, has_hook, "a Function with a hook")] or [
         (cls, args) for cls in own for args in drawn_arguments(cls)
     ]
     if not given:
         problem = f"the arguments of {own[0].__name__} cannot be drawn, and it has no samples()"
         raise BadRules(name, problem, "Write samples(), which yields pairs of a Function and its arguments.")
     axes = {axis_among(args) for _, args in given} - {""}
-    return HookSource(name, given, axes.pop() if len(axes) == 1 else typed.AXIS)
-
-
-def _samples(module: ModuleType, name: str) -> Iterator[tuple[type, Sequence[Any]]]:
-    own = getattr(module, "samples", None)
-    if own is None:
-        return
-    try:
-        made = list(own())
-    except Exception as error:  # why: it is the user's own function, and may raise anything
-        raise BadRules(name, f"its samples() raises {type(error).__name__}: {error}", "Fix that first.") from error
-    for one in made:
-        if not (isinstance(one, tuple) and len(one) == 2 and has_hook(one[0]) and isinstance(one[1], (tuple, list))):
-            problem = (
-                f"its samples() yields {str(one)[:60]}, which is no pair of a Function with a hook and its arguments"
-            )
-            raise BadRules(name, problem, "Yield (MyFunction, (x, weight)), say.")
-        yield one
+    folder = str(Path(getattr(module, "__file__", None) or "").parent)
+    return HookSource(name, given, axes.pop() if len(axes) == 1 else typed.AXIS, folder)
 
 
 def drawn_arguments(cls: type) -> list[tuple[Any, ...]]:
@@ -225,7 +219,7 @@ def drawn_arguments(cls: type) -> list[tuple[Any, ...]]:
         parameters = parameters[1:]
     axis = next((p.name for p in parameters if p.name in GROUP_NAMES), "")
     found = []
-    for shapes in _shapes(sum(p.name not in GROUP_NAMES and p.default is p.empty for p in parameters)):
+    for shapes in tensor_shapes(sum(p.name not in GROUP_NAMES and p.default is p.empty for p in parameters)):
         rest = iter(shapes)
         rng = torch.Generator().manual_seed(len(shapes))
         args = [
@@ -239,17 +233,6 @@ def drawn_arguments(cls: type) -> list[tuple[Any, ...]]:
         with contextlib.suppress(Exception):  # why: a kernel raises anything for tensors that it does not take
             Kernel(cls, typed.AXIS)(*args)
             found.append(tuple(args))
-        if len(found) == 2:
+        if len(found) == MOST:
             break
     return found
-
-
-def _shapes(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    m, k, n = SIZES
-    yield ((m, k),) * count
-    if count == 2:
-        yield from (((m, k), (k, n)), ((m, k), (n, k)), ((m, k), (k,)), ((m,), (m,)), ((2, m, k), (k, n)))
-    if count == 3:
-        yield from (((m, k), (k, n), (n,)), ((m, k), (n, k), (n,)), ((m, k), (k,), (k,)))
-    yield ((2, m, k),) * count
-    yield ((m,),) * count

@@ -11,14 +11,14 @@ from strategies.validation.sources.spmd_types import typed
 
 
 def test_the_built_in_sources_are_known():
-    assert source_names()[:2] == ("dtensor", "spmd_types")
+    assert source_names()[:3] == ("dtensor", "local_map", "spmd_types")
     assert isinstance(source_named("dtensor"), DTensorSource) and source_named("dtensor") is source_named("dtensor")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(BadSource, match=r"--source: 'spmdtypes': no source has this name.* Did you mean spmd_types\?"):
         source_named("spmdtypes")
-    with pytest.raises(BadSource, match=r"Choose of dtensor, spmd_types"):
+    with pytest.raises(BadSource, match=r"Choose of dtensor, local_map, spmd_types"):
         source_named("zzz")
 
 
