@@ -49,17 +49,18 @@ class Layout:
         return self.name
 
 
-REPLICATED = Layout("R", Replicate(), Partial())
-"""The same value on each rank; each rank's gradient is a part of the sum."""
+def replicated() -> Layout:
+    """The layout R: the same value on each rank; each rank's gradient is a part of the sum."""
+    return Layout("R", Replicate(), Partial())
 
 
 def sharded(dim: int) -> Layout:
-    """Each rank has a shard of dim `dim`; so is its gradient."""
+    """The layout S(dim): each rank has a shard of that dim; so is its gradient."""
     return Layout(f"S({dim})", Shard(dim), Shard(dim))
 
 
 def summed() -> Layout:
-    """The ranks' values are parts of a sum; the gradient is the same on each rank."""
+    """The layout P: the ranks' values are parts of a sum; the gradient is the same on each rank."""
     return Layout("P", Partial(), Replicate())
 
 

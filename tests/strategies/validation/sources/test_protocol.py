@@ -8,12 +8,12 @@ from strategies.model.verdict import Verdict
 from strategies.validation.probe import check_claims
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import (
-    REPLICATED,
     FunctionSource,
     Layout,
     RefusedLayouts,
     SourceRaises,
     layout_tuples,
+    replicated,
     sharded,
     summed,
 )
@@ -31,7 +31,7 @@ class Toy(FunctionSource):
         yield self.given
 
     def layouts(self, x, ranks):
-        return [REPLICATED, summed(), *(sharded(d) for d in range(x.ndim))]
+        return [replicated(), summed(), *(sharded(d) for d in range(x.ndim))]
 
     def outputs(self, call, inputs, ranks):
         return inputs
@@ -73,10 +73,10 @@ def test_a_running_sum_is_unsound_along_its_own_dim_only():
 def test_a_claim_that_the_gradient_is_the_same_on_each_rank_is_told_from_that_it_is_a_part():
     class Invariant(Toy):
         def layouts(self, x, ranks):
-            return [Layout("I", REPLICATED.meaning, REPLICATED.meaning)]
+            return [Layout("I", replicated().meaning, replicated().meaning)]
 
         def outputs(self, call, inputs, ranks):
-            return [REPLICATED]  # takes the gradient to be a part
+            return [replicated()]  # takes the gradient to be a part
 
     assert verdicts(Invariant(torch.neg, X)) == {
         ("default", "I -> R"): Verdict.SOUND, ("gradient", "I -> R"): Verdict.UNSOUND,
@@ -109,7 +109,7 @@ def test_refusals_are_no_claims_and_errors_are_kept_as_sentences():
 
 
 def test_tuples_have_the_same_layout_for_all_first_and_each_once():
-    rows = [[REPLICATED, summed(), sharded(0)], [REPLICATED, summed()]]
+    rows = [[replicated(), summed(), sharded(0)], [replicated(), summed()]]
     found = [tuple(one.name for one in row) for row in layout_tuples(rows)]
     assert found[:2] == [("R", "R"), ("P", "P")]
     assert max(Counter(found).values()) == 1 and len(found) == 6
