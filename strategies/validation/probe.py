@@ -25,7 +25,6 @@ from localtensor.layout import (
     is_reducible,
     is_unambiguous,
     local_shape,
-    max_abs,
     partial_values,
     shard_cut,
     short,
@@ -44,8 +43,12 @@ from strategies.validation.difference import (
     concatenated_shapes,
     folding_error,
     has_dim,
+    moves_as_much,
+    near,
     non_arithmetic_partial,
+    nudged,
     number_difference,
+    raised_text,
     shape_difference,
     singular_slack,
     tensor_text,
@@ -55,8 +58,7 @@ DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
 """Reductions whose folding rounds: the greatest or the least of some numbers is one of them."""
-LocalCalls = tuple[Call, ...] | LocalRun | None
-"""The call of each rank, or what runs all together; None for the sample's own call."""
+LocalCalls = tuple[Call, ...] | LocalRun | None  # of each rank, or all together; None for the sample's own call
 LocalResults = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the message of the rank that raised."""
 
@@ -81,8 +83,12 @@ class Probe:
 
     def __init__(self, sample: Sample, truth: oracle.OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
-        self.seed, self.variant, self.kind = seed, variant, values_named(variant)
-        self.writes = oracle.mutates(sample.op)
+        self.seed, self.variant, self.kind, self.writes = (
+            seed,
+            variant,
+            values_named(variant),
+            oracle.mutates(sample.op),
+        )
         self._finite = self.kind.wild or all(all_finite(x) for x in truth.inputs)
         self.written = written_leaves(sample.call)
         self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
@@ -129,14 +135,14 @@ class Probe:
             try:
                 return calls(columns, ranks)
             except oracle.REJECTIONS as error:
-                return _raised("the ranks raise", error)
+                return raised_text("the ranks raise", error)
         out: list[tuple[Any, ...]] = []
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
                 _, flat = oracle.run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
             except oracle.REJECTIONS as error:
-                return _raised(f"rank {rank} raises", error)
+                return raised_text(f"rank {rank} raises", error)
             out.append(tuple(flat))
         return out
 
@@ -159,6 +165,7 @@ class Probe:
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.run or claim.local)
             found = self.against(local, self._expected(claim), claim.rule.inputs, concatenated=claim.concatenated)
+            found = None if self._rounds(claim, draw, local, found) else found
             if found and not self._kernels_disagree(claim, draw, local) and not self._wraps(claim, draw, local):
                 return draw, found
         return None
@@ -186,7 +193,7 @@ class Probe:
         if isinstance(again, str):
             return False
         pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
-        return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
+        return any(isinstance(a, Tensor) and a.shape == b.shape and not near(a, b) for a, b in pairs)
 
     def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
         """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
@@ -207,6 +214,17 @@ class Probe:
         flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]
         return any(a.dtype in narrow and a.shape == b.shape and bool((a != b).any()) for a, b in flat)
 
+    def _rounds(self, claim: Claim, draw: int, local: LocalResults, found: ResultDifference | None) -> bool:
+        """Whether ranks that add up parts themselves differ by rounding: parts moved by one ulp change the results as much."""
+        placed = claim.rule.inputs
+        parts = [isinstance(p, Partial) and is_inexact(x) for p, x in zip(placed, self.truth.inputs, strict=True)]
+        if found is None or claim.run is None or isinstance(local, str) or not any(parts):
+            return False
+        columns = [self.held(i, p, draw) for i, p in enumerate(placed)]
+        moved = [[nudged(x, rank) for rank, x in enumerate(c)] if p else c for c, p in zip(columns, parts, strict=True)]
+        again = self._on(moved, claim.run, self.ranks)
+        return not isinstance(again, str) and moves_as_much(found, local, again)
+
     def against(
         self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = (),
         *, concatenated: bool = False,
@@ -219,9 +237,7 @@ class Probe:
         split = any(isinstance(p, Partial) for p in inputs)
         coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
-            kernel = (
-                "not implemented for '" in local
-            )  # this layout of this dtype has no kernel: no statement on the rule
+            kernel = "not implemented for '" in local  # of this layout and dtype: no statement on the rule
             return None if kernel or (split and self.variant) else ResultDifference(local)
         for rank, out in enumerate(local):
             if len(out) != len(self.truth.outputs):
@@ -240,13 +256,7 @@ class Probe:
         return None
 
     def _wrong(
-        self,
-        held: Sequence[Any],
-        i: int,
-        placement: Placement,
-        excused: bool,
-        coarse: float,
-        sizes: Shapes | None = None,
+        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float, sizes: Shapes | None
     ) -> ResultDifference | None:
         """The difference of one result; `excused`: elements that are not finite may differ (see `singular_slack`).  `sizes` are the
         shapes of the pieces if not those of torch.chunk."""
@@ -329,14 +339,6 @@ class Probe:
         """The case of a rule, with the inputs of that decomposition."""
         held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
         return Case(rule, self.ranks, self.sample, self.truth, held)
-
-
-def _raised(who: str, error: Exception) -> str:
-    return f"{who} {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    return oracle.equal_within(b, a, 1e-4 * max_abs(a)) if is_inexact(a) else torch.equal(a, b)
 
 
 def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:

@@ -27,7 +27,7 @@ from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.script import Wording, function_script, indexed
 
-MOST_TUPLES = 80
+MOST_TUPLES = 56
 """Tuples of input layouts that are put to a source about one sample on one mesh."""
 MOST_SINGLE = 3
 """Tensors of a sample whose gradient is also asked for alone, so that the others take none."""

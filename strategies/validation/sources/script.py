@@ -57,15 +57,23 @@ def together(x, made):
     dist.all_gather_object(parts, x.detach())
     if made == "P":
         return sum(parts[1:], parts[0])
-    return torch.cat(parts, int(made[2:-1])) if made.startswith("S") else parts[dist.get_rank()]
+    if made == "R":
+        return parts[dist.get_rank()]
+    dim = int(made[2:-1])
+    rest = {{(*part.shape[:dim], None, *part.shape[dim + 1 :]) for part in parts}}
+    return torch.cat(parts, dim) if len(rest) == 1 else parts[0]  # these make no whole
+
+
+def some(x):
+    return f"{{x.flatten()[:8].tolist()}} of shape {{tuple(x.shape)}}"
 
 
 def main():
     rank = dist.get_rank()
-    {check}want = {want}
+    want = {want}
     error, errors = "", [None] * dist.get_world_size()
     try:
-        got = {results}(on_a_rank, [pieces[rank].clone() for pieces in HELD])
+        {check}got = {results}(on_a_rank, [pieces[rank].clone() for pieces in HELD])
     except Exception as raised:
         error = f"rank {{rank}} raises {{type(raised).__name__}}: {{raised}}"
     dist.all_gather_object(errors, error)
@@ -78,7 +86,7 @@ def main():
             continue
         whole = together(mine, made)
         same = whole.shape == right.shape and torch.allclose(whole, right, rtol=0.0, atol=atol, equal_nan=True)
-        print(f"rank {{rank}}: as {{made}} {{whole.tolist()}}, right is {{right.tolist()}}{{'' if same else '  WRONG'}}", flush=True)
+        print(f"rank {{rank}}: as {{made}} {{some(whole)}}, right is {{some(right)}}{{'' if same else '  WRONG'}}", flush=True)
         wrong = wrong or not same
     flag = torch.tensor([float(wrong)])
     dist.all_reduce(flag)
@@ -158,7 +166,7 @@ def function_script(
     """
     inputs, outputs = placements
     wrt = list(sample.call.args[2]) if len(sample.call.args) > 2 else []
-    rows = [f"[{', '.join(map(tensor_literal, column))}]" for column in held]
+    rows = [f"[{', '.join(tensor_literal(x.contiguous()) for x in column)}]" for column in held]
     slack = [slack_text(want, one) for want, one in zip(truth.outputs, truth.slack, strict=True)]
     run = "gradients" if wrt else "run"
     values = f"[{', '.join(map(tensor_literal, truth.outputs))}]"
@@ -168,6 +176,6 @@ def function_script(
         layouts=", ".join(str(layout_text(p)) for p in inputs), made=[layout_text(p) for p in outputs],
         atol=f"[{', '.join(slack)}]", whole_code=_FUNCTION.format(function=code[0]) if code[0] else "", local=code[1],
         gradient=_GRADIENT.format(count=tensor_count(sample.call.args[1]), wrt=wrt) if wrt else _FORWARD,
-        claimed=f"\n{wording.ask}\n" if wording.ask else "", check="check(rank)\n    " if wording.ask else "",
+        claimed=f"\n{wording.ask}\n" if wording.ask else "", check="check(rank)\n        " if wording.ask else "",
         results=run, want=f"{run}(function, [x.clone() for x in WHOLE])" if code[0] else values,
     )  # fmt: skip

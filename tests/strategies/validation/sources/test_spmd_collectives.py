@@ -56,3 +56,18 @@ def test_the_code_of_a_pair_is_what_a_user_writes():
     one = collectives.functions()["reduce_scatter(P->V) on 2 ranks"]
     assert one.code() == "spmd.reduce_scatter(x[0], dist.group.WORLD, src=P, dst=V).unsqueeze(0)"
     assert torch.equal(one(one.sample()), one.sample())
+
+
+def test_the_rounding_of_parts_that_the_ranks_add_up_is_no_fault():
+    from strategies.validation.finding import OverloadTask
+    from strategies.validation.overload import validate_overload
+    from tests.strategies.cases import silent
+
+    source = source_named("spmd_types")
+    (call,) = collectives.calls(("all_reduce(P->R) on 3 ranks",))
+    assert source.labels
+    sample = functions.sample_of("spmd_types", call)
+    samples = (sample, *source._gradient_samples(call, sample, 0))
+    for one in samples:  # also with zeros, whose parts cancel
+        found = validate_overload(OverloadTask(one.op, (one,) * 9, ((3,),), 0, source="spmd_types"), silent)
+        assert not any(result.suspects for result in found) and any(result.sound for result in found)
