@@ -156,9 +156,7 @@ def _some(every: Iterator[Any]) -> list[tuple[int, Any]]:
             if number == MOST_DRAWN:
                 break
             found.append((number, sample))
-    except (
-        Exception
-    ):  # why: OpInfo raises anything for a dtype or a size that it does not expect; what came before is kept
+    except Exception:  # why: OpInfo raises anything for some dtypes and sizes; what came before is kept
         return found
     return found
 
