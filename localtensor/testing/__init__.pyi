@@ -9,3 +9,12 @@ from strategies.validation.assertions.api import check_case as check_case
 from strategies.validation.assertions.api import rule_cases as rule_cases
 from strategies.validation.assertions.case import RuleCase as RuleCase
 from strategies.validation.assertions.rule import WrongRule as WrongRule
+from strategies.validation.assertions.typecheck_hook import WrongHook as WrongHook
+from strategies.validation.assertions.typecheck_hook import assert_typecheck_hook as assert_typecheck_hook
+from strategies.validation.sources.functions import FunctionCall as FunctionCall
+from strategies.validation.sources.protocol import FunctionSource as FunctionSource
+from strategies.validation.sources.protocol import Layout as Layout
+from strategies.validation.sources.protocol import RefusedLayouts as RefusedLayouts
+from strategies.validation.sources.protocol import replicated as replicated
+from strategies.validation.sources.protocol import sharded as sharded
+from strategies.validation.sources.protocol import summed as summed

@@ -34,6 +34,7 @@ class ValidateOptions:
     dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, bfloat16, float16, int64, int32, int8, uint8, bool or complex64.  [default: float64, int64, bool and complex64, and a few samples cast to the others]", show_default=False)] = ()
     device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu"
     rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are tested.")] = "dtensor"
+    source: Annotated[str, Option("--source", help="Whose claims are tested: `dtensor`, `spmd_types`, or one that a package offers.")] = "dtensor"
     confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspected rule: gloo, nccl or none.")] = "gloo"
     json: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None
     repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None
@@ -77,7 +78,7 @@ class ValidateOptions:
         return Settings(
             patterns=self.ops, everything=self.everything, search=self.search, ranks=ranks, meshes=more_meshes,
             dtypes=self.dtypes or DEFAULT_DTYPES, device=self.device, rules=self.rules, confirm=self.confirm,
-            seed=self.seed, workers=worker_count(self.workers), pairs=self.pairs, journal=self.journal,
+            seed=self.seed, workers=worker_count(self.workers), pairs=self.pairs, journal=self.journal, source=self.source,
             resume=self.resume, shard=shard(self.shard), executor=self.executor, case=self.case,
         )  # fmt: skip
 

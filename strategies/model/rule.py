@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,18 +131,26 @@ class Rule:
         return all(p is None or is_standard(p) for p in (*self.inputs, *self.outputs))
 
 
+LocalRun = Callable[[Sequence[Sequence[Tensor]], int], list[tuple[Any, ...]]]
+"""From `held[leaf][rank]`, each rank's piece of each tensor, and the number of ranks to the flat results of each rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A rule as its source applies it to one sample: `local[rank]` is the call that rank makes.
 
     `local` is None where every rank makes the sample's own call on its pieces.  `whole` is the reason why only the
-    source's own dispatch, run end to end, can test the claim; it is empty for most claims.
+    source's own dispatch, run end to end, can test the claim; it is empty for most claims.  `run` runs all ranks together,
+    where their calls communicate; `local` is None then.  With `concatenated`, the shards of a result may have any sizes that
+    make the whole, and not those of torch.chunk alone.
     """
 
     rule: Rule
     source: str
     local: tuple[Call, ...] | None = None
     whole: str = ""
+    run: LocalRun | None = None
+    concatenated: bool = False
 
 
 def overload(name: str) -> torch._ops.OpOverload:

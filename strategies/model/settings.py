@@ -55,6 +55,10 @@ class UnknownOp(Refusal):
         super().__init__(CALL, "OP", repr(name), "no op and no overload has this name", remedy)
 
 
+class BadSource(Refusal, call=CALL, argument="--source"):
+    """A source that is not known, whose package is not installed, or whose package this version cannot read."""
+
+
 class BadRules(Refusal, call="localtensor validate", argument="--rules"):
     """A rules module that is not there, cannot be imported, or registers nothing."""
 
@@ -126,6 +130,8 @@ class Settings:
     shard: tuple[int, int] | None = None
     """(i, n): shard i of n, counted from 1."""
     executor: str = ""
+    source: str = "dtensor"
+    """The name of the source whose claims are tested; with another one `rules` is a module with hooks of its kind."""
     only: tuple[str, ...] = ()
     """The overloads to test among those that a rules module registers; empty for all of them."""
     case: str = ""
@@ -134,14 +140,7 @@ class Settings:
     """Seconds since the epoch after which no overload is started; 0 for no limit."""
 
     def __post_init__(self) -> None:
-        if self.case and (self.patterns or self.everything or self.resume or self.shard):
-            raise BadSetting(
-                "--case", self.case[:24], "it names all that is run", "Drop OP, --all, --resume and --shard."
-            )
-        if not self.patterns and not self.everything and self.rules == "dtensor" and not self.case:
-            raise BadSetting("OP", "nothing named", "there is nothing to try", "Name an op, or pass --all or --rules.")
-        if self.patterns and self.everything:
-            raise BadSetting("--all", " ".join(self.patterns), "ops are named as well", "Drop --all or the names.")
+        _check_what(self)
         for ranks in self.ranks:
             if ranks < 2:
                 problem = "a rule needs at least 2 ranks to be wrong"
@@ -182,7 +181,7 @@ class Settings:
             "meshes": [list(mesh) for mesh in self.meshes], "pairs": self.pairs, "dtypes": list(self.dtypes),
             "device": self.device, "rules": self.rules, "confirm": self.confirm,
             "shard": list(self.shard) if self.shard else None,
-        } | ({"only": list(self.only)} if self.only else {}) | ({"case": self.case} if self.case else {})  # fmt: skip
+        } | ({"source": self.source} if self.source != "dtensor" else {}) | ({"only": list(self.only)} if self.only else {}) | ({"case": self.case} if self.case else {})  # fmt: skip
 
     def mine(self, ops: Iterable[str]) -> list[str]:
         """The overloads of this shard."""
@@ -192,6 +191,29 @@ class Settings:
             return list(ops)
         number, count = self.shard
         return [op for op in ops if share(op, count) == number - 1]
+
+
+def _check_what(settings: Settings) -> None:
+    if settings.case and (settings.patterns or settings.everything or settings.resume or settings.shard):
+        remedy = "Drop OP, --all, --resume and --shard."
+        raise BadSetting("--case", settings.case[:24], "it names all that is run", remedy)
+    if settings.source != "dtensor":
+        _check_source(settings)
+    elif not settings.patterns and not settings.everything and settings.rules == "dtensor" and not settings.case:
+        raise BadSetting("OP", "nothing named", "there is nothing to try", "Name an op, or pass --all or --rules.")
+    if settings.patterns and settings.everything:
+        raise BadSetting("--all", " ".join(settings.patterns), "ops are named as well", "Drop --all or the names.")
+
+
+def _check_source(settings: Settings) -> None:
+    """Refuse what only DTensor's rules have."""
+    given = {"--search": settings.search, "--pairs": settings.pairs, "--case": bool(settings.case)}
+    given |= {"--device": settings.device != "cpu", "--confirm": settings.confirm == "nccl"}
+    given |= {"--mesh": bool(settings.meshes)}
+    for option, present in given.items():
+        if present:
+            problem = f"it does not go with --source {settings.source}"
+            raise BadSetting(option, "given", problem, "It is for DTensor's rules: drop one of the two.")
 
 
 def _check_meshes(meshes: tuple[tuple[int, ...], ...]) -> None:

@@ -38,6 +38,7 @@ from strategies.programs.random_laws import validate_laws
 from strategies.programs.run.real_run import ProgramRealRuns
 from strategies.programs.shrink.search import ShrinkTask, smaller_candidates
 from strategies.sweep import aggregate, executors
+from strategies.sweep.source_runs import confirm_claims, source_samples
 from strategies.torch_api import user_modules
 from strategies.torch_api.decompositions import without_dynamo
 from strategies.torch_api.mesh_and_caches import cached_traces
@@ -45,6 +46,7 @@ from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, TaskResult
 from strategies.validation.overload import Note, validate_overload
+from strategies.validation.sources.registry import source_of_rules
 
 SECONDS = 30.0
 """Time limit of one step: one sample on one mesh."""
@@ -70,8 +72,9 @@ def validate_task(task: OverloadTask, note: Note) -> list[TaskResult]:
         import_rules(*task.home)
     with cached_traces():
         results = _VALIDATORS[task.kind](task, note)
-    validate_laws(task, results, note)
-    validate_context_parallel(task, results, note)
+    if task.source == "dtensor":
+        validate_laws(task, results, note)
+        validate_context_parallel(task, results, note)
     return results
 
 
@@ -204,11 +207,17 @@ class _Validation:
         """The seconds that each phase took."""
         settings = self.settings
         with self._timed("imports"):
-            rules = user_modules.load_rules(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+            self.source = source_of_rules(settings.source, settings.rules, settings.folder)
+            own = settings.source == "dtensor"
+            rules = (
+                user_modules.load_rules(settings.rules, settings.folder)
+                if own and settings.rules != "dtensor"
+                else None
+            )
             rules = rules.only(settings.only) if rules and settings.only else rules
             if rules and settings.patterns:
                 rules = rules.only(matching_overloads(settings.patterns, rules.every))
-        self.home = (settings.rules, settings.folder) if rules else ("", "")
+        self.home = (settings.rules, settings.folder) if settings.rules != "dtensor" else ("", "")
         rules_text = {"rules_text": user_modules.module_digest(rules.module)} if rules else {}
         self.settings_line = settings.asked() | rules_text
         self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
@@ -284,7 +293,10 @@ class _Validation:
             kept = gathering.read_samples(gathering.samples_path(path), self.run, set(pending))
             if kept is not None and any(lines_of_kind(self.journal.lines, "captured")):
                 return kept
-        found = gather_samples(workers, self.settings, rules, self.progress)
+        if self.settings.source == "dtensor":
+            found = gather_samples(workers, self.settings, rules, self.progress)
+        else:
+            found = source_samples(self.source, self.settings)
         ignored = rules.ignored if rules else ()
         self.journal.begin(
             aggregate.first_line(self.settings_line, found.shelf, self.settings.kinds_and_meshes(), ignored)
@@ -313,7 +325,7 @@ class _Validation:
             OverloadTask(
                 op, _samples_for(kind, found), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
-                further=settings.dtypes == DEFAULT_DTYPES,
+                further=settings.dtypes == DEFAULT_DTYPES, source=settings.source,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip
@@ -337,6 +349,10 @@ class _Validation:
         todo = {name: found for name, found in {**whole, **suspected}.items() if name not in known}
         if self.settings.confirm == "none":
             for settled in aggregate.leave_unconfirmed({n: c for n, c in todo.items() if n in suspected}):
+                self._add_confirmation(settled)
+            return
+        if self.settings.source != "dtensor":
+            for settled in confirm_claims(self.source, suspected, known, self.settings, self.progress):
                 self._add_confirmation(settled)
             return
         smaller = self._shrunk(workers, todo, set(suspected)) if workers else todo

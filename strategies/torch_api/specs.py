@@ -12,18 +12,22 @@ default.  Where pieces are uneven the two differ.  So callers choose one of `REA
 | tensor._dtensor_spec.ShardOrderEntry(tensor_dim, mesh_dims)               | the shard order           | 2.11 - 2.15 | 2.13   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)                      | a mesh without processes  | 2.11 - 2.15 | 2.13   |
 | DTensor._spec                                                             | the spec of a tensor      | 2.11 - 2.15 | 2.13   |
+| tensor.experimental._func_map._local_map_wrapped(func, out_placements,    | a declaration             | 2.13        | 2.13   |
+| in_placements, in_grad_placements, ...) in a functools.partial            |                           |             |        |
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal, WrongType
 from localtensor.layout import Mesh, Spec, StridedShard, cut_order, lies_alike, split_factors
@@ -178,3 +182,38 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class LocalMapDeclaration:
+    """What `torch.distributed.tensor.experimental.local_map` was given: the function and its placements on one mesh axis.
+
+    `inputs`, `gradients` and `outputs` have a placement for each argument or result, None for one that is no DTensor.
+    `gradients` is None where they were not given.  `axes` is the number of mesh axes; with another number than one only that
+    is meant.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[Placement | None, ...]
+    outputs: tuple[Placement | None, ...]
+    gradients: tuple[Placement | None, ...] | None
+    axes: int
+
+
+def local_map_declaration(value: object) -> LocalMapDeclaration | None:
+    """The declaration of a function that `local_map` wraps; None for anything else, and without declared inputs."""
+    if not isinstance(value, functools.partial) or getattr(value.func, "__name__", "") != "_local_map_wrapped":
+        return None
+    function, outputs, inputs, gradients = (*value.args, None, None, None)[:4]
+    if inputs is None or outputs is None:
+        return None
+    if isinstance(outputs, (list, tuple)) and all(isinstance(one, Placement) for one in outputs):
+        outputs = (outputs,)
+    every = [one for one in (*inputs, *outputs) if one is not None]
+
+    def first(layouts: Sequence[Any] | None) -> tuple[Placement | None, ...]:
+        return tuple(None if one is None else one[0] for one in layouts or ())
+
+    axes = {len(one) for one in every}
+    given = None if gradients is None else first(gradients)
+    return LocalMapDeclaration(function, first(inputs), first(outputs), given, axes.pop() if len(axes) == 1 else 0)

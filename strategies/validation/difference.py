@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import is_arithmetic, is_inexact, noise_factor, short, within_slack
+from localtensor.layout import is_arithmetic, is_inexact, max_abs, noise_factor, shard_cut, short, within_slack
+from strategies.inputs.variants.adversarial import Values
+from strategies.model.oracle import equal_within
 from strategies.model.rule import Rule
 
+Shapes = list[tuple[int, ...]]
 ADDED_KINDS = ("sum", "avg")
 """Reductions whose parts are split with rounding; factors are powers of two, and an extreme is one of the parts."""
 SPLIT_ULPS = 32.0
@@ -117,6 +120,21 @@ def folding_error(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     return max(noise_factor(eps) * eps, SPLIT_ULPS * coarse) * largest
 
 
+def nudged(x: Tensor, seed: int) -> Tensor:
+    """A copy with each element moved by one ulp, up or down."""
+    signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return x * (1 + torch.finfo(x.dtype).eps * signs.to(x.dtype))
+
+
+def moves_as_much(found: ResultDifference, local: Sequence[Sequence[Any]], again: Sequence[Sequence[Any]]) -> bool:
+    """Whether a difference of values is no larger than what noise in the inputs makes of the results, `SPLIT_ULPS` ulps of it."""
+    got, want = found.got, found.want
+    if not isinstance(got, Tensor) or not isinstance(want, Tensor) or got.shape != want.shape:
+        return False
+    moved = max(float(max_abs(a[found.output] - b[found.output])) for a, b in zip(local, again, strict=True))
+    return float(max_abs(got - want)) <= SPLIT_ULPS * moved
+
+
 def non_arithmetic_partial(rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
     """The first partial value of a rule that is not to be computed with, such as `P(sum) of torch.bool`; empty if there is none.
 
@@ -130,3 +148,47 @@ def non_arithmetic_partial(rule: Rule, inputs: Sequence[Any], outputs: Sequence[
     given = [(p, x) for p, x in given if p == Partial("product")]
     every = ((p, x) for p, x in [*taken, *given] if isinstance(p, Partial) and not is_arithmetic(p.reduce_op, x.dtype))
     return next((f"{short(p)} of {x.dtype}" for p, x in every), "")
+
+
+def concatenated_shapes(held: Sequence[Any], want: Tensor, placement: Placement) -> Shapes | None:
+    """The shapes of the pieces themselves if they are shards that make a whole of the right shape by concatenation."""
+    if not isinstance(placement, Shard) or not has_dim(placement, want) or any(not isinstance(x, Tensor) for x in held):
+        return None
+    dim, shapes = placement.dim, [tuple(x.shape) for x in held]
+    if any(len(shape) != want.ndim for shape in shapes) or sum(shape[dim] for shape in shapes) != want.shape[dim]:
+        return None
+    rest = tuple(want.shape[:dim]) + tuple(want.shape[dim + 1 :])
+    return shapes if all(shape[:dim] + shape[dim + 1 :] == rest for shape in shapes) else None
+
+
+def has_dim(placement: Placement, want: Tensor) -> bool:
+    """Whether the tensor has the dim that the placement shards."""
+    cut = shard_cut(placement)
+    return cut is None or 0 <= cut[0] < want.ndim
+
+
+def singular_slack(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
+    """Infinite slack where parts met a singularity, although the rule is right.
+
+    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only finite
+    elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
+    where NaN was put in.
+    """
+    if not is_inexact(want):
+        return slack
+    compared = want.isfinite()
+    if kind.wild:
+        compared = ~want.isinf() & ~got.isinf()
+    elif kind.name:
+        compared &= got.isfinite()
+    return torch.where(compared, slack, torch.inf)
+
+
+def raised_text(who: str, error: Exception) -> str:
+    """`rank 0 raises ValueError: ` and the first line of its message."""
+    return f"{who} {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+
+
+def near(a: Tensor, b: Tensor) -> bool:
+    """Whether two results differ by no more than one kernel of torch from another: 1e-4 of the largest number."""
+    return equal_within(b, a, 1e-4 * max_abs(a)) if is_inexact(a) else torch.equal(a, b)

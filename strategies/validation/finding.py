@@ -257,7 +257,8 @@ class OverloadTask:
     """One overload's samples and the meshes that they are tried on.
 
     `skip` are steps (see `step`) that killed a worker.  `only` are the units wanted, None for all of them.
-    `home` is the rules module to import first, and its folder.  `why` is the reason for having no samples.
+    `home` is the rules module to import first, and its folder.  `why` is the reason for having no samples.  `source` is the
+    name of the source whose claims are tested.
     A task does not begin after `until`, in seconds since the epoch; 0 is no limit.
     """
 
@@ -272,8 +273,8 @@ class OverloadTask:
     home: tuple[str, str] = ("", "")
     why: str = ""
     until: float = 0.0
-    further: bool = True
-    """Whether the samples are also cast to dtypes that none of them has."""
+    further: bool = True  # whether the samples are also cast to dtypes that none of them has
+    source: str = "dtensor"
 
     def step(self, sample: int, mesh: int) -> int:
         """The number that a worker notes when it begins this sample on this mesh."""

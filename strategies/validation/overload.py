@@ -25,7 +25,6 @@ from strategies.model.verdict import ALONE, Crash, Instance, Verdict, WorkUnit
 from strategies.torch_api import dtensor
 from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.rank_runs import CALL_SECONDS
-from strategies.validation.claim_sources import claims
 from strategies.validation.finding import (
     Candidate,
     OverloadTask,
@@ -37,6 +36,7 @@ from strategies.validation.finding import (
 )
 from strategies.validation.missing_rules import MissingRuleSearch, missing_instances, search_placements
 from strategies.validation.probe import check_claims
+from strategies.validation.sources.registry import source_of_rules
 
 KEPT_CANDIDATES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
@@ -45,8 +45,8 @@ END_TO_END_SAMPLES = 6
 VALUES_PER_SAMPLE, VALUES_PER_FORM = 3, 1
 """Other values that a sample is tried with, and those for another form of it.  Where there are few samples, each is
 tried with more, so that every kind of values is tried."""
-PARTIALS = 4
-"""Samples of one decomposition that are also traced with partial inputs: each kind is a trace of its own."""
+SOURCE_SECONDS = 3.0
+"""Processor time in seconds after which a source of functions, whose claims are cheap, does not answer about a sample."""
 REFUSED, NO_TURN = "that do not apply", "without a turn"
 """Why a form, values, a dtype, an argument or a step was left out: no sample takes it, or others came before."""
 Note = Callable[[int], None]
@@ -89,11 +89,12 @@ class Recorder:
 
     def __init__(self, task: OverloadTask) -> None:
         self.task = task
+        self.source = source_of_rules(task.source, *task.home)
         self._results = {unit: TaskResult(unit) for unit in task.units()}
         self._sample_counts = Counter(map(dtype_class, task.samples))
         self._turns = {dtypes: VariantCounts() for dtypes in DTYPE_CLASSES}
         self._undrawn: dict[str, Undrawn] = {}
-        self.limit = rule_limit(CALL_SECONDS)
+        self.limit = rule_limit(CALL_SECONDS if self.source.varied else SOURCE_SECONDS)
         if task.why:
             next(iter(self._results.values())).skipped[task.why] += 1
 
@@ -193,6 +194,9 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
     if truth.unstable > MAX_JUMP_SHARE:
         recorder.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
         return
+    if not recorder.source.varied:
+        yield sample, truth, ""
+        return
     traced = dtensor.registry_of(overload(sample.op)) == "decomposition"
     turns = recorder.turns(sample)
     yield from variations(
@@ -207,8 +211,7 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
     own = task.samples[number]
     seen: dict[int, MissingRuleSearch] = {}
     refused = False
-    question = dtensor.PropagatorQuery(sample, 1, truth.raw)
-    question.partials = number < PARTIALS
+    about = recorder.source.about(sample, truth, number)
     budget = VALUES_PER_FORM if name else recorder.values(own)
     turns = recorder.turns(own)
     variants = adverse(
@@ -221,24 +224,25 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
         result.samples += 1
         try:
             with recorder.limit.applied():
-                claimed = claims(sample, ranks, truth.raw, question)
+                claimed = about.claims(ranks)
         except (*REJECTIONS, AttributeError, ArithmeticError, DoesNotReturn) as error:
             if not (refused or isinstance(error, NotImplementedError)):  # a rule that says so claims nothing
                 refused = True  # on other meshes it is the same error
                 whole = Program(sample, (ranks,), ((Replicate(),),) * len(sample.tensors), seed=task.seed)
                 refusal = refused_program(whole, _rule_error(error))
                 keep_smallest(result.suspects.setdefault(refusal_key(refusal), []), refusal, KEPT_CANDIDATES)
-            what = "DTensor's own rule: " if isinstance(error, DoesNotReturn) else "DTensor's own rule raises "
-            result.skipped[what + _rule_error(error, 90)] += 1
+            raises = ": " if isinstance(error, DoesNotReturn) else " raises "
+            result.skipped[f"{recorder.source.title}'s own rule{raises}{_rule_error(error, 90)}"] += 1
             continue
-        if question.drawn:
-            drawn, every = question.drawn
+        result.skipped.update(f"{recorder.source.title} raises {error}" for error in about.failures)
+        if about.drawn:
+            drawn, every = about.drawn
             recorder.leave_out(own, "placement tuples", [f"{every - drawn:,} of {every:,} not drawn"])
             result.skipped[
                 f"DTensor traces {every} placement tuples through this decomposition; {drawn} are drawn"
             ] += 1
         if not claimed:
-            result.skipped["DTensor claims nothing about this call"] += 1
+            result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
         for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):
             record_instance(result, instance, number)
         if task.search:

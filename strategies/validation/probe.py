@@ -25,26 +25,32 @@ from localtensor.layout import (
     is_reducible,
     is_unambiguous,
     local_shape,
-    max_abs,
     partial_values,
     shard_cut,
     short,
     split_axis,
     within_slack,
 )
-from strategies.inputs.variants.adversarial import Values
 from strategies.inputs.variants.all_variants import values_named
 from strategies.model import oracle
-from strategies.model.rule import SEARCHED_KINDS, Call, Claim, Rule, Sample, written_leaves
+from strategies.model.rule import SEARCHED_KINDS, Call, Claim, LocalRun, Rule, Sample, written_leaves
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation.difference import (
     ElementDifference,
     ResultDifference,
+    Shapes,
     coarsest_eps,
+    concatenated_shapes,
     folding_error,
+    has_dim,
+    moves_as_much,
+    near,
     non_arithmetic_partial,
+    nudged,
     number_difference,
+    raised_text,
     shape_difference,
+    singular_slack,
     tensor_text,
 )
 
@@ -52,6 +58,7 @@ DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
 """Reductions whose folding rounds: the greatest or the least of some numbers is one of them."""
+LocalCalls = tuple[Call, ...] | LocalRun | None  # of each rank, or all together; None for the sample's own call
 LocalResults = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the message of the rank that raised."""
 
@@ -64,8 +71,7 @@ class Case:
     ranks: int
     sample: Sample
     truth: oracle.OracleResult
-    held: tuple[tuple[Tensor, ...], ...]
-    """`held[leaf][rank]`."""
+    held: tuple[tuple[Tensor, ...], ...]  # held[leaf][rank]
 
 
 class Probe:
@@ -77,8 +83,12 @@ class Probe:
 
     def __init__(self, sample: Sample, truth: oracle.OracleResult, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
-        self.seed, self.variant, self.kind = seed, variant, values_named(variant)
-        self.writes = oracle.mutates(sample.op)
+        self.seed, self.variant, self.kind, self.writes = (
+            seed,
+            variant,
+            values_named(variant),
+            oracle.mutates(sample.op),
+        )
         self._finite = self.kind.wild or all(all_finite(x) for x in truth.inputs)
         self.written = written_leaves(sample.call)
         self._blind = oracle.ignoring_strides(sample.call, truth.inputs)
@@ -102,9 +112,7 @@ class Probe:
         far = self.kind.split == "far"
         return partial_values(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
-    def local(
-        self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None
-    ) -> LocalResults:
+    def local(self, inputs: Sequence[Placement | None], draw: int, calls: LocalCalls = None) -> LocalResults:
         """Each rank's flat results.  Ranks with the same inputs run once."""
         if calls is not None:
             return self._run(inputs, draw, calls)
@@ -113,23 +121,28 @@ class Probe:
             self._local_results[key] = self._run(inputs, draw, None)
         return self._local_results[key]
 
-    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> LocalResults:
+    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: LocalCalls) -> LocalResults:
         columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
         once = calls is None and all(p is None or isinstance(p, Replicate) for p in inputs)
         out = self._on(columns, calls, 1 if once else self.ranks)
         return out * self.ranks if once and not isinstance(out, str) else out
 
     def _on(
-        self, columns: Sequence[Sequence[Tensor]], calls: tuple[Call, ...] | None, ranks: int, *, fresh: bool = False
+        self, columns: Sequence[Sequence[Tensor]], calls: LocalCalls, ranks: int, *, fresh: bool = False
     ) -> LocalResults:
         """Each rank's flat results; a mutating op gets clones, unless the columns are `fresh` already."""
+        if callable(calls):
+            try:
+                return calls(columns, ranks)
+            except oracle.REJECTIONS as error:
+                return raised_text("the ranks raise", error)
         out: list[tuple[Any, ...]] = []
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
                 _, flat = oracle.run_call(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
             except oracle.REJECTIONS as error:
-                return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+                return raised_text(f"rank {rank} raises", error)
             out.append(tuple(flat))
         return out
 
@@ -144,13 +157,15 @@ class Probe:
             return None
         draw, found = first
         reason = self.reason(found, self._expected(claim))
-        return Evidence(reason, self.variant, draw, _text(found.got), _text(found.want))
+        got, want = (tensor_text(x, 16) if isinstance(x, Tensor) else str(x) for x in (found.got, found.want))
+        return Evidence(reason, self.variant, draw, got, want)
 
     def difference(self, claim: Claim) -> tuple[int, ResultDifference] | None:
         """The first decomposition for which the claim is wrong, and the difference."""
         for draw in self.draws(claim.rule.inputs):
-            local = self.local(claim.rule.inputs, draw, claim.local)
-            found = self.against(local, self._expected(claim), claim.rule.inputs)
+            local = self.local(claim.rule.inputs, draw, claim.run or claim.local)
+            found = self.against(local, self._expected(claim), claim.rule.inputs, concatenated=claim.concatenated)
+            found = None if self._rounds(claim, draw, local, found) else found
             if found and not self._kernels_disagree(claim, draw, local) and not self._wraps(claim, draw, local):
                 return draw, found
         return None
@@ -174,11 +189,11 @@ class Probe:
         call = self.sample.call
         pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
         columns = list(zip(*(oracle.strided_copies(call, mine) for mine in pieces), strict=True))
-        again = self._on(columns, claim.local, self.ranks, fresh=True)
+        again = self._on(columns, claim.run or claim.local, self.ranks, fresh=True)
         if isinstance(again, str):
             return False
         pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
-        return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
+        return any(isinstance(a, Tensor) and a.shape == b.shape and not near(a, b) for a, b in pairs)
 
     def _wraps(self, claim: Claim, draw: int, local: LocalResults) -> bool:
         """Whether parts of small integers leave their dtype's range, in their sum or in a result: int64 gives others."""
@@ -194,14 +209,26 @@ class Probe:
             kind, x = getattr(inputs[i], "reduce_op", ""), self.truth.inputs[i]
             if x.dtype in narrow and bool((fold_partials(torch.stack(columns[i]), kind) != x).any()):
                 return True
-        again = self._on(columns, claim.local, self.ranks, fresh=True)
+        again = self._on(columns, claim.run or claim.local, self.ranks, fresh=True)
         pairs = [] if isinstance(again, str) else zip(local, again, strict=True)
         flat = [(a, b) for one, two in pairs for a, b in zip(one, two, strict=True) if isinstance(a, Tensor)]
         return any(a.dtype in narrow and a.shape == b.shape and bool((a != b).any()) for a, b in flat)
 
+    def _rounds(self, claim: Claim, draw: int, local: LocalResults, found: ResultDifference | None) -> bool:
+        """Whether ranks that add up parts themselves differ by rounding: parts moved by one ulp change the results as much."""
+        placed = claim.rule.inputs
+        parts = [isinstance(p, Partial) and is_inexact(x) for p, x in zip(placed, self.truth.inputs, strict=True)]
+        if found is None or claim.run is None or isinstance(local, str) or not any(parts):
+            return False
+        columns = [self.held(i, p, draw) for i, p in enumerate(placed)]
+        moved = [[nudged(x, rank) for rank, x in enumerate(c)] if p else c for c, p in zip(columns, parts, strict=True)]
+        again = self._on(moved, claim.run, self.ranks)
+        return not isinstance(again, str) and moves_as_much(found, local, again)
+
     def against(
-        self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
-    ) -> ResultDifference | None:
+        self, local: LocalResults, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = (),
+        *, concatenated: bool = False,
+    ) -> ResultDifference | None:  # fmt: skip
         """The first difference of the local results from the oracle under these placements, or None.
 
         `inputs` are the placements of the inputs.  That an op refuses parts of values other than the sample's own is no
@@ -210,9 +237,7 @@ class Probe:
         split = any(isinstance(p, Partial) for p in inputs)
         coarse = coarsest_eps(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
-            kernel = (
-                "not implemented for '" in local
-            )  # this layout of this dtype has no kernel: no statement on the rule
+            kernel = "not implemented for '" in local  # of this layout and dtype: no statement on the rule
             return None if kernel or (split and self.variant) else ResultDifference(local)
         for rank, out in enumerate(local):
             if len(out) != len(self.truth.outputs):
@@ -223,21 +248,26 @@ class Probe:
             if isinstance(want, (bool, int, float)) and placement is not None:
                 found = number_difference([out[i] for out in local], want, i)
             elif placement is not None and isinstance(want, Tensor):
-                found = self._wrong([out[i] for out in local], i, placement, split, coarse)
+                held = [out[i] for out in local]
+                sizes = concatenated_shapes(held, want, placement) if concatenated else None
+                found = self._wrong(held, i, placement, split, coarse, sizes)
             if found:
                 return found
         return None
 
     def _wrong(
-        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
+        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float, sizes: Shapes | None
     ) -> ResultDifference | None:
-        """The difference of one result; `excused`: elements that are not finite may differ (see `_singular`)."""
+        """The difference of one result; `excused`: elements that are not finite may differ (see `singular_slack`).  `sizes` are the
+        shapes of the pieces if not those of torch.chunk."""
         want = self.truth.outputs[i]
         kind = placement.reduce_op if isinstance(placement, Partial) else ""
         if kind and not is_reducible(kind, want.dtype):
             return ResultDifference(f"{kind} of {want.dtype} is not defined", i)
-        there = _has_dim(placement, want)
-        shapes = [local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))]
+        there = has_dim(placement, want)
+        shapes: Sequence[tuple[int, ...] | None] = sizes or [
+            local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))
+        ]
         found = shape_difference(held, want, shapes, i)
         if found:
             return found
@@ -251,7 +281,7 @@ class Probe:
         if kind in ROUNDED:
             slack = slack + folding_error(held, coarse)
         for rank, got in _assembled(held, placement):
-            slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
+            slack = singular_slack(got, want, slack, self.kind) if excused and self._finite else slack
             if not oracle.equal_within(got, want, slack):
                 apart = ElementDifference.of(got, want, slack)
                 who = f"rank {rank}" if rank is not None else "the parts" if kind else "the shards"
@@ -297,8 +327,7 @@ class Probe:
 
     def _held_cut(self, held: Sequence[Tensor], i: int) -> list[Placement]:
         """The Shards that these pieces may be."""
-        want, slack = self.truth.outputs[i], self.truth.slack[i]
-        found: list[Placement] = []
+        want, slack, found = self.truth.outputs[i], self.truth.slack[i], list[Placement]()
         for dim in range(want.ndim):
             shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
             fits = shapes == [tuple(h.shape) for h in held]
@@ -312,32 +341,6 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
-def _near(a: Tensor, b: Tensor) -> bool:
-    return oracle.equal_within(b, a, 1e-4 * max_abs(a)) if is_inexact(a) else torch.equal(a, b)
-
-
-def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
-    """Infinite slack where parts met a singularity, although the rule is right.
-
-    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only finite
-    elements are compared; for values other than the sample's own, only where the folded parts are finite, too; and NaN
-    where NaN was put in.
-    """
-    if not is_inexact(want):
-        return slack
-    compared = want.isfinite()
-    if kind.wild:
-        compared = ~want.isinf() & ~got.isinf()
-    elif kind.name:
-        compared &= got.isfinite()
-    return torch.where(compared, slack, torch.inf)
-
-
-def _has_dim(placement: Placement, want: Tensor) -> bool:
-    cut = shard_cut(placement)
-    return cut is None or 0 <= cut[0] < want.ndim
-
-
 def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
     """The global tensor that all ranks hold together (rank None), or the different tensors of single ranks."""
     if isinstance(placement, Partial):
@@ -345,10 +348,6 @@ def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int |
     if shard_cut(placement) is not None:
         return [(None, assemble_axis(held, placement))]
     return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
-
-
-def _text(x: object) -> str:
-    return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
 
 
 def check_claims(
@@ -382,7 +381,7 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     unclear = [short(p) for p, t in partial if not is_reducible(p.reduce_op, t.dtype)]
     if unclear:
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
-    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
+    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not has_dim(p, t)]
     if nowhere:
         return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
     for probe in probes:

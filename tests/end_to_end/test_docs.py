@@ -14,8 +14,8 @@ PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 SESSIONS = [page for page in PAGES if "```pycon" in page.read_text()]
 NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 """Pages on what is there; the changelog also names what was."""
-FILES = {"localtensor.sarif", "localtensor.xml"}
-"""Files that the gate writes."""
+FILES = {"localtensor.sarif", "localtensor.xml", "localtensor.sources"}
+"""Files that the gate writes, and the group of entry points for sources of rules."""
 
 
 def from_root(page: Path) -> str:

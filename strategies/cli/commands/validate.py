@@ -10,7 +10,7 @@ from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import error_console, progress_bar
 from strategies.base.signals import print_error, print_stdout, quiet_on_one_thread, set_stop_note
 from strategies.cli.options import ValidateOptions, fail
-from strategies.model.settings import BadRules, BadSetting, UnknownOp
+from strategies.model.settings import BadRules, BadSetting, BadSource, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE, Report
 from strategies.sweep.report import text_and_json
 
@@ -25,7 +25,7 @@ def run(options: ValidateOptions) -> int:
             report = validate(options.settings(), shown)
     except DiskFull as error:
         return fail(str(error), NOTHING)
-    except (BadSetting, UnknownOp, BadRules, BadJournal) as error:
+    except (BadSetting, UnknownOp, BadRules, BadSource, BadJournal) as error:
         return fail(str(error), USAGE)
     except LocalTensorError as error:
         return fail(f"localtensor itself failed: {error}", NOTHING)

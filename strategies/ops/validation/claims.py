@@ -22,7 +22,7 @@ from strategies.inputs.opinfo_samples import gather
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.arguments import argument_values
 from strategies.model.call_signature import diverse_subset
-from strategies.model.oracle import run_stable_oracle
+from strategies.model.oracle import OracleResult, run_stable_oracle
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import torch_dtype
 from strategies.model.verdict import Instance, Verdict
@@ -54,6 +54,32 @@ def own_claims(entry: OpRule, sample: Sample, ranks: int, raw: object) -> list[C
             rule = Rule(sample.op, line.inputs, line.outputs)
             found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))
     return found
+
+
+class OwnRuleSource:
+    """A rule of our own as a source of claims (see `strategies.validation.sources.protocol`)."""
+
+    name, title, varied = "own rules", "our own rule", True
+
+    def __init__(self, entry: OpRule) -> None:
+        self.entry = entry
+
+    def about(self, sample: Sample, truth: OracleResult, number: int) -> OwnRuleClaims:
+        return OwnRuleClaims(self.entry, sample, truth)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRuleClaims:
+    """What a rule of our own claims about one sample."""
+
+    entry: OpRule
+    sample: Sample
+    truth: OracleResult
+    drawn: tuple[int, int] | None = None
+    failures: Sequence[str] = ()
+
+    def claims(self, ranks: int) -> list[Claim]:
+        return own_claims(self.entry, self.sample, ranks, self.truth.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +127,7 @@ def _tried(
         yield None
         others = adverse(form, oracle, number, seed=seed, budget=1 if name else budget, turns=turns.values)
         for size in ranks:
-            claimed = own_claims(entry, form, size, oracle.raw)
+            claimed = OwnRuleSource(entry).about(form, oracle, number).claims(size)
             yield from check_claims(form, oracle, size, claimed, seed=seed, variants=others)
 
 

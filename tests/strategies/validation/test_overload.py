@@ -14,7 +14,9 @@ from strategies.torch_api.code_places import refusal_text
 from strategies.validation import claim_sources
 from strategies.validation import overload as trial
 from strategies.validation.finding import OverloadTask, TaskResult, case_of, merge_candidates
-from strategies.validation.overload import END_TO_END_SAMPLES, KEPT_CANDIDATES, PARTIALS, validate_overload
+from strategies.validation.overload import END_TO_END_SAMPLES, KEPT_CANDIDATES, validate_overload
+from strategies.validation.sources import dtensor as dtensor_source
+from strategies.validation.sources.dtensor import PARTIALS
 from tests.strategies.cases import numbers, rule, sample, silent
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -111,7 +113,7 @@ def test_ordinary_values_are_kept_before_not_a_number():
 @pytest.mark.usefixtures("as_given")
 def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
     one = sample("ne.Scalar", X, 0.0)
-    monkeypatch.setattr(trial, "claims", lambda *_: [Claim(rule(one, "P(sum) -> R"), "test")])
+    monkeypatch.setattr(dtensor_source, "claims", lambda *_: [Claim(rule(one, "P(sum) -> R"), "test")])
     ((charge,),) = heard(one).suspects.values()
     assert charge.instance.evidence.draw == 1
     assert any((held == 0).any() for held in case(charge).held[0])
@@ -226,14 +228,14 @@ def test_a_strategy_that_does_not_return_is_a_refused_call_on_lockstep_ranks_too
 @pytest.mark.usefixtures("as_given")
 def test_later_samples_of_a_decomposition_are_not_traced_with_partials(monkeypatch):
     asked = []
-    monkeypatch.setattr(trial, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
+    monkeypatch.setattr(dtensor_source, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
     heard(*[sample("absolute.default", X)] * (PARTIALS + 2))
     assert asked == [True] * PARTIALS + [False] * 2
 
 
 @pytest.mark.usefixtures("as_given")
 def test_a_call_of_which_dtensor_says_nothing_is_counted(monkeypatch):
-    monkeypatch.setattr(trial, "claims", lambda *_: [])
+    monkeypatch.setattr(dtensor_source, "claims", lambda *_: [])
     hearing = heard(sample("neg.default", X), sample("neg.default", numbers(4)), ranks=(2, 3))
     assert hearing.skipped == {"DTensor claims nothing about this call": 4}
     assert (hearing.samples, hearing.tried, hearing.sound) == (4, 0, set())

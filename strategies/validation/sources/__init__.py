@@ -1,0 +1,1 @@
+"""Sources of claims: what a source is, the functions that it speaks about, and those that are known by name."""

@@ -1,0 +1,300 @@
+"""What a source of rules is: a claimant whose claims the validator tests against real execution.
+
+A `Source` makes claims about samples.  DTensor's registry is one (`sources.dtensor`).  A library that speaks about
+functions of plain tensors subclasses `FunctionSource`, which says three things: about which calls it claims something,
+which layouts exist and what each means, and which layouts of the results follow from those of the inputs.  The judge is
+the same for all: `strategies.validation.probe`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout import split_axis
+from strategies.model.oracle import REJECTIONS, OracleResult
+from strategies.model.rule import Claim, LocalRun, Rule, Sample
+from strategies.validation.probe import Case
+from strategies.validation.sources import functions
+from strategies.validation.sources.functions import FunctionCall
+from strategies.validation.sources.script import Wording, function_script, indexed
+
+MOST_TUPLES = 56
+"""Tuples of input layouts that are put to a source about one sample on one mesh."""
+MOST_SINGLE = 3
+"""Tensors of a sample whose gradient is also asked for alone, so that the others take none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way in which ranks hold a tensor along one mesh axis.
+
+    `name` is the source's word for it.  `meaning` is how a whole is split into the ranks' pieces and how the pieces make a
+    whole again.  `gradient` is the meaning of the gradient's layout; None if the source claims nothing about gradients.
+    """
+
+    name: str
+    meaning: Placement
+    gradient: Placement | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def replicated() -> Layout:
+    """The layout R: the same value on each rank; each rank's gradient is a part of the sum."""
+    return Layout("R", Replicate(), Partial())
+
+
+def sharded(dim: int) -> Layout:
+    """The layout S(dim): each rank has a shard of that dim; so is its gradient."""
+    return Layout(f"S({dim})", Shard(dim), Shard(dim))
+
+
+def summed() -> Layout:
+    """The layout P: the ranks' values are parts of a sum; the gradient is the same on each rank."""
+    return Layout("P", Partial(), Replicate())
+
+
+class RefusedLayouts(Exception):
+    """The source takes no such layouts for this call: no claim, and no fault."""
+
+
+class SourceRaises(Exception):
+    """The source raised another error than its own refusal for a call that plain torch takes."""
+
+
+class MeaninglessClaim(SourceRaises):
+    """The source claims a layout that does not say how the ranks' values make a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The layouts of a call's tensor results, in order; `local[rank]` are the rank's own non-tensor arguments as text,
+    where they differ from the call's; `run` runs all ranks together, for calls that communicate."""
+
+    outputs: tuple[Layout | None, ...]
+    local: tuple[str, ...] | None = None
+    run: LocalRun | None = None
+
+
+class SampleClaims(Protocol):
+    """A source's claims about one sample, mesh size by mesh size."""
+
+    drawn: tuple[int, int] | None
+    """Of how many placement tuples how many were drawn, if not all."""
+    failures: Sequence[str]
+    """What the source raised for calls on the mesh that was asked last, in place of refusing them."""
+
+    def claims(self, ranks: int) -> list[Claim]:
+        """The claims on so many ranks.  Raises what the source raises."""
+        ...
+
+
+class Source(Protocol):
+    """A claimant.  `title` is its name in sentences; `varied` whether its samples are also tried in other forms."""
+
+    name: str
+    title: str
+    varied: bool
+
+    def about(self, sample: Sample, truth: OracleResult, number: int) -> SampleClaims:
+        """Its claims about a sample, which is number `number` of its op; `truth` is the oracle of the sample."""
+        ...
+
+
+class FunctionSource(abc.ABC):
+    """A source that speaks about functions of plain tensors.  A subclass sets `name` and defines three methods."""
+
+    name: str
+    varied = False
+    concatenated = False
+    """Whether shards may have any sizes that make the whole; else they are those of torch.chunk."""
+    package = ""
+    """The package that a user has to install."""
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @abc.abstractmethod
+    def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
+        """Calls about which the source claims something, whole tensors in them; of these functions, of all if there are
+        no names.  Those of one function stand together."""
+
+    @abc.abstractmethod
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+        """The layouts that a whole tensor can have along one mesh axis of so many ranks, the replicated one first."""
+
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+        """The tuples of layouts of a call's tensors to ask about; by default of all that they can have."""
+        return layout_tuples([self.layouts(x, ranks) for x in call.tensors])
+
+    @abc.abstractmethod
+    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer | Sequence[Layout | None]:
+        """The layouts of the tensor results of a call whose tensors have these layouts.
+
+        Raises `RefusedLayouts` where the source takes no such call, and `SourceRaises` where it fails instead.
+        """
+
+    def functions(self) -> Mapping[str, Any]:
+        """Every function by its label; by default those of all calls."""
+        return {call.label: call.function for call in self.calls((), 0)}
+
+    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+        """What the scripts of this source's findings have beside the call."""
+        shown = f"{', '.join(map(str, inputs))} -> {', '.join(map(str, outputs))}"
+        return Wording(f"{self.title} claims {call.label}: {shown}")
+
+    def code(self, call: FunctionCall, text: str) -> str:
+        """The call in Python, for a script; `text` are its arguments, with `x[0]` for a tensor."""
+        return f"{call.label}({text})"
+
+    def script(self, case: Case, reason: str) -> str:
+        """A script that shows a wrong claim on real processes without this package; empty if it is claimed no more."""
+        claims = FunctionClaims(self, case.sample, case.truth)
+        for claim in claims.claims(case.ranks):
+            if str(claim.rule) == str(case.rule):
+                inputs, outputs = claims.words[str(claim.rule)]
+                text = case.sample.call.args[1]
+                local = self.code(claims.call, indexed(claim.local[0].args[1] if claim.local else text))
+                whole = "" if claim.run else self.code(claims.call, indexed(text))
+                return function_script(
+                    case.sample, case.truth, (case.rule.inputs, case.rule.outputs), case.held, (whole, local),
+                    self.wording(claims.call, inputs, outputs), reason,
+                )  # fmt: skip
+        return ""
+
+    def about(self, sample: Sample, truth: OracleResult, number: int) -> FunctionClaims:
+        return FunctionClaims(self, sample, truth)
+
+    def names(self, label: str) -> Sequence[str]:
+        """Further names by which a user may select a function."""
+        return ()
+
+    def without(self, label: str) -> str:
+        """Why a function has no samples."""
+        return "no call of it could be drawn"
+
+    @functools.cached_property
+    def labels(self) -> Mapping[str, str]:
+        """The label of each function by the name of its ops.  The functions are registered as ops first."""
+        known = self.functions()
+        return {functions.register(self.name, label, function): label for label, function in known.items()}
+
+    def samples(self, names: Sequence[str], seed: int) -> Iterator[Sample]:
+        """A sample of each call, and one of its gradient where torch has one."""
+        known = self.labels
+        for label, group in itertools.groupby(self.calls(names, seed), key=lambda call: call.label):
+            for number, call in enumerate(group):
+                assert label in known.values()
+                sample = functions.sample_of(self.name, call)
+                if sample is None:
+                    continue
+                yield sample
+                yield from self._gradient_samples(call, sample, number)
+
+    def _gradient_samples(self, call: FunctionCall, sample: Sample, number: int) -> Iterator[Sample]:
+        inexact = [i for i, x in enumerate(sample.tensors) if x.is_floating_point() or x.is_complex()]
+        alone = [(i,) for i in inexact] if not number and 1 < len(inexact) <= MOST_SINGLE else []
+        for wrt in [tuple(inexact), *alone] if inexact else []:
+            made = functions.gradient_sample(self.name, call, sample, wrt)
+            if made is not None:
+                yield made
+
+
+class FunctionClaims:
+    """What a `FunctionSource` claims about one sample of a function or of its gradient."""
+
+    drawn = None
+
+    def __init__(self, source: FunctionSource, sample: Sample, truth: OracleResult) -> None:
+        self.source, self.sample, self.truth = source, sample, truth
+        self.call = functions.function_call(sample, source.labels)
+        self.failures: list[str] = []
+        self.words: dict[str, tuple[Sequence[Layout], Sequence[Layout | None]]] = {}
+        """The layouts of each claim, in the source's own words, by its rule."""
+
+    def _fits(self, given: Sequence[Placement], texts: Sequence[str] | None, ranks: int) -> bool:
+        """Whether the pieces of the cotangents have the shapes of what each rank's call gives."""
+        tensors, count = self.sample.tensors, len(self.call.tensors)
+        pieces = [
+            [x] * ranks if isinstance(p, Partial) else split_axis(x, p, ranks)
+            for x, p in zip(tensors, given, strict=True)
+        ]
+        for rank in range(ranks):
+            text = texts[rank] if texts else self.sample.call.args[1]
+            try:
+                made = functions.result_traits(
+                    self.call.function, [x[rank] for x in pieces[:count]], text, self.sample.call.args[2]
+                )
+            except REJECTIONS:
+                return True  # the judge reports the rank that raises
+            shapes = [one.shape for one in made if one.requires_grad]
+            if shapes != [tuple(x[rank].shape) for x in pieces[count:]]:
+                return False
+        return True
+
+    @functools.cached_property
+    def _differentiable(self) -> list[int]:
+        return functions.differentiable(self.sample)
+
+    def claims(self, ranks: int) -> list[Claim]:
+        found: dict[object, Claim] = {}
+        self.failures.clear()
+        for inputs in self.source.tuples(self.call, ranks):
+            try:
+                answer = self.source.outputs(self.call, inputs, ranks)
+            except RefusedLayouts:
+                continue
+            except SourceRaises as error:
+                self.failures.append(str(error))
+                continue
+            if not isinstance(answer, Answer):
+                answer = Answer(tuple(answer))
+            claim = self._claim(inputs, answer, ranks)
+            if claim is not None:
+                found.setdefault((str(claim.rule), answer.local), claim)
+        return list(found.values())
+
+    def _claim(self, inputs: Sequence[Layout], answer: Answer, ranks: int) -> Claim | None:
+        sample, wrt = self.sample, self.call.wrt
+        outputs = answer.outputs
+        words = f"{', '.join(map(str, inputs))} -> {', '.join('-' if one is None else str(one) for one in outputs)}"
+        given = tuple(one.meaning for one in inputs)
+        made: tuple[Placement | None, ...] = tuple(None if one is None else one.meaning for one in outputs)
+        if wrt:
+            cotangents = [outputs[i] for i in self._differentiable]
+            if any(one is None or one.gradient is None for one in (*cotangents, *(inputs[i] for i in wrt))):
+                return None
+            given += tuple(one.gradient for one in cotangents if one is not None and one.gradient is not None)
+            made = tuple(inputs[i].gradient for i in wrt)
+            if answer.run is None and not self._fits(given, answer.local, ranks):
+                return None  # the call itself is judged; its results have no pieces of these sizes
+        rule = Rule(sample.op, given, made)
+        self.words.setdefault(str(rule), (inputs, outputs))
+        if answer.run is not None:
+            return Claim(rule, words, run=answer.run, concatenated=self.source.concatenated)
+        local = functions.local_calls(sample.call, answer.local) if answer.local else None
+        return Claim(rule, words, local, concatenated=self.source.concatenated)
+
+
+def layout_tuples(choices: Sequence[Sequence[Layout]]) -> list[tuple[Layout, ...]]:
+    """The tuples to put to a source: one layout for all tensors, then those with the most replicas first; `MOST_TUPLES`."""
+    names = [[one.name for one in row] for row in choices]
+    together = [name for name in names[0] if all(name in row for row in names)] if names else []
+    found = [tuple(row[own.index(name)] for row, own in zip(choices, names, strict=True)) for name in together]
+    for many in range(len(choices) + 1):
+        for spots in itertools.combinations(range(len(choices)), many):
+            parts = [row[1:] if i in spots else row[:1] for i, row in enumerate(choices)]
+            found += itertools.islice(itertools.product(*parts), max(0, 2 * MOST_TUPLES - len(found)))
+    unique = {tuple(one.name for one in row): row for row in found}
+    return list(unique.values())[:MOST_TUPLES]

@@ -1,0 +1,74 @@
+"""The sources that are known by name: our own, and those that installed packages offer under `localtensor.sources`."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Callable
+from importlib import metadata
+
+from localtensor.errors import error_in_one_line
+from strategies.model.settings import BadRules, BadSource, rules_module
+from strategies.torch_api.user_modules import import_user_module
+from strategies.validation.sources.protocol import Source
+
+GROUP = "localtensor.sources"
+"""The group of entry points; each names a class without arguments."""
+BUILT_IN = {
+    "dtensor": "strategies.validation.sources.dtensor:DTensorSource",
+    "local_map": "strategies.validation.sources.local_map:LocalMaps",
+    "spmd_types": "strategies.validation.sources.spmd_types.source:SpmdTypes",
+}
+
+
+def source_names() -> tuple[str, ...]:
+    """Every known name, our own first."""
+    return tuple(dict.fromkeys([*BUILT_IN, *(one.name for one in metadata.entry_points(group=GROUP))]))
+
+
+@functools.cache
+def source_named(name: str) -> Source:
+    """The source of that name; the same object for each call.  Raises `BadSource`."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return _made(getattr(importlib.import_module(module), attribute))
+    offered = {one.name: one for one in metadata.entry_points(group=GROUP)}
+    if name not in offered:
+        near = difflib.get_close_matches(name, source_names(), n=1)
+        remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(source_names())}."
+        raise BadSource(repr(name), "no source has this name", remedy)
+    return _loaded(name, offered[name])
+
+
+@functools.cache
+def source_of_rules(name: str, rules: str, folder: str) -> Source:
+    """The source of that name, restricted to what a user's module gives it: `--source spmd_types --rules my_module`.
+
+    Raises `BadSource` and `BadRules`.
+    """
+    source = source_named(name)
+    if name == "dtensor" or not rules or rules == "dtensor":
+        return source
+    restricted = getattr(source, "of_module", None)
+    if restricted is None:
+        raise BadRules(rules, f"--source {name} takes no module", "Drop --rules.")
+    module, home = rules_module(rules, folder)
+    made: Source = restricted(
+        import_user_module(module, home, lambda _, problem, remedy: BadRules(rules, problem, remedy))
+    )
+    return made
+
+
+def _made(source: Callable[[], Source]) -> Source:
+    return source()
+
+
+def _loaded(name: str, offered: metadata.EntryPoint) -> Source:
+    try:
+        return _made(offered.load())
+    except BadSource:
+        raise
+    except Exception as error:  # why: a source is a package of others, whose import may raise anything
+        problem = f"loading {offered.value} raises {error_in_one_line(error)}"
+        raise BadSource(name, problem, "Fix that first, or uninstall it.") from error

@@ -1,0 +1,181 @@
+"""Scripts that show on real processes what is wrong with a claim about a function: torch and the claimant, nothing of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.model.codec import slack_text, tensor_literal
+from strategies.model.oracle import OracleResult
+from strategies.model.rule import Sample
+from strategies.validation.sources.functions import tensor_count
+
+_SCRIPT = '''"""{head}
+
+{reason}
+
+Run:  torchrun --nproc-per-node {ranks} {{name}}
+It prints what the ranks' results make together and what the function gives on whole tensors; exit code 1 if they differ.
+"""
+
+import sys
+from math import inf, nan  # noqa: F401 (some values below are not finite)
+
+import torch
+import torch.distributed as dist
+{imports}
+WHOLE = [
+    {whole},
+]
+# HELD[i][rank] is what a rank holds of tensor i: {layouts}.
+HELD = [
+    {held},
+]
+# How the results of the ranks make a whole, and the tolerance.
+MADE = {made}
+ATOL = {atol}
+
+
+def flat(out):
+    if isinstance(out, torch.Tensor):
+        return [out]
+    return [x for one in out for x in flat(one)] if isinstance(out, (list, tuple)) else []
+
+
+{whole_code}def on_a_rank(x):
+    return flat({local})
+
+{gradient}
+{claimed}
+def together(x, made):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, x.detach())
+    if made == "P":
+        return sum(parts[1:], parts[0])
+    if made == "R":
+        return parts[dist.get_rank()]
+    dim = int(made[2:-1])
+    rest = {{(*part.shape[:dim], None, *part.shape[dim + 1 :]) for part in parts}}
+    return torch.cat(parts, dim) if len(rest) == 1 else parts[0]  # these make no whole
+
+
+def some(x):
+    return f"{{x.flatten()[:8].tolist()}} of shape {{tuple(x.shape)}}"
+
+
+def main():
+    rank = dist.get_rank()
+    want = {want}
+    error, errors = "", [None] * dist.get_world_size()
+    try:
+        {check}got = {results}(on_a_rank, [pieces[rank].clone() for pieces in HELD])
+    except Exception as raised:
+        error = f"rank {{rank}} raises {{type(raised).__name__}}: {{raised}}"
+    dist.all_gather_object(errors, error)
+    if any(errors):
+        print(error or f"rank {{rank}} raises nothing", flush=True)
+        return True
+    wrong = False
+    for right, mine, made, atol in zip(want, got, MADE, ATOL, strict=True):
+        if made is None:
+            continue
+        whole = together(mine, made)
+        same = whole.shape == right.shape and torch.allclose(whole, right, rtol=0.0, atol=atol, equal_nan=True)
+        print(f"rank {{rank}}: as {{made}} {{some(whole)}}, right is {{some(right)}}{{'' if same else '  WRONG'}}", flush=True)
+        wrong = wrong or not same
+    flag = torch.tensor([float(wrong)])
+    dist.all_reduce(flag)
+    return bool(flag.item())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    wrong = main()
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(1 if wrong else 0)
+'''
+_FUNCTION = """def function(x):
+    return flat({function})
+
+
+"""
+_GRADIENT = """
+COUNT, WRT = {count}, {wrt}  # the tensors of the call; those whose gradients are compared; the rest of x are cotangents
+
+
+def gradients(function, x):
+    leaves = [one.requires_grad_(i in WRT) for i, one in enumerate(x[:COUNT])]
+    outs = [out for out in function([one.clone() for one in leaves]) if out.requires_grad]
+    wrt = [leaves[i] for i in WRT]
+    found = torch.autograd.grad(outs, wrt, x[COUNT:], allow_unused=True)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(wrt, found)]
+
+"""
+_FORWARD = """
+def run(function, x):
+    return function(x)
+
+"""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What a source adds to the script: its title in the head, its import, and code that asks it for its claim.
+
+    `ask` is code of a function `check(rank)` that raises where the source claims something else; empty for none.
+    """
+
+    head: str
+    imports: str = ""
+    ask: str = ""
+
+
+def layout_text(placement: Placement | None) -> str | None:
+    """`R`, `P` or `S(0)`."""
+    if isinstance(placement, Shard):
+        return f"S({placement.dim})"
+    return None if placement is None else "P" if isinstance(placement, Partial) else "R"
+
+
+def indexed(text: str) -> str:
+    """The text of a call with `x[0]` for `x0`."""
+    return re.sub(r"\bx(\d+)\b", r"x[\1]", text)
+
+
+def function_script(
+    sample: Sample,
+    truth: OracleResult,
+    placements: tuple[Sequence[Placement | None], Sequence[Placement | None]],
+    held: Sequence[Sequence[Tensor]],
+    code: tuple[str, str],
+    wording: Wording,
+    reason: str,
+) -> str:
+    """The script of a case of a rule about a function.
+
+    placements  those of the inputs and of the results.
+    held        `held[i][rank]`, each rank's piece of tensor i.
+    code        the call in Python, of whole tensors and of a rank's pieces, with `x[i]` for its tensors.  Without the first,
+                the results on whole tensors stand in the script as values.
+    """
+    inputs, outputs = placements
+    wrt = list(sample.call.args[2]) if len(sample.call.args) > 2 else []
+    rows = [f"[{', '.join(tensor_literal(x.contiguous()) for x in column)}]" for column in held]
+    slack = [slack_text(want, one) for want, one in zip(truth.outputs, truth.slack, strict=True)]
+    run = "gradients" if wrt else "run"
+    values = f"[{', '.join(map(tensor_literal, truth.outputs))}]"
+    return _SCRIPT.format(
+        head=wording.head, reason=reason, ranks=len(held[0]), imports=wording.imports,
+        whole=",\n    ".join(map(tensor_literal, truth.inputs)), held=",\n    ".join(rows),
+        layouts=", ".join(str(layout_text(p)) for p in inputs), made=[layout_text(p) for p in outputs],
+        atol=f"[{', '.join(slack)}]", whole_code=_FUNCTION.format(function=code[0]) if code[0] else "", local=code[1],
+        gradient=_GRADIENT.format(count=tensor_count(sample.call.args[1]), wrt=wrt) if wrt else _FORWARD,
+        claimed=f"\n{wording.ask}\n" if wording.ask else "", check="check(rank)\n        " if wording.ask else "",
+        results=run, want=f"{run}(function, [x.clone() for x in WHOLE])" if code[0] else values,
+    )  # fmt: skip

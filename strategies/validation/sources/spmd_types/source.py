@@ -1,0 +1,170 @@
+"""`spmd_types` as a source: what its checker types the results of each function of its op table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import Shard
+
+from strategies.validation.sources import functions
+from strategies.validation.sources.functions import FunctionCall
+from strategies.validation.sources.protocol import Answer, FunctionSource, Layout, RefusedLayouts
+from strategies.validation.sources.script import Wording
+from strategies.validation.sources.spmd_types import collectives, op_table, typed
+from strategies.validation.sources.spmd_types.collectives import Collective
+from strategies.validation.sources.spmd_types.hooks import HookSource, hooks_of_module
+
+_ASK = """def check(rank):
+    axis = spmd.MeshAxis.of(dist.get_world_size(), 1)
+    types, grads = {types}, {grads}
+    x = [pieces[rank].clone().requires_grad_(i in grads).clone() for i, pieces in enumerate(HELD[: len(types)])]
+    with spmd.set_current_mesh({{"tp": axis}}):
+        for piece, type in zip(x, types):
+            spmd.assert_type(piece, {{axis: type}})
+        with spmd.checker.typecheck(local=not any(isinstance(type, S) for type in types)):
+            out = on_a_rank(x)
+    found = []
+    for one in out:
+        spec = spmd.get_partition_spec(one) or ()
+        shards = [f"S({{dim}})" for dim, entry in enumerate(spec) if entry is not None]
+        found.append(shards[0] if shards else repr(spmd.get_local_type(one)[axis]))
+    if rank == 0:
+        print(f"spmd_types types the results as {{found}}", flush=True)
+    wanted = {wanted}
+    if any(b is not None and a != b for a, b in zip(found, wanted)):
+        raise SystemExit(f"spmd_types types the results as {{found}}, not as {{wanted}}: another version?")
+
+"""
+_IMPORTS = "import spmd_types as spmd\nimport spmd_types.checker\nfrom spmd_types import I, P, R, S, V  # noqa: F401\n"
+ANY_DIM = -1
+"""The result of a call without sizes may be sharded along any dim, or none."""
+SIZED = ("reshape", "view", "expand")
+"""Functions whose sizes the checker takes as those of the pieces (`_SIZE_ARG_OPS`)."""
+
+
+class SpmdTypes(FunctionSource):
+    """The claims of the installed `spmd_types`."""
+
+    name = "spmd_types"
+    package, concatenated = "spmd-types", True
+
+    def __init__(self) -> None:
+        typed.package()
+
+    def of_module(self, module: ModuleType) -> HookSource:
+        """The hooks of a user's module, in place of the op table.  Raises `BadRules`."""
+        return hooks_of_module(module)
+
+    def functions(self) -> Mapping[str, Callable[..., Any]]:
+        return {**op_table.functions(), **collectives.functions()}
+
+    def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
+        yield from op_table.calls(names, seed)
+        yield from collectives.calls(names)
+
+    def names(self, label: str) -> Sequence[str]:
+        found = collectives.functions().get(label)
+        return (op_table.base_name(label),) if found is None else (found.name,)
+
+    def without(self, label: str) -> str:
+        return "it takes no tensor: the same value on each rank, whatever its type"
+
+    def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
+        return typed.layouts(x, ranks)
+
+    def tuples(self, call: FunctionCall, ranks: int) -> list[tuple[Layout, ...]]:
+        one = call.function
+        if isinstance(one, Collective):
+            return [(one.src,)] if one.ranks == ranks else []
+        return super().tuples(call, ranks)
+
+    def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
+        if isinstance(call.function, Collective):
+            return collectives.answer(call, call.function)
+        last: RefusedLayouts | None = None
+        for scaled, text in _local_texts(call, inputs, ranks):
+            try:
+                found = self._asked(call, inputs, ranks, text)
+            except RefusedLayouts as error:
+                last = last or error
+                continue
+            made = found[0].meaning if found else None
+            if scaled != ANY_DIM and (made.dim if isinstance(made, Shard) else None) != scaled:
+                continue  # with these sizes it is a piece of another call
+            return Answer(tuple(None if one is typed.V else one for one in found), text)
+        raise last or RefusedLayouts("the sizes are not those of a piece")
+
+    def code(self, call: FunctionCall, text: str) -> str:
+        if isinstance(call.function, Collective):
+            return call.function.code()
+        if call.label in op_table.getters():
+            return f"{text}.{call.label.rpartition('.')[2]}"
+        return f"{call.label}({text})"
+
+    def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
+        if isinstance(call.function, Collective):
+            return Wording(f"spmd_types {typed.version()}: {call.label}", _IMPORTS)
+        wanted = [None if one is None else one.name for one in outputs]
+        ask = _ASK.format(types=f"[{', '.join(one.name for one in inputs)}]", grads=list(call.wrt), wanted=wanted)
+        head = super().wording(call, inputs, outputs).head.replace(self.title, f"spmd_types {typed.version()}", 1)
+        gradient = f"; the gradients of {_numbers(call.wrt)} do not have the layouts that follow" if call.wrt else ""
+        return Wording(
+            head + gradient,
+            _IMPORTS,
+            ask,
+        )
+
+    def _asked(
+        self, call: FunctionCall, inputs: Sequence[Layout], ranks: int, texts: Sequence[str] | None
+    ) -> tuple[Layout, ...]:
+        """The layouts of the results, the same for the first and the last rank's pieces."""
+        axis = typed.mesh_axis(ranks)
+        grads = [i in call.wrt for i in range(len(inputs))]
+        found = []
+        for rank in dict.fromkeys((0, ranks - 1) if _uneven(call, inputs, ranks) else (0,)):
+            pieces = [typed.piece(x, one, ranks, rank) for x, one in zip(call.tensors, inputs, strict=True)]
+
+            def run(tensors: Sequence[Tensor], rank: int = rank) -> Any:
+                if texts is None:
+                    return call.on(tensors)()
+                args, kwargs = functions.arguments(texts[rank], tensors)
+                return call.function(*args, **kwargs)
+
+            found.append(typed.result_layouts(run, pieces, inputs, axis, grads))
+        if any(one != found[0] for one in found):
+            raise RefusedLayouts("ranks with uneven pieces get different types")
+        return found[0]
+
+
+def _numbers(wrt: Sequence[int]) -> str:
+    return ", ".join(f"tensor {i}" for i in wrt)
+
+
+def _uneven(call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> bool:
+    pairs = zip(call.tensors, inputs, strict=True)
+    return any(isinstance(p := one.meaning, Shard) and x.shape[p.dim] % ranks for x, one in pairs)
+
+
+def _local_texts(
+    call: FunctionCall, inputs: Sequence[Layout], ranks: int
+) -> Iterator[tuple[int | None, tuple[str, ...] | None]]:
+    """For each dim of the result that may be the sharded one: the dim, and each rank's arguments with its own size there.
+
+    For calls without sizes `ANY_DIM`, and None: each rank has the arguments of the call.
+    """
+    if op_table.base_name(call.label) not in SIZED or not any(isinstance(one.meaning, Shard) for one in inputs):
+        yield ANY_DIM, None
+        return
+    leaves = list(call.args[1:])
+    nested = len(leaves) == 1 and isinstance(leaves[0], (list, tuple))
+    sizes = list(leaves[0]) if nested else leaves
+    for at, size in enumerate(sizes):
+        if not isinstance(size, int) or (size > 0 and size % ranks):
+            continue
+        own = [*sizes[:at], size // ranks if size > 0 else size, *sizes[at + 1 :]]
+        args = (call.args[0], type(leaves[0])(own)) if nested else (call.args[0], *own)
+        yield at, (functions.call_text(args, call.kwargs),) * ranks
+    yield None, None

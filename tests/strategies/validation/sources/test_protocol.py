@@ -1,0 +1,131 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from strategies.model.oracle import run_oracle
+from strategies.model.verdict import Verdict
+from strategies.validation.probe import check_claims
+from strategies.validation.sources.functions import FunctionCall
+from strategies.validation.sources.protocol import (
+    FunctionSource,
+    Layout,
+    RefusedLayouts,
+    SourceRaises,
+    layout_tuples,
+    replicated,
+    sharded,
+    summed,
+)
+
+
+class Toy(FunctionSource):
+    """Claims that a function keeps the layout of its only tensor."""
+
+    name = "toy_protocol"
+
+    def __init__(self, function, x, *args):
+        self.given = FunctionCall("torch.some", function, (x, *args))
+
+    def calls(self, names, seed):
+        yield self.given
+
+    def layouts(self, x, ranks):
+        return [replicated(), summed(), *(sharded(d) for d in range(x.ndim))]
+
+    def outputs(self, call, inputs, ranks):
+        return inputs
+
+
+def verdicts(source, ranks=2):
+    """The verdict on each claim, by the op's overload and the source's own words."""
+    found = {}
+    for sample in source.samples((), 0):
+        truth = run_oracle(sample)
+        about = source.about(sample, truth, 0)
+        for instance in check_claims(sample, truth, ranks, about.claims(ranks), seed=0):
+            found[sample.op.rpartition(".")[2], instance.source] = instance.verdict
+    return found
+
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_a_right_source_is_sound_forward_and_backward():
+    found = verdicts(Toy(torch.neg, X))
+    assert set(found.values()) == {Verdict.SOUND}
+    assert set(found) == {(way, f"{p} -> {p}") for way in ("default", "gradient") for p in ("R", "P", "S(0)", "S(1)")}
+
+
+def test_a_square_of_parts_is_unsound_both_ways():
+    found = verdicts(Toy(torch.square, X))
+    assert {key for key, verdict in found.items() if verdict is Verdict.UNSOUND} == {
+        ("default", "P -> P"), ("gradient", "P -> P"),
+    }  # fmt: skip
+
+
+def test_a_running_sum_is_unsound_along_its_own_dim_only():
+    found = verdicts(Toy(torch.cumsum, X, 0))
+    wrong = {key for key, verdict in found.items() if verdict is Verdict.UNSOUND}
+    assert wrong == {("default", "S(0) -> S(0)"), ("gradient", "S(0) -> S(0)")}
+
+
+def test_a_claim_that_the_gradient_is_the_same_on_each_rank_is_told_from_that_it_is_a_part():
+    class Invariant(Toy):
+        def layouts(self, x, ranks):
+            return [Layout("I", replicated().meaning, replicated().meaning)]
+
+        def outputs(self, call, inputs, ranks):
+            return [replicated()]  # takes the gradient to be a part
+
+    assert verdicts(Invariant(torch.neg, X)) == {
+        ("default", "I -> R"): Verdict.SOUND, ("gradient", "I -> R"): Verdict.UNSOUND,
+    }  # fmt: skip
+
+
+def test_shards_of_any_sizes_are_right_only_where_the_source_says_so():
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    source = Toy(torch.flatten, x)
+    source.layouts = lambda x, ranks: [sharded(0)]  # 9 and 6 elements, where torch.chunk has 8 and 7
+    assert verdicts(source)["default", "S(0) -> S(0)"] is Verdict.UNSOUND
+    source.concatenated = True
+    assert verdicts(source)["default", "S(0) -> S(0)"] is Verdict.SOUND
+
+
+def test_refusals_are_no_claims_and_errors_are_kept_as_sentences():
+    class Picky(Toy):
+        def outputs(self, call, inputs, ranks):
+            if inputs[0].name == "P":
+                raise RefusedLayouts("no parts")
+            if inputs[0].name == "S(1)":
+                raise SourceRaises("KeyError: 1")
+            return inputs
+
+    source = Picky(torch.neg, X)
+    sample = next(iter(source.samples((), 0)))
+    about = source.about(sample, run_oracle(sample), 0)
+    assert [claim.source for claim in about.claims(2)] == ["R -> R", "S(0) -> S(0)"]
+    assert about.failures == ["KeyError: 1"]
+
+
+def test_tuples_have_the_same_layout_for_all_first_and_each_once():
+    rows = [[replicated(), summed(), sharded(0)], [replicated(), summed()]]
+    found = [tuple(one.name for one in row) for row in layout_tuples(rows)]
+    assert found[:2] == [("R", "R"), ("P", "P")]
+    assert max(Counter(found).values()) == 1 and len(found) == 6
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_script_asks_nothing_of_ours(ranks):
+    source = Toy(torch.square, X)
+    for sample in source.samples((), 0):
+        truth = run_oracle(sample)
+        about = source.about(sample, truth, 0)
+        bad = [
+            i for i in check_claims(sample, truth, ranks, about.claims(ranks), seed=0) if i.verdict is Verdict.UNSOUND
+        ]
+        from strategies.validation.finding import case_of
+
+        text = source.script(case_of(bad[0], 0), bad[0].evidence.reason)
+        compile(text, "script", "exec")
+        assert "localtensor" not in text and "strategies" not in text and f"--nproc-per-node {ranks}" in text
