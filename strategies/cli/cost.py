@@ -43,7 +43,7 @@ RULE_COST_EXAMPLES = """Examples:
 
 \b
   localtensor cost rule aten.add.Tensor
-      bytes by placement of the arguments: DTensor's rules, and overlay_dtensor's
+      bytes by placement: DTensor's rules, the overlay's
   localtensor cost rule gather --ranks 8 --json
       the same for a program
 

@@ -38,6 +38,8 @@ EXIT_CODES = {
     "localtensor causes sweep.jsonl --repro scripts": 0,
     "localtensor report sweep.jsonl -o report.html": 0,
     "localtensor run -n 8 train.py": 0,
+    "localtensor cost rule aten.add.Tensor": 0,
+    "localtensor cost rule gather --ranks 8 --json": 0,
     "localtensor run -n 8 train.py --epochs 1": 0,
     "localtensor run -n 4 --schedule shuffled:7 train.py": 0,
     "localtensor run -n 2 -m my_package.train --epochs 1": 0,
