@@ -18,13 +18,16 @@ from typing import Any
 from localtensor._util import pickling
 from localtensor.errors import error_in_one_line
 from strategies.base.progress import Progress
+from strategies.base.time_limit import DoesNotReturn
 from strategies.inputs.gathering import CapturedSamples, SamplesByOp
 from strategies.model import codec
 from strategies.model.rule import Sample
 from strategies.model.settings import Settings, UnknownOp
 from strategies.model.verdict import Verdict
+from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
 from strategies.validation.finding import Candidate, RuleOutcome, case_of, finding_of_candidate
+from strategies.validation.overload import SOURCE_SECONDS
 from strategies.validation.sources.protocol import FunctionSource
 
 SECONDS = 60.0
@@ -64,6 +67,8 @@ def confirm_claims(
     The rules are run in the order of their ranks: another number of ranks needs other processes.
     """
     todo = {name: found for name, found in suspected.items() if name not in known}
+    if not source.labels:  # asking for them registers the functions as ops, which a resumed sweep has not done yet
+        return
     progress.phase("confirming on real processes", len(todo))
     with RankProcesses(settings.confirm, SECONDS) as processes:
         for name, found in sorted(todo.items(), key=lambda item: (item[1][0].instance.ranks, item[0])):
@@ -80,7 +85,12 @@ def _confirmed(
         instance = candidate.instance
         words = f"{instance.evidence.reason} (claimed as {instance.source})"
         case = case_of(instance, settings.seed)
-        text = source.script(case, words)
+        try:
+            with rule_limit(SOURCE_SECONDS).applied():
+                text = source.script(case, words)
+        except DoesNotReturn as stuck:
+            note = f"it has no script: {no_return_error(stuck)}"
+            continue
         if not text:
             continue
         outcomes = processes.run(run_script, [text.replace("{name}", "wrong.py")] * instance.ranks)

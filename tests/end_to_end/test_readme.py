@@ -85,6 +85,7 @@ SLOW = {
 TOO_SLOW = {
     "localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl": "takes many minutes",
     "localtensor validate --all --journal 1.jsonl --shard 1/4": "takes minutes",
+    "localtensor validate --source spmd_types --all --repro scripts": "takes minutes",
     "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl --json report.json": "joins what the others wrote: test_help has some",
     "localtensor causes sweep.jsonl --repro scripts --json causes.json": "reads what the full sweep wrote",
     "localtensor coverage sweep.jsonl": "reads what the full sweep wrote: test_help has a small one",

@@ -161,7 +161,7 @@ class FunctionSource(abc.ABC):
     def script(self, case: Case, reason: str) -> str:
         """A script that shows a wrong claim on real processes without this package; empty if it is claimed no more."""
         claims = FunctionClaims(self, case.sample, case.truth)
-        for claim in claims.claims(case.ranks):
+        for claim in claims.each(case.ranks):
             if str(claim.rule) == str(case.rule):
                 inputs, outputs = claims.words[str(claim.rule)]
                 text = case.sample.call.args[1]
@@ -248,7 +248,12 @@ class FunctionClaims:
         return functions.differentiable(self.sample)
 
     def claims(self, ranks: int) -> list[Claim]:
-        found: dict[object, Claim] = {}
+        """The claims, each once."""
+        return list(self.each(ranks))
+
+    def each(self, ranks: int) -> Iterator[Claim]:
+        """The claims one after the other, as the source is asked."""
+        found: set[object] = set()
         self.failures.clear()
         for inputs in self.source.tuples(self.call, ranks):
             try:
@@ -261,9 +266,9 @@ class FunctionClaims:
             if not isinstance(answer, Answer):
                 answer = Answer(tuple(answer))
             claim = self._claim(inputs, answer, ranks)
-            if claim is not None:
-                found.setdefault((str(claim.rule), answer.local), claim)
-        return list(found.values())
+            if claim is not None and (key := (str(claim.rule), answer.local)) not in found:
+                found.add(key)
+                yield claim
 
     def _claim(self, inputs: Sequence[Layout], answer: Answer, ranks: int) -> Claim | None:
         sample, wrt = self.sample, self.call.wrt

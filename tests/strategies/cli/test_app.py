@@ -160,14 +160,14 @@ def test_options_reach_the_run_as_they_were_given(asked):
     chosen = parsed(asked, "validate add 'nn.*' --search --ranks 2 --dtype bool --device cuda --rules a.b --confirm none "
                     "--json x.json --repro y --seed 5 --workers 3 -q")  # fmt: skip
     assert chosen == ValidateOptions(
-        ("add", "nn.*"), False, True, (2,), ("bool",), "cuda", "a.b", "none", Path("x.json"), Path("y"), seed=5,
+        ("add", "nn.*"), False, True, (2,), ("bool",), "cuda", "a.b", "dtensor", "none", Path("x.json"), Path("y"), seed=5,
         workers=3, quiet=True,
     )  # fmt: skip
 
 
 def test_what_is_not_given_has_a_default(asked):
     assert parsed(asked, "validate --all") == ValidateOptions(
-        (), True, False, (), (), "cpu", "dtensor", "gloo", None, None, (), False, False, None, "both", None, False, "",
+        (), True, False, (), (), "cpu", "dtensor", "dtensor", "gloo", None, None, (), False, False, None, "both", None, False, "",
         "", "", 0, None, False,
     )  # fmt: skip
 

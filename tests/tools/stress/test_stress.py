@@ -26,7 +26,7 @@ def test_a_search_for_races_that_is_stopped_leaves_one_sentence(strike, tmp_path
 
 
 def test_a_terminal_gets_its_cursor_back(tmp_path):
-    strike = Strike(event=20000)
+    strike = Strike(event=25000)
     left = struck(VICTIMS["races once"].words, tmp_path, strike, tty=60)
     assert left.code == 130
     assert "\x1b[?25l" in left.out  # it was hidden for the bar
