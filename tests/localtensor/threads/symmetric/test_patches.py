@@ -24,7 +24,7 @@ def test_the_private_parts_of_torch_are_there(path):
 def test_everything_is_torchs_own_again_after_a_run():
     names = ("Stream", "Event", "current_stream", "current_device", "_sleep")
     before = {name: getattr(torch.cuda, name) for name in names}
-    statics, nccl, size = dict(vars(CPP)), dist.is_nccl_available, CPP.signal_pad_size
+    constants, nccl, size = dict(vars(CPP)), dist.is_nccl_available, CPP.signal_pad_size
 
     def program():
         CPP.signal_pad_size = 4096
@@ -32,7 +32,7 @@ def test_everything_is_torchs_own_again_after_a_run():
 
     assert lt.run(program, ranks=2).values == (True, True)
     assert {name: getattr(torch.cuda, name) for name in names} == before
-    assert {**vars(CPP)} == statics
+    assert {**vars(CPP)} == constants
     assert (dist.is_nccl_available, CPP.signal_pad_size) == (nccl, size)
 
 

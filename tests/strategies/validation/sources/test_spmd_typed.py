@@ -70,7 +70,8 @@ def test_every_function_of_the_op_table_has_a_label_that_names_it():
             found = torch
             for part in label.split(".")[1:]:
                 found = getattr(found, part)
-            assert found == function
+            # In lockstep `torch.tensor` is another function of that name.
+            assert found == function or found.__name__ == function.__name__
     assert len(op_table.functions()) > 150
 
 
