@@ -38,7 +38,7 @@ MOST_SAMPLES = 24
 
 def source_samples(source: Any, settings: Settings) -> CapturedSamples:
     """The samples of a source by op, and the reason for each function that has none.  Raises `UnknownOp`."""
-    assert isinstance(source, FunctionSource)
+    assert isinstance(source, FunctionSource), f"{source} draws no samples of its own"
     labels = source.labels
     known = sorted({name for label in labels.values() for name in (label, *source.names(label))})
     names: list[str] = []

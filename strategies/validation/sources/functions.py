@@ -154,7 +154,7 @@ def call_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 @functools.cache
 def _parsed(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     made = ast.parse(f"f({text})", mode="eval").body
-    assert isinstance(made, ast.Call)
+    assert isinstance(made, ast.Call), f"{text} is no list of arguments"
 
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Name):

@@ -195,7 +195,7 @@ class FunctionSource(abc.ABC):
         known = self.labels
         for label, group in itertools.groupby(self.calls(names, seed), key=lambda call: call.label):
             for number, call in enumerate(group):
-                assert label in known.values()
+                assert label in known.values(), f"{self.name} calls {label}, which it does not list"
                 sample = functions.sample_of(self.name, call)
                 if sample is None:
                     continue
