@@ -292,15 +292,17 @@ def wrong_dispatch(sides: Sides, op: Op) -> str:
     made = op.dispatch
     if made is None:
         return ""
-    ranks = [sides.numbers.index(rank) if rank in sides.numbers else rank for rank in made.ranks]
-    streams = [sides.ranks[rank].ops for rank in ranks if rank < len(sides.ranks)]
+    numbers = sides.numbers or range(len(sides.ranks))
+    if not {*made.ranks} <= {*numbers}:  # its mesh has ranks that are not compared here
+        return ""
+    streams = [sides.ranks[numbers.index(rank)].ops for rank in made.ranks]
     same = [
         (stream, one.dispatch)
         for stream in streams
         for one in (stream.ops if stream is not None else ())
         if (one.name, one.number) == (op.name, op.number)
     ]
-    if len(same) < len(ranks):
+    if len(same) < len(made.ranks):
         return ""
     layouts = iter(made.layouts)
 
@@ -310,12 +312,15 @@ def wrong_dispatch(sides: Sides, op: Op) -> str:
         placements = next(layouts)
         held = [stream.values[one.index] for (stream, _), one in zip(same, others, strict=True) if stream is not None]
         (layout,) = layout_of_placements(Observation(held[0], placements), len(made.sizes)) or (None,)
-        return None if layout is None else assemble_layout(held, made.sizes, layout)
+        assembled = None if layout is None else assemble_layout(held, made.sizes, layout)
+        if assembled is None:
+            raise ValueError(f"{placements} is not put together")
+        return assembled
 
     given = [(one.args, one.kwargs) for _, one in same if one is not None]
     try:
         args, kwargs = tree_map(whole, given[0], *given)
-    except (ValueError, TypeError):  # the ranks' calls differ
+    except (ValueError, TypeError):  # the ranks' calls differ, or a placement has no layout here, as P(max)
         return ""
     lazy.find_strategies()
     judge = importlib.import_module("strategies.sweep.causes.single_call")  # it stands above this package

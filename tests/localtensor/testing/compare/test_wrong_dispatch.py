@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 import localtensor as lt
@@ -76,3 +76,20 @@ def test_a_wrong_rule_is_named_with_its_function(wrong_rule, mesh):
 
 def test_a_right_rule_is_not_blamed(wrong_rule):
     assert "DTensor" not in because(Replicate(), {"tp": 2}, times=3).divergence.what
+
+
+def test_a_call_whose_tensors_are_not_put_together_says_nothing(wrong_rule):
+    class Largest(SumsOfShards):
+        def forward(self, x):
+            held = DTensor.from_local(self.up(x), self.mesh, [Partial("max")], run_check=False)
+            return (held * 2.0).full_tensor() * self.times
+
+    class Doubled(Sums):
+        def forward(self, x):
+            return self.up(x) * 4
+
+    with pytest.raises(Diverged) as told:
+        lt.compare(
+            Doubled, lambda model, mesh: Largest(model, mesh["tp"], None, 3), lambda: torch.randn(4, 8), mesh={"tp": 2}
+        )
+    assert "DTensor" not in told.value.comparison.divergence.what
