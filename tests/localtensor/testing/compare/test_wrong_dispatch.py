@@ -1,5 +1,7 @@
 """Where a call on DTensors gives what one device has not, DTensor's own rule is tested on that very call."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,8 @@ from torch.distributed.tensor.experimental import register_sharding
 
 import localtensor as lt
 from localtensor.errors import Diverged
+from localtensor.testing.compare.op_stream import Dispatch, Op, OpStream, ValueAt
+from localtensor.testing.compare.suspects import wrong_dispatch
 from strategies.torch_api.dtensor import registrations_restored
 
 
@@ -78,18 +82,17 @@ def test_a_right_rule_is_not_blamed(wrong_rule):
     assert "DTensor" not in because(Replicate(), {"tp": 2}, times=3).divergence.what
 
 
-def test_a_call_whose_tensors_are_not_put_together_says_nothing(wrong_rule):
-    class Largest(SumsOfShards):
-        def forward(self, x):
-            held = DTensor.from_local(self.up(x), self.mesh, [Partial("max")], run_check=False)
-            return (held * 2.0).full_tensor() * self.times
+def said_of(placement, ranks, numbers=()):
+    """What is said of `running` on pieces that two ranks hold with this placement, the ranks of its mesh being these."""
+    x = torch.arange(8.0).reshape(2, 4)
+    made = Dispatch(torch.ops.compare_tests.running.default, (ValueAt(0),), {}, ((placement,),), ranks, (2,))
+    op = Op("running", 0, (0,), (), (), dispatch=made)
+    held = [SimpleNamespace(ops=OpStream([op], [piece])) for piece in x.chunk(2, 1)]
+    return wrong_dispatch(SimpleNamespace(ranks=held, numbers=numbers), op)
 
-    class Doubled(Sums):
-        def forward(self, x):
-            return self.up(x) * 4
 
-    with pytest.raises(Diverged) as told:
-        lt.compare(
-            Doubled, lambda model, mesh: Largest(model, mesh["tp"], None, 3), lambda: torch.randn(4, 8), mesh={"tp": 2}
-        )
-    assert "DTensor" not in told.value.comparison.divergence.what
+def test_a_call_that_cannot_be_made_again_says_nothing(wrong_rule):
+    assert said_of(Shard(1), (0, 1)).startswith("DTensor is wrong for compare_tests.running.default of S(1)")
+    assert said_of(Shard(1), (4, 6), numbers=(4, 6)) == said_of(Shard(1), (0, 1))
+    assert said_of(Partial("max"), (0, 1)) == ""  # not put together
+    assert said_of(Shard(1), (0, 5)) == said_of(Shard(1), (0, 1), numbers=(4, 6)) == ""  # ranks that are not compared
