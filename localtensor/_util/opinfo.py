@@ -34,6 +34,7 @@ import torch
 from localtensor._util.patching import replaced
 
 OPINFOS = "torch.testing._internal.common_methods_invocations"
+COMPILER = ("torch._dynamo.", "torch._inductor.")
 INDUCTOR = ("torch._inductor", "torch._inductor.utils")
 
 TEST_LOOKUP = "extract_test_fn"
@@ -48,12 +49,18 @@ def opinfo_list() -> list[Any]:
 
 
 def _import_opinfos() -> None:
+    before = {*sys.modules}
     try:
         with _gpu_types_alone():
             core = importlib.import_module("torch.testing._internal.opinfo.core")
             with replaced(core, "asdict", _shallow) if hasattr(core, "asdict") else nullcontext():
                 importlib.import_module(OPINFOS)
-    except ImportError:  # a torch whose OpInfos import more of torch._inductor: as torch does it
+    except ImportError:  # a torch whose OpInfos import more of torch._inductor, as 2.11: as torch does it
+        for name in {
+            *sys.modules
+        } - before:  # what is left of a package that did not come in whole keeps it from coming in
+            if name.startswith(COMPILER):
+                del sys.modules[name]
         importlib.import_module(OPINFOS)
 
 

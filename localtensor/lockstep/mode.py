@@ -116,6 +116,8 @@ class LocalTensorMode(TorchDispatchMode):
                 dtensor.install()
             self.streams.of()
             self.groups.open()
+            # On a GPU, torch runs backward in a thread of its own, which is not in this mode.
+            self._backward_threads = torch.autograd.set_multithreading_enabled(False)
             super().__enter__()
             self._outer = None if outer is None else (outer, outer._paused)
             if outer is not None:
@@ -136,6 +138,7 @@ class LocalTensorMode(TorchDispatchMode):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
+            self._backward_threads.__exit__(None, None, None)
             if self.recorder is not None:
                 self.recorder.end(error)
         finally:

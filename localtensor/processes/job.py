@@ -85,6 +85,10 @@ def _enter_caller_state(mine: CallerState) -> None:
     os.environ.update(wanted)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # as rank threads do
     if mine.device is not None:
+        if (
+            torch.device(mine.device).type == "cuda"
+        ):  # else DeviceMesh chooses the GPU by LOCAL_RANK; ranks may share one
+            torch.cuda.set_device(state.rank % torch.cuda.device_count())
         torch.set_default_device(mine.device)
 
 

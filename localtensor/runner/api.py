@@ -168,6 +168,8 @@ def run(
 
         return Run(run_in_processes(fn, pieces, on, seed, timeout_limit(timeout), device))
     schedule = _read_schedule(schedule)
+    if device is not None and torch.device(device).type == "cuda":
+        torch.cuda.init()  # now each rank has its own generators there, and DeviceMesh does not choose a GPU by LOCAL_RANK
 
     def body(rank: int) -> object:
         if device is not None:

@@ -36,12 +36,16 @@ MOST_TASKS_PER_WORKER = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
 MEMORY = 2 << 30
 """Bytes that a worker may hold, including what it shares with its parent since the fork."""
+GPU_MEMORY = 4 << 30
+"""Bytes more for a worker with a GPU: CUDA's libraries keep so much on the host."""
+GPU_LOST = 86
+"""The exit code of a worker whose GPU serves it no more."""
 TIMED_OUT = "no answer within"
+"""The start of the reason for a worker that timed out."""
 IDLE = 0.02
 """A process that works for a smaller share of the time waits: for another, or for ever."""
 BUSY_MACHINE = 10
 """Times its limit that a step may take by the clock where other processes hold the processor."""
-"""The start of the reason for a worker that timed out."""
 ProgressNote = Callable[[int], None]
 """Reports the progress of a task as a number; the last one is known even if the process dies."""
 Work = Callable[[Any, ProgressNote], Any]
@@ -79,6 +83,7 @@ class _Worker:
 
     def __init__(self, process: BaseProcess | _PopenProcess, pipe: Connection, noted: ctypes.c_longlong) -> None:
         self.process, self.pipe, self.noted = process, pipe, noted
+        self.more_memory = 0
         self.unit = -1
         self.done = 0
         self.since, self.spent = 0.0, 0.0
@@ -105,7 +110,8 @@ class _Worker:
             self.since, self.seen, self.spent = now, self.noted.value, processor_time(self.process.pid)
         if now - self.since > limit and is_late(now - self.since, processor_time(self.process.pid) - self.spent, limit):
             return f"{TIMED_OUT} {limit:g} s"
-        return f"it used more than {MEMORY >> 20} MiB" if private_memory(self.process.pid) > MEMORY else ""
+        most = MEMORY + self.more_memory
+        return f"it used more than {most >> 20} MiB" if private_memory(self.process.pid) > most else ""
 
     def serves(self) -> bool:
         """Whether it can take another task: not if it is dead or due to retire."""
@@ -119,6 +125,8 @@ class _Worker:
 
 
 def exit_reason(code: int | None) -> str:
+    if code == GPU_LOST:
+        return "a kernel failed on the GPU (an index out of bounds, say), which then serves its process no more"
     if code is not None and code < 0:
         return f"the process died with {signal.Signals(-code).name}"
     return f"the process left with code {code}"
@@ -132,6 +140,7 @@ def _worker_loop(pipe: Connection, noted: ctypes.c_longlong, parent: int) -> Non
     silence_output()
 
     def note(number: int) -> None:
+        _leave_if_gpu_is_lost()
         noted.value = number
 
     while True:
@@ -145,10 +154,20 @@ def _worker_loop(pipe: Connection, noted: ctypes.c_longlong, parent: int) -> Non
         begun = time.process_time()
         try:
             value = work(task, note)
+            _leave_if_gpu_is_lost()
             sent = pickling.dumps(TaskDone(value, time.process_time() - begun))
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
             sent = pickling.dumps(TaskFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         pipe.send_bytes(sent)
+
+
+def _leave_if_gpu_is_lost() -> None:
+    """End this process where a kernel has failed: all further calls on its GPU would fail, too, and be taken for crashes."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(GPU_LOST)
 
 
 def silence_output() -> None:
@@ -168,6 +187,7 @@ class WorkerPool:
 
     def __init__(self, workers: int, *, cuda: bool = False) -> None:
         self._forks = "fork" in mp.get_all_start_methods() and not cuda
+        self._more_memory = GPU_MEMORY if cuda else 0
         self._limit = workers
         self._workers: list[_Worker] = []
         self._tasks: Sequence[Any] = ()
@@ -240,7 +260,9 @@ class WorkerPool:
         process = context.Process(target=_worker_loop, args=(theirs, noted, os.getpid()), daemon=True)
         process.start()
         theirs.close()
-        return _Worker(process, pipe, noted)
+        worker = _Worker(process, pipe, noted)
+        worker.more_memory = self._more_memory
+        return worker
 
 
 def run_tasks(

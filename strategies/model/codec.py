@@ -48,6 +48,9 @@ class NamedPlacement(Placement):
 
     text: str
 
+    def __post_init__(self) -> None:
+        Placement.__init__(self)  # torch 2.11's C++ class insists
+
     def __str__(self) -> str:
         return self.text
 

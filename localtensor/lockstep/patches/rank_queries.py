@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,17 @@ import torch
 import torch.utils._device
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from localtensor._util import ambient
 from localtensor._util.call_sites import Fn, bound_arguments, undecorated
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
-from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.rank_int import Int, rank_values
+from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.stacks import stack_nested
 
 Patch = Callable[..., Any]  # (mode, original, *args, **kwargs)
@@ -181,8 +184,30 @@ def _get_rng_state(mode: Mode, original: Fn) -> Tensor:
     return mode.gather({r: stream.state_on(r) for r in mode.ranks}) if stream.states else original()
 
 
+def _get_cuda_state(mode: Mode, original: Fn, device: torch.device | str | int = "cuda") -> Tensor:
+    """A state that each rank has for itself: DTensor adds the offset of the rank's piece to it."""
+    stream = mode.streams.of(_cuda_generator(device))
+    if stream.states:
+        return mode.gather({r: stream.state_on(r) for r in mode.ranks})
+    return wrap((original(device),), mode.everyone, mode)
+
+
 def _set_rng_state(mode: Mode, original: Fn, new_state: Tensor) -> None:
-    stream = mode.streams.of()
+    _set_states(mode, mode.streams.of(), original, new_state)
+
+
+def _set_cuda_state(mode: Mode, original: Fn, new_state: Tensor, device: torch.device | str | int = "cuda") -> None:
+    _set_states(mode, mode.streams.of(_cuda_generator(device)), partial(original, device=device), new_state)
+
+
+def _cuda_generator(device: torch.device | str | int) -> torch.Generator:
+    torch.cuda.init()
+    index = device if isinstance(device, int) else torch.device(device).index
+    found: torch.Generator = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+    return found
+
+
+def _set_states(mode: Mode, stream: Stream, original: Fn, new_state: Tensor) -> None:
     if not isinstance(new_state, LocalTensor):
         original(new_state)
         stream.agree()
@@ -191,6 +216,17 @@ def _set_rng_state(mode: Mode, original: Fn, new_state: Tensor) -> None:
     with mode.disable():  # copies: torch reads a state from where its storage begins
         states = {row: new_state.__localtensor_on__(held.ranks(row)[0]).clone() for row in range(held.rows)}
     stream.set_on(held.row_of, states)
+
+
+def _rng_tracker(
+    mode: Mode, original: Fn, tracker: OffsetBasedRNGTracker, device_mesh: DeviceMesh, run_state_sync: bool = True
+) -> None:
+    """All ranks get rank 0's state.  torch compares it with each rank's first, to warn, which here is a branch on the rank."""
+    original(tracker, device_mesh, False)
+    if run_state_sync:
+        state = tracker._get_device_state()
+        torch.distributed.broadcast(state, 0)
+        tracker._set_device_state(state)
 
 
 def _tensor(mode: Mode, original: Fn, data: object, **options: Any) -> object:
@@ -214,4 +250,9 @@ _TORCH_PATCHES: list[tuple[Any, str, Patch]] = [
     (torch.random, "get_rng_state", _get_rng_state),
     (torch, "set_rng_state", _set_rng_state),
     (torch.random, "set_rng_state", _set_rng_state),
+    (OffsetBasedRNGTracker, "__init__", _rng_tracker),
+    (torch.cuda, "get_rng_state", _get_cuda_state),
+    (torch.cuda.random, "get_rng_state", _get_cuda_state),
+    (torch.cuda, "set_rng_state", _set_cuda_state),
+    (torch.cuda.random, "set_rng_state", _set_cuda_state),
 ]

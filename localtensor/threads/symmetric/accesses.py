@@ -105,7 +105,7 @@ def footprint_of_elements(x: torch.Tensor, chosen: torch.Tensor) -> Footprint | 
     if not len(positions):
         return None
     size = x.element_size()
-    strides = torch.tensor(x.stride(), dtype=torch.int64)
+    strides = torch.tensor(x.stride(), dtype=torch.int64, device="cpu")
     starts = np.unique(((positions * strides).sum(1).numpy() + int(x.storage_offset())) * size)
     return Footprint(int(starts[0]), size, starts=starts)
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed._symmetric_memory as symm_mem
 
 from localtensor._util.ambient import simulation_of_this_rank
 from localtensor._util.call_sites import origin
@@ -25,11 +26,12 @@ from localtensor.threads.symmetric.watch import watch_of
 MODULE = "torch.distributed._symmetric_memory"
 MICRO_PIPELINE = "torch._inductor.fx_passes.micro_pipeline_tp"
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0.
+# Private part of torch: why it is needed.  Tried on torch 2.13.0, and 2.11.0 with a GPU.
 SYMMETRIC_PRIVATE = {
     "torch._C._distributed_c10d._SymmetricMemory": "its static methods allocate and exchange symmetric memory",
     "torch.cuda.is_current_stream_capturing": "torch's workspace asks it, and without a GPU it raises",
     "torch.cuda._sleep": "torch's pipelines call it",
+    "torch.distributed._symmetric_memory._should_use_implicit_mempool": "on a GPU, `empty` takes a pool that we do not have",
 }
 
 
@@ -178,6 +180,9 @@ def symmetric_memory_patched() -> Iterator[None]:
             # torch's workspace of symmetric memory names its device by it.
             device = _for_caller(MODULE, torch.cuda.current_device, 0)
             stack.enter_context(replaced(torch.cuda, "current_device", device))
+        if hasattr(symm_mem, "_should_use_implicit_mempool"):  # CUDA's pool, which the simulation does not need
+            pooled = _for_caller(MODULE, symm_mem._should_use_implicit_mempool, False)
+            stack.enter_context(replaced(symm_mem, "_should_use_implicit_mempool", pooled))
         # The pass that makes fused ops does nothing without NCCL.
         has_nccl = _for_caller(MICRO_PIPELINE, torch.distributed.is_nccl_available, True)
         stack.enter_context(replaced(torch.distributed, "is_nccl_available", has_nccl))

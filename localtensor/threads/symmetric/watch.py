@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_map_only
 
 from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.threads.buffer_watch import (
@@ -28,6 +29,9 @@ from localtensor.threads.buffer_watch import (
 )
 from localtensor.threads.symmetric.accesses import Footprint, footprint_of, footprint_of_elements
 from localtensor.threads.symmetric.memory import SymmetricMemory, Use
+
+_OUR_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+"""Where `register_kernels` has put them; they serve tensors of any device."""
 
 
 class _Argument(NamedTuple):
@@ -124,6 +128,8 @@ class SymmetricWatch(TorchDispatchMode):
             self._memory.synchronize(self._rank)
         if uses:
             self._memory.touch(self._rank, func.overloadpacket.__name__, uses, origin(sys._getframe(1)).line)
+        if func.namespace == "symm_mem" and any(x.is_cuda for x in tensors_in((*args, *kwargs.values()))):
+            return func.redispatch(_OUR_KERNELS, *args, **kwargs)  # CUDA's own want memory that torch has exchanged
         return func(*args, **kwargs)
 
     def _uses(self, func: OpOverload, args: Args, kwargs: Kwargs) -> list[Use]:
@@ -195,8 +201,8 @@ _Chooser = Callable[..., Tensor]
 
 def _read(op: Any) -> _Chooser:
     def chosen(x: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
-        marks = torch.zeros(x.numel(), dtype=torch.bool)
-        marks[op(torch.arange(x.numel()).view(x.shape), *rest, **kwargs).reshape(-1)] = True
+        marks = torch.zeros(x.numel(), dtype=torch.bool, device="cpu")
+        marks[op(torch.arange(x.numel(), device="cpu").view(x.shape), *rest, **kwargs).reshape(-1)] = True
         return marks.view(x.shape)
 
     return chosen
@@ -204,7 +210,7 @@ def _read(op: Any) -> _Chooser:
 
 def _written(put: Callable[..., object]) -> _Chooser:
     def chosen(x: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
-        marks = torch.zeros(x.shape, dtype=torch.bool)
+        marks = torch.zeros(x.shape, dtype=torch.bool, device="cpu")
         put(marks, *rest)
         return marks
 
@@ -241,6 +247,7 @@ _CHOSEN: dict[str, _Chooser] = {
 def _chosen_part(tensor: Tensor, choose: _Chooser, args: Args, kwargs: Kwargs) -> Footprint | None:
     """The elements that an op with an index touches; all of them if the index does not fit, which the op will say."""
     try:
-        return footprint_of_elements(tensor, choose(tensor, *args[1:], **kwargs))
+        rest = tree_map_only(Tensor, Tensor.cpu, (args[1:], kwargs))  # the stand-ins are on the CPU
+        return footprint_of_elements(tensor, choose(tensor, *rest[0], **rest[1]))
     except (RuntimeError, IndexError):
         return footprint_of(tensor)

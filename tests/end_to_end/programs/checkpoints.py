@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
+from tests.device import MESH
 
 BATCH, METADATA = 8, ".metadata"
 
@@ -41,7 +42,8 @@ def model() -> nn.Module:
 
 def data(step: int) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(step)
-    return torch.randn(BATCH, 6, generator=source).double(), torch.randn(BATCH, 3, generator=source).double()
+    x, y = (torch.randn(BATCH, width, generator=source, device="cpu").double().to(MESH) for width in (6, 3))
+    return x, y
 
 
 def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
@@ -176,7 +178,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def save_tensors(folder: str, mesh_shape: Sequence[int], placed: str) -> list[str]:
-    mesh = init_device_mesh("cpu", tuple(mesh_shape))
+    mesh = init_device_mesh(MESH, tuple(mesh_shape))
     placements = _placements(placed)
     state: dict[str, Any] = {
         name: distribute_tensor(x, mesh, placements, src_data_rank=None) for name, x in tensors().items()
@@ -191,7 +193,7 @@ def load_tensors(folder: str, layouts: Sequence[tuple[Sequence[int], str]]) -> l
 
 
 def _loaded(folder: str, mesh_shape: tuple[int, ...], placements: list[Placement]) -> dict[str, object]:
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = init_device_mesh(MESH, mesh_shape)
     state: dict[str, Any] = {
         name: zeros(x.shape, dtype=x.dtype, device_mesh=mesh, placements=placements) for name, x in tensors().items()
     }

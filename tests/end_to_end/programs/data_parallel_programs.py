@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
+from tests.device import MESH
 from tests.end_to_end.programs.tensor_parallel_programs import Record, Shape, transformer_plan, whole
 from tests.end_to_end.programs.transformer import Feedforward, Transformer, noise, seeded, tokens
 
@@ -72,7 +73,7 @@ def fully_sharded(mesh: Shape, reshard_after_forward: bool | None, dtype: torch.
     """FSDP2, a group for each block and one for the rest; every weight is cut along dim 0, evenly or not."""
     model, world = seeded(Transformer).to(dtype), None
     if mesh:
-        world = init_device_mesh("cpu", mesh)
+        world = init_device_mesh(MESH, mesh)
         shard_each_block(model, world, reshard_after_forward=reshard_after_forward)
     return learn(model, world)
 
@@ -83,7 +84,7 @@ def recomputed(mesh: Shape) -> Record:
     for number, block in enumerate(model.blocks):
         model.blocks[number] = checkpoint_wrapper(block)
     if mesh:
-        world = init_device_mesh("cpu", mesh)
+        world = init_device_mesh(MESH, mesh)
         shard_each_block(model, world)
     return learn(model, world)
 
@@ -91,7 +92,7 @@ def recomputed(mesh: Shape) -> Record:
 def rows_held(mesh: Shape) -> dict[str, int]:
     """How many rows of each weight this rank holds under FSDP2."""
     model = seeded(Transformer)
-    shard_each_block(model, init_device_mesh("cpu", mesh))
+    shard_each_block(model, init_device_mesh(MESH, mesh))
     return {name: part.to_local().shape[0] for name, part in model.named_parameters()}
 
 
@@ -99,8 +100,8 @@ def hybrid_sharded(mesh: Shape) -> Record:
     """Cut within a row of the mesh, and each row has the same (HSDP)."""
     model, world = seeded(Transformer), None
     if mesh:
-        shard_each_block(model, init_device_mesh("cpu", mesh, mesh_dim_names=("same", "cut")))
-        world = init_device_mesh("cpu", (dist.get_world_size(),))
+        shard_each_block(model, init_device_mesh(MESH, mesh, mesh_dim_names=("same", "cut")))
+        world = init_device_mesh(MESH, (dist.get_world_size(),))
     return learn(model, world)
 
 
@@ -108,7 +109,7 @@ def sharded_in_two_ways(mesh: Shape) -> Record:
     """FSDP2 across the rows of the mesh, tensor and sequence parallel within each: one weight, cut twice."""
     model, down = seeded(Transformer), None
     if mesh:
-        grid = init_device_mesh("cpu", mesh, mesh_dim_names=("data", "tensor"))
+        grid = init_device_mesh(MESH, mesh, mesh_dim_names=("data", "tensor"))
         head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
         parallelize_module(model, grid["tensor"], transformer_plan(head))
         down = grid["data"]
@@ -120,7 +121,7 @@ def replicated(mesh: Shape) -> Record:
     """DistributedDataParallel, in buckets so small that a step takes several all-reduces."""
     model, world = seeded(Transformer), None
     if mesh:
-        world = init_device_mesh("cpu", mesh)
+        world = init_device_mesh(MESH, mesh)
         model = DistributedDataParallel(model, bucket_cap_mb=0.001)
     return learn(model, world)
 
@@ -129,7 +130,7 @@ def accumulated(mesh: Shape, how: str) -> Record:
     """Two batches make one gradient, and the ranks talk about it once, after the second."""
     model, world = seeded(Transformer), None
     if mesh:
-        world = init_device_mesh("cpu", mesh)
+        world = init_device_mesh(MESH, mesh)
         if how == "sharded":
             shard_each_block(model, world)
         else:
@@ -196,7 +197,7 @@ def unused(mesh: Shape, how: str, pieces: int) -> Record:
     else:
         rank = dist.get_rank()
         if how == "sharded":
-            fully_shard(model, mesh=init_device_mesh("cpu", mesh))
+            fully_shard(model, mesh=init_device_mesh(MESH, mesh))
         wrapped = DistributedDataParallel(model, find_unused_parameters=True) if how == "replicated" else model
         wrapped(batches[rank], taken_by(rank, how)).square().mean().backward()
         if how == "by hand":
@@ -210,7 +211,7 @@ def unused(mesh: Shape, how: str, pieces: int) -> Record:
 def different_ways(mesh: Shape) -> None:
     """FSDP2, and rank 0 alone takes another way: it has more gradients to bring than its peers."""
     model = seeded(Branches)
-    fully_shard(model, mesh=init_device_mesh("cpu", mesh))
+    fully_shard(model, mesh=init_device_mesh(MESH, mesh))
     taken = ("left", "right") if dist.get_rank() == 0 else ("left",)
     model(noise(2, 8), taken).sum().backward()
 

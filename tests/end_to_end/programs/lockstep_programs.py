@@ -22,16 +22,17 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from tests.device import MESH
 from tests.end_to_end.programs.tensor_parallel_programs import gradients, whole
 from tests.end_to_end.programs.transformer import Feedforward, noise, seeded
 
 
 def row() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
+    return init_device_mesh(MESH, (dist.get_world_size(),))
 
 
 def grid() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh(MESH, (2, 2), mesh_dim_names=("dp", "tp"))
 
 
 def data_and_tensor_parallel() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import localtensor as lt
 from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
+from tests.device import DEVICE
 
 Program = Callable[..., Any]
 
@@ -46,7 +47,7 @@ def of_rank(value: Any, rank: int) -> Any:
 
 def on_threads(program: Program, *args: Any, ranks: int) -> list[Any]:
     """What each rank returns on rank threads, in the same form."""
-    done = lt.run(_of_here, program, *args, ranks=ranks)
+    done = lt.run(_of_here, program, *args, ranks=ranks, device=DEVICE)
     return [done[rank] for rank in range(ranks)]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import localtensor as lt
+from tests.device import DEVICE, GLOO
 
 Record = dict[str, Tensor]
 FEW_BITS = {"rtol": 1e-11, "atol": 1e-12}  # of float64; the bar for sums in another order
@@ -25,11 +26,11 @@ def assert_three_ways(program: Callable[..., Record], mesh: tuple[int, ...], *ar
     On two ranks to the last bit.  On more, gloo adds round a ring: a few bits; there, threads that share nothing agree.
     """
     ranks = prod(mesh)
-    threads = lt.run(program, mesh, *args, ranks=ranks)
-    gloo = lt.run(program, mesh, *args, ranks=ranks, on="gloo")
+    threads = lt.run(program, mesh, *args, ranks=ranks, device=DEVICE)
+    gloo = lt.run(program, mesh, *args, ranks=ranks, on="gloo") if GLOO else threads
     expected = alone(program, *args)
     if ranks > 2:
-        for_itself = lt.run(program, mesh, *args, ranks=ranks, share=False)
+        for_itself = lt.run(program, mesh, *args, ranks=ranks, share=False, device=DEVICE)
         torch.testing.assert_close(list(threads), list(for_itself), rtol=0, atol=0, equal_nan=True)
     for rank in range(ranks):
         between = {"rtol": 0, "atol": 0} if ranks == 2 else close or FEW_BITS

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import localtensor as lt
+from tests.device import MESH, normal
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
@@ -31,8 +32,7 @@ SHAPES = ((5, 3), (3, 7), (4, 5), (6, 6))  # DTensor changes nothing in place wh
 
 def start(index: int) -> tuple[Tensor, Tensor]:
     """The first value of a parameter, and what it should become."""
-    source = torch.Generator().manual_seed(index)
-    value, goal = torch.randn(2, *SHAPES[index], generator=source, dtype=torch.float64)
+    value, goal = normal(2, *SHAPES[index], seed=index)
     return value, goal
 
 
@@ -60,7 +60,7 @@ def optimized(name: str, how: str, parameters: list[nn.Parameter], goals: list[T
 
 def train(names: Sequence[str], mesh_shape: Sequence[int], placed: Sequence[str], steps: int) -> dict[str, Any]:
     """For each optimizer in each of its ways: this rank's pieces, the whole parameters, and the norms."""
-    mesh = init_device_mesh("cpu", tuple(mesh_shape))
+    mesh = init_device_mesh(MESH, tuple(mesh_shape))
     placements = [[lt.parse(part) for part in text.split(", ")] for text in placed]
     results = {}
     for name, how in ((name, how) for name in names for how in WAYS if accepts(name, how)):
@@ -87,7 +87,7 @@ def on_one_device(name: str, count: int, steps: int) -> dict[str, Any]:
 
 def refused(name: str, how: str) -> str:
     """Why DTensor does not take this optimizer in this way."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(MESH, (2,))
     value, goal = (distribute_tensor(x, mesh, [lt.parse("S(0)")], src_data_rank=None) for x in start(0))
     try:
         optimized(name, how, [nn.Parameter(value)], [goal], 1)

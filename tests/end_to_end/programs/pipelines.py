@@ -10,6 +10,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 from torch.nn.functional import scaled_dot_product_attention
 
+from tests.device import MESH
+
 BATCH, LENGTH, WIDTH, BLOCKS, RATE = 8, 5, 6, 4, 0.5
 
 
@@ -61,7 +63,7 @@ def train(schedule: str, microbatches: int, blocks_per_stage: int, steps: int) -
 
 def train_in_columns(schedule: str, microbatches: int, steps: int) -> dict[str, object]:
     """Two pipelines of two stages side by side, each with half of every batch; gradients are averaged across."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipe"))
+    mesh = init_device_mesh(MESH, (2, 2), mesh_dim_names=("data", "pipe"))
     across = mesh["data"].get_group()
     half = slice(mesh["data"].get_local_rank(), None, 2)
     return _train(mesh["pipe"].get_group(), schedule, microbatches, BLOCKS // 2, steps, half, across)
@@ -104,7 +106,7 @@ def _stages(group: dist.ProcessGroup, blocks_per_stage: int) -> list[PipelineSta
     mine = range(dist.get_rank(group), count, dist.get_world_size(group))
     return [
         PipelineStage(
-            whole[i * blocks_per_stage : (i + 1) * blocks_per_stage], i, count, torch.device("cpu"), group=group
+            whole[i * blocks_per_stage : (i + 1) * blocks_per_stage], i, count, torch.device(MESH), group=group
         )
         for i in mine
     ]

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.device import MESH
 from tests.end_to_end.programs.tensor_parallel_programs import Record, Shape, whole
 from tests.end_to_end.programs.transformer import WIDTH, Feedforward, noise, seeded
 
@@ -48,7 +49,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def draws(dim: int | None, seed: int) -> Record:
     """This rank's piece of a DTensor, filled in every way; the last is a plain tensor, drawn after all of them."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(MESH, (dist.get_world_size(),))
     placements = [Replicate() if dim is None else Shard(dim)]
     torch.manual_seed(seed)
     drawn = {}
@@ -65,7 +66,7 @@ def draws_of_piece(piece: Tensor, seed: int) -> Record:
 
 def kaiming(dim: int) -> Tensor:
     """An init whose spread depends on the number of columns: DTensor counts those of the whole weight."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(MESH, (dist.get_world_size(),))
     torch.manual_seed(dist.get_rank())
     return nn.init.kaiming_uniform_(distribute_tensor(torch.zeros(SHAPE), mesh, [Shard(dim)])).to_local()
 
@@ -77,20 +78,20 @@ def kaiming_alone(piece: Tensor, rank: int) -> Tensor:
 
 
 def made_by_factory() -> DTensor:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(MESH, (dist.get_world_size(),))
     return torch.distributed.tensor.rand(8, 2, device_mesh=mesh, placements=[Shard(0)])
 
 
 def fresh_weights(how: str) -> Record:
     """A model that is made on "meta", cut there, and drawn only then: no rank ever holds it whole."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(MESH, (dist.get_world_size(),))
     with torch.device("meta"):
         model = Feedforward()
     if how == "sharded":
         fully_shard(model, mesh=mesh)
     else:
         parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    model.to_empty(device="cpu")
+    model.to_empty(device=MESH)
     torch.manual_seed(dist.get_rank())
     return {name: filled(part).to_local().detach() for name, part in model.named_parameters()}
 
@@ -144,7 +145,7 @@ def dropout(mesh: Shape, seed: int, backward: str) -> Record:
     model = seeded(Forgetful)
     if mesh:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(model, init_device_mesh("cpu", mesh), plan)
+        parallelize_module(model, init_device_mesh(MESH, mesh), plan)
     x = noise(5, 8).requires_grad_()
     torch.manual_seed(seed)
     out = checkpoint(model, x, use_reentrant=False) if backward == "recomputes" else model(x)

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
+from tests.device import MESH, integers
 
 Case: TypeAlias = tuple[tuple[int, ...], torch.dtype, Sequence[str]]  # shape, dtype, placements from first to last
 
@@ -21,8 +22,7 @@ def placements(text: str) -> tuple[Placement, ...]:
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Small whole numbers, so that sums are exact; complex ones turn when they are conjugated."""
-    source = torch.Generator().manual_seed(seed)
-    real, imaginary = torch.randint(-9, 10, (2, *shape), generator=source)
+    real, imaginary = integers(-9, 10, (2, *shape), seed)
     return torch.complex(real.double(), imaginary.double()).to(dtype) if dtype.is_complex else real.to(dtype)
 
 
@@ -33,7 +33,7 @@ def contribution(x: Tensor, rank: int, ranks: int) -> Tensor:
 
 def walks(mesh_shape: tuple[int, ...], cases: tuple[Case, ...]) -> list[list[Tensor]]:
     """For each case, what this rank has after each step of the path, the first included, and the whole in the end."""
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = init_device_mesh(MESH, mesh_shape)
     return [_walk(mesh, *case) for case in cases]
 
 
@@ -53,7 +53,7 @@ def _walk(mesh: DeviceMesh, shape: tuple[int, ...], dtype: torch.dtype, path: Se
 
 def there_and_back(mesh_shape: tuple[int, ...], cases: tuple[Case, ...]) -> list[dict[str, object]]:
     """For each case, the gradient at this rank's piece at the start of the path, from weights given at its end."""
-    mesh = init_device_mesh("cpu", mesh_shape)
+    mesh = init_device_mesh(MESH, mesh_shape)
     gradients = [_there_and_back(mesh, *case) for case in cases]
     return [
         {"placements": ", ".join(map(lt.short, gradient.placements)), "local": gradient.to_local()}

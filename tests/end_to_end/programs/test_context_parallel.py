@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
+from tests.device import ON_CPU
 from tests.end_to_end.programs.context_parallel import (
     flash_ring,
     inputs,
@@ -19,6 +20,7 @@ from tests.end_to_end.programs.context_parallel import (
 )
 from tests.end_to_end.programs.three_ways import on_both
 
+pytestmark = ON_CPU  # the kernels of CUDA: test_on_cuda
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64; a ring sums the softmax in another order
 
 

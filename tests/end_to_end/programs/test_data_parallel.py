@@ -9,6 +9,7 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import ShapeMismatch
+from tests.device import DEVICE
 from tests.end_to_end.programs import data_parallel_programs
 from tests.end_to_end.programs.one_device import assert_three_ways
 
@@ -107,11 +108,11 @@ def test_a_weight_that_served_nobody_has_no_gradient(how):
 def test_weights_that_served_some_ranks_only_are_too_much_for_fully_shard():
     """Rank 0 brings the gradients of two ways: 136 numbers with padding.  On gloo, this ends a process."""
     with pytest.raises(ShapeMismatch, match=r"\[136\] on rank 0, \[68\] on rank 1"):
-        lt.run(data_parallel_programs.different_ways, (2,), ranks=2)
+        lt.run(data_parallel_programs.different_ways, (2,), ranks=2, device=DEVICE)
 
 
 @pytest.mark.parametrize("program", [data_parallel_programs.replicated, data_parallel_programs.recomputed])
 def test_the_order_in_which_ranks_run_is_of_no_importance(program):
-    in_order = lt.run(program, (2,), ranks=2)
-    shuffled = lt.run(program, (2,), ranks=2, schedule=lt.shuffled(5))
+    in_order = lt.run(program, (2,), ranks=2, device=DEVICE)
+    shuffled = lt.run(program, (2,), ranks=2, schedule=lt.shuffled(5), device=DEVICE)
     torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)

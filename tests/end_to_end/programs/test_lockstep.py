@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from localtensor.errors import LocalTensorError, NotInLockstep, RanksDiverge
+from tests.device import ON_CPU
 from tests.end_to_end.programs import (
     checkpoints,
     context_parallel,
@@ -93,9 +94,13 @@ def ranks_of(program):
 
 
 SLOW = {"optimizers, strided", "optimizers, two by two", "fully sharded, kept after forward", "sharded and recomputed"}
+CPU_KERNELS = {"context parallel", "context parallel, masked", "attention on shards of heads"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CLOSE])
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(CPU_KERNELS, ON_CPU)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in CLOSE])
 def test_close(name):
     program, *args = CLOSE[name]
     assert len(assert_both(program, *args, ranks=ranks_of(program), exact=False)) == 4

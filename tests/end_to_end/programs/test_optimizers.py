@@ -6,6 +6,7 @@ Of the fused kernels that the CPU has, DTensor has rules for those of Adam and A
 import pytest
 import torch
 
+from tests.device import ON_CPU
 from tests.end_to_end.programs.optimizers import NOT_FUSED, OPTIMIZERS, on_one_device, refused, train
 from tests.end_to_end.programs.three_ways import on_both
 
@@ -33,6 +34,7 @@ def test_optimizers_move_as_on_one_device(layout):
             torch.testing.assert_close(moved["norms"], expected["norms"], **CLOSE)
 
 
+@ON_CPU
 @pytest.mark.parametrize("name", NOT_FUSED)
 def test_fused_kernels_without_a_rule_are_refused(name):
     refusal = f"Operator aten._fused_{NOT_FUSED[name]}_.default does not have a sharding strategy registered."

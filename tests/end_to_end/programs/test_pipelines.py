@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import localtensor as lt
+from tests.device import DEVICE
 from tests.end_to_end.programs.pipelines import batches, model, relay, train, train_in_columns, train_on_one_device
 from tests.end_to_end.programs.three_ways import assert_same_bits, on_both, on_threads
 
@@ -60,7 +61,9 @@ def test_pipelines_side_by_side_average_their_gradients(schedule):
 def test_who_runs_when_changes_nothing(schedule, ranks):
     usual = on_threads(train, schedule, 4, 1, 2, ranks=ranks)
     for seed in range(3):
-        assert_same_bits(usual, list(lt.run(train, schedule, 4, 1, 2, ranks=ranks, schedule=lt.shuffled(seed))))
+        assert_same_bits(
+            usual, list(lt.run(train, schedule, 4, 1, 2, ranks=ranks, schedule=lt.shuffled(seed), device=DEVICE))
+        )
 
 
 def test_a_mask_that_is_split_otherwise_would_be_seen():

@@ -8,11 +8,13 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError
+from tests.device import ON_CPU
 from tests.end_to_end.programs import random_programs
 from tests.end_to_end.programs.one_device import assert_three_ways
 from tests.end_to_end.programs.three_ways import on_both
 from tests.torch_here import before_2_14
 
+pytestmark = ON_CPU  # those of CUDA: test_on_cuda
 CUT = {None: "replicated", 0: "rows cut", 1: "columns cut"}
 
 

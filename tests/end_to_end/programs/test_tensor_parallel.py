@@ -7,6 +7,7 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError
+from tests.device import DEVICE
 from tests.end_to_end.programs import tensor_parallel_programs
 from tests.end_to_end.programs.one_device import alone, assert_three_ways
 from tests.torch_here import before_2_14
@@ -100,8 +101,8 @@ def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
 def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_are_we():
     """DTensor averages the ranks' means, as if all ranks had equally many targets: `validate` lists that rule."""
     args = ("mean", 0, 8, 3)
-    threads = lt.run(tensor_parallel_programs.cross_entropy, (2,), *args, ranks=2)
-    gloo = lt.run(tensor_parallel_programs.cross_entropy, (2,), *args, ranks=2, on="gloo")
+    threads = lt.run(tensor_parallel_programs.cross_entropy, (2,), *args, ranks=2, device=DEVICE)
+    gloo = lt.run(tensor_parallel_programs.cross_entropy, (2,), *args, ranks=2, on="gloo", device=DEVICE)
     one = alone(tensor_parallel_programs.cross_entropy, *args)
     per_row = alone(tensor_parallel_programs.cross_entropy, "none", 0, 8, 3)["loss"]
     assert not torch.allclose(one["loss"], (per_row[3:4].mean() + per_row[4:].mean()) / 2)
@@ -115,20 +116,22 @@ def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_
 @before_2_14
 def test_the_mean_loss_of_uneven_rows_is_refused(on):
     with pytest.raises(LocalTensorError, match="cannot be evenly sharded"):
-        lt.run(tensor_parallel_programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on)
+        lt.run(tensor_parallel_programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on, device=DEVICE)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_ranks_run_is_of_no_importance(seed):
     """Within loss_parallel: it exchanges DTensor's handlers of some ops, for the whole process, while it is on."""
-    in_order = lt.run(tensor_parallel_programs.language_model, (2,), 1, ranks=2)
-    shuffled = lt.run(tensor_parallel_programs.language_model, (2,), 1, ranks=2, schedule=lt.shuffled(seed))
+    in_order = lt.run(tensor_parallel_programs.language_model, (2,), 1, ranks=2, device=DEVICE)
+    shuffled = lt.run(
+        tensor_parallel_programs.language_model, (2,), 1, ranks=2, schedule=lt.shuffled(seed), device=DEVICE
+    )
     torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)
 
 
 def test_torch_counts_the_collectives_that_the_log_has():
-    threads = lt.run(tensor_parallel_programs.collectives_of_block, (2,), ranks=2)
-    gloo = lt.run(tensor_parallel_programs.collectives_of_block, (2,), ranks=2, on="gloo")
+    threads = lt.run(tensor_parallel_programs.collectives_of_block, (2,), ranks=2, device=DEVICE)
+    gloo = lt.run(tensor_parallel_programs.collectives_of_block, (2,), ranks=2, on="gloo", device=DEVICE)
     assert [threads[rank] for rank in range(2)] == [gloo[rank] for rank in range(2)]
     logged = Counter(kind_of(call) for call in threads.calls if call.rank == 0)
     assert threads[0] == dict(logged)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.device import integers, normal
+
 VOCABULARY, WIDTH, HEADS, HIDDEN, LENGTH = 14, 8, 4, 12, 4
 
 
@@ -73,9 +75,9 @@ def seeded(make: type[nn.Module], seed: int = 0) -> nn.Module:
 
 def tokens(rows: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     """So many rows of tokens, and after each token the next one."""
-    text = torch.randint(VOCABULARY, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+    text = integers(0, VOCABULARY, (rows, LENGTH + 1), seed)
     return text[:, :-1], text[:, 1:]
 
 
 def noise(*shape: int, seed: int = 2) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return normal(*shape, seed=seed)

@@ -93,6 +93,28 @@ def test_what_eats_memory_is_ended_and_the_rest_goes_on(monkeypatch):
     assert after == TaskLost("no answer within 0.5 s", 1)  # a little is not too much: it waits as it was told
 
 
+def loses_its_gpu(task, note):
+    """As on a GPU on which a kernel fails after the second note of task 1; each later call on it fails, too."""
+    lost = []
+
+    def synchronize():
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, synchronize
+    for n in range(4):
+        note(n)
+        lost += [n] * (task == n == 1)
+    return task
+
+
+def test_a_gpu_that_serves_no_more_costs_the_step_that_lost_it_and_no_later_task():
+    kept, lost, after = run_tasks(loses_its_gpu, [0, 1, 2], workers=1, limit=60.0)
+    assert (kept, after) == (TaskDone(0), TaskDone(2))
+    assert lost == TaskLost(exit_reason(worker_pool.GPU_LOST), 1)
+    assert "a kernel failed on the GPU" in lost.why
+
+
 def test_what_the_parent_holds_and_what_files_back_is_no_more_than_what_is_there():
     held = bytearray(b"x") * (64 << 20)
     here = private_memory(os.getpid())

@@ -1,7 +1,8 @@
 """`make cuda`: the whole sweep on a GPU beside the same on the CPU; on a machine without one it says so.
 
-Four parts: the sweep on either device with a journal each; the rules that are judged otherwise on one of them; how often
-the simulation and real processes disagree; and the time beside torch's own validator on that GPU.
+Five parts: the sweep on either device with a journal each; the rules that are judged otherwise on one of them; how often
+the simulation and real processes disagree; the time beside torch's own validator on that GPU; and the training programs of
+the tests with their tensors there.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> int:
     _agreement(console, asked.out, runs["cuda"], backend)
     if not asked.no_peer:
         _beside(console, asked.ranks[0])
-    return 0
+    return 0 if asked.ops or _programs_pass(console) else 1
 
 
 def _asked() -> argparse.Namespace:
@@ -74,10 +75,22 @@ def _sweep(console: Console, asked: argparse.Namespace, device: str, backend: st
     words += ["--resume"] if asked.resume and path.exists() else []
     start = time.perf_counter()
     done = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, 1):
+    said = done.stdout.strip().splitlines()
+    if done.returncode not in (0, 1) or not said:
         raise RuntimeError(f"{' '.join(words)} ended with code {done.returncode}")
-    console.print(f"{device}: {time.perf_counter() - start:.0f} s; {done.stdout.strip().splitlines()[-1]}")
+    console.print(f"{device}: {time.perf_counter() - start:.0f} s; {said[-1]}", markup=False)
     return journal.load_journal(path)
+
+
+def _programs_pass(console: Console) -> bool:
+    """Whether the training programs of the tests, rank threads and lockstep, are right with tensors on the GPU."""
+    words = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "tests/end_to_end/programs"]
+    environment = {**os.environ, "LOCALTENSOR_TEST_DEVICE": "cuda"}
+    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True, env=environment)
+    said = done.stdout.strip().splitlines()
+    shown = [line for line in said if line.startswith("FAILED")] + said[-1:]
+    console.print("programs on CUDA tensors: " + "\n  ".join(shown), markup=False)
+    return done.returncode == 0
 
 
 def _compare(console: Console, runs: dict[str, journal.JournalLines], out: Path) -> None:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
+from tests.device import MESH
+
 
 @dataclass(frozen=True)
 class Labelled:
@@ -66,7 +68,7 @@ def name():
 
 def buffer(*size, dtype=torch.float32, fill=None):
     """A symmetric tensor of this rank, filled or not, and its handle."""
-    mine = symm_mem.empty(*size, dtype=dtype, device="cpu")
+    mine = symm_mem.empty(*size, dtype=dtype, device=MESH)
     if fill is not None:
         mine.fill_(fill)
     return mine, symm_mem.rendezvous(mine, group())

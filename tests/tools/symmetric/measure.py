@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import localtensor as lt
+from tests.device import DEVICE
 from tests.tools.symmetric import faulty, right  # noqa: F401  # they register the programs
 from tests.tools.symmetric.labels import FAULTY, RIGHT, Labelled
 
@@ -35,7 +36,7 @@ class Outcome:
 
 def run(program, schedule):
     try:
-        lt.run(program.body, ranks=program.ranks, schedule=schedule, leftovers="ignore")
+        lt.run(program.body, ranks=program.ranks, schedule=schedule, leftovers="ignore", device=DEVICE)
     except lt.errors.ProgramFault as error:
         return Outcome(program, error, schedule)
     return Outcome(program, None, schedule)

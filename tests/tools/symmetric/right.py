@@ -5,6 +5,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.device import MESH
 from tests.tools.symmetric.labels import buffer, flag, group, name, of, right, until
 
 OPS = torch.ops.symm_mem
@@ -310,8 +311,8 @@ def order_by_a_broadcast_of_the_writer():
 
 @right()
 def subgroups_by_mesh_axis():
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    mine = symm_mem.empty(4, device="cpu").fill_(dist.get_rank())
+    mesh = init_device_mesh(MESH, (2, 2), mesh_dim_names=("dp", "tp"))
+    mine = symm_mem.empty(4, device=MESH).fill_(dist.get_rank())
     for axis in ("dp", "tp"):
         h = symm_mem.rendezvous(mine, mesh.get_group(axis))
         h.barrier()

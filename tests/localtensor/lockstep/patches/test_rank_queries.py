@@ -1,11 +1,13 @@
 """What is installed in torch: in a thread without a mode it does what it did before."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.tensor import _random
 
 import localtensor as lt
 from localtensor.errors import TorchChanged
@@ -89,6 +91,30 @@ def test_seeds_and_states():
         torch.manual_seed(7)
         z = torch.randn(4).reconcile()
     assert torch.equal(z, torch.randn(4, generator=torch.Generator().manual_seed(7)))
+
+
+class TrackerOnTheCpu(_random.OffsetBasedRNGTracker):
+    """DTensor's tracker of offsets, which wants CUDA, over the CPU's generator."""
+
+    def _get_device_state(self):
+        return torch.get_rng_state()
+
+    def _set_device_state(self, state):
+        torch.set_rng_state(state)
+
+
+def test_the_tracker_of_random_offsets_gives_all_ranks_the_state_of_rank_0(monkeypatch):
+    monkeypatch.setattr(_random, "_resolve_device", lambda device_mesh: torch.device("meta"))
+    monkeypatch.setattr(_random, "_get_device_handle", lambda kind: SimpleNamespace(is_available=lambda: True))
+    with LocalTensorMode(3):
+        torch.manual_seed(rank_int([5, 6, 7]))
+        TrackerOnTheCpu(None, run_state_sync=False)
+        apart = torch.rand(4)
+        torch.manual_seed(rank_int([5, 6, 7]))
+        TrackerOnTheCpu(None)
+        alike = torch.rand(4)
+    assert not torch.equal(apart.on(0), apart.on(1))
+    assert [alike.on(rank).tolist() for rank in range(3)] == [apart.on(0).tolist()] * 3
 
 
 def test_a_function_that_is_no_longer_decorated_is_told():
