@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from localtensor.testing.compare.comparison import Comparison, comparison_of, ha
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
+from localtensor.testing.compare.torchrun_script import NoScript, script_of
 from localtensor.testing.compare.watch import Watch, region_of
 
 
@@ -36,6 +39,7 @@ def compare(
     seed: int = 0,
     on: str = "threads",
     shrink: bool = False,
+    script: str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Compare a parallel program with the same model on one device; returns what was compared.
 
@@ -50,6 +54,7 @@ def compare(
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
     batch_axes   the mesh axes along which each rank gets its rows of the batch: those named dp, fsdp, data and the like
     shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
+    script       a file for a script of plain torch that shows the divergence under torchrun: that of the smallest program
     on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
 
     Watched are the inputs and outputs of every module, the gradients of outputs and of parameters, the loss, and the
@@ -74,28 +79,56 @@ def compare(
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
+    with programs.functional_dropout_off() as functions:
+        done = _compared(program, functions, shrink, script)
+    if done.divergence is not None:
+        raise Diverged(str(done), done)
+    return done
+
+
+def _compared(
+    program: programs.TrainingProgram, functions: set[str], shrink: bool, script: str | os.PathLike[str] | None
+) -> Comparison:
     start = programs.start_of(program)
     _check_rows(program, start)
     sides, collectives, names = _run_both(program, start)
     findings = first_divergence(sides)
     found = findings.divergence
     look = None if found is None else _look(program, start, sides, findings, found, names)
-    notes = [f"dropout of {name} is off" for name in start.dropouts] + notes_of_values(sides, findings)
+    notes = programs.dropout_notes(start.dropouts, functions) + notes_of_values(sides, findings)
     notes += [] if names is None else [names.note()]
-    if shrink and look is not None and findings.divergence is not None:
-        less = smallest(program, start, findings.divergence, _divergence_of)
-        notes.append(
-            f"the same shows with {less}" if less.words else "no smaller program that was tried shows the same"
-        )
+    if found is not None:
+        less = Smaller(program, (), found)
+        if shrink:
+            less = smallest(program, start, found, _divergence_of)
+            notes.append(
+                f"the same shows with {less}" if less.words else "no smaller program that was tried shows the same"
+            )
+        if script is not None:
+            bound = float(sides.slack(found.key).max())
+            why_not = "the ranks call parameters otherwise than one device" if names else ""
+            why_not = "the ranks are stages of a pipeline" if any(one.edges for one in sides.ranks) else why_not
+            notes.append(_write_script(Path(script), less, bound, why_not))
     done = comparison_of(sides, findings, look, collectives, notes)
-    if findings.divergence is not None:
-        raise Diverged(str(done), done)
-    if not has_evidence(findings):
+    if findings.divergence is None and not has_evidence(findings):
         raise NotComparable(
             "nothing that the program computes was compared", "the ranks",
             "Give the modules that `build` and `parallelize` make the same names.",
         )  # fmt: skip
     return done
+
+
+def _write_script(path: Path, less: Smaller, bound: float, why_not: str) -> str:
+    """Writes the torchrun script of a divergence; returns what to do with it, or why there is none."""
+    found = less.found
+    if why_not or found is None:
+        return f"no script was written: {why_not}"
+    try:
+        text = script_of(less.program, found.key, bound, f"{found.key}: {found.what}\n{found.values}")
+    except NoScript as reason:
+        return f"no script was written: {reason}"
+    path.write_text(text, encoding="utf-8")
+    return f"run it: torchrun --nproc-per-node {less.program.ranks} {path}"
 
 
 class _Function(nn.Module):
@@ -118,6 +151,7 @@ def compare_functions(
     loss: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
     on: str = "threads",
+    script: str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Compare a function that every rank runs with another that runs on one device, both on equal inputs.
 
@@ -143,7 +177,17 @@ def compare_functions(
     takes_mesh = "mesh" in inspect.signature(parallel).parameters
 
     made = partial(_made_parallel, parallel, takes_mesh=takes_mesh)
-    return compare(partial(_Function, reference), made, inputs, mesh=mesh, loss=loss, batch_axes=(), seed=seed, on=on)
+    return compare(
+        partial(_Function, reference),
+        made,
+        inputs,
+        mesh=mesh,
+        loss=loss,
+        batch_axes=(),
+        seed=seed,
+        on=on,
+        script=script,
+    )
 
 
 def _made_parallel(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *, takes_mesh: bool) -> nn.Module:
@@ -249,6 +293,7 @@ class Smaller:
 
     program: programs.TrainingProgram
     words: tuple[str, ...] = ()
+    found: Divergence | None = None
 
     def __str__(self) -> str:
         return ", ".join(self.words)
@@ -292,26 +337,28 @@ def smallest(
     judge: Callable[[programs.TrainingProgram], Divergence | None],
 ) -> Smaller:
     """The smallest of the programs tried for which `judge` finds the same divergence as `found`."""
-    best, until, progress = Smaller(program), time.monotonic() + SHRINK_SECONDS, True
+    best, until, progress = Smaller(program, (), found), time.monotonic() + SHRINK_SECONDS, True
     while progress and time.monotonic() < until:
         progress = False
         for attempt in _attempts(best, programs.start_of(best.program) if best.words else start, found):
             if time.monotonic() > until:
                 break
-            if _shows(attempt.program, found, judge):
-                best, progress = attempt, True
+            shown = _shown(attempt.program, found, judge)
+            if shown is not None:
+                best, progress = replace(attempt, found=shown), True
                 break
     return best
 
 
-def _shows(
+def _shown(
     program: programs.TrainingProgram, found: Divergence, judge: Callable[[programs.TrainingProgram], Divergence | None]
-) -> bool:
+) -> Divergence | None:
+    """The divergence of the program, if it is the same."""
     try:
         other = judge(program)
     except Exception:  # why: a program that was cut may fail in any way, and is not taken then
-        return False
-    return other is not None and _what_counts(other) == _what_counts(found)
+        return None
+    return other if other is not None and _what_counts(other) == _what_counts(found) else None
 
 
 def _what_counts(found: Divergence) -> tuple[str, str, str]:

@@ -146,6 +146,8 @@ def notes_of_values(sides: Sides, findings: Findings) -> list[str]:
     if lost:
         tail = f"; the ranks have {_some(more)}, which {sides.name} has not" if more else ""
         notes.append(f"no rank has a parameter called {_some(lost)}{tail}")
+    if sides.reference.draws:
+        notes.append(f"{sides.name} draws random numbers in the steps; ranks that have other rows draw others")
     nan = [key for key in findings.layouts if key in seen and not bool(seen[key].value.isfinite().all())]
     return [*notes, *(f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1])]
 

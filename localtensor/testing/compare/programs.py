@@ -6,7 +6,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from localtensor._util.events import Call
 from localtensor._util.module_names import plain_name
+from localtensor._util.patching import replaced
 from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
@@ -111,6 +112,62 @@ def silence_dropout(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in found)
 
 
+_DROPOUTS = [
+    f"{kind}{tail}"
+    for kind in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for tail in ("", "_")
+]
+
+
+@contextmanager
+def functional_dropout_off() -> Iterator[set[str]]:
+    """Inside the block the functions that drop with a probability drop nothing; gives the names of those that would have.
+
+    They are replaced where torch.nn.functional looks them up, also for modules: torch._VF.dropout and the like (torch 2.11 to 2.15),
+    and `scaled_dot_product_attention`.
+    """
+    seen: set[str] = set()
+
+    def silenced(name: str) -> Callable[..., Tensor]:
+        original = getattr(torch._VF, name)
+
+        def call(x: Tensor, p: float, train: bool) -> Any:
+            seen.update([name.removesuffix("_")] if p and train else [])
+            return original(x, 0.0, train)
+
+        return call
+
+    attention = nn.functional.scaled_dot_product_attention
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        seen.update(["scaled_dot_product_attention"] if dropout_p else [])
+        return attention(q, k, v, attn_mask, 0.0, *args, **options)
+
+    with ExitStack() as stack:
+        for name in _DROPOUTS:
+            stack.enter_context(replaced(torch._VF, name, silenced(name)))
+        stack.enter_context(replaced(nn.functional, "scaled_dot_product_attention", attend))
+        yield seen
+
+
+def dropout_notes(modules: Sequence[str], functions: set[str]) -> list[str]:
+    """What was switched off for the comparison.
+
+    >>> dropout_notes(["layers.0.drop"], {"dropout"})
+    ['dropout of layers.0.drop is off', 'dropout by the function dropout is off']
+    """
+    notes = [f"dropout of {name} is off" for name in modules]
+    return [*notes, *(f"dropout by the function {name} is off" for name in sorted(functions))]
+
+
 def on_one_device(
     program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], region: Region | None = None
 ) -> Watch:
@@ -122,7 +179,9 @@ def on_one_device(
     watch = Watch(region=region, causal=True)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
-        _train(program, model, _optimizer_of(program, model), batches, watch)
+        optimizer, state = _optimizer_of(program, model), torch.get_rng_state()
+        _train(program, model, optimizer, batches, watch)
+        watch.draws = not torch.equal(state, torch.get_rng_state())
     return watch
 
 
@@ -144,6 +203,13 @@ def rank_program(
     program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
 ) -> Watch:
     """What one rank runs; returns what was seen of it."""
+    with nullcontext() if program.on == "threads" else functional_dropout_off():  # rank threads: it is off already
+        return _trained_rank(program, state, batches, region)
+
+
+def _trained_rank(
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
+) -> Watch:
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))

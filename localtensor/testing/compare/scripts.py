@@ -46,6 +46,7 @@ class _Scripts:
     progress: Callable[[str], None]
     not_compared: dict[Key, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    functions: set[str] = field(default_factory=set)  # that would have dropped
     calls: tuple[str, ...] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
     names: NameMap | None = None
@@ -94,7 +95,7 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
         variants.append(_run(scripts, scripts.reference, what, vary=lambda seed=seed: programs.with_noise(seed)))  # type: ignore[misc]
     ran = _run(scripts, scripts.parallel, "the parallel script")
     scripts.axes = scripts.mesh or _mesh(ran, scripts.parallel.ranks)
-    scripts.notes += [f"dropout of {name} is off" for name in first.ranks[0].dropouts]
+    scripts.notes += programs.dropout_notes(first.ranks[0].dropouts, scripts.functions)
     whole = _Whole(scripts, [one.watch for one in first.ranks])
     reference = whole.of_reference()
     made = tuple(whole.of([one.watch for one in variant.ranks]) for variant in variants)
@@ -145,8 +146,9 @@ def _run(
     watches = [ScriptWatch(Watch(region=region, causal=causal), vary()) for _ in range(options.ranks)]
     observer = Observer(lambda rank: watches[rank].hooks())
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err), programs.functional_dropout_off() as functions:
         code = run_script(options, observer)
+    scripts.functions |= functions
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
         frames = ("[", " ", "Traceback")

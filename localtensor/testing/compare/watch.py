@@ -112,6 +112,7 @@ class Watch:
     ops: OpStream | None = None
     recorder: OpRecorder | None = None
     microbatches: int = 1
+    draws: bool = False  # whether the program takes numbers from torch's generator, dropout being off
     edges: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     _phase: str = ""
     _inside: int = 0

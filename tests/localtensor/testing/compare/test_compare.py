@@ -1,5 +1,7 @@
 """`lt.compare`: right programs pass, each kind of fault is named with its module, line and words; bad input is one sentence."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,6 +53,49 @@ def test_right_programs_pass_and_say_what_was_compared(parallelize, mesh):
     shards = {"dp": "S(0)", "tp": "R"}
     assert done.layouts["input of 0.up, step 1"] == ", ".join(shards[axis] for axis in mesh)
     assert "computes what one device computes" in str(done)
+
+
+class Drops(nn.Module):
+    """Drops by functions, and inside of attention: the ranks, which have other rows, draw other numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.attend = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+
+    def forward(self, x):
+        y = nn.functional.dropout(self.up(x), 0.5, self.training)
+        y = y + self.attend(y, y, y, need_weights=False)[0]
+        return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.3)
+
+
+@pytest.mark.parametrize("on", ["threads", "gloo"])
+def test_functions_that_drop_are_off_and_named(on):
+    before = nn.functional.scaled_dot_product_attention, torch._VF.dropout
+    done = lt.compare(Drops, replicated, mesh={"dp": 2}, batch=batch_of_rows, loss=mean_square, on=on)
+    assert done.divergence is None
+    assert done.notes == tuple(
+        f"dropout by the function {n} is off" for n in ("dropout", "scaled_dot_product_attention")
+    )
+    assert (nn.functional.scaled_dot_product_attention, torch._VF.dropout) == before
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.rand(len(x), 1, 1)
+
+
+def test_a_program_that_draws_by_itself_is_told():
+    with pytest.raises(Diverged) as told:
+        lt.compare(partial(Noisy, 8, 8), replicated, batch_of_rows, mesh={"dp": 2}, loss=mean_square)
+    assert "one device draws random numbers in the steps" in told.value.comparison.notes[0]
+
+
+def batch_of_rows():
+    return torch.randn(4, 3, 8)
+
+
+def mean_square(y):
+    return y.square().mean()
 
 
 def diverged(parallelize, mesh, **options):

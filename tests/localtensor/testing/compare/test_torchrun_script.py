@@ -1,0 +1,113 @@
+"""The torchrun script of a divergence: what is written, and that it shows the difference until the program is repaired."""
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import localtensor as lt
+from localtensor.errors import Diverged
+from localtensor.testing.compare.torchrun_script import NoScript, _Writer
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+def split(model, mesh):
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Partial())})
+
+def compare(script):
+    import localtensor as lt
+    rows = 4
+    lt.compare(Mlp, split, lambda: torch.randn(rows, 8), mesh={"tp": 2}, loss=lambda y: y.square().mean(), script=script)
+
+if __name__ == "__main__":
+    compare("differs.py")
+"""
+
+
+def run(folder, *command):
+    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_script_shows_the_difference_until_the_program_is_repaired(tmp_path):
+    (tmp_path / "split_mlp.py").write_text(PROGRAM)
+    code, _, error = run(tmp_path, sys.executable, "split_mlp.py")
+    assert code == 1
+    assert "run it: torchrun --nproc-per-node 2 differs.py" in error
+    assert "localtensor" not in (tmp_path / "differs.py").read_text()
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "differs.py")
+    code, said, _ = run(tmp_path, *torchrun)
+    assert code == 1
+    assert said.splitlines()[0] == "output of down, step 0"
+    assert "differs: assembles as {'tp': 'P(sum)'}" in said
+    (tmp_path / "split_mlp.py").write_text(PROGRAM.replace("output_layouts=Partial()", "output_layouts=Replicate()"))
+    code, said, error = run(tmp_path, *torchrun)
+    assert (code, said.splitlines()[-1]) == (0, "equal: assembles as {'tp': 'R'}"), error
+
+
+def summed(model, mesh):
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+
+
+def test_the_smallest_program_is_written(tmp_path):
+    with pytest.raises(Diverged) as told:
+        lt.compare(
+            partial(nn.Linear, 4, 1), summed, lambda: torch.randn(8, 4), mesh={"dp": 2}, steps=2, shrink=True,
+            loss=lambda y: y.square().mean(), optimizer=torch.optim.SGD, script=tmp_path / "differs.py",
+        )  # fmt: skip
+    assert told.value.comparison.notes[-1] == f"run it: torchrun --nproc-per-node 2 {tmp_path / 'differs.py'}"
+    text = (tmp_path / "differs.py").read_text()
+    assert "STEPS, SEED, BOUND = 1, 0" in text
+    assert "build = partial(module_0.Linear, 4, 1)" in text
+    assert "batch = partial(narrowed, partial(narrowed, function_0, 0, 8, 4), 0, 4, 2)" in text
+    assert f"parallelize = module_1.{summed.__name__}" in text
+
+
+def test_a_function_that_no_text_makes_again_is_named(tmp_path):
+    held = torch.ones(4)
+    with pytest.raises(Diverged) as told:
+        lt.compare_functions(
+            lambda x: x + held, lambda x: x, lambda: (torch.ones(4),), mesh={"dp": 2}, script=tmp_path / "differs.py"
+        )
+    assert "no script was written: tensor([1., 1., 1., 1.])" in told.value.comparison.notes[-1]
+    assert not (tmp_path / "differs.py").exists()
+
+
+def rebuilt(value):
+    writer = _Writer()
+    text = writer.expression(value)
+    scope = {}
+    exec("import importlib, sys\nfrom functools import partial\n" + "\n".join(writer.lines), scope)
+    return eval(text, scope)
+
+
+def test_functions_are_imported_or_copied_with_what_they_close_over():
+    width, twice = 3, (lambda x: 2 * x, lambda x: x + width)
+
+    def inner(x, more=1):
+        return twice[1](x) * width + more
+
+    assert rebuilt(nn.Linear) is nn.Linear
+    assert rebuilt(partial(nn.Linear, 2, bias=False))(1).bias is None
+    assert [rebuilt(one)(5) for one in twice] == [10, 8]
+    with pytest.raises(NoScript, match="has no text"):
+        rebuilt(inner)  # closes over functions in a tuple
+    with pytest.raises(NoScript, match="2 functions of line"):
+        rebuilt([lambda x: x, lambda x: x][0])
