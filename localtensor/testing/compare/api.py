@@ -22,8 +22,8 @@ from localtensor.testing.compare.comparison import Comparison, comparison_of, ha
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
-from localtensor.testing.compare.torchrun_script import NoScript, script_of
 from localtensor.testing.compare.watch import Watch, region_of
+from localtensor.testing.compare_script import NoScript, script_of
 
 
 def compare(

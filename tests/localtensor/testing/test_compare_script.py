@@ -11,7 +11,7 @@ from torch import nn
 
 import localtensor as lt
 from localtensor.errors import Diverged
-from localtensor.testing.compare.torchrun_script import NoScript, _Writer
+from localtensor.testing.compare_script import NoScript, _Writer
 
 PROGRAM = """
 import torch

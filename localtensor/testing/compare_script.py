@@ -51,7 +51,7 @@ def script_of(program: TrainingProgram, key: Key, bound: float, report: str) -> 
         f"{program.steps}, {program.seed}, {bound!r}\n"
         f"STEP, KIND, NAME, CALL, LEAF = {tuple(key)!r}  # {key}"
     )
-    template = (Path(__file__).parents[2] / "templates" / "compare_torchrun.py.txt").read_text(encoding="utf-8")
+    template = (Path(__file__).parents[1] / "templates" / "compare_torchrun.py.txt").read_text(encoding="utf-8")
     for mark, text in (
         ("REPORT", told),
         ("RANKS", str(program.ranks)),
