@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch.testing._internal.common_methods_invocations import op_db
 
 from localtensor.testing import draws
 from localtensor.testing.hypothesis_strategies.op_calls import (
@@ -22,6 +21,8 @@ from localtensor.testing.hypothesis_strategies.op_calls import (
 
 
 def test_torch_has_the_parts_that_the_room_names():
+    from torch.testing._internal.common_methods_invocations import op_db  # seconds, which collecting does without
+
     for info in op_db:
         assert isinstance(info.name, str) and isinstance(info.variant_test_name, str) and callable(info.op)
         assert torch.float32 in info.supported_dtypes("cpu") or info.supports_autograd in (True, False)
