@@ -80,6 +80,10 @@ SLOW = {
     "localtensor races --target propagate --schedules 300",
     "localtensor validate --rules my_rules --repro scripts",
     "localtensor discover aten.mv.default --emit",
+    "localtensor run -n 4 --on gloo hangs_no_more.py",  # as "-n 2 --on gloo train.py"
+    'localtensor gate --rules my_rules --accept "issue 12: needs a scan over ranks" --expires 2099-12-31',  # as gate/test_story
+    "pytest test_layers.py --rank-flaky 10",  # as that of test_mean_fixed.py
+    "pytest test_layers.py -k everywhere --ranks-on gloo",  # as that of test_mean_fixed.py
 }
 """Commands of pages in docs/ that take long, and that other tests run on smaller cases."""
 TOO_SLOW = {

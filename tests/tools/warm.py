@@ -26,8 +26,9 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PRELOADED = ("numpy", "pytest", "rich.console", "torch", "torch.distributed.tensor", "typer")
-"""Whole libraries of others.  None of ours: what they do when they are imported belongs to what is tested."""
+PRELOADED = ("numpy", "pytest", "rich.console", "torch", "torch.distributed.tensor", "torch._dynamo", "typer")
+"""Whole libraries of others, and what DTensor imports when it is first used.  None of ours: what they do when they are imported
+belongs to what is tested."""
 ROOT = str(Path(__file__).parents[2])
 HEADER = 8
 """Bytes of a number that goes over the socket."""

@@ -68,12 +68,13 @@ UNDECLARED_WRITES = dict.fromkeys(
 )
 
 # Overloads whose batching rule differs from the op row by row, and how.  Found by
-# tests/localtensor/lockstep/dispatch/test_every_overload.py on torch 2.13.0; the last also on 2.14.1.
+# tests/localtensor/lockstep/dispatch/test_every_overload.py on torch 2.13.0; _cdist_backward also on 2.14.1.
 WRONG_BATCHING_RULES: dict[str, str] = {
     "aten::index_fill.int_Tensor": "a scalar that differs is filled into a tensor of no dims that is shared",
     "aten::linalg_pinv.atol_rtol_tensor": "the rows of an empty matrix are lost",
     "aten::embedding": "an index that is out of range reads the table of another row",
     "aten::_cdist_backward": "what is shared is read as if each row had its own",
+    "aten::roll": "values of no dims are rolled from row to row",
 }
 
 # torch gives these a batching rule, a decomposition in Python, when a process calls torch.vmap for the first time

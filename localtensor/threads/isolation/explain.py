@@ -9,9 +9,8 @@ import torch
 
 from localtensor.threads.isolation import modules
 from localtensor.threads.isolation.modules import World
-from localtensor.threads.isolation.namespaces import Namespace, Rule
-from localtensor.threads.isolation.reach import patched_namespaces
-from localtensor.threads.isolation.watch import ON_SIGHT, Watch
+from localtensor.threads.isolation.namespaces import Namespace
+from localtensor.threads.isolation.reach import PatchedNamespaces
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _STILL_SHARED = (
@@ -25,17 +24,13 @@ _STILL_SHARED = (
 class Overlooked:
     """The functions of torch that no cell tracks, as they were when the run began."""
 
-    def __init__(self, tracks: Callable[[object], bool], rule: Rule) -> None:
-        found = patched_namespaces(list(dict.keys(sys.modules)), rule, ("torch",))
-        self._cells = [cell for cell in found if not tracks(cell.owner)]
-        self._tracks = tracks
-        self._watch = Watch()
-        self._watch.add([cell.container for cell in self._cells])
+    def __init__(self, tracks: Callable[[object], bool], of_torch: PatchedNamespaces) -> None:
+        self._tracks, self._of_torch = tracks, of_torch
+        of_torch.now()
 
     def writes(self) -> list[str]:
         """The functions that code outside of torch has replaced since, each with the line of the new one."""
-        changed = self._watch.changed() if ON_SIGHT else range(len(self._cells))
-        cells = [self._cells[at] for at in changed if not self._tracks(self._cells[at].owner)]
+        cells = [cell for cell in self._of_torch.changed() if not self._tracks(cell.owner)]
         return [text for cell in cells for text in _replaced(cell)]
 
 
@@ -57,13 +52,13 @@ def explanation(worlds: Iterable[World]) -> list[str]:
                 own.setdefault(name.partition(".")[0], 0)
                 own[name.partition(".")[0]] += 1
     roots = sorted({name.partition(".")[0] for name in dict.keys(sys.modules)})
-    by_reason: dict[str, list[str]] = {}
+    seen, by_reason = modules.SHARED.seen(), dict[str, list[str]]()
     for root in roots:
         reason = modules.SHARED.reason(root)
-        if reason and root not in modules.SHARED.seen():
+        if reason and root not in seen:
             by_reason.setdefault(reason, []).append(root)
     lines = [f"each rank's own: {', '.join(sorted(own)) or 'no modules but the script'}"]
     for reason, names in sorted(by_reason.items()):
         lines.append(f"shared ({reason}): {', '.join(names) if len(names) < 20 else f'{len(names)} modules'}")
-    lines += [f"shared: {root}: {why}" for root, why in sorted(modules.SHARED.seen().items())]
+    lines += [f"shared: {root}: {why}" for root, why in sorted(seen.items())]
     return [*lines, *(f"shared: {what}" for what in _STILL_SHARED)]

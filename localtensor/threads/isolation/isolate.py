@@ -18,40 +18,12 @@ from localtensor.threads.isolation import modules
 from localtensor.threads.isolation.explain import Overlooked, explanation
 from localtensor.threads.isolation.imports import modules_of_ranks
 from localtensor.threads.isolation.modules import World
-from localtensor.threads.isolation.namespaces import ELSEWHERE, FOR_ALL, OWN, Namespace, RankNamespaces
-from localtensor.threads.isolation.reach import Reach, patched_namespaces
-from localtensor.threads.isolation.watch import ON_SIGHT, Watch
+from localtensor.threads.isolation.namespaces import ELSEWHERE, FOR_ALL, OWN, RankNamespaces
+from localtensor.threads.isolation.reach import PatchedNamespaces, Reach
 from localtensor.threads.state import patched_attributes
 from localtensor.threads.state.swap import is_swapped, swapped_spaces
 
 _PACKAGES = tuple(str(Path(__file__).parents[3] / name) + "/" for name in ("localtensor", "strategies"))
-
-
-class _Patched:
-    """The namespaces of shared modules as they are outside of runs: kept from run to run, since they are many."""
-
-    def __init__(self) -> None:
-        self.cells: list[Namespace] = []
-        self._names: set[str] = set()
-        self._watch = Watch()
-
-    def now(self) -> list[Namespace]:
-        """All of them, up to date."""
-        for at in self._watch.changed() if ON_SIGHT else range(len(self.cells)):
-            cell = self.cells[at]
-            cell.first = dict(cell.container)
-        for cell in self.cells:
-            cell.originals.clear()
-        new = [name for name in dict.keys(sys.modules) if name not in self._names]
-        self._names.update(new)
-        cells = patched_namespaces(new, write_rule)
-        self.cells += cells
-        self._watch.add([cell.container for cell in cells])
-        self._watch.read(range(len(self.cells)))
-        return self.cells
-
-
-_patched = _Patched()
 
 
 def write_rule(owner: Any, name: str, value: Any) -> int:
@@ -62,6 +34,9 @@ def write_rule(owner: Any, name: str, value: Any) -> int:
         return FOR_ALL  # a part of a package, imported by one rank, is there for all
     code = getattr(getattr(value, "func", value), "__code__", None)
     return FOR_ALL if code is not None and code.co_filename.startswith(_PACKAGES) else OWN
+
+
+_patched, _of_torch = PatchedNamespaces(write_rule), PatchedNamespaces(write_rule, ("torch",))
 
 
 class _Places:
@@ -168,7 +143,7 @@ def ranks_isolated(ranks: int, roots: Iterable[object], *, fresh: bool) -> Itera
             return logger
 
         if fresh:
-            isolation.overlooked = Overlooked(isolation.namespaces.tracks, write_rule)
+            isolation.overlooked = Overlooked(isolation.namespaces.tracks, _of_torch)
         modules.on_reach[:] = [lambda module: isolation.add([module])]
         patched_attributes.kept_elsewhere[:] = [isolation.namespaces.tracks]
         try:

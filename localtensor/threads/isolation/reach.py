@@ -18,6 +18,7 @@ from typing import Any
 
 from localtensor.threads.isolation.modules import SHARED, world_of_thread
 from localtensor.threads.isolation.namespaces import Cell, Contents, Namespace, Rule
+from localtensor.threads.isolation.watch import ON_SIGHT, Watch
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _FROZEN = (tuple, frozenset)
@@ -203,8 +204,39 @@ def _own_dict(value: object) -> Any:
         return None
 
 
-def patched_namespaces(names: Iterable[str], rule: Rule, among: tuple[str, ...] = PATCHED) -> list[Namespace]:
-    """The namespaces of the shared modules that programs patch by a name such as `torch.nn.Linear.forward`."""
+class PatchedNamespaces:
+    """The namespaces of shared modules that programs patch by a name such as `torch.nn.Linear.forward`, as they are outside of
+    runs: kept from run to run, since they are many.
+
+    `rule` is that of the namespaces; `among`: how the names of the modules begin.
+    """
+
+    def __init__(self, rule: Rule, among: tuple[str, ...] = PATCHED) -> None:
+        self.cells: list[Namespace] = []
+        self._rule, self._among = rule, among
+        self._names: set[str] = set()
+        self._watch = Watch()
+
+    def now(self) -> list[Namespace]:
+        """All of them, up to date."""
+        for cell in self.changed():
+            cell.first = dict(cell.container)
+        for cell in self.cells:
+            cell.originals.clear()
+        new = [name for name in dict.keys(sys.modules) if name not in self._names]
+        self._names.update(new)
+        cells = _patched_namespaces(new, self._rule, self._among)
+        self.cells += cells
+        self._watch.add([cell.container for cell in cells])
+        self._watch.read(range(len(self.cells)))
+        return self.cells
+
+    def changed(self) -> list[Namespace]:
+        """Those that may have changed since `now`."""
+        return [self.cells[at] for at in (self._watch.changed() if ON_SIGHT else range(len(self.cells)))]
+
+
+def _patched_namespaces(names: Iterable[str], rule: Rule, among: tuple[str, ...]) -> list[Namespace]:
     found: list[Namespace] = []
     for name in names:
         module = sys.modules.get(name)

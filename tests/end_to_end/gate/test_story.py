@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.end_to_end.gate.repository import BASELINE, RIGHT, WRONG, edit, gate, made, run
+from tests.end_to_end.gate.repository import BASELINE, COMMAND, RIGHT, WRONG, edit, gate, made, run
 from tests.strategies.edits import git
 
 RUNNING = "my_ops.running.default"
@@ -141,7 +141,7 @@ def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(story, options, sai
 
 def test_what_changed_cannot_be_asked_outside_of_a_repository(story, tmp_path):
     git(tmp_path, "-C", str(story.repository), "checkout-index", "-a", f"--prefix={tmp_path}/")
-    said = "localtensor", "gate", "--rules", "my_ops.rules", "--changed", "HEAD"
+    said = str(COMMAND), "gate", "--rules", "my_ops.rules", "--changed", "HEAD"
     code, out, err, _ = run(tmp_path, *said, GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
     assert (code, out) == (2, "")
     assert err.startswith(f"localtensor gate: folder: {tmp_path}: no work tree of a git repository")

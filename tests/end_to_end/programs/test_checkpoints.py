@@ -56,6 +56,7 @@ def test_what_four_ranks_save_other_numbers_of_ranks_load(ranks, rows, tmp_path)
     assert resumed[0]["rows"][:2] == [rows, rows]
 
 
+@pytest.mark.slow  # the test of the rank that dies resumes from step 1, that of the full disk finds its file
 def test_the_first_step_is_saved_already(tmp_path):
     on_each_in_its_folder(tmp_path, train, 1, ranks=4)
     assert kept(tmp_path) == [1]

@@ -19,7 +19,8 @@ BLOCK, REST = 508, 240  # numbers in the weights of a block, of which there are 
 STEPS = 3
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+# Four ranks of gloo shard in test_hybrid_sharded; of threads, in test_lockstep.
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_fully_sharded(ranks):
     run = assert_three_ways(data_parallel_programs.fully_sharded, (ranks,), True, torch.float64)
     assert run[0]["losses"].diff().lt(0).all()

@@ -40,8 +40,8 @@ def check_as_one_device(per_rank, steps):
     ],
 )
 def test_a_pipeline_trains_as_one_device_does(schedule, ranks, blocks_per_stage):
-    per_rank = on_both(train, schedule, 4, blocks_per_stage, 3, ranks=ranks)
-    check_as_one_device(per_rank, 3)
+    per_rank = on_both(train, schedule, 4, blocks_per_stage, 2, ranks=ranks)
+    check_as_one_device(per_rank, 2)
 
 
 def test_more_microbatches_than_stages():

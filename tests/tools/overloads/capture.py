@@ -20,7 +20,7 @@ from localtensor._util.opinfo import drawn_samples
 from tests.localtensor.lockstep.lockstep_reference import leaves
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
-MOST_SAMPLES = 24  # of an OpInfo and dtype that are run
+MOST_SAMPLES = 24  # of an OpInfo and dtype that are run by `make overloads`
 MOST_NUMEL = 4096
 LIST = 4  # tensors that are kept of a longer list
 REFUSED = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError, ArithmeticError)  # fmt: skip
@@ -56,8 +56,12 @@ def foreach_infos():
     return [info for name in names for info in getattr(found, name)]
 
 
-def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str, list[Call]]:
+def captured(
+    dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3, samples: int = MOST_SAMPLES
+) -> dict[str, list[Call]]:
     """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants.
+
+    `samples` are run of each OpInfo and dtype.
 
     Behind them stands, of each dtype, one that gave nothing but zeros or NaN, as `_cdist_backward` does with p=0; where
     there are no others, up to `most` of these.
@@ -68,7 +72,7 @@ def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str,
         warnings.simplefilter("ignore")
         for dtype in dtypes:
             for info in [*infos(), *foreach_infos()]:
-                for call in calls_of(info, dtype, seen, most):
+                for call in calls_of(info, dtype, seen, most, samples=samples):
                     found[call.op.name()].append(call)
     return {name: _telling_first(calls) for name, calls in sorted(found.items())}
 
@@ -80,7 +84,9 @@ def _telling_first(calls: list[Call]) -> list[Call]:
     return [*telling, *by_dtype.values()] if telling else others
 
 
-def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int = 3) -> list[Call]:
+def calls_of(
+    info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int = 3, samples: int = MOST_SAMPLES
+) -> list[Call]:
     """Calls that this OpInfo's samples make: `each` of an overload here, and `most` of it over all OpInfos."""
     if dtype not in info.supported_dtypes("cpu"):
         return []
@@ -91,9 +97,9 @@ def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int 
     grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     recorder = Recorder(f"{info.formatted_name} {dtype}", seen, most, each)
     kept = []
-    with drawn_samples(info, "cpu", dtype, requires_grad=grad) as samples, contextlib.suppress(*REFUSED):
-        kept.extend(itertools.islice(samples, 4 * MOST_SAMPLES))
-    for sample in kept[:: max(1, len(kept) // MOST_SAMPLES)]:
+    with drawn_samples(info, "cpu", dtype, requires_grad=grad) as drawn, contextlib.suppress(*REFUSED):
+        kept.extend(itertools.islice(drawn, 4 * samples))
+    for sample in kept[:: max(1, len(kept) // samples)]:
         with contextlib.suppress(*REFUSED):
             _run(info, sample, recorder)
     return recorder.found

@@ -1,14 +1,12 @@
 """Op calls from torch's database: each private part by its name, the same calls each time, and what is refused."""
 
 import random
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch.testing._internal.common_methods_invocations import op_db
 
 from localtensor.testing import draws
 from localtensor.testing.hypothesis_strategies.op_calls import (
@@ -19,9 +17,12 @@ from localtensor.testing.hypothesis_strategies.op_calls import (
     sample_count,
     supports_dtype,
 )
+from tests.tools import warm
 
 
 def test_torch_has_the_parts_that_the_room_names():
+    from torch.testing._internal.common_methods_invocations import op_db  # seconds, which collecting does without
+
     for info in op_db:
         assert isinstance(info.name, str) and isinstance(info.variant_test_name, str) and callable(info.op)
         assert torch.float32 in info.supported_dtypes("cpu") or info.supports_autograd in (True, False)
@@ -35,7 +36,7 @@ def test_torch_has_the_parts_that_the_room_names():
 def test_the_doors_open_without_the_database_and_the_strategy_too():
     look = ("from localtensor.testing import draws; draws.op_calls(['add']); import sys; "
             "sys.exit('torch.testing._internal.common_methods_invocations' in sys.modules)")  # fmt: skip
-    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
+    assert warm.run([sys.executable, "-c", look]).returncode == 0
 
 
 @settings(max_examples=60)

@@ -194,7 +194,7 @@ def test_the_words_of_memory_are_where_they_are_read():
 
 def test_without_versions_each_cell_is_compared(monkeypatch):
     monkeypatch.setattr("localtensor.threads.isolation.namespaces.ON_SIGHT", False)
-    monkeypatch.setattr(isolate, "ON_SIGHT", False)
+    monkeypatch.setattr("localtensor.threads.isolation.reach.ON_SIGHT", False)
     assert lt.run(write_and_read, ranks=3, isolate=True).values == (1, 2, 3)
     assert lt.run(patched_around_a_collective, ranks=2, isolate=True).values == tuple(([rank], True) for rank in (0, 1))
 

@@ -9,9 +9,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import localtensor as lt
 
-micro_pipeline_tp = pytest.importorskip("torch._inductor.fx_passes.micro_pipeline_tp")
-post_grad = pytest.importorskip("torch._inductor.fx_passes.post_grad")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def passes():
+    """Torch's modules of the pass and of what runs before it are there: importing them takes seconds, without which tests are collected."""
+    for name in ("micro_pipeline_tp", "post_grad"):
+        pytest.importorskip(f"torch._inductor.fx_passes.{name}")
 
 
 def gather(x, dim=0):
@@ -42,6 +47,8 @@ PROGRAMS = {
 
 def both(name, dtype, exact):
     """The results of a program as it is and with the pass, and the names of its fused ops."""
+    from torch._inductor.fx_passes import micro_pipeline_tp, post_grad
+
     symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
     generator = torch.Generator().manual_seed(dist.get_rank())
     draw = torch.randint if exact else torch.randn
