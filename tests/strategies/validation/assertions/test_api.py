@@ -1,5 +1,6 @@
 """assert_rule: right rules pass, wrong ones are found and shown so that they can be run again; what is no rule is told."""
 
+import functools
 import runpy
 import sys
 
@@ -29,6 +30,9 @@ def wrong_of(op, rule, **options):
     return told.value
 
 
+found_once = functools.cache(wrong_of)
+
+
 # -- right and wrong
 
 
@@ -45,7 +49,7 @@ def test_a_rule_that_is_right_of_some_calls_passes_on_those_alone(op, rule, wher
 
 @pytest.mark.parametrize(("op", "rule"), WRONG)
 def test_a_wrong_rule_is_found_and_each_way_to_repeat_it_does(op, rule):
-    wrong = wrong_of(op, rule)
+    wrong = found_once(op, rule)
     assert wrong.case.ranks <= 3
     assert max((size for x in wrong.case.args if isinstance(x, Drawn) for size in x.shape), default=1) <= 2
     with pytest.raises(WrongRule):
@@ -83,7 +87,7 @@ def script_says(wrong, tmp_path, capsys):
 
 @pytest.mark.parametrize(("op", "rule"), [*WRONG[:9], *WRONG[13:26], *WRONG[35:48]])
 def test_the_script_shows_the_wrong_number_without_us(op, rule, tmp_path, capsys):
-    wrong = wrong_of(op, rule)
+    wrong = found_once(op, rule)
     code, said = script_says(wrong, tmp_path, capsys)
     assert code == 1
     assert "WRONG" in said
