@@ -1,5 +1,4 @@
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from strategies.model.settings import Settings, UnknownOp
 from strategies.torch_api import dtensor
 from strategies.torch_api.user_modules import RegisteredRules
 from tests.strategies import users
+from tests.tools import warm
 
 
 @pytest.fixture(autouse=True)
