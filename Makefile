@@ -19,7 +19,8 @@ LONG   := architecture/test_mutants.py localtensor/collectives/trace localtensor
           strategies/torch_api/test_decompositions.py strategies/model/test_verdict_work_unit.py
 FAST   := -n 2 --dist loadfile tests/architecture localtensor strategies \
           $(addprefix tests/localtensor/,_util layout collectives concurrency errors lockstep/comms lockstep/values) \
-          $(wildcard tests/localtensor/lockstep/test_*.py) $(addprefix tests/strategies/,model torch_api) \
+          $(filter-out $(addprefix tests/,$(LONG)),$(wildcard tests/localtensor/lockstep/test_*.py)) \
+          $(addprefix tests/strategies/,model torch_api) \
           $(addprefix --ignore=tests/,$(LONG))
 # What mypy reports, beside the tests; printed after them.
 TYPES  := .mypy_cache/report.txt
