@@ -12,11 +12,16 @@ SITE   := $(VENV)/.site
 # Left behind by a setup that was interrupted; holds the number of the process that is at work.
 BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
-# Before every commit: the examples in docstrings, the structure, and the packages that all others are built on.  Two workers:
-# these tests do not wait, and a worker more takes seconds to import and collect.
-FAST   := -n 2 --dist loadfile tests/architecture --ignore=tests/architecture/test_mutants.py localtensor strategies \
+# Before every commit: the examples in docstrings, the structure, and the packages that all others are built on, but for files
+# of tests that take seconds.  Two workers: these tests do not wait, and a worker more takes seconds to import and collect.
+LONG   := architecture/test_mutants.py localtensor/collectives/trace localtensor/_util/test_opinfo.py \
+          localtensor/lockstep/test_recorder.py localtensor/concurrency/test_single_flight_stress.py \
+          strategies/torch_api/test_decompositions.py strategies/model/test_verdict_work_unit.py
+FAST   := -n 2 --dist loadfile tests/architecture localtensor strategies \
           $(addprefix tests/localtensor/,_util layout collectives concurrency errors lockstep/comms lockstep/values) \
-          $(wildcard tests/localtensor/lockstep/test_*.py) $(addprefix tests/strategies/,model torch_api)
+          $(filter-out $(addprefix tests/,$(LONG)),$(wildcard tests/localtensor/lockstep/test_*.py)) \
+          $(addprefix tests/strategies/,model torch_api) \
+          $(addprefix --ignore=tests/,$(LONG))
 # What mypy reports, beside the tests; printed after them.
 TYPES  := .mypy_cache/report.txt
 

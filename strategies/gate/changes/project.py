@@ -41,10 +41,13 @@ def rule_functions(ops: Collection[str] | None = None) -> dict[str, list[Functio
     """The registered rule functions of each overload, or of each of `ops`: the author's function first, then its
     wrappers."""
     found: dict[str, list[FunctionPlace]] = defaultdict(list)
+    written: dict[int, tuple[FunctionPlace, ...]] = {}  # by identity: many ops share one function
     for (_, op), registered in dtensor.registered_functions().items():
         if ops is not None and str(op) not in ops:
             continue
-        found[str(op)] += [w for w in dict.fromkeys(_written(registered, set())) if w not in found[str(op)]]
+        if id(registered) not in written:
+            written[id(registered)] = tuple(dict.fromkeys(_written(registered, set())))
+        found[str(op)] += [w for w in written[id(registered)] if w not in found[str(op)]]
     return dict(found)
 
 

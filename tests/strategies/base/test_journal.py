@@ -20,6 +20,7 @@ from strategies.base.journal import (
     run_difference,
 )
 from strategies.base.worker_pool import TaskDone, WorkerPool
+from tests.tools import warm
 
 ROOT = Path(__file__).parents[3]
 RUN = {"torch": "2.13.0", "seed": 0, "ranks": [2, 3], "shard": None}
@@ -281,7 +282,7 @@ with open_journal(Path(sys.argv[1]), resume=False) as journal:
 
 def test_a_disk_that_fills_up_keeps_all_lines_before_and_one_goes_on(tmp_path):
     path = tmp_path / "x"
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, check=True)
     many, said = done.stdout.strip().split(" ", 1)
     assert said == (
         f"localtensor validate: --journal: {path}: a line could not be written (File too large); the {many} before it "

@@ -27,10 +27,10 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(verdict_cache, "tool_digest", lambda: "these rooms")
 
 
-def found(name, body, start=0.0, **options):
+def found(name, body, start=0.0, dtypes=("float64",), **options):
     """What the gate makes of a module of this body, imported anew, before anybody has accepted anything."""
     users.write(Path.cwd(), name, body)
-    asked = GateOptions(rules=name, ranks=(2,), workers=1, **options)
+    asked = GateOptions(rules=name, ranks=(2,), workers=1, dtypes=dtypes, **options)
     with users.undone():
         return run_plan(asked, make_plan(asked, Path.cwd(), start), Progress())
 
@@ -52,13 +52,13 @@ def wrong(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("wrong"))
         patch.setattr(verdict_cache, "tool_digest", lambda: "these rooms")
-        cold = found("gate_wrong", WRONG)
+        cold = found("gate_wrong", WRONG, dtypes=())
 
         def never(*_):
             raise AssertionError("nothing is to be tried")
 
         patch.setattr("strategies.sweep.session.run_validation", never)
-        return cold, found("gate_wrong", WRONG)
+        return cold, found("gate_wrong", WRONG, dtypes=())
 
 
 def test_a_wrong_rule_fails_with_that_rule_and_its_place(wrong):

@@ -1,5 +1,4 @@
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from strategies.model.settings import Settings, UnknownOp
 from strategies.torch_api import dtensor
 from strategies.torch_api.user_modules import RegisteredRules
 from tests.strategies import users
+from tests.tools import warm
 
 
 @pytest.fixture(autouse=True)
@@ -186,5 +186,5 @@ except UnknownOp as error:
 
 
 def test_an_unknown_op_is_refused_before_opinfo_is_imported():
-    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", REFUSED], check=True)
     assert done.stdout.startswith("False ") and "Did you mean cumprod" in done.stdout.replace("'", ""), done.stdout

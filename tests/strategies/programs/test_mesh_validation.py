@@ -96,8 +96,8 @@ def test_a_fault_that_one_axis_of_as_many_ranks_shows_is_that_axis():
 @pytest.mark.parametrize(("one", "budget"), RIGHT, ids=[one.op for one, _ in RIGHT])
 def test_a_right_rule_is_never_called_wrong(one, budget):
     """What is wrong is the redistribution over a flattened submesh (torch 2.13), and told as that."""
-    found = [pair for seed in (0, 1) for pair in try_meshes(one, claimed(one), seed=seed, budget=budget)]
-    assert len(found) >= (2 * 3 * budget * 0.7 if budget else 14)
+    found = try_meshes(one, claimed(one), seed=0, budget=budget)
+    assert len(found) >= (3 * budget * 0.7 if budget else 7)
     assert {(p.sample.op, p.flattened) for p, _ in smallest_wrong_programs(found)} <= {(COPY, True)}
     assert sum("right" in confirmation.note for _, confirmation in found) > len(found) * 0.6
 

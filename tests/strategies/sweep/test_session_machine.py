@@ -98,7 +98,7 @@ def test_the_report_can_be_had_from_the_journal_alone(whole):
 
 def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_end(go, whole, tmp_path):
     path, total = tmp_path / "j", len(lines(whole[0]))
-    for rows in (1, 2, 3, 8, total - 2, total - 1):
+    for rows in (1, 3, total - 2):
         copied(whole[0], path, rows, extra=b'{"kind":"unit","un')
         assert plain(go(resume=True)) == plain(whole[1])
         assert lines(path) == lines(whole[0]), rows

@@ -34,6 +34,11 @@ SUSPECTS, SOUND = attrgetter("suspects"), attrgetter("sound")
 BY_NAME = {base.name: base for base in BASES}
 
 
+def thirds(values):
+    """Parameters of which every third is tried by default: ops of one family are much alike."""
+    return [pytest.param(v, marks=[] if n % 3 == 0 else pytest.mark.slow) for n, v in enumerate(values)]
+
+
 @pytest.fixture(scope="module")
 def planted():
     """Importing it plants hundreds of ops: seconds that collecting these tests need not take."""
@@ -79,7 +84,7 @@ def test_the_probe_finds_an_original_sound(planted, turn):
     assert not suspects and {*planted.rows_of(op)} <= sound
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thirds(FAMILIES))
 def test_by_hand_every_original_is_right_and_every_mutant_wrong(family):
     for turn, base in enumerate(FAMILIES[family]):
         assert {str(r): wrong(base, r) for r in base.rows()} == {str(r): "" for r in base.rows()}
@@ -112,7 +117,9 @@ def choices(letters, partial):
     return [Replicate(), *(Shard(dim) for dim in range(len(letters))), *(Partial(kind) for kind in KINDS if partial)]
 
 
-@pytest.mark.parametrize("name", [b.name for b in OLD if len(b.results) == 1 and len(b.dims) < 3 and not b.boolean])
+@pytest.mark.parametrize(
+    "name", thirds(b.name for b in OLD if len(b.results) == 1 and len(b.dims) < 3 and not b.boolean)
+)
 def test_what_is_stated_of_an_op_is_all_that_is_right(name):
     base = BY_NAME[name]
     inputs = [i for i in product(*map(choices, base.dims, base.reals)) if any(not isinstance(p, Replicate) for p in i)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,15 @@ def bug(where: str, before: str, after: str, why: str, *tests: str) -> Planted:
     return Planted(f"{file}.py{separator}{name}", before, after, why, tests)
 
 
+@functools.lru_cache(1)  # most bugs of one file follow one another
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def _extent(source: str, where: str) -> tuple[int, int]:
     """Where the function or class begins and ends in its file, in characters; the whole file where none is named."""
     name = where.partition("::")[2]
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = _parsed(source)
     for part in name.split(".") if name else ():
         inner = [n for n in ast.walk(node) if isinstance(n, _NAMED) and n.name == part]
         if len(inner) != 1:

@@ -15,7 +15,7 @@ from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import CacheUnderTest
 from tests.localtensor.single_flight_threads import LONG, Held, Running, Watched
 
-CI = 8_000
+CI = 2_600
 WITHIN = 1000
 
 

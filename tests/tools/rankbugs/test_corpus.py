@@ -79,9 +79,10 @@ def test_each_mark_belongs_to_a_program_and_stands_at_the_end_of_some_code():
 # -- what lt.run makes of it
 
 
-@pytest.fixture(scope="module")
-def whole() -> Score:
-    return score(EVERY)
+@pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.slow)], ids=["every second", "all"])
+def whole(request) -> Score:
+    """`make rankbugs` tries them all."""
+    return score(EVERY[:: request.param])
 
 
 def complaints(answers: list) -> list[str]:

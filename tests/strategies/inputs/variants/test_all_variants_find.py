@@ -309,12 +309,13 @@ RIGHT: list[tuple[Sample, WrongRule]] = [
 
 
 @pytest.mark.parametrize(("one", "rule"), RIGHT, ids=[f"{one.op}-{i}" for i, (one, _) in enumerate(RIGHT)])
-def test_a_right_rule_stays_sound_in_every_form_and_for_all_values(one, rule):
-    found = tried(one, rule, FORMS, VALUES, turns=2, each=4)
+@pytest.mark.parametrize(("turns", "each"), [(1, 3), pytest.param(2, 4, marks=pytest.mark.slow)])
+def test_a_right_rule_stays_sound_in_every_form_and_for_all_values(one, rule, turns, each):
+    found = tried(one, rule, FORMS, VALUES, turns=turns, each=each)
     wrong = {
         f"{i.rule} on {i.ranks} ranks, {i.sample.origin} {i.sample.arguments()} {i.evidence.variant}: {i.evidence.reason}"
         for i in found
         if i.verdict is Verdict.UNSOUND
     }
     assert wrong == set()
-    assert sum(i.verdict is Verdict.SOUND for i in found) > 20
+    assert sum(i.verdict is Verdict.SOUND for i in found) > 10

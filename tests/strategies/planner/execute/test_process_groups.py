@@ -43,7 +43,7 @@ def _moved(wanted, held, on=None, world=None):
 
 
 def test_random_redistributions_equal_the_definition_on_rank_threads():
-    assert by_ranks(list(trials(103, range(200), ranks=6)), "threads") == []
+    assert by_ranks(list(trials(103, range(80), ranks=6)), "threads") == []
 
 
 def test_random_redistributions_equal_the_definition_on_gloo_processes():

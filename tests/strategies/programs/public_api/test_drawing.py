@@ -163,20 +163,31 @@ def assert_ordinary_programs_find_nothing():
 # As a part of a validation.
 
 
+FEW = {name: STEPS[name] for name in ("tensor.rand", "DTensor.full_tensor")}
+"""One of them raises on a CPU mesh (torch 2.13)."""
+
+
 @pytest.fixture
 def few(monkeypatch):
-    """Public programs of two names alone, one of which raises on a CPU mesh (torch 2.13)."""
-    monkeypatch.setattr(drawing, "STEPS", {name: STEPS[name] for name in ("tensor.rand", "DTensor.full_tensor")})
+    monkeypatch.setattr(drawing, "STEPS", FEW)
 
 
-def test_they_run_with_a_copy_alone_and_findings_name_the_public_call(few):
-    copy, other = (
-        next(r for r in validate_with_follow_ups(task, silent) if r.samples)
-        for task in (
-            OverloadTask(f"aten.{op}", (sample(op, numbers(3)),), ((2,),), 0, "pairs")
-            for op in ("clone.default", "neg.default")
-        )
-    )
+def with_follow_ups(op):
+    task = OverloadTask(f"aten.{op}", (sample(op, numbers(3)),), ((2,),), 0, "pairs")
+    (found,) = [result for result in validate_with_follow_ups(task, silent) if result.samples]
+    return found
+
+
+@pytest.fixture(scope="module")
+def copy():
+    """The result for a copy, with public programs of a few names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "STEPS", FEW)
+        return with_follow_ups("clone.default")
+
+
+def test_they_run_with_a_copy_alone_and_findings_name_the_public_call(few, copy):
+    other = with_follow_ups("neg.default")
     (name,) = [name for name in copy.suspects if name.startswith("tensor.")]
     first = copy.suspects[name][0]
     assert name == "tensor.rand: every rank raises AssertionError: -"
@@ -212,10 +223,8 @@ def test_an_error_in_the_context_of_a_loss_does_not_affect_later_programs():
     assert wrong(others) == {}
 
 
-def test_a_finding_is_named_and_filed_by_its_public_call(few):
-    task = OverloadTask("aten.clone.default", (sample("clone.default", numbers(3)),), ((2,),), 0, "pairs")
-    (found,) = [result for result in validate_with_follow_ups(task, silent) if result.samples]
-    first = found.suspects["tensor.rand: every rank raises AssertionError: -"][0]
+def test_a_finding_is_named_and_filed_by_its_public_call(copy):
+    first = copy.suspects["tensor.rand: every rank raises AssertionError: -"][0]
     finding = finding_of_candidate(first, Verdict.REFUSED, first.instance.evidence.reason)
     assert finding.name == str(first.program)
     assert call_text(finding).startswith("x = ") and file_name(finding).startswith("rand_x_shape_dtype_torch_float64_")

@@ -68,9 +68,11 @@ def test_every_finding_is_wrong_without_our_rules():
 
 
 @ON_2_13
-def test_every_finding_is_right_under_our_rules_but_for_those_that_are_listed():
+@pytest.mark.parametrize("nth", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_findings_are_right_under_our_rules_but_for_those_that_are_listed(nth):
+    tried = [one for n, one in enumerate(findings()) if n % nth == 0 or one.rule in LEFT]
     with overlay_dtensor():
-        heard = play(findings())
+        heard = play(tried)
     left = {rule: wrong(verdict) for rule, verdict in heard.items() if wrong(verdict)}
     assert sorted(set(left) - set(LEFT)) == [], left
     assert sorted(set(LEFT) - set(left)) == [], "they are right now: take them out of the list"
