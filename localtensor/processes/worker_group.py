@@ -2,16 +2,21 @@
 
 Starting is cheap where there is a fork server: it has imported torch already, and new ranks connect within some 30 ms.
 
-A private part of CPython, without a public equivalent; read on 3.10 to 3.13; without it a folder is left behind:
+Private parts of CPython, without a public equivalent; read on 3.10 to 3.14; without the first a folder is left behind, without
+the second `prepare(forked=True)` starts the server as a new interpreter, which imports torch once more:
 
 | part | for what |
 |---|---|
 | `multiprocessing.process.current_process()._config["tempdir"]` | the folder of the fork server's socket |
+| `multiprocessing.util.spawnv_passfds(executable, arguments, files)`, whose last argument is the server's program | starts the fork server |
 """
 
 import atexit
 import contextlib
+import gc
+import importlib
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import re
@@ -31,6 +36,7 @@ from types import FrameType
 from typing import Any
 
 from localtensor import errors
+from localtensor._util.patching import replaced
 from localtensor.processes.worker import FENCE, Reply, WorkerSpec, serve
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
@@ -271,9 +277,43 @@ def _context(modules: Sequence[str] = ()) -> Any:
     return multiprocessing.get_context("spawn")
 
 
-def prepare(*modules: str) -> None:
-    """Start the fork server, if there is one, without waiting until it has imported torch and these modules."""
-    _context(modules)
+def prepare(*modules: str, forked: bool = False) -> None:
+    """Start the fork server, if there is one, without waiting until it has imported torch and these modules.
+
+    `forked`: as a fork of this process, which imports them first; for a program of ours at its start, while it has one
+    thread, and nothing of a user's is changed in it.
+    """
+    if not forked or threading.active_count() > 1 or "forkserver" not in multiprocessing.get_all_start_methods():
+        _context(modules)
+        return
+    for name in (*PRELOAD, *modules):
+        importlib.import_module(name)
+    resource_tracker.ensure_running()  # a new interpreter: the server alone is a fork
+    with replaced(multiprocessing.util, "spawnv_passfds", _fork_of_this_process):
+        _context(modules)
+
+
+def _fork_of_this_process(executable: object, arguments: Sequence[Any], files: Sequence[int]) -> int:
+    """Runs the program that is the last argument, with these files and the streams of this process; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        gc.freeze()  # the collector of the ranks must not write to what is shared
+        before = 3
+        for file in sorted(file for file in files if file > 2):
+            os.closerange(before, file)
+            before = file + 1
+        os.closerange(before, os.sysconf("SC_OPEN_MAX"))
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        exec(str(arguments[-1]), {})  # noqa: S102  # CPython's own program of the server
+    except SystemExit:
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def worker_environment(ranks: int) -> dict[str, str]:

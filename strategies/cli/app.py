@@ -86,12 +86,12 @@ def validate(options: command_options.ValidateOptions) -> int:
         from strategies.cli.commands import plans_audit
 
         return plans_audit.run(options)
-    if options.ops and options.confirm != "none":  # a short run: its first finding would wait for the fork server
-        from localtensor.processes import prepare
-
-        prepare(*RANK_MODULES)
     from strategies.cli.commands.validate import run
 
+    if options.confirm != "none":  # now, while this process has one thread
+        from localtensor.processes import prepare
+
+        prepare(*RANK_MODULES, forked=True)
     return run(options)
 
 

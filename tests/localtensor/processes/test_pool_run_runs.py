@@ -360,3 +360,42 @@ def test_an_exception_comes_again_of_its_own_class_where_that_is_known(kind, mes
     error = real.error_of_outcomes([Raised(0, kind, message, "")], 1.0).__cause__
     assert type(error) is type(want)
     assert isinstance(want, errors.BadGroup) or str(error) == str(want)
+
+
+FORKED = """
+import sys, threading, types
+from localtensor.processes import prepare
+import localtensor as lt
+
+def has():
+    return "of_the_caller" in sys.modules
+
+if __name__ == "__main__":
+    sys.modules["of_the_caller"] = types.ModuleType("of_the_caller")
+    if sys.argv[1] == "two":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    prepare(forked=True)
+    print(*lt.run(has, ranks=2, on="gloo"), flush=True)
+    from multiprocessing import forkserver
+    print(forkserver._forkserver._forkserver_pid)
+"""
+
+
+@pytest.mark.parametrize(("threads", "said"), [("one", "True True"), ("two", "False False")])
+def test_the_fork_server_may_be_a_fork_of_a_process_with_one_thread_and_ends_with_it(threads, said, tmp_path):
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = warm.run([sys.executable, "forked.py", threads], cwd=tmp_path, env={**os.environ, "PYTHONPATH": warm.ROOT})
+    first, pid = done.stdout.split("\n")[:2]
+    assert first == said, done.stderr
+    assert gone(int(pid))
+
+
+def gone(pid):
+    """Whether the process ends; it does as soon as the pipe that its parent held is closed."""
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        threading.Event().wait(0.05)
+    return False
