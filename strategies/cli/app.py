@@ -15,7 +15,6 @@ from strategies.cli import options as command_options
 from strategies.cli.cost import cost
 from strategies.cli.usage import Command, Commands, repeat_options
 from strategies.gate.options import GateOptions
-from strategies.model.settings import RANK_MODULES
 
 app = typer.Typer(
     name="localtensor", cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -88,10 +87,6 @@ def validate(options: command_options.ValidateOptions) -> int:
         return plans_audit.run(options)
     from strategies.cli.commands.validate import run
 
-    if options.confirm != "none":  # now, while this process has one thread
-        from localtensor.processes import prepare
-
-        prepare(*RANK_MODULES, forked=True)
     return run(options)
 
 

@@ -34,8 +34,6 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
-RANK_MODULES = ("torch._dynamo", "strategies.programs.run.rank_run")
-"""What confirming processes need.  DTensor imports torch._dynamo at its first call: the fork server does so once for all."""
 """float64, not float32: rounding errors are far smaller than the error of a wrong rule."""
 
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from localtensor.errors import LocalTensorError, WrongType
-from localtensor.processes import prepare
 from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import (
@@ -30,7 +29,7 @@ from strategies.base.worker_pool import TIMED_OUT, TaskDone, TaskFailed, TaskLos
 from strategies.inputs import gathering
 from strategies.inputs.gathering import SamplesByOp, gather_samples, matching_overloads
 from strategies.model.rule import Sample, dtype_class
-from strategies.model.settings import DEFAULT_DTYPES, RANK_MODULES, Settings
+from strategies.model.settings import DEFAULT_DTYPES, Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, Verdict, WorkUnit, digest, read_unit
 from strategies.programs.chained import validate_on_meshes, validate_with_follow_ups
 from strategies.programs.mesh_validation import validate_context_parallel
@@ -42,6 +41,7 @@ from strategies.sweep.source_runs import confirm_claims, source_samples
 from strategies.torch_api import user_modules
 from strategies.torch_api.decompositions import without_dynamo
 from strategies.torch_api.mesh_and_caches import cached_traces
+from strategies.torch_api.rank_runs import prepare_confirmation
 from strategies.torch_api.user_modules import import_rules
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, OverloadTask, RuleOutcome, TaskResult
@@ -235,7 +235,9 @@ class _Validation:
             with self._timed("trials"):
                 self.progress.phase("trying rules", len(tasks))
                 tick = self._ticks(workers)
-                validate_tasks(workers, tasks, self.journal, self.run, tick, self._prepare_confirmation)
+                validate_tasks(
+                    workers, tasks, self.journal, self.run, tick, lambda: prepare_confirmation(settings.confirm)
+                )
             del tasks
             with self._timed("confirmation"):
                 self._confirm(workers)
@@ -264,11 +266,6 @@ class _Validation:
             self.progress.tick(count)
 
         return tick
-
-    def _prepare_confirmation(self) -> None:
-        """Start what real processes are forked from: they will be needed soon."""
-        if self.settings.confirm != "none":
-            prepare(*RANK_MODULES)
 
     def _workers(self) -> Workers:
         if self.settings.executor:

@@ -6,8 +6,10 @@ The caller defines what each rank does.  This module runs it, limits its time, a
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import localtensor as lt
 from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
 from localtensor.errors import LocalTensorError, error_in_one_line
-from localtensor.processes import Pool
+from localtensor.processes import Pool, prepare
 from strategies.base.time_limit import DoesNotReturn
 from strategies.torch_api.code_places import no_return_error, rule_limit
 from strategies.torch_api.mesh_and_caches import cached_propagation, clear_dtensor_caches
@@ -31,6 +33,8 @@ BACKENDS_BY_NAME = {"nccl": "cpu:gloo,cuda:nccl"}
 """The backends for a backend's name: ranks report who raised by tensors on the CPU."""
 CALL_SECONDS = 12.0
 """Processor time in seconds after which a call does not return; less than the limits of runs and of steps."""
+RANK_MODULES = ("torch._dynamo", "strategies.programs.run.rank_run")
+"""What confirming processes need.  DTensor imports torch._dynamo at its first call: the fork server does so once for all."""
 T = TypeVar("T")
 
 
@@ -207,3 +211,16 @@ def first_rank_failure(outcomes: Sequence[Outcome]) -> RankFailure | None:
     waiting = [outcome for outcome in outcomes if isinstance(outcome, Waiting)]
     where = "; ".join(f"rank {outcome.rank} waits at {outcome.where}" for outcome in waiting)
     return RankFailure(f"hangs: {where}", tuple(outcome.rank for outcome in waiting)) if waiting else None
+
+
+def prepare_confirmation(backend: str) -> None:
+    """Start what real processes are forked from, if it does not run yet: they will be needed soon."""
+    if backend != "none":
+        prepare(*RANK_MODULES, forked=_is_our_command())
+
+
+def _is_our_command() -> bool:
+    """Whether this process is a command of ours, and no program of a user's or pytest, of which a fork is no clean start."""
+    main = sys.modules["__main__"]
+    name, file = getattr(getattr(main, "__spec__", None), "name", ""), getattr(main, "__file__", None) or ""
+    return name in ("localtensor.__main__", "strategies.__main__") or Path(file).stem == "localtensor"

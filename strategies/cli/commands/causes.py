@@ -18,6 +18,7 @@ from strategies.sweep import aggregate
 from strategies.sweep.causes import pages
 from strategies.sweep.causes.records import keep, kept, records_of
 from strategies.sweep.session import run_validation
+from strategies.torch_api.rank_runs import prepare_confirmation
 
 CALL = "localtensor causes"
 MESHES = ((2, 2),)
@@ -76,6 +77,7 @@ def _lines(options: CausesOptions, progress: Progress) -> journal.JournalLines:
     settings = Settings(
         patterns=options.what, pairs=True, meshes=MESHES, seed=options.seed, workers=worker_count(options.workers)
     )
+    prepare_confirmation(settings.confirm)
     with journal.open_journal(None, resume=False) as made:
         run_validation(settings, made, progress)
         return journal.JournalLines(made.begun or {}, tuple(made.lines), 0)

@@ -18,10 +18,14 @@ from strategies.sweep.report import text_and_json
 @quiet_on_one_thread()
 def run(options: ValidateOptions) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
-    from strategies.sweep.session import validate  # `deliver` alone is also used by commands that validate nothing
+    from strategies.sweep.session import validate
+    from strategies.torch_api.rank_runs import (
+        prepare_confirmation,  # `deliver` alone is also used by commands that validate nothing
+    )
 
     try:
         with progress_bar(error_console(), options.quiet) as shown:
+            prepare_confirmation(options.confirm)
             report = validate(options.settings(), shown)
     except DiskFull as error:
         return fail(str(error), NOTHING)
