@@ -50,10 +50,8 @@ class GateRun:
 
 def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> GateRun:
     """Test what the settings name, except for the units of the known lines.  Raises as `validate`."""
-    from strategies.sweep.session import (  # not where all verdicts are from the cache
-        prepare_confirmation,
-        run_validation,
-    )
+    from strategies.sweep.session import run_validation  # not needed where all verdicts are from the cache
+    from strategies.torch_api.rank_runs import prepare_confirmation
 
     prepare_confirmation(settings.confirm)
     with open_journal(None, resume=False) as journal:
