@@ -236,7 +236,8 @@ def bags_backward(query: RuleQuery) -> Iterator[PlacementRule]:
         return
     places = query.leaf("maximum_indices")
     largest = {places: Shard(1)} if query["mode"] == MAX_MODE and places is not None else {}
-    yield query.line({0: Shard(1), **largest}, [Shard(1)])
+    if all(query.tensors[leaf].ndim == 2 for leaf in (0, *largest)):  # torch takes others, too, and reads them as such
+        yield query.line({0: Shard(1), **largest}, [Shard(1)])
     for kind in elementwise.LINEAR:
         yield query.line({0: Partial(kind)}, [Partial(kind)])
 
