@@ -67,6 +67,7 @@ def test_both_are_yaml_and_say_what_they_should(yamls):
 
 
 @pytest.mark.slow  # test_packaging runs the same step in the action
+@pytest.mark.slow  # test_packaging runs the action, which does the same
 def test_the_step_of_the_workflow_fails_a_wrong_rule_and_writes_its_files(yamls, repository, tmp_path):
     base = git(repository, "rev-parse", "HEAD")
     edit(repository, "my_ops/rules.py", RIGHT, WRONG)

@@ -61,6 +61,7 @@ def test_each_group_is_gathered_forward_and_again_backward_unless_it_was_kept(re
     assert said(comms, "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
 
 
+@pytest.mark.slow  # two axes, too: test_sharded_in_two_ways
 def test_hybrid_sharded():
     run = assert_three_ways(data_parallel_programs.hybrid_sharded, (2, 2))
     assert said(of_first(run), "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS

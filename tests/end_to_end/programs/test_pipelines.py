@@ -31,7 +31,7 @@ def check_as_one_device(per_rank, steps):
 @pytest.mark.parametrize(
     ("schedule", "ranks", "blocks_per_stage"),
     [
-        ("GPipe", 4, 1),
+        pytest.param("GPipe", 4, 1, marks=pytest.mark.slow),
         ("GPipe", 2, 2),
         ("1F1B", 4, 1),
         ("LoopedBFS", 2, 1),

@@ -5,6 +5,7 @@ Many cases to a run: a program with a mesh of two axes leaves groups behind, and
 
 from itertools import product
 
+import pytest
 import torch
 
 from tests.end_to_end.programs.redistributions import pieces, there_and_back, values, walks
@@ -36,8 +37,9 @@ def test_every_way_on_a_row_of_four():
     check_walks((4,), [((5, 3), dtype, every_pair(ROW)) for dtype in dtypes])
 
 
-def test_every_way_on_a_grid():
-    check_walks((2, 2), [(*case, every_pair(GRID)) for case in product([(8, 4), (5, 3), (1, 7)], [F32, C64])])
+@pytest.mark.parametrize("shape", [(5, 3), *(pytest.param(s, marks=pytest.mark.slow) for s in ((8, 4), (1, 7)))])
+def test_every_way_on_a_grid(shape):
+    check_walks((2, 2), [(shape, dtype, every_pair(GRID)) for dtype in (F32, C64)])
 
 
 def test_a_pending_sum_on_a_row():

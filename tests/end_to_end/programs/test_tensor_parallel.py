@@ -47,7 +47,7 @@ def test_hidden_units_that_four_ranks_cannot_share_evenly(hidden):
     assert_three_ways(tensor_parallel_programs.uneven_mlp, (4,), hidden)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_whole_transformer_learns(ranks):
     run = assert_three_ways(tensor_parallel_programs.language_model, (ranks,), 2)
     assert run[0]["losses"].diff().lt(0).all()

@@ -853,6 +853,7 @@ def a_script(tmp_path, then):
             parent.kill()
 
 
+@pytest.mark.slow  # one that is killed leaves none either, which is harder
 def test_a_script_that_ends_leaves_no_process(tmp_path):
     with a_script(tmp_path, "sys.exit(3)") as (parent, pids):
         assert parent.wait(60) == 3
