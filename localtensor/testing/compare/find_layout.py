@@ -1,7 +1,8 @@
 """Search for the layout under which the ranks' local tensors assemble to one tensor, without annotations.
 
 Each mesh axis is replicated (R), sharded along a dim (S(0)), sharded within each of several equal blocks of a dim, as
-fused projections are (S(0) in 3 blocks), or a pending reduction (P(sum), P(avg)).
+fused projections are (S(0) in 3 blocks), or a pending reduction (P(sum), P(avg)).  A dim that a later axis has cut first, as
+FSDP cuts what tensor parallelism has cut, is sharded in as many blocks as that axis has ranks.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ def _layouts(
     ]
     whole = [REPLICATED, *(PENDING if want.is_floating_point() or want.is_complex() else ())]
     shards = [AxisLayout("S", dim) for dim in dims]
-    known = [(1,) * count for count in BLOCKS]
+    strided = sorted({size for size in sizes if size > max(BLOCKS)}) if len(sizes) > 1 else []  # as _StridedShard
+    known = [(1,) * count for count in (*BLOCKS, *strided)]
     known += [tuple(parts)] if len({*parts}) > 1 or len(parts) > max(BLOCKS) else []
     blocks = [AxisLayout("S", dim, shares) for dim in dims for shares in known]
     every = itertools.product(*([*shards, *whole, *blocks] if size > 1 else [REPLICATED] for size in sizes))

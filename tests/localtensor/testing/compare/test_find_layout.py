@@ -54,6 +54,14 @@ def test_what_was_cut_is_found_again(axes):
         assert sorted(a.op for a in found.axes) == sorted(a.op for a in axes)
 
 
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (2, 4), (2, 5)])
+def test_where_the_last_axis_has_cut_first_the_layout_has_its_blocks(sizes):
+    """As FSDP cuts what tensor parallelism has cut: rank (i, j) holds piece i of piece j."""
+    x = tensor(sizes[0] * sizes[1] * 2, 2)
+    held = [x.chunk(sizes[1])[j].chunk(sizes[0])[i] for i, j in product(*map(range, sizes))]
+    assert find_layout(held, sizes, x, EXACT) == Layout((S(0, sizes[1]), S(0)))
+
+
 def test_uneven_shards_and_scalars():
     x = tensor(5, 3)
     assert str(find_layout(list(x.tensor_split(3)), [3], x, EXACT)) == "S(0)"
