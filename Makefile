@@ -123,7 +123,7 @@ docs: $(SITE) ## write the pages that are generated, build the site, run every e
 	$(PY) -m tests.tools.api_page --write
 	$(PY) -m tests.tools.command_page --write
 	@$(MAKE) --no-print-directory site
-	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/,site test_readme.py test_docs.py test_api_page.py test_help.py)
+	$(PYTEST) --slow localtensor strategies $(addprefix tests/end_to_end/,site test_readme.py test_docs.py test_api_page.py test_help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
