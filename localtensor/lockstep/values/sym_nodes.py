@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep
@@ -267,13 +268,23 @@ class RankInts(_Ints):
         return node_text("RankInts", self.values, self.held)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RankInts, (np.array(self.values), self.held)
+        held = None if self.held is None else self.held.tolist()
+        return unpickled_ints, (self.values.tolist(), held)  # lists, since torch.load refuses NumPy arrays
 
     def int_(self) -> int:
         return one_int(self.values, self.held)
 
     def guard_int(self, file: str, line: int) -> int:
         return self.int_()
+
+
+def unpickled_ints(values: list[int], held: list[bool] | None) -> RankInts:
+    """The node from its pickled parts."""
+    return RankInts(np.array(values, dtype=np.int64), None if held is None else np.array(held, dtype=bool))
+
+
+# For `torch.load`: the mesh of a DTensor holds the rank's coordinate.
+torch.serialization.add_safe_globals([torch.SymInt, unpickled_ints])
 
 
 class RankBools(_Node):

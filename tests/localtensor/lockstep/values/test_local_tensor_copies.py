@@ -7,6 +7,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from localtensor.lockstep.mode import rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
@@ -85,6 +87,19 @@ def test_a_file_of_plain_tensors_is_read_in_the_mode(mode, x):
     back = torch.load(file)
     back["tail"].add_(x)  # the two share memory, as they did when they were saved
     assert on_all(back["base"])[2] == [0, 1, 2, 5, 7, 9] and back["module"]["weight"].shape == (2, 2)
+
+
+def test_the_state_of_sharded_weights_is_saved_and_loaded_as_torch_does_by_default(mode):
+    """The mesh holds each rank's coordinate, an int that differs between ranks."""
+    layer = nn.Linear(6, 5)
+    mesh = init_device_mesh("cpu", (mode.world,))
+    weight = distribute_tensor(layer.weight.detach(), mesh, [Shard(0)])
+    back = saved({"weight": weight})["weight"]
+    assert back.placements == weight.placements and back.device_mesh == mesh
+    assert torch.equal(back.full_tensor(), layer.weight)
+    assert [back.to_local().on(rank).shape for rank in range(4)] == [
+        weight.to_local().on(rank).shape for rank in range(4)
+    ]
 
 
 def test_sparse_tensors_that_are_looked_at_when_read(mode):
