@@ -13,7 +13,7 @@ from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
 from tests.tools.cuda import __main__
 from tests.tools.cuda.agreement import agreement
-from tests.tools.cuda.differs import ABSENT, Word, crashes, differing, words
+from tests.tools.cuda.differs import Word, crashes, differing, words
 
 UNIT = WorkUnit("aten.relu.default", "alone", "real", (2,))
 NAME = "aten.relu.default: S(0) -> S(0)"
@@ -29,7 +29,8 @@ def settled(verdict, reason="got 1, expected 2"):
 
 
 def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
-    (found,) = differing([heard(sound={NAME})], [heard(), settled(Verdict.UNSOUND)])
+    (found,), both = differing([heard(sound={NAME})], [heard(), settled(Verdict.UNSOUND)])
+    assert both == 1
     assert (found.rule, found.cpu, found.cuda) == (NAME, Word("sound"), Word("unsound", "got 1, expected 2"))
 
 
@@ -40,12 +41,16 @@ def test_what_was_settled_counts_more_than_what_one_unit_said():
 
 
 def test_equal_verdicts_do_not_differ_whatever_their_reasons():
-    assert differing([settled(Verdict.UNSOUND, "a")], [settled(Verdict.UNSOUND, "b")]) == []
+    assert differing([settled(Verdict.UNSOUND, "a")], [settled(Verdict.UNSOUND, "b")]) == ([], 1)
 
 
-def test_a_rule_that_one_device_could_not_try_is_among_them():
-    (found,) = differing([heard()], [heard(untestable={NAME: "P(max) means nothing"})])
-    assert (found.cpu.verdict, found.cuda) == (ABSENT, Word("untestable", "P(max) means nothing"))
+def test_a_rule_that_one_device_could_not_try_is_none_of_them():
+    assert differing([heard()], [heard(untestable={NAME: "P(max) means nothing"})]) == ([], 0)
+
+
+def test_in_a_journal_that_was_cut_what_was_not_confirmed_is_wrong():
+    (found,), _ = differing([heard(sound={NAME})], [heard(sound={NAME}) | {"suspects": {NAME: []}}])
+    assert found.cuda == Word("wrong")
 
 
 def test_crashes_are_told_by_overload():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from strategies.base import journal
+from strategies.base.signals import EXIT_INTERRUPTED
 from strategies.inputs import gathering
 from strategies.model.verdict import digest
 from tests.tools.command_line import parser_of
@@ -32,6 +34,7 @@ NOTHING = 3
 EXAMPLES = """examples:
   python -m tests.tools.cuda                          everything, into ./cuda-report
   python -m tests.tools.cuda --ops add mul            two operators: a first look, some minutes
+  python -m tests.tools.cuda --seconds 200 --no-peer  each sweep is stopped after 200 s, and what it tried is compared
   python -m tests.tools.cuda --out DIR --resume       goes on with the journals of DIR
 """
 
@@ -61,6 +64,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("cuda-report"), help="folder of the journals and the report")
     parser.add_argument("--ops", nargs="+", default=[], help="these operators only; all by default")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4], help="sizes of the mesh")
+    parser.add_argument("--seconds", type=float, help="the most that either sweep may take; without a limit by default")
     parser.add_argument("--resume", action="store_true", help="go on with the journals in --out")
     parser.add_argument("--no-peer", action="store_true", help="leave torch's own validator out")
     return parser.parse_args()
@@ -74,10 +78,15 @@ def _sweep(console: Console, asked: argparse.Namespace, device: str, backend: st
     words += ["--confirm", backend if device == "cuda" else "gloo", "--json", str(asked.out / f"{device}.json")]
     words += ["--resume"] if asked.resume and path.exists() else []
     start = time.perf_counter()
-    done = subprocess.run(words, check=False, stdout=subprocess.PIPE, text=True)
-    said = done.stdout.strip().splitlines()
-    if done.returncode not in (0, 1) or not said:
-        raise RuntimeError(f"{' '.join(words)} ended with code {done.returncode}")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as sweep:
+        try:
+            out, _ = sweep.communicate(timeout=asked.seconds)
+        except subprocess.TimeoutExpired:
+            sweep.send_signal(signal.SIGINT)  # the journal is whole, and --resume goes on with it
+            out, _ = sweep.communicate()
+    said = out.strip().splitlines() or ["stopped by --seconds; what was tried until then is compared"]
+    if sweep.returncode not in (0, 1, EXIT_INTERRUPTED) or not path.exists():
+        raise RuntimeError(f"{' '.join(words)} ended with code {sweep.returncode}")
     console.print(f"{device}: {time.perf_counter() - start:.0f} s; {said[-1]}", markup=False)
     return journal.load_journal(path)
 
@@ -94,13 +103,16 @@ def _programs_pass(console: Console) -> bool:
 
 
 def _compare(console: Console, runs: dict[str, journal.JournalLines], out: Path) -> None:
-    found = differing(runs["cpu"].lines, runs["cuda"].lines)
-    table = Table(title=f"judged otherwise on CUDA than on the CPU ({len(found)})", title_justify="left")
+    found, both = differing(runs["cpu"].lines, runs["cuda"].lines)
+    title = f"{both} rules tried on both; judged otherwise on CUDA than on the CPU: {len(found)}"
+    console.print(title)
+    table = Table()
     for column in ("rule", "cpu", "cuda"):
         table.add_column(column, overflow="fold")
     for one in found:
         table.add_row(one.rule, *(f"{w.verdict} {w.why}".strip() for w in (one.cpu, one.cuda)))
-    console.print(table)
+    if found:
+        console.print(table)
     dead = crashes(runs["cuda"].lines)
     console.print(f"{len(dead)} overloads crash on CUDA on some sample: {', '.join(sorted(dead)) or 'none'}")
     told = [{"rule": d.rule, "cpu": [d.cpu.verdict, d.cpu.why], "cuda": [d.cuda.verdict, d.cuda.why]} for d in found]

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strategies.base.journal import Line, lines_of_kind
-from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-
-ABSENT = "not tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +27,20 @@ class Differs:
 
 
 def words(lines: Sequence[Line]) -> dict[str, Word]:
-    """The verdict on each rule of a journal; what was settled counts more than what one unit said."""
+    """The verdict on each rule of a journal; what was settled counts more than what one unit said.
+
+    "wrong" is a rule that was wrong on some sample, in a journal that was cut before its confirmation.
+    """
     found: dict[str, Word] = {}
+    wrong: set[str] = set()
     for line in lines_of_kind(lines, "unit"):
-        hearing = dockets.read_task(line)
-        for name, why in hearing.untestable.items():
+        result = findings.read_task(line)
+        for name, why in result.untestable.items():
             found.setdefault(name, Word("untestable", why))
-        for name in hearing.sound:
+        for name in result.sound:
             found[name] = Word("sound")
+        wrong |= {*result.suspects, *result.whole}
+    found |= dict.fromkeys(wrong, Word("wrong"))
     for line in lines_of_kind(lines, "settled"):
         settled = findings.read_outcome(line)
         finding = settled.finding
@@ -45,14 +48,17 @@ def words(lines: Sequence[Line]) -> dict[str, Word]:
     return found
 
 
-def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> list[Differs]:
-    """Rules in the order of their names; those that only one device could try are among them."""
+def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> tuple[list[Differs], int]:
+    """Rules that both devices tried and judge otherwise, in the order of their names; and how many both tried."""
     one, other = words(cpu), words(cuda)
-    absent = Word(ABSENT)
-    pairs = ((rule, one.get(rule, absent), other.get(rule, absent)) for rule in sorted({*one, *other}))
-    return [Differs(rule, a, b) for rule, a, b in pairs if a.verdict != b.verdict]
+    both = sorted({*one} & {*other})
+    return [Differs(rule, one[rule], other[rule]) for rule in both if one[rule].verdict != other[rule].verdict], len(
+        both
+    )
 
 
 def crashes(lines: Sequence[Line]) -> dict[str, str]:
     """What crashed, by overload: a device on which an op dies has no verdict on its rules."""
-    return {crash.op: crash.error for line in lines_of_kind(lines, "unit") for crash in dockets.read_task(line).crashed}
+    return {
+        crash.op: crash.error for line in lines_of_kind(lines, "unit") for crash in findings.read_task(line).crashed
+    }
