@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import localtensor as lt
 from tests.device import DEVICE
-from tests.tools.symmetric import faulty, right  # noqa: F401  # they register the programs
+from tests.tools.symmetric import faulty, late, right  # noqa: F401  # they register the programs
 from tests.tools.symmetric.labels import FAULTY, RIGHT, Labelled
 
 MOST_SCHEDULES = 1000
