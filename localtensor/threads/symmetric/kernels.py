@@ -37,21 +37,18 @@ def _peers(handle: SymmetricHandle, x: Tensor) -> Held:
     return [handle.get_remote_tensor(peer, x.shape, x.dtype) for peer in range(handle.world_size)]
 
 
-def _one_shot(call: str, x: Tensor, op: str, group: str, out: Tensor | None = None) -> Tensor:
+def _one_shot(call: str, x: Tensor, op: str, group: str, out: Tensor | None = None, *, wide: bool = False) -> Tensor:
     """Each rank reads the whole tensor of every peer."""
     handle = _handle(call, x, group, op=op)
     handle.barrier()
-    total = meaning.fold(_peers(handle, x))
+    total = meaning.fold(_peers(handle, x), wide=wide)
     handle.barrier()
     return total if out is None else out.copy_(total)
 
 
-def one_shot_all_reduce(x: Tensor, op: str, group: str) -> Tensor:
-    return _one_shot("one_shot_all_reduce", x, op, group)
-
-
 def one_shot_all_reduce_copy(buffer: Tensor, local: Tensor, op: str, group: str) -> Tensor:
-    return one_shot_all_reduce(buffer.flatten()[: local.numel()].copy_(local.flatten()).view(local.shape), op, group)
+    held = buffer.flatten()[: local.numel()].copy_(local.flatten()).view(local.shape)
+    return _one_shot("one_shot_all_reduce_copy", held, op, group)
 
 
 def one_shot_all_reduce_copy_out(buffer: Tensor, local: Tensor, op: str, group: str, out: Tensor) -> Tensor:
@@ -62,12 +59,12 @@ def _own_part(handle: SymmetricHandle, x: Tensor) -> Tensor:
     return x.view(-1).tensor_split(handle.world_size)[handle.rank]
 
 
-def two_shot_all_reduce_(x: Tensor, op: str, group: str) -> Tensor:
+def _two_shot(call: str, x: Tensor, op: str, group: str, *, wide: bool = False) -> Tensor:
     """Each rank reduces its part of the tensor, and writes it to every peer."""
-    handle = _handle("two_shot_all_reduce_", x, group, op=op)
+    handle = _handle(call, x, group, op=op)
     handle.barrier()
     parts = [_own_part(handle, peer) for peer in _peers(handle, x)]
-    total = meaning.fold(parts)
+    total = meaning.fold(parts, wide=wide)
     for part in parts:
         part.copy_(total)
     handle.barrier()
@@ -93,7 +90,7 @@ def multimem_one_shot_reduce_out(x: Tensor, op: str, root: int, group: str, out:
     handle = _handle("multimem_one_shot_reduce_out", x, group, op=op)
     handle.barrier()
     if handle.rank == root:
-        out.copy_(meaning.fold(_peers(handle, x)))
+        out.copy_(meaning.fold(_peers(handle, x), wide=True))
     handle.barrier()
     return out
 
@@ -111,6 +108,7 @@ def multimem_all_gather_out(x: Tensor, group: str, out: Tensor) -> Tensor:
 def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tensor) -> Tensor:
     """Each rank reads its part of the tensor of every peer: along the last dim, or of all elements in order."""
     handle = _handle("reduce_scatter_out", x, group)
+    meaning.check_scatter(x, handle.world_size, split_last_dim)
     handle.barrier()
     peers = _peers(handle, x)
     parts = [p.chunk(handle.world_size, -1) if split_last_dim else p.view(-1).chunk(handle.world_size) for p in peers]
@@ -327,15 +325,15 @@ def async_input_mm(a: Tensor, b: Tensor, signals: Tensor, pivot: int) -> Tensor:
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "one_shot_all_reduce": one_shot_all_reduce,
+    "one_shot_all_reduce": partial(_one_shot, "one_shot_all_reduce"),
     "one_shot_all_reduce_out": partial(_one_shot, "one_shot_all_reduce_out"),
     "one_shot_all_reduce_copy": one_shot_all_reduce_copy,
     "one_shot_all_reduce_copy_out": one_shot_all_reduce_copy_out,
-    "two_shot_all_reduce_": two_shot_all_reduce_,
+    "two_shot_all_reduce_": partial(_two_shot, "two_shot_all_reduce_"),
     "two_shot_all_reduce_out": two_shot_all_reduce_out,
-    "multimem_all_reduce_": two_shot_all_reduce_,
-    "multimem_one_shot_all_reduce": one_shot_all_reduce,
-    "multimem_one_shot_all_reduce_out": partial(_one_shot, "multimem_one_shot_all_reduce_out"),
+    "multimem_all_reduce_": partial(_two_shot, "multimem_all_reduce_", wide=True),
+    "multimem_one_shot_all_reduce": partial(_one_shot, "multimem_one_shot_all_reduce", wide=True),
+    "multimem_one_shot_all_reduce_out": partial(_one_shot, "multimem_one_shot_all_reduce_out", wide=True),
     "multimem_one_shot_reduce_out": multimem_one_shot_reduce_out,
     "multimem_all_gather_out": multimem_all_gather_out,
     "reduce_scatter_out": reduce_scatter_out,

@@ -88,11 +88,25 @@ def _is_symmetric(tensor: torch.Tensor) -> bool:
 
 
 def _write_words(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
-    """Write a 32-bit value to `count` elements from `offset` on: an ordinary write, to a signal pad a signal."""
-    if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.element_size() != 4:
-        raise RuntimeError("memset32_: input must be a flat, contiguous tensor of 4-byte elements")
-    if offset < 0 or count < 1 or offset + count > tensor.numel():
-        raise RuntimeError(f"memset32_: offset {offset} + count {count} exceeds the {tensor.numel()} elements of input")
+    """Write a 32-bit value to `count` elements from `offset` on: an ordinary write, to a signal pad a signal.
+
+    Raises RuntimeError, as torch does.
+    """
+    problem = (
+        "input must be a flat, contiguous uint32 tensor"
+        if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.dtype != torch.uint32
+        else f"offset must be greater than or equal to 0 (got {offset})"
+        if offset < 0
+        else f"count must be a positive integer (got {count})"
+        if count < 1
+        else f"val must be in the range of [0, {2**32 - 1}] (uint32_t)"
+        if not 0 <= val < 2**32
+        else f"offset + count ({offset + count}) exceeded the numel of the input ({tensor.numel()})"
+        if offset + count > tensor.numel()
+        else ""
+    )
+    if problem:
+        raise RuntimeError(f"symm_mem::memset32_: {problem}.")
     tensor.view(torch.int32)[offset : offset + count].fill_(val - (1 << 32) if val >= 1 << 31 else val)
     return tensor
 

@@ -100,14 +100,14 @@ class Meeting:
         """Raises `NoSuchPeer`."""
         most = len(self.buffers[0].pad.words) // len(self.buffers)
         if not 0 <= channel < most:
-            problem = f"a signal pad of this size has channels 0 to {most - 1} for {len(self.buffers)} ranks"
+            problem = f"the maximum supported channel of this signal pad is {most - 1} for {len(self.buffers)} ranks"
             remedy = "Use one of them, or call symm_mem.set_signal_pad_size before the memory is allocated."
             raise NoSuchPeer(call, "channel", channel, problem, remedy)
 
     def check_peer(self, call: str, argument: str, peer: int) -> None:
         """Raises `NoSuchPeer`."""
         if not 0 <= peer < len(self.buffers):
-            problem = f"the group has ranks 0 to {len(self.buffers) - 1}"
+            problem = f"it must be in [0, {len(self.buffers)}), the ranks of the group"
             raise NoSuchPeer(call, argument, peer, problem, "Name a rank by its number in the group.")
 
     def part(self, rank: int, call: str, channel: int, line: Line, peer: int | None = None) -> Contribution:

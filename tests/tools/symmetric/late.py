@@ -99,7 +99,7 @@ def an_autograd_function_that_gathers_and_scatters():
 
     class Gather(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, part):
+        def forward(_, part):
             shards.copy_(part)
             handle.barrier()
             full = torch.cat([of(handle, peer, 2, 3) for peer in range(world)])
@@ -107,7 +107,7 @@ def an_autograd_function_that_gathers_and_scatters():
             return full
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(_, grad):
             for peer, part in enumerate(grad.split(2)):
                 of(of_grads, peer, world, 2, 3)[rank] = part
             of_grads.barrier()
@@ -192,13 +192,13 @@ def a_backward_that_reuses_the_buffer_of_the_forward():
 
     class Gather(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, part):
+        def forward(_, part):
             shards.copy_(part)
             handle.barrier()
             return torch.cat([of(handle, peer, 4) for peer in range(world)])  # here
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(_, grad):
             shards.copy_(grad[:4])  # here
             handle.barrier()
             total = sum(of(handle, peer, 4) for peer in range(world))
