@@ -72,6 +72,7 @@ def devices_replaced(ranks: int) -> Iterator[None]:
         (common_distributed, "skip_if_lt_x_gpu", _wants(ranks)),
         (common_distributed, "requires_multicast_support", lambda: _same),
         (common_distributed, "PLATFORM_SUPPORTS_SYMM_MEM", True),
+        (common_distributed.MultiProcContinuousTest, "device_type", classmethod(lambda _: "cpu")),
         (common_utils, "requires_cuda_p2p_access", lambda: _same),
         (common_utils, "requires_cuda", _same),
         (common_utils, "get_cycles_per_ms", lambda *_: 1.0),

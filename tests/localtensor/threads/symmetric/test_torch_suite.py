@@ -48,7 +48,7 @@ class Shared(MultiProcContinuousTest):
 class Alone(TestCase):
     @requires_cuda
     def test_alone(self):
-        self.assertTrue(symm_mem.is_symm_mem_tensor(symm_mem.empty(2, device="cuda")))
+        self.assertEqual(symm_mem.empty(2, device="cuda").fill_(3).tolist(), [3, 3])
 """
 ENDS = {
     "Alone::test_alone": "",
