@@ -74,6 +74,18 @@ def all_to_all(held: Held) -> list[Tensor]:
     return [torch.cat([each[rank] for each in parts]) for rank in range(len(held))]
 
 
+def joined_blocks(held: Held, rank: int, scatter_dim: int, gather_dim: int) -> Tensor:
+    """What a rank gets of `all_to_all_nd`: its block along `scatter_dim` of each rank, joined along `gather_dim`.
+
+    The dims are 0 and 1; of a tensor with three dims, the first two are one where rows are scattered, else the last two.
+
+    >>> joined_blocks([torch.arange(4).view(2, 2), torch.arange(4, 8).view(2, 2)], 1, 1, 0).flatten()
+    tensor([1, 3, 5, 7])
+    """
+    flat = [x.flatten(1) if scatter_dim else x.flatten(0, -2) for x in held]
+    return torch.cat([x.chunk(len(held), scatter_dim)[rank] for x in flat], gather_dim)
+
+
 def all_gather_matmul(held: Held, weights: Sequence[Held], dim: int = 0) -> list[tuple[Tensor, list[Tensor]]]:
     """The gathered tensor, and its product with each of the rank's weights."""
     return [(whole, [whole @ B for B in mine]) for whole, mine in zip(all_gather(held, dim), weights)]
