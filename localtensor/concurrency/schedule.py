@@ -8,6 +8,7 @@ One rank thread runs at a time.  At each yield point (a collective, a wait, a lo
     pct:7:3:1000                 random priorities, changed twice within 1000 steps, by the seed 7
     shuffled:42=4:1,0x2,n3       the same, with its answers for 4 ranks: rank 1, rank 0 twice, the number 3
     shuffled:42@900#1c0ffee5     900 answers, too many to list, and their digest
+    bounded:12:1:30:0            round robin, but rank 1 at the choice 12, and rank 0 at the choice 30
 
 A schedule has no lock: only the thread that runs uses it.  The functions below check the settings of a policy.
 """
@@ -21,6 +22,7 @@ from itertools import chain, repeat
 from typing import Protocol
 from zlib import crc32
 
+from localtensor.concurrency.bounded import read_bounded
 from localtensor.errors import BadSchedule, ReplayDiverged
 
 
@@ -302,7 +304,7 @@ _MAKERS: dict[str, tuple[Callable[..., Schedule], str]] = {  # with the settings
 
 def _policy_named(text: str, name: str, settings: Sequence[int]) -> Schedule:
     if name == "bounded":
-        raise BadSchedule(text, "it is of localtensor.concurrency.explorer, whose replay(program, text) reads it")
+        return read_bounded(text)
     if name not in _MAKERS:
         raise BadSchedule(text, f"there is no policy {name}, only {', '.join(_MAKERS)}")
     maker, takes = _MAKERS[name]

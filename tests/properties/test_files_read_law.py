@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from localtensor.concurrency import explorer, schedule
+from localtensor.concurrency import bounded, schedule
 from localtensor.errors import LocalTensorError
 from localtensor.errors.runs import BadSchedule
 from strategies.base.journal import FOREIGN_LINE_ERRORS, BadJournal, load_journal
@@ -282,7 +282,7 @@ def test_samples_are_read_or_captured_anew(tmp_path, rows, data):
     | st.from_regex(r"(pct|shuffled|bounded|round_robin)(:[0-9]{1,99}){0,3}(=[0-9]+:n?[0-9x,]+)?")
 )
 def test_a_schedule_is_read_or_refused(text):
-    for read in (schedule.replay, explorer.read_bounded):
+    for read in (schedule.replay, bounded.read_bounded):
         with contextlib.suppress(BadSchedule):
             again = read(text)
             with contextlib.suppress(LocalTensorError):

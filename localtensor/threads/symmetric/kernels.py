@@ -14,44 +14,29 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import simulation_of_this_rank
-from localtensor.errors import NotServed, NotSymmetric
+from localtensor.errors import NotServed
 from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.handle import CPP, SymmetricHandle
 from localtensor.threads.symmetric.memory import memory_of
+from localtensor.threads.symmetric.peers import handle_of, peers_of
+from localtensor.threads.symmetric.since_214 import SINCE_214
 from localtensor.threads.symmetric.watch import watched
 
 Held = list[Tensor]
 
 
-def _handle(call: str, tensor: Tensor, group_name: str, name: str = "input", op: str = "sum") -> SymmetricHandle:
-    """The handle of a symmetric tensor of the group.  Raises `NotSymmetric`, and `UnknownReduction` for all but sums."""
-    meaning.check_reduction(call, op, ("sum",))
-    handle: SymmetricHandle | None = CPP.rendezvous(tensor, group_name)
-    if handle is None:
-        raise NotSymmetric(call, name, f"{name} of shape {tuple(tensor.shape)}", "it was not made by symm_mem.empty")
-    return handle
-
-
-def _peers(handle: SymmetricHandle, x: Tensor) -> Held:
-    """What lies where `x` lies, on each rank of the group."""
-    return [handle.get_remote_tensor(peer, x.shape, x.dtype) for peer in range(handle.world_size)]
-
-
-def _one_shot(call: str, x: Tensor, op: str, group: str, out: Tensor | None = None) -> Tensor:
+def _one_shot(call: str, x: Tensor, op: str, group: str, out: Tensor | None = None, *, wide: bool = False) -> Tensor:
     """Each rank reads the whole tensor of every peer."""
-    handle = _handle(call, x, group, op=op)
+    handle = handle_of(call, x, group, op=op)
     handle.barrier()
-    total = meaning.fold(_peers(handle, x))
+    total = meaning.fold(peers_of(handle, x), wide=wide)
     handle.barrier()
     return total if out is None else out.copy_(total)
 
 
-def one_shot_all_reduce(x: Tensor, op: str, group: str) -> Tensor:
-    return _one_shot("one_shot_all_reduce", x, op, group)
-
-
 def one_shot_all_reduce_copy(buffer: Tensor, local: Tensor, op: str, group: str) -> Tensor:
-    return one_shot_all_reduce(buffer.flatten()[: local.numel()].copy_(local.flatten()).view(local.shape), op, group)
+    held = buffer.flatten()[: local.numel()].copy_(local.flatten()).view(local.shape)
+    return _one_shot("one_shot_all_reduce_copy", held, op, group)
 
 
 def one_shot_all_reduce_copy_out(buffer: Tensor, local: Tensor, op: str, group: str, out: Tensor) -> Tensor:
@@ -62,12 +47,12 @@ def _own_part(handle: SymmetricHandle, x: Tensor) -> Tensor:
     return x.view(-1).tensor_split(handle.world_size)[handle.rank]
 
 
-def two_shot_all_reduce_(x: Tensor, op: str, group: str) -> Tensor:
+def _two_shot(call: str, x: Tensor, op: str, group: str, *, wide: bool = False) -> Tensor:
     """Each rank reduces its part of the tensor, and writes it to every peer."""
-    handle = _handle("two_shot_all_reduce_", x, group, op=op)
+    handle = handle_of(call, x, group, op=op)
     handle.barrier()
-    parts = [_own_part(handle, peer) for peer in _peers(handle, x)]
-    total = meaning.fold(parts)
+    parts = [_own_part(handle, peer) for peer in peers_of(handle, x)]
+    total = meaning.fold(parts, wide=wide)
     for part in parts:
         part.copy_(total)
     handle.barrier()
@@ -76,9 +61,9 @@ def two_shot_all_reduce_(x: Tensor, op: str, group: str) -> Tensor:
 
 def two_shot_all_reduce_out(x: Tensor, op: str, group: str, output: Tensor) -> Tensor:
     """Each rank reduces its part into its own buffer; then each rank gathers the parts."""
-    handle = _handle("two_shot_all_reduce_out", x, group, op=op)
+    handle = handle_of("two_shot_all_reduce_out", x, group, op=op)
     handle.barrier()
-    peers = _peers(handle, x)
+    peers = peers_of(handle, x)
     _own_part(handle, x).copy_(meaning.fold([_own_part(handle, peer) for peer in peers]))
     handle.barrier()
     parts = output.view(-1).tensor_split(handle.world_size)
@@ -90,19 +75,19 @@ def two_shot_all_reduce_out(x: Tensor, op: str, group: str, output: Tensor) -> T
 
 def multimem_one_shot_reduce_out(x: Tensor, op: str, root: int, group: str, out: Tensor) -> Tensor:
     """The root reads the tensor of every peer."""
-    handle = _handle("multimem_one_shot_reduce_out", x, group, op=op)
+    handle = handle_of("multimem_one_shot_reduce_out", x, group, op=op)
     handle.barrier()
     if handle.rank == root:
-        out.copy_(meaning.fold(_peers(handle, x)))
+        out.copy_(meaning.fold(peers_of(handle, x), wide=True))
     handle.barrier()
     return out
 
 
 def multimem_all_gather_out(x: Tensor, group: str, out: Tensor) -> Tensor:
     """Each rank writes its tensor to the output of every peer, which is symmetric."""
-    handle = _handle("multimem_all_gather_out", out, group, "out")
+    handle = handle_of("multimem_all_gather_out", out, group, "out")
     handle.barrier()
-    for peer in _peers(handle, out):
+    for peer in peers_of(handle, out):
         peer.view(handle.world_size, -1)[handle.rank].copy_(x.reshape(-1))
     handle.barrier()
     return out
@@ -110,9 +95,10 @@ def multimem_all_gather_out(x: Tensor, group: str, out: Tensor) -> Tensor:
 
 def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tensor) -> Tensor:
     """Each rank reads its part of the tensor of every peer: along the last dim, or of all elements in order."""
-    handle = _handle("reduce_scatter_out", x, group)
+    handle = handle_of("reduce_scatter_out", x, group)
+    meaning.check_scatter(x, handle.world_size, split_last_dim)
     handle.barrier()
-    peers = _peers(handle, x)
+    peers = peers_of(handle, x)
     parts = [p.chunk(handle.world_size, -1) if split_last_dim else p.view(-1).chunk(handle.world_size) for p in peers]
     output.copy_(meaning.fold([part[handle.rank] for part in parts]).view(output.shape))
     handle.barrier()
@@ -121,7 +107,7 @@ def reduce_scatter_out(x: Tensor, group: str, split_last_dim: bool, output: Tens
 
 def tile_reduce(tile: Tensor, out: Tensor, root: int, group: str, op: str = "sum") -> None:
     """The root reads the same tile, which may be strided, of every peer."""
-    handle = _handle("tile_reduce", tile, group, "in_tile", op=op)
+    handle = handle_of("tile_reduce", tile, group, "in_tile", op=op)
     handle.barrier()
     if handle.rank == root:
         out.copy_(meaning.fold([_same_tile(handle, tile, peer) for peer in range(handle.world_size)]))
@@ -135,7 +121,7 @@ def _same_tile(handle: SymmetricHandle, tile: Tensor, peer: int) -> Tensor:
 
 def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group: str, op: str = "sum") -> None:
     """Rank `roots[i]` gets the reduction of the i-th tile."""
-    handle = _handle("multi_root_tile_reduce", tiles[0], group, "in_tiles", op=op)
+    handle = handle_of("multi_root_tile_reduce", tiles[0], group, "in_tiles", op=op)
     handle.barrier()
     for tile, root in zip(tiles, roots, strict=True):
         if handle.rank == root:
@@ -145,20 +131,20 @@ def multi_root_tile_reduce(tiles: Held, out: Tensor, roots: Sequence[int], group
 
 def nvshmem_broadcast(x: Tensor, root: int, group: str) -> Tensor:
     """Each rank reads the tensor of the root."""
-    handle = _handle("nvshmem_broadcast", x, group)
+    handle = handle_of("nvshmem_broadcast", x, group)
     handle.barrier()
     if handle.rank != root:
-        x.copy_(_peers(handle, x)[root])
+        x.copy_(peers_of(handle, x)[root])
     handle.barrier()
     return x
 
 
 def nvshmem_all_to_all(x: Tensor, out: Tensor, group: str) -> Tensor:
     """Each rank writes a part of its tensor to the output of each peer."""
-    _handle("nvshmem_all_to_all", x, group)
-    handle = _handle("nvshmem_all_to_all", out, group, "out")
+    handle_of("nvshmem_all_to_all", x, group)
+    handle = handle_of("nvshmem_all_to_all", out, group, "out")
     handle.barrier()
-    for theirs, part in zip(_peers(handle, out), x.view(handle.world_size, -1)):
+    for theirs, part in zip(peers_of(handle, out), x.view(handle.world_size, -1)):
         theirs.view(handle.world_size, -1)[handle.rank].copy_(part)
     handle.barrier()
     return out
@@ -176,7 +162,7 @@ def get(x: Tensor, peer: int) -> None:
 
 def _of_world(call: str, x: Tensor, peer: int) -> Tensor:
     """The tensor of a peer, numbered in the world: these ops name no group."""
-    return _handle(call, x, _world(), "tensor").get_remote_tensor(peer, x.shape, x.dtype)
+    return handle_of(call, x, _world(), "tensor").get_remote_tensor(peer, x.shape, x.dtype)
 
 
 def _world() -> str:
@@ -221,7 +207,7 @@ def nccl_wait_for_signal(x: Tensor, signal: int) -> None:
 
 
 def _first_word(x: Tensor, peer: int | None) -> Tensor:
-    handle = _handle("nccl_wait_for_signal", x, _world(), "sigpad")
+    handle = handle_of("nccl_wait_for_signal", x, _world(), "sigpad")
     return handle.get_signal_pad(handle.rank if peer is None else peer, (1,), torch.int64)
 
 
@@ -241,7 +227,7 @@ def nccl_reduce_scatter_offset(
     op: str = "sum",
 ) -> None:
     """Blocks along `dim`, which end at `offsets`, are each reduced on the rank that `dst_ranks` names."""
-    handle = _handle("reduce_scatter_offset", x, group, op=op)
+    handle = handle_of("reduce_scatter_offset", x, group, op=op)
     ranks = handle.world_size
     ends = list(offsets) if offsets else [(i + 1) * x.shape[dim] // ranks for i in range(ranks)]
     owners = list(dst_ranks) if dst_ranks else [i % ranks for i in range(len(ends))]
@@ -279,20 +265,20 @@ def _route(call: str, parts: tuple[Tensor, ...], group: str, *, to_experts: bool
     """
     x, out, sent, table = parts
     handles = [
-        _handle(call, part, group, name) for part, name in zip(parts, ("input", "out", "in_splits", "out_splits"))
+        handle_of(call, part, group, name) for part, name in zip(parts, ("input", "out", "in_splits", "out_splits"))
     ]
     ranks, me = handles[0].world_size, handles[0].rank
     splits, begins = (sent[0], sent[1]) if sent.dim() == 2 else (sent, sent.cumsum(0) - sent)
     experts = splits.numel() // ranks
     for handle in handles:
         handle.barrier()
-    for peer, theirs in enumerate(_peers(handles[3], table)):
+    for peer, theirs in enumerate(peers_of(handles[3], table)):
         own = slice(peer * experts, (peer + 1) * experts) if to_experts else slice(peer, None, ranks)
         at = slice(me, None, ranks) if to_experts else slice(me * experts, (me + 1) * experts)
         theirs[0, at].copy_(splits[own])
         theirs[1, at].copy_(begins[own])
     handles[3].barrier()
-    counts, sources, rows = table[0].tolist(), table[1].tolist(), _peers(handles[0], x)
+    counts, sources, rows = table[0].tolist(), table[1].tolist(), peers_of(handles[0], x)
     majors, minors = (experts, ranks) if to_experts else (ranks, experts)
     offset = 0
     for major in range(majors):
@@ -327,15 +313,15 @@ def async_input_mm(a: Tensor, b: Tensor, signals: Tensor, pivot: int) -> Tensor:
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "one_shot_all_reduce": one_shot_all_reduce,
+    "one_shot_all_reduce": partial(_one_shot, "one_shot_all_reduce"),
     "one_shot_all_reduce_out": partial(_one_shot, "one_shot_all_reduce_out"),
     "one_shot_all_reduce_copy": one_shot_all_reduce_copy,
     "one_shot_all_reduce_copy_out": one_shot_all_reduce_copy_out,
-    "two_shot_all_reduce_": two_shot_all_reduce_,
+    "two_shot_all_reduce_": partial(_two_shot, "two_shot_all_reduce_"),
     "two_shot_all_reduce_out": two_shot_all_reduce_out,
-    "multimem_all_reduce_": two_shot_all_reduce_,
-    "multimem_one_shot_all_reduce": one_shot_all_reduce,
-    "multimem_one_shot_all_reduce_out": partial(_one_shot, "multimem_one_shot_all_reduce_out"),
+    "multimem_all_reduce_": partial(_two_shot, "multimem_all_reduce_", wide=True),
+    "multimem_one_shot_all_reduce": partial(_one_shot, "multimem_one_shot_all_reduce", wide=True),
+    "multimem_one_shot_all_reduce_out": partial(_one_shot, "multimem_one_shot_all_reduce_out", wide=True),
     "multimem_one_shot_reduce_out": multimem_one_shot_reduce_out,
     "multimem_all_gather_out": multimem_all_gather_out,
     "reduce_scatter_out": reduce_scatter_out,
@@ -359,12 +345,15 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "stream_write_value32_": _words,
     "get_remote_tensors": _of_python("_get_remote_tensors_default"),
     "_low_contention_all_gather": _of_python("_low_contention_all_gather"),
+    "_low_contention_all_gather_ce_multicast": _of_python("_low_contention_all_gather_ce_multicast"),
+    "_low_contention_all_gather_ce_multicast_out": _of_python("_low_contention_all_gather_ce_multicast_out"),
     "_low_contention_reduce_scatter": _of_python("_low_contention_reduce_scatter"),
     "fused_all_gather_matmul": _of_python("_fused_all_gather_matmul"),
     "fused_all_gather_scaled_matmul": _of_python("_fused_all_gather_scaled_matmul"),
     "fused_matmul_reduce_scatter": _of_python("_fused_matmul_reduce_scatter"),
     "fused_scaled_matmul_reduce_scatter": _of_python("_fused_scaled_matmul_reduce_scatter"),
     "_async_input_mm": async_input_mm,
+    **SINCE_214,
 }
 
 
@@ -372,6 +361,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
 OF_HANDLES: dict[str, Callable[..., Any]] = {
     "nccl_put_signal": nccl_put_signal,
     "nccl_wait_signal": lambda handle, peer: handle.wait_signal(peer),
+    "nccl_get_out": _of_python("_cuda_get_out"),
+    "nvshmem_get_out": _of_python("_cuda_get_out"),
     "_barrier": lambda handle: handle.barrier(),
     "_rendezvous": lambda tensor, group_name=None: CPP.rendezvous(tensor, group_name),
 }

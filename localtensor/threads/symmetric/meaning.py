@@ -21,16 +21,19 @@ def check_reduction(call: str, op: str, known: Sequence[str] = REDUCTIONS) -> No
         raise UnknownReduction(f"symm_mem.{call}", op, " or ".join(map(repr, known)))
 
 
-def fold(held: Held, op: str = "sum") -> Tensor:
+def fold(held: Held, op: str = "sum", *, wide: bool = False) -> Tensor:
     """The reduction, in group order and in the tensors' own dtype, as the kernels add.
+
+    With `wide`, as instructions of multicast memory add: bfloat16 in float32, rounded once.
 
     >>> fold([torch.tensor([1.0]), torch.tensor([2.0])], "avg")
     tensor([1.5000])
     """
-    total = held[0].clone()
+    dtype = held[0].dtype
+    total = held[0].float() if wide and dtype == torch.bfloat16 else held[0].clone()
     for x in held[1:]:
         total += x
-    return total / len(held) if op == "avg" else total
+    return (total / len(held) if op == "avg" else total).to(dtype)
 
 
 def all_reduce(held: Held, op: str = "sum") -> list[Tensor]:
@@ -47,6 +50,20 @@ def reduce_scatter(held: Held, op: str = "sum", dim: int = 0) -> list[Tensor]:
     return [fold([each[rank] for each in parts], op) for rank in range(len(held))]
 
 
+def check_scatter(x: Tensor, ranks: int, split_last_dim: bool) -> None:
+    """Raises RuntimeError where torch's kernel, which reads 4, 8 or 16 bytes at a time, cannot scatter the tensor."""
+    begin, size = x.storage_offset() * x.element_size(), x.numel() * x.element_size()
+    step = next(wide for wide in (16, 8, 4, 1) if begin % wide == 0 and size % wide == 0)
+    counts = x.shape[-1] if split_last_dim else x.numel()
+    multiple = ranks * max(step // x.element_size(), 1)
+    if counts % multiple:
+        what = "the last dimension" if split_last_dim else "the number of elements"
+        raise RuntimeError(
+            f"symm_mem.reduce_scatter_out: input: {what} is {counts}, and has to be divisible by {multiple}: a part for"
+            f" each of {ranks} ranks, of whole steps of {step} bytes. Pad the tensor."
+        )
+
+
 def broadcast(held: Held, root: int) -> list[Tensor]:
     return [held[root].clone() for _ in held]
 
@@ -55,6 +72,18 @@ def all_to_all(held: Held) -> list[Tensor]:
     """Rank i gets the i-th of equal parts of each rank."""
     parts = [x.chunk(len(held)) for x in held]
     return [torch.cat([each[rank] for each in parts]) for rank in range(len(held))]
+
+
+def joined_blocks(held: Held, rank: int, scatter_dim: int, gather_dim: int) -> Tensor:
+    """What a rank gets of `all_to_all_nd`: its block along `scatter_dim` of each rank, joined along `gather_dim`.
+
+    The dims are 0 and 1; of a tensor with three dims, the first two are one where rows are scattered, else the last two.
+
+    >>> joined_blocks([torch.arange(4).view(2, 2), torch.arange(4, 8).view(2, 2)], 1, 1, 0).flatten()
+    tensor([1, 3, 5, 7])
+    """
+    flat = [x.flatten(1) if scatter_dim else x.flatten(0, -2) for x in held]
+    return torch.cat([x.chunk(len(held), scatter_dim)[rank] for x in flat], gather_dim)
 
 
 def all_gather_matmul(held: Held, weights: Sequence[Held], dim: int = 0) -> list[tuple[Tensor, list[Tensor]]]:

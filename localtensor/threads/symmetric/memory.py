@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
+from weakref import ReferenceType, ref
 
 import torch
 from torch.distributed import distributed_c10d as c10d
@@ -67,7 +68,7 @@ class SymmetricMemory:
         self.meetings: list[Meeting] = []
         self._counts: dict[int, int] = {}
         self._unwritten: list[tuple[Access, Buffer, int, int]] = []
-        self._persistent: dict[tuple[int, int], torch.Tensor] = {}
+        self._persistent: dict[tuple[int, int], tuple[Buffer, ReferenceType[torch.Tensor]]] = {}  # by rank and number
         self._reads: dict[int, dict[Any, int]] = {}  # by rank: its reads since it wrote last, and how often
         self._polls: dict[int, Ticket] = {}
 
@@ -89,25 +90,40 @@ class SymmetricMemory:
         pad_size: int,
         alloc_id: int | None = None,
     ) -> torch.Tensor:
-        """A new tensor of the rank in symmetric memory; with `alloc_id`, the same memory at each call."""
-        if alloc_id is not None and (rank, alloc_id) in self._persistent:
-            return self._persistent[(rank, alloc_id)]
+        """A new tensor of the rank in symmetric memory; with `alloc_id`, in the same memory as the one before.
+
+        Raises RuntimeError, as torch does, if the tensor before is still in use or has another size.
+        """
         span = 1 + sum((count - 1) * step for count, step in zip(size, stride)) if all(size) else 0
-        line = origin(sys._getframe(2)).line
+        size_in_bytes = span * dtype.itemsize
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-            on_gpu = device.type == "cuda" and torch.cuda.is_available()
-            raw = torch.full((span * dtype.itemsize,), UNWRITTEN, dtype=torch.uint8, device=device if on_gpu else "cpu")
-            pad = Pad(rank, pad_size)
-            number = self._counts[rank] = self._counts.get(rank, -1) + 1
-            buffer = Buffer(number, rank, raw, pad, self.order, line)
-            for area in (buffer, pad):
-                self.areas[int(area.memory.untyped_storage()._cdata)] = area
-            made = torch.empty(0, dtype=dtype, device=raw.device).set_(
-                raw.untyped_storage(), 0, tuple(size), tuple(stride)
-            )
+            buffer = None if alloc_id is None else self._kept(rank, alloc_id, size_in_bytes)
+            if buffer is None:
+                on_gpu = device.type == "cuda" and torch.cuda.is_available()
+                where = device if on_gpu else "cpu"
+                raw = torch.full((size_in_bytes,), UNWRITTEN, dtype=torch.uint8, device=where)
+                number = self._counts[rank] = self._counts.get(rank, -1) + 1
+                line = origin(sys._getframe(2)).line
+                buffer = Buffer(number, rank, raw, Pad(rank, pad_size), self.order, line)
+                for area in (buffer, buffer.pad):
+                    self.areas[int(area.memory.untyped_storage()._cdata)] = area
+            storage = buffer.memory.untyped_storage()
+            empty = torch.empty(0, dtype=dtype, device=buffer.memory.device)
+            made = empty.set_(storage, 0, tuple(size), tuple(stride))
         if alloc_id is not None:
-            self._persistent[(rank, alloc_id)] = made
+            self._persistent[(rank, alloc_id)] = buffer, ref(made)
         return made
+
+    def _kept(self, rank: int, alloc_id: int, wanted: int) -> Buffer | None:
+        """The memory that the rank has allocated with this number before, free again; None if it has not."""
+        buffer, last = self._persistent.get((rank, alloc_id), (None, None))
+        if buffer is not None and last is not None:
+            call = f"empty_strided_p2p: alloc_id: {alloc_id} on rank {rank}"
+            if last() is not None:
+                raise RuntimeError(f"{call}: the tensor before is still active. Delete it, or use another number.")
+            if buffer.size != wanted:
+                raise RuntimeError(f"{call}: {wanted} bytes, and {buffer.size} bytes before. Use another number.")
+        return buffer
 
     def buffer_of(self, tensor: torch.Tensor) -> Buffer | None:
         """The symmetric buffer in which the tensor lies, or None."""

@@ -26,11 +26,12 @@ from localtensor.threads.symmetric.watch import watch_of
 MODULE = "torch.distributed._symmetric_memory"
 MICRO_PIPELINE = "torch._inductor.fx_passes.micro_pipeline_tp"
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0, and 2.11.0 with a GPU.
+# Private part of torch: why it is needed.  Tried on torch 2.13.0, on 2.11.0 also with a GPU, and on 2.14.1.
 SYMMETRIC_PRIVATE = {
     "torch._C._distributed_c10d._SymmetricMemory": "its static methods allocate and exchange symmetric memory",
     "torch.cuda.is_current_stream_capturing": "torch's workspace asks it, and without a GPU it raises",
     "torch.cuda._sleep": "torch's pipelines call it",
+    "torch.distributed._symmetric_memory.torch": "since 2.14 its streams are torch.accelerator's, which want a GPU",
     "torch.distributed._symmetric_memory._should_use_implicit_mempool": "on a GPU, `empty` takes a pool that we do not have",
 }
 
@@ -88,11 +89,25 @@ def _is_symmetric(tensor: torch.Tensor) -> bool:
 
 
 def _write_words(tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
-    """Write a 32-bit value to `count` elements from `offset` on: an ordinary write, to a signal pad a signal."""
-    if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.element_size() != 4:
-        raise RuntimeError("memset32_: input must be a flat, contiguous tensor of 4-byte elements")
-    if offset < 0 or count < 1 or offset + count > tensor.numel():
-        raise RuntimeError(f"memset32_: offset {offset} + count {count} exceeds the {tensor.numel()} elements of input")
+    """Write a 32-bit value to `count` elements from `offset` on: an ordinary write, to a signal pad a signal.
+
+    Raises RuntimeError, as torch does.
+    """
+    problem = (
+        "input must be a flat, contiguous uint32 tensor"
+        if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.dtype != torch.uint32
+        else f"offset must be greater than or equal to 0 (got {offset})"
+        if offset < 0
+        else f"count must be a positive integer (got {count})"
+        if count < 1
+        else f"val must be in the range of [0, {2**32 - 1}] (uint32_t)"
+        if not 0 <= val < 2**32
+        else f"offset + count ({offset + count}) exceeded the numel of the input ({tensor.numel()})"
+        if offset + count > tensor.numel()
+        else ""
+    )
+    if problem:
+        raise RuntimeError(f"symm_mem::memset32_: {problem}.")
     tensor.view(torch.int32)[offset : offset + count].fill_(val - (1 << 32) if val >= 1 << 31 else val)
     return tensor
 
@@ -159,6 +174,30 @@ _STREAMS: dict[str, Any] = {
 }
 
 
+class _TorchOfRanks:
+    """What torch's module of symmetric memory has for `torch`: for a rank with its streams, for others torch itself."""
+
+    def __init__(self, original: Any, ours: dict[str, Any]) -> None:
+        self._original, self._ours = original, ours
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._ours and simulation_of_this_rank() is not None:
+            return self._ours[name]
+        return getattr(self._original, name)
+
+
+_ACCELERATOR = {
+    "current_stream": streams.current_stream,
+    "current_device_index": lambda: 0,
+    "is_available": lambda: False,
+}
+_STREAMS_OF_MODULE = {
+    "accelerator": _TorchOfRanks(torch.accelerator, _ACCELERATOR),
+    "Stream": streams.RankStream,
+    "Event": streams.RankEvent,
+}
+
+
 @contextmanager
 def symmetric_memory_patched() -> Iterator[None]:
     """Inside the block ranks have symmetric memory; any other thread has torch's own."""
@@ -180,6 +219,8 @@ def symmetric_memory_patched() -> Iterator[None]:
             # torch's workspace of symmetric memory names its device by it.
             device = _for_caller(MODULE, torch.cuda.current_device, 0)
             stack.enter_context(replaced(torch.cuda, "current_device", device))
+            if "accelerator" in symm_mem.get_symm_mem_workspace.__code__.co_names:
+                stack.enter_context(replaced(symm_mem, "torch", _TorchOfRanks(torch, _STREAMS_OF_MODULE)))
         if hasattr(symm_mem, "_should_use_implicit_mempool"):  # CUDA's pool, which the simulation does not need
             pooled = _for_caller(MODULE, symm_mem._should_use_implicit_mempool, False)
             stack.enter_context(replaced(symm_mem, "_should_use_implicit_mempool", pooled))

@@ -100,14 +100,14 @@ class Meeting:
         """Raises `NoSuchPeer`."""
         most = len(self.buffers[0].pad.words) // len(self.buffers)
         if not 0 <= channel < most:
-            problem = f"a signal pad of this size has channels 0 to {most - 1} for {len(self.buffers)} ranks"
+            problem = f"the maximum supported channel of this signal pad is {most - 1} for {len(self.buffers)} ranks"
             remedy = "Use one of them, or call symm_mem.set_signal_pad_size before the memory is allocated."
             raise NoSuchPeer(call, "channel", channel, problem, remedy)
 
     def check_peer(self, call: str, argument: str, peer: int) -> None:
         """Raises `NoSuchPeer`."""
         if not 0 <= peer < len(self.buffers):
-            problem = f"the group has ranks 0 to {len(self.buffers) - 1}"
+            problem = f"it must be in [0, {len(self.buffers)}), the ranks of the group"
             raise NoSuchPeer(call, argument, peer, problem, "Name a rank by its number in the group.")
 
     def part(self, rank: int, call: str, channel: int, line: Line, peer: int | None = None) -> Contribution:
@@ -161,9 +161,15 @@ class Meeting:
         while not pad.words[word]:
             self._block(part, call, channel, pad, word, awaited, limit)
         lane, signal = self.memory.lane(part.rank), pad.signals.pop(word, None)
-        if signal is not None and BARRIER in (signal.call, call) and signal.call != call:
+        if signal is not None and self._is_for_another(signal, call, peer):
             put, taken = (signal.rank, signal.call, signal.place), (part.rank, call, part.place)
             problem = f"it takes the signal that rank {signal.rank} has put by {signal.call}() for its own"
+            if signal.rank != self.group.ranks[peer]:
+                other = self.group.ranks[peer]
+                problem = (
+                    f"it waits for rank {other}, and takes the signal that rank {signal.rank} has put by {signal.call}()"
+                    " in another group of the same memory, where that word is the other rank's"
+                )
             self.memory.simulation.fail(PadReused(put, taken, channel, problem))
         if signal is not None:
             lane.learn(signal.clock)
@@ -173,6 +179,11 @@ class Meeting:
         if call != BARRIER:
             pad.published[word] = lane.publish()
         self._wake(pad, word)
+
+    def _is_for_another(self, signal: Signal, call: str, peer: int) -> bool:
+        """Whether a call of this meeting that waits for `peer` would take a signal that was not put for it."""
+        mixed = BARRIER in (signal.call, call) and signal.call != call
+        return mixed or signal.rank != self.group.ranks[peer]
 
     def _block(
         self,

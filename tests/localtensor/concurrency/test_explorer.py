@@ -6,7 +6,8 @@ from math import comb
 import pytest
 
 from localtensor.concurrency import controlled_run
-from localtensor.concurrency.explorer import BoundedSchedule, Failure, Frontier, Program, explore, read_bounded, replay
+from localtensor.concurrency.bounded import BoundedSchedule, Frontier, read_bounded
+from localtensor.concurrency.explorer import Failure, Program, explore, replay
 from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.errors.runs import BadExploration, BadProgram, WaitsAlone

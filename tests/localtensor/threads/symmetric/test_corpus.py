@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import localtensor as lt
 from localtensor.errors import SymmetricRace
+from localtensor.threads.symmetric.memory import SymmetricMemory
 from tests.tools.symmetric import measure
 from tests.tools.symmetric.labels import FAULTY, RIGHT
 
@@ -94,3 +95,12 @@ def test_a_random_program_races_if_and_only_if_the_plain_way_says_so(steps, sche
     else:
         found = False
     assert found == racy(steps)
+
+
+@pytest.mark.parametrize("program", [measure.in_phases, measure.spread], ids=lambda program: program.__name__)
+def test_the_programs_that_measure_the_cost_make_as_many_accesses_as_they_say(program, monkeypatch):
+    touched = []
+    touch = SymmetricMemory.touch
+    monkeypatch.setattr(SymmetricMemory, "touch", lambda memory, *use: (touched.append(use), touch(memory, *use)))
+    lt.run(program, 1008, ranks=measure.RANKS)
+    assert 1008 <= len(touched) < 1050

@@ -64,7 +64,15 @@ def test_each_all_reduce_is_the_sum_in_group_order(name, schedule):
     for ranks in RANKS:
         for dtype in (torch.float64, torch.bfloat16):
             held = inputs(ranks, dtype=dtype)
-            assert_same_bits(on_ranks(ALL_REDUCES[name], held, schedule=schedule), meaning.all_reduce(held))
+            total = meaning.fold(held, wide=name.startswith("multimem"))
+            assert_same_bits(on_ranks(ALL_REDUCES[name], held, schedule=schedule), [total] * ranks)
+
+
+def test_multicast_memory_adds_bfloat16_in_float32():
+    held = inputs(4, dtype=torch.bfloat16)
+    total = torch.stack([x.double() for x in held]).sum(0).float().bfloat16()
+    assert_same_bits([meaning.fold(held, wide=True)], [total])
+    assert not torch.equal(meaning.fold(held), total)
 
 
 OTHERS = {
@@ -117,8 +125,18 @@ def gathered(x):
 def test_each_other_op_has_its_meaning(name, schedule):
     run, means = OTHERS[name]
     for ranks in RANKS:
-        held = inputs(ranks)
+        held = inputs(ranks, (24, 4))
         assert_same_bits(on_ranks(run, held, schedule=schedule), means(held))
+
+
+@pytest.mark.parametrize(("shape", "last_dim"), [((48,), False), ((2, 48), True)])
+def test_a_scatter_in_broken_steps_of_16_bytes_is_refused_as_by_torch(shape, last_dim):
+    def program():
+        x = share(torch.zeros(shape, dtype=torch.bfloat16))
+        with pytest.raises(RuntimeError, match="is 48, and has to be divisible by 32"):
+            OPS.reduce_scatter_out(x, world(), last_dim, torch.zeros(12, dtype=torch.bfloat16))
+
+    lt.run(program, ranks=4)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -391,8 +409,16 @@ def test_words_are_written_one_after_another():
         x = torch.zeros(6, dtype=torch.uint32)
         OPS.memset32_(x, 1, 7, 3)
         OPS.stream_write_value32_(x, 5, 2**32 - 1)
-        with pytest.raises(RuntimeError, match="exceeds"):
-            OPS.memset32_(x, 5, 1, 2)
+        for call, problem in (
+            (lambda: OPS.memset32_(x, 5, 1, 2), "exceeded the numel"),
+            (lambda: OPS.memset32_(x, -1, 1, 2), "offset must be"),
+            (lambda: OPS.memset32_(x, 0, 1, 0), "count must be"),
+            (lambda: OPS.stream_write_value32_(x, 0, 2**32), "val must be"),
+            (lambda: OPS.memset32_(x.view(2, 3), 0, 1, 1), "flat, contiguous uint32"),
+            (lambda: OPS.memset32_(x.view(torch.float32), 0, 1, 1), "flat, contiguous uint32"),
+        ):
+            with pytest.raises(RuntimeError, match=problem):
+                call()
         return x.tolist()
 
     assert lt.run(program, ranks=1).values == ([0, 7, 7, 7, 0, 2**32 - 1],)

@@ -24,6 +24,7 @@ from localtensor.errors import (
     SignalNotConsumed,
     SymmetricRace,
 )
+from localtensor.threads.symmetric.handle import CPP
 from localtensor.threads.symmetric.watch import SymmetricWatch
 
 
@@ -116,9 +117,13 @@ def test_sizes_that_differ_are_refused_at_the_rendezvous():
         (lambda handle: handle.get_buffer(1, (9,), torch.float32), OutsideBuffer, "ends at byte 36"),
         (lambda handle: handle.get_buffer(1, (4,), torch.float32, 6), OutsideBuffer, "ends at byte 40"),
         (lambda handle: handle.get_signal_pad(1, (4000,)), OutsideBuffer, "signal pad of rank 1"),
-        (lambda handle: handle.get_buffer(2, (1,), torch.float32), NoSuchPeer, "ranks 0 to 1"),
+        (lambda handle: handle.get_buffer(2, (1,), torch.float32), NoSuchPeer, "must be in [0, 2)"),
         (lambda handle: handle.put_signal(7), NoSuchPeer, "dst_rank=7"),
-        (lambda handle: handle.barrier(channel=100_000), NoSuchPeer, "channel=100000"),
+        (
+            lambda handle: handle.barrier(channel=100_000),
+            NoSuchPeer,
+            "maximum supported channel of this signal pad is 1151 for 2",
+        ),
         (lambda handle: handle.buffer_ptrs, NotServed, "buffer_ptrs"),
         (lambda handle: handle.signal_pad_ptrs_dev, NotServed, "signal_pad_ptrs_dev"),
     ],
@@ -478,3 +483,21 @@ def test_a_rank_leaves_no_mode_on_its_thread():
         lt.run(meet, ranks=2)
         fails(SymmetricRace, write_read_race)
     assert ends == [([], [])] * 4
+
+
+def test_an_allocation_with_a_number_has_the_memory_of_the_one_before():
+    def program():
+        def allocate(count=4):
+            return CPP.empty_strided_p2p((count,), (1,), torch.float32, torch.device("cpu"), alloc_id=7)
+
+        first = allocate().fill_(3.0)
+        with pytest.raises(RuntimeError, match=r"alloc_id: 7 on rank \d: the tensor before is still active"):
+            allocate()
+        where = first.data_ptr()
+        del first
+        with pytest.raises(RuntimeError, match="20 bytes, and 16 bytes before"):
+            allocate(5)
+        again = allocate()
+        return again.data_ptr() == where, again.tolist()
+
+    assert lt.run(program, ranks=2).values == ((True, [3.0] * 4),) * 2
