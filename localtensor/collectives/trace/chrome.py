@@ -19,6 +19,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
+from localtensor._util.events import place_text
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.collectives.trace.events import (
     CALL,
@@ -39,7 +40,7 @@ COLOURS = {
     "forward": "good", "backward": "rail_idle", "op": "grey", "written redistribution": "rail_response",
     "implicit redistribution": "terrible", "call": "thread_state_iowait", "wait": "bad", "garbage collection": "black",
 }  # fmt: skip
-_OWN = frozenset({"met", "posted"})  # facts for the clocks
+_OWN = frozenset({"posted"})  # a fact for the clocks
 _SHORTEST = 0.001  # microseconds: a span without a duration cannot be seen
 
 
@@ -50,9 +51,10 @@ def write_chrome(recording: Recording, file: IO[str], more: Iterable[dict[str, A
     file.write(json.dumps(about | ({"error": recording.problem} if recording.problem else {})))
     file.write(',"traceEvents":[\n')
     separator = ""
+    encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
     for events in (trace_events(recording), more):
         for event in events:
-            file.write(separator + json.dumps(event, separators=(",", ":")))
+            file.write(separator + encode(event))
             separator = ",\n"
     file.write("\n]}\n")
 
@@ -65,7 +67,7 @@ def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
         return (event.start - recording.began) / 1000, event.nanoseconds / 1000
 
     for event in sorted(recording.events, key=lambda event: (event.start, -event.end)):
-        yield from _chrome_events(event, REAL, at)
+        yield _chrome_event(event, recording.began)
     yield from _arrows(recording, at)
     for sample in recording.memory:
         held = {kind: size for kind, size in sample.held.items() if size} or {"other": 0}
@@ -87,18 +89,21 @@ def names_of(process: int, name: str, threads: list[str]) -> Iterator[dict[str, 
         yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": number, "args": {"sort_index": number}}
 
 
-def _chrome_events(event: Event, process: int, at: Callable[[Event], tuple[float, float]]) -> Iterator[dict[str, Any]]:
-    start, length = at(event)
-    made: dict[str, Any] = {"name": event.name, "cat": event.kind, "pid": process, "tid": event.rank}
-    made["ts"] = round(start, 3)
-    if event.kind in (RANDOM, ERROR):
-        made |= {"ph": "i", "s": "t"}
+def _chrome_event(event: Event, began: int) -> dict[str, Any]:
+    kind = event.kind
+    made: dict[str, Any] = {
+        "name": event.name, "cat": kind, "pid": REAL, "tid": event.rank, "ts": round((event.start - began) / 1000, 3),
+    }  # fmt: skip
+    if kind in (RANDOM, ERROR):
+        made["ph"], made["s"] = "i", "t"
     else:
-        made |= {"ph": "X", "dur": max(round(length, 3), _SHORTEST)}
-    if event.kind in COLOURS:
-        made["cname"] = COLOURS[event.kind]
+        made["ph"], made["dur"] = "X", max(round(event.nanoseconds / 1000, 3), _SHORTEST)
+    if kind in COLOURS:
+        made["cname"] = COLOURS[kind]
     args = args_of(event)
-    yield made | ({"args": args} if args else {})
+    if args:
+        made["args"] = args
+    return made
 
 
 def _arrows(recording: Recording, at: Callable[[Event], tuple[float, float]]) -> Iterator[dict[str, Any]]:
@@ -118,7 +123,7 @@ def args_of(event: Event) -> dict[str, Any]:
     """What a viewer shows of an event beside its name and time."""
     found: dict[str, Any] = {}
     if event.place is not None:
-        found["line"] = str(event.place)
+        found["line"] = place_text(event.place)
     if event.module and event.kind not in MODULES:
         found["module"] = event.module
     if event.kind == CALL and event.part is not None:
@@ -129,7 +134,11 @@ def args_of(event: Event) -> dict[str, Any]:
         found["bytes"] = event.bytes
     for name, value in event.facts.items():
         if name not in _OWN:
-            found[name] = layouts_text(value) if isinstance(value, tuple) else value
+            found[name] = value
+    if event.takes:
+        found["takes"] = layouts_text(event.takes)
+    if event.gives:
+        found["gives"] = layouts_text(event.gives)
     return found
 
 
