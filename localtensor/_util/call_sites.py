@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from localtensor._util.events import Place
+from localtensor._util.events import Place, place_at
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(__file__).parents[1]) + "/"
@@ -50,7 +50,7 @@ class Origin(NamedTuple):
 
     @property
     def place(self) -> Place | None:
-        return Place(*self.line) if self.line else None
+        return place_at(*self.line) if self.line else None
 
 
 def _kind(file: str) -> int:
@@ -101,8 +101,16 @@ def code_that_called_us() -> CodeType | None:
 
 
 def place_of_frame(frame: FrameType | None) -> Place | None:
-    """The user's innermost line on this frame's stack."""
-    return origin(frame).place
+    """The user's innermost line on this frame's stack: that of `origin`, without what else that finds out."""
+    while frame is not None:
+        code = frame.f_code
+        kind = _kinds.get(code.co_filename)
+        if kind is None:
+            kind = _kinds[code.co_filename] = _kind(code.co_filename)
+        if kind == USER and not code.co_name.startswith("__torch_"):
+            return place_at(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
 
 
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd", "debugpy")

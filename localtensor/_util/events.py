@@ -4,6 +4,7 @@ An event outlives its rank, so it holds strings and numbers only, apart from the
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TypeAlias
 
@@ -64,6 +65,18 @@ class Place:
 
     def __str__(self) -> str:
         return f"{PurePath(self.file).name}:{self.line} in {self.function}"
+
+
+@lru_cache(1 << 14)
+def place_at(file: str, line: int, function: str) -> Place:
+    """The place with these parts: one object for all events of a line, as a run has few lines and many events."""
+    return Place(file, line, function)
+
+
+@lru_cache(1 << 14)
+def place_text(place: Place) -> str:
+    """The text of a place, which many events have."""
+    return str(place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from localtensor import errors
-from localtensor._util.events import Call, Place
+from localtensor._util.events import Call, Place, place_at
 from localtensor.layout.spec import shape_text
 
 K = TypeVar("K")
@@ -56,7 +56,7 @@ class Contribution:
 
     @property
     def place(self) -> Place | None:
-        return Place(*self.line) if self.line else None
+        return place_at(*self.line) if self.line else None
 
     def elements(self) -> list[tuple[torch.dtype, int]]:
         """What the two ends of a message have in common: dtypes and numbers of elements; the shape is not sent."""

@@ -27,7 +27,7 @@ from localtensor.collectives.trace.clock import modelled_events, set_clock
 from localtensor.collectives.trace.events import Peak, Recording
 from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS, MemoryOfRanks
 from localtensor.collectives.trace.module_spans import ModuleSpans
-from localtensor.collectives.trace.op_watch import kind_inside, shape_of, traits_of_op
+from localtensor.collectives.trace.op_watch import shape_of, traits_of_op
 from localtensor.collectives.trace.output import check_file, write_file
 from localtensor.collectives.trace.recorder import Recorder
 from localtensor.errors.base import rank_names
@@ -106,7 +106,7 @@ class LockstepRecorder(Recorder):
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(_row_shape(first), first.dtype)
-            self._lane.moment(events.RANDOM, traits.name, facts={"of": of})
+            self._lane.moment(events.RANDOM, traits.name).facts["of"] = of
 
     def called(self, kind: str, reads: Sequence[Tensor], groups: Sequence[Sequence[int]], place: Place | None) -> None:
         """All ranks have made a collective, each in its group."""
@@ -121,13 +121,13 @@ class LockstepRecorder(Recorder):
             None,
             line=None if place is None else (place.file, place.line, place.function),
         )
-        call = self._lane.moment(events.CALL, kind, part=part, place=place)
+        call = self._lane.moment(events.CALL, kind, place, part)
         moved = self._lane.inside(*events.REDISTRIBUTIONS)
         call.bytes = part.bytes
         if moved is not None:
             moved.bytes += part.bytes
         self._exchanges += 1
-        wait = self._lane.moment(events.WAIT, f"wait for {kind}", part=part, place=place)
+        wait = self._lane.moment(events.WAIT, f"wait for {kind}", place, part)
         wait.facts["ready"] = True
         for event in (call, wait):
             event.exchange = self._exchanges
@@ -141,7 +141,7 @@ class LockstepRecorder(Recorder):
         key = id(memory)
         if key in self._alive or memory.outside:
             return
-        kind = PARAMETERS if isinstance(x, nn.Parameter) else kind_inside(self._lane)
+        kind = PARAMETERS if isinstance(x, nn.Parameter) else self._lane.makes
         self._memory.hold(key, _bytes_of_ranks(x, self._memory), kind, self._lane.module)
         self._alive[key] = weakref.ref(memory, functools.partial(self._freed, key))
 

@@ -177,6 +177,11 @@ def _recorded(options: TorchrunOptions) -> "Iterator[RunObserver | None]":
     def summarize(recording: Any, clock: Any) -> None:
         if options.summary:
             _print_error("\n".join(summary_lines(recording, clock)))
+        elif clock.unused_axes:
+            axes = ", ".join(clock.unused_axes)
+            _print_error(
+                f"localtensor run: topology: no call of the run is along axis {axes}, which the topology names"
+            )
 
     with recorded(tracing, options.ranks, done=summarize) as recorder:
         yield recorder

@@ -179,6 +179,12 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_writable("localtensor run", trace=self.trace, html=self.html)
+        if self.html is not None and self.trace is not None and self.html.resolve() == self.trace.resolve():
+            problem = "the trace would be overwritten by the page"
+            raise BadOption("localtensor run", "--html", self.html, problem, "Name another file.")
+        if self.topology is not None and not (self.trace or self.html or self.summary):
+            problem = "it is for the modelled clock, and nothing shows that"
+            raise BadOption("localtensor run", "--topology", self.topology, problem, "Add --summary, --trace or --html.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import IO, Any
 
+from localtensor._util.events import place_text
 from localtensor.collectives.rendezvous import Contribution
 from localtensor.collectives.trace.events import (
     CALL,
@@ -39,7 +41,8 @@ COLOURS = {
     "forward": "good", "backward": "rail_idle", "op": "grey", "written redistribution": "rail_response",
     "implicit redistribution": "terrible", "call": "thread_state_iowait", "wait": "bad", "garbage collection": "black",
 }  # fmt: skip
-_OWN = frozenset({"met", "posted"})  # facts for the clocks
+_OWN = frozenset({"posted"})  # a fact for the clocks
+_AT_ONCE = 256  # events that are encoded together, since a call of the encoder takes as long as an event
 _SHORTEST = 0.001  # microseconds: a span without a duration cannot be seen
 
 
@@ -49,11 +52,13 @@ def write_chrome(recording: Recording, file: IO[str], more: Iterable[dict[str, A
     about = {"made by": "localtensor", "ranks": recording.world or recording.ranks}
     file.write(json.dumps(about | ({"error": recording.problem} if recording.problem else {})))
     file.write(',"traceEvents":[\n')
+    encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
     separator = ""
-    for events in (trace_events(recording), more):
-        for event in events:
-            file.write(separator + json.dumps(event, separators=(",", ":")))
-            separator = ",\n"
+    events = chain(trace_events(recording), more)
+    while batch := list(islice(events, _AT_ONCE)):
+        # In a string the quote would have a backslash: this is between two events.
+        file.write(separator + encode(batch)[1:-1].replace(',{"name"', ',\n{"name"'))
+        separator = ",\n"
     file.write("\n]}\n")
 
 
@@ -64,41 +69,45 @@ def trace_events(recording: Recording) -> Iterator[dict[str, Any]]:
     def at(event: Event) -> tuple[float, float]:
         return (event.start - recording.began) / 1000, event.nanoseconds / 1000
 
+    texts: dict[tuple[int, ...], str] = {}
     for event in sorted(recording.events, key=lambda event: (event.start, -event.end)):
-        yield from _chrome_events(event, REAL, at)
+        yield _chrome_event(event, recording.began, texts)
     yield from _arrows(recording, at)
     for sample in recording.memory:
         held = {kind: size for kind, size in sample.held.items() if size} or {"other": 0}
         name = f"memory of {recording.lanes[sample.rank]}"
         when = round((sample.at - recording.began) / 1000, 3)
-        yield {"ph": "C", "name": name, "pid": REAL, "tid": sample.rank, "ts": when, "args": held}
+        yield {"name": name, "ph": "C", "pid": REAL, "tid": sample.rank, "ts": when, "args": held}
     if recording.problem:
         when = round((recording.ended - recording.began) / 1000, 3)
         name = recording.problem.partition("\n")[0]
-        yield {"ph": "i", "s": "g", "name": name, "cat": ERROR, "pid": REAL, "tid": 0, "ts": when}
+        yield {"name": name, "ph": "i", "s": "g", "cat": ERROR, "pid": REAL, "tid": 0, "ts": when}
 
 
 def names_of(process: int, name: str, threads: list[str]) -> Iterator[dict[str, Any]]:
     """The names of a process and of its threads, which come in this order."""
-    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
+    yield {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": process}}
     for number, thread in enumerate(threads):
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": thread}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": number, "args": {"sort_index": number}}
+        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": thread}}
+        yield {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number, "args": {"sort_index": number}}
 
 
-def _chrome_events(event: Event, process: int, at: Callable[[Event], tuple[float, float]]) -> Iterator[dict[str, Any]]:
-    start, length = at(event)
-    made: dict[str, Any] = {"name": event.name, "cat": event.kind, "pid": process, "tid": event.rank}
-    made["ts"] = round(start, 3)
-    if event.kind in (RANDOM, ERROR):
-        made |= {"ph": "i", "s": "t"}
+def _chrome_event(event: Event, began: int, texts: dict[tuple[int, ...], str]) -> dict[str, Any]:
+    kind = event.kind
+    made: dict[str, Any] = {
+        "name": event.name, "cat": kind, "pid": REAL, "tid": event.rank, "ts": round((event.start - began) / 1000, 3),
+    }  # fmt: skip
+    if kind in (RANDOM, ERROR):
+        made["ph"], made["s"] = "i", "t"
     else:
-        made |= {"ph": "X", "dur": max(round(length, 3), _SHORTEST)}
-    if event.kind in COLOURS:
-        made["cname"] = COLOURS[event.kind]
-    args = args_of(event)
-    yield made | ({"args": args} if args else {})
+        made["ph"], made["dur"] = "X", max(round(event.nanoseconds / 1000, 3), _SHORTEST)
+    if kind in COLOURS:
+        made["cname"] = COLOURS[kind]
+    args = args_of(event, texts)
+    if args:
+        made["args"] = args
+    return made
 
 
 def _arrows(recording: Recording, at: Callable[[Event], tuple[float, float]]) -> Iterator[dict[str, Any]]:
@@ -114,11 +123,11 @@ def _arrows(recording: Recording, at: Callable[[Event], tuple[float, float]]) ->
         yield common | {"ph": "f", "bp": "e", "tid": late.rank, "ts": round(at(late)[0], 3)}
 
 
-def args_of(event: Event) -> dict[str, Any]:
-    """What a viewer shows of an event beside its name and time."""
+def args_of(event: Event, texts: dict[tuple[int, ...], str]) -> dict[str, Any]:
+    """What a viewer shows of an event beside its name and time; `texts` keeps those of specs by their ids."""
     found: dict[str, Any] = {}
     if event.place is not None:
-        found["line"] = str(event.place)
+        found["line"] = place_text(event.place)
     if event.module and event.kind not in MODULES:
         found["module"] = event.module
     if event.kind == CALL and event.part is not None:
@@ -129,7 +138,13 @@ def args_of(event: Event) -> dict[str, Any]:
         found["bytes"] = event.bytes
     for name, value in event.facts.items():
         if name not in _OWN:
-            found[name] = layouts_text(value) if isinstance(value, tuple) else value
+            found[name] = value
+    for name, specs in (("takes", event.takes), ("gives", event.gives)):
+        if specs:
+            key = tuple(map(id, specs))
+            if key not in texts:
+                texts[key] = layouts_text(specs)
+            found[name] = texts[key]
     return found
 
 

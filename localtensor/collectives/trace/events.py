@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from localtensor._util.events import Place
 from localtensor.collectives.rendezvous import Contribution
@@ -24,8 +25,9 @@ class Event:
     `start` and `end` are nanoseconds of real time, of the clock of the recording; `busy_start` and `busy_end` are the
     modelled seconds that the rank has computed until then.  `module` is the module that runs, or whose gradients are
     computed.  `part` is the call of a collective or message, or the one that is waited for; `exchange` numbers what the
-    parts of several ranks have in common; `late` is, of a call or a wait, the last part to arrive.  `begins` and `ends` are
-    seconds of the modelled clock, and -1 without one; of a call they are those of the transfer.
+    parts of several ranks have in common; `late` is, of a call or a wait, the last part to arrive.  `takes` and `gives` are the
+    specs of an op's DTensors.  `begins` and `ends` are seconds of the modelled clock, and -1 without one; of a call they are
+    those of the transfer.
     """
 
     kind: str
@@ -41,6 +43,8 @@ class Event:
     exchange: int = -1
     late: Event | None = None
     bytes: int = 0
+    takes: tuple[Any, ...] = ()
+    gives: tuple[Any, ...] = ()
     begins: float = -1.0
     ends: float = -1.0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -60,8 +64,7 @@ def axis_text(part: Contribution) -> str:
     return part.group.axis() or "ranks " + ",".join(map(str, part.group.ranks))
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySample:
+class MemorySample(NamedTuple):
     """The bytes that a rank holds at a time, by kind of tensor."""
 
     rank: int
@@ -103,6 +106,9 @@ class Peak:
     by_module: dict[str, int] = field(default_factory=dict)
 
 
+_shape_text = lru_cache(1 << 12)(shape_text)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A tensor's shape, dtype and placements.
@@ -124,7 +130,7 @@ class Layout:
         return cls((), None, spec.placements) if meta is None else cls(meta.shape, meta.dtype, spec.placements)
 
     def __str__(self) -> str:
-        of = "" if self.dtype is None else f"{shape_text(self.shape, self.dtype)} "
+        of = "" if self.dtype is None else f"{_shape_text(self.shape, self.dtype)} "
         return f"{of}{placements_text(self.placements)}"
 
 
@@ -133,6 +139,7 @@ def layouts_text(specs: Sequence[Any]) -> str:
     return ", ".join(str(Layout.of(spec)) for spec in specs if spec is not None)
 
 
-def placements_text(placements: Sequence[Any]) -> str:
+@lru_cache(1 << 12)
+def placements_text(placements: tuple[Any, ...]) -> str:
     """Placements in short form, as S(0),R."""
     return ",".join(map(short, placements))

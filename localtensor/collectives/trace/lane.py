@@ -2,60 +2,86 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import Any
 
-from localtensor.collectives.trace.events import MODULES, OP, Event, MemorySample, Recording
-from localtensor.collectives.trace.memory import Memory
+from localtensor._util.events import Place
+from localtensor.collectives.rendezvous import Contribution
+from localtensor.collectives.trace.events import (
+    BACKWARD,
+    FORWARD,
+    MODULES,
+    OP,
+    PASS,
+    STEP,
+    Event,
+    MemorySample,
+    Recording,
+)
+from localtensor.collectives.trace.memory import ACTIVATIONS, OTHER, STATE, Memory
+
+_MADE_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}
+"""What an op makes inside of a span: in an optimizer's step its state, in a module what the backward pass needs."""
 
 
 class Lane:
-    """Adds events of one rank to a recording.  Only one thread at a time uses it."""
+    """Adds events of one rank to a recording.  Only one thread at a time uses it.
+
+    `module` is the module that runs, or whose gradients are computed, and empty outside of any; `makes` is the kind of
+    memory of what an op makes now.
+    """
 
     def __init__(self, recording: Recording, rank: int) -> None:
         self.recording, self.rank = recording, rank
         self.memory: Any = Memory()
         self.busy = 0.0  # modelled seconds of compute
         self.stack: list[Event] = []
+        self.module, self.makes = "", OTHER
         self._sampled = 0
-
-    @property
-    def module(self) -> str:
-        """The module that runs, or whose gradients are computed; empty outside of any."""
-        return next((event.name for event in reversed(self.stack) if event.kind in MODULES), "")
 
     def inside(self, *kinds: str) -> Event | None:
         """The innermost open span of these kinds."""
         return next((event for event in reversed(self.stack) if event.kind in kinds), None)
 
-    def moment(self, kind: str, name: str, **named: Any) -> Event:
+    def moment(self, kind: str, name: str, place: Place | None = None, part: Contribution | None = None) -> Event:
         """Adds an event that takes no time."""
-        now = time.perf_counter_ns()
-        event = Event(kind, name, self.rank, now, now, self.module, self.busy, self.busy, **named)
+        now = perf_counter_ns()
+        event = Event(kind, name, self.rank, now, now, self.module, self.busy, self.busy, place, part)
         self.recording.events.append(event)
         return event
 
-    def begin(self, kind: str, name: str, *, below: int | None = None, **named: Any) -> Event:
+    def begin(
+        self,
+        kind: str,
+        name: str,
+        place: Place | None = None,
+        part: Contribution | None = None,
+        below: int | None = None,
+    ) -> Event:
         """Opens a span; with `below`, around the open spans from that position on."""
-        event = self.moment(kind, name, **named)
-        event.end = -1
-        if below is None or below >= len(self.stack):
-            self.stack.append(event)
+        stack, start = self.stack, perf_counter_ns()
+        event = Event(kind, name, self.rank, start, -1, self.module, self.busy, self.busy, place, part)
+        self.recording.events.append(event)
+        if below is None or below >= len(stack):
+            stack.append(event)
         else:
-            event.start, event.busy_start = self.stack[below].start, self.stack[below].busy_start
-            event.module = self.stack[below].module
-            self.stack.insert(below, event)
-        self._sample(event.start)
+            event.start, event.busy_start = stack[below].start, stack[below].busy_start
+            event.module = stack[below].module
+            stack.insert(below, event)
+        if kind in _MADE_INSIDE:
+            self._look()
+        if self.memory.now != self._sampled:
+            self._sample(start)
         return event
 
     def end(self, event: Event) -> None:
         """Closes a span; one that is closed already stays as it is."""
         if event.end >= 0:
             return
-        event.end, event.busy_end = time.perf_counter_ns(), self.busy
+        event.end, event.busy_end = perf_counter_ns(), self.busy
         if self.stack[-1] is event:
             self.stack.pop()
         else:
@@ -64,12 +90,42 @@ class Lane:
                 if inner.kind == OP:  # run by a handler of DTensor's own, whose end is not seen
                     self.end(inner)
             self.stack.remove(event)
-        self._sample(event.end)
+        if event.kind in _MADE_INSIDE:
+            self._look()
+        if self.memory.now != self._sampled:
+            self._sample(event.end)
+
+    def begin_op(self, name: str, place: Place | None) -> Event:
+        """As `begin` of an op, which is most of what is recorded: the memory is sampled at its end."""
+        busy = self.busy
+        event = Event(OP, name, self.rank, perf_counter_ns(), -1, self.module, busy, busy, place)
+        self.recording.events.append(event)
+        self.stack.append(event)
+        return event
+
+    def end_op(self, event: Event) -> None:
+        """As `end` of an op."""
+        stack = self.stack
+        if stack[-1] is not event:
+            self.end(event)
+            return
+        stack.pop()
+        event.end, event.busy_end = perf_counter_ns(), self.busy
+        if self.memory.now != self._sampled:
+            self._sample(event.end)
+
+    def _look(self) -> None:
+        """Takes `module` and `makes` from the open spans."""
+        stack = self.stack
+        self.module = next((event.name for event in reversed(stack) if event.kind in MODULES), "")
+        self.makes = next((_MADE_INSIDE[event.kind] for event in reversed(stack) if event.kind in _MADE_INSIDE), OTHER)
 
     @contextmanager
-    def span(self, kind: str, name: str, **named: Any) -> Iterator[Event]:
+    def span(
+        self, kind: str, name: str, place: Place | None = None, part: Contribution | None = None
+    ) -> Iterator[Event]:
         """A span around the block; one that an exception leaves is unfinished."""
-        event = self.begin(kind, name, **named)
+        event = self.begin(kind, name, place, part)
         try:
             yield event
         except BaseException:  # why: Abort ends a rank, too; it is raised again
@@ -87,6 +143,5 @@ class Lane:
         self.recording.busy[self.rank] = self.busy
 
     def _sample(self, at: int) -> None:
-        if self.memory.now != self._sampled:
-            self._sampled = self.memory.now
-            self.recording.memory.append(MemorySample(self.rank, at, dict(self.memory.by_kind)))
+        self._sampled = self.memory.now
+        self.recording.memory.append(MemorySample(self.rank, at, dict(self.memory.by_kind)))

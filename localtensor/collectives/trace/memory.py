@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,41 +35,50 @@ class Memory:
 
     def __init__(self) -> None:
         self.now = 0
-        self.by_kind: Counter[str] = Counter()
-        self.by_module: Counter[str] = Counter()
-        self.peak = Peak()
-        self._held: dict[int, _Held] = {}
+        self.by_kind: dict[str, int] = defaultdict(int)
+        self.by_module: dict[str, int] = defaultdict(int)
+        self._held: dict[int, tuple[int, str, str]] = {}  # size, kind, module
+        self._peak = Peak()
+        self._at_peak = False  # since then nothing was dropped: `_peak` has its bytes and module only
 
     def __contains__(self, key: int) -> bool:
         return key in self._held
 
+    @property
+    def peak(self) -> Peak:
+        """The memory where it was most."""
+        if self._at_peak:
+            self._peak.by_kind, self._peak.by_module = dict(self.by_kind), dict(self.by_module)
+        return self._peak
+
     def hold(self, key: int, size: int, kind: str, module: str) -> None:
         """The rank holds these bytes from now on; a key that it holds already gets this size, and keeps its kind."""
-        before = self._held.get(key)
-        if before is not None:
+        if key in self._held:
+            _, kind, module = self._held[key]
             self.drop(key)
-            kind, module = before.kind, before.module
-        self._held[key] = _Held(size, kind, module)
+        self._held[key] = (size, kind, module)
         self._add(size, kind, module)
-        if self.now > self.peak.bytes:
-            self.peak = Peak(self.now, dict(self.by_kind), module, dict(self.by_module))
+        if self.now > self._peak.bytes:
+            self._peak.bytes, self._peak.module, self._at_peak = self.now, module, True
 
     def drop(self, key: int) -> None:
         """The rank holds these bytes no longer."""
         held = self._held.pop(key, None)
         if held is not None:
-            self._add(-held.size, held.kind, held.module)
+            size, kind, module = held
+            if self._at_peak and size:
+                self._peak, self._at_peak = self.peak, False
+            self._add(-size, kind, module)
 
     def relabel(self, key: int, kind: str) -> None:
         """From now on the bytes are of this kind, unless they are of one that a tensor keeps."""
         held = self._held.get(key)
-        if held is None or held.kind == kind or _STRONG.get(held.kind, 0) > _STRONG.get(kind, 0):
+        if held is None or held[1] == kind or _STRONG.get(held[1], 0) > _STRONG.get(kind, 0):
             return
-        self._add(-held.size, held.kind, held.module)
-        self._held[key] = held._replace(kind=kind)
-        self._add(held.size, kind, held.module)
-        if self.now == self.peak.bytes:  # still at the peak, of which more is known now
-            self.peak.by_kind = dict(self.by_kind)
+        size, before, module = held
+        self._add(-size, before, module)
+        self._held[key] = (size, kind, module)
+        self._add(size, kind, module)
 
     def _add(self, size: int, kind: str, module: str) -> None:
         self.now += size

@@ -26,9 +26,9 @@ from torch.utils.flop_counter import flop_registry
 
 from localtensor._util.call_sites import place_of_frame
 from localtensor._util.events import Place
-from localtensor.collectives.trace.events import BACKWARD, FORWARD, OP, PASS, RANDOM, STEP
+from localtensor.collectives.trace.events import RANDOM
 from localtensor.collectives.trace.lane import Lane
-from localtensor.collectives.trace.memory import ACTIVATIONS, BUFFERS, OTHER, PARAMETERS, STATE
+from localtensor.collectives.trace.memory import BUFFERS, OTHER, PARAMETERS
 from localtensor.layout.links import Rates
 from localtensor.layout.spec import shape_text
 
@@ -51,9 +51,11 @@ class _Traits(NamedTuple):
     makes: bool  # its results are new tensors: neither views nor what it writes
     views: bool  # nothing is read or written
     draws: bool
+    handled: bool  # DTensor runs it by code of its own
     flops: Callable[..., int] | None
 
 
+_handlers_known = [len(_handlers)]
 _known: dict[int, _Traits] = {}  # by the op's id, which stays: the hash of an op is computed in Python
 
 
@@ -71,7 +73,7 @@ def _newtraits_of_op(func: Op) -> _Traits:
     draws = torch.Tag.nondeterministic_seeded in func.tags
     flops = flop_registry.get(func.overloadpacket)
     flops = getattr(flops, "__wrapped__", None)  # what takes shapes, without torch's walk through the arguments
-    return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, flops)
+    return _Traits(str(func), func.namespace in _COLLECTIVES, makes, views, draws, func in _handlers, flops)
 
 
 class OpWatch(TorchDispatchMode):
@@ -85,6 +87,9 @@ class OpWatch(TorchDispatchMode):
     def __init__(self, lane: Lane, rates: Rates) -> None:
         super().__init__()
         self._lane, self._rates = lane, rates
+        if len(_handlers) != _handlers_known[0]:  # some were added since the last run
+            _known.clear()
+            _handlers_known[0] = len(_handlers)
         self._storages: dict[int, weakref.ref[Any]] = {}  # those that are alive
         self._passes_on = False  # the op of a DTensor that comes next is the one that was just seen
         self.moved: dict[
@@ -109,40 +114,54 @@ class OpWatch(TorchDispatchMode):
                     return NotImplemented
                 return self._op_of_dtensors(func, args, kwargs or {})
         done = func(*args, **kwargs) if kwargs else func(*args)
-        self._ran(traits_of_op(func), args, kwargs or {}, done)
+        traits = traits_of_op(func)
+        if not traits.views:
+            given = _tensors(args)
+            if kwargs:
+                given += _tensors(tuple(kwargs.values()))
+            self._ran(traits, args, kwargs or {}, done, given, [done] if type(done) is Tensor else _tensors(done))
         return done
 
     def _op_of_dtensors(self, func: Op, args: Any, kwargs: Any) -> Any:
         lane, traits = self._lane, traits_of_op(func)
-        event = lane.begin(OP, traits.name, place=self._line(sys._getframe(2)))
-        event.facts["takes"] = tuple([x._spec for x in _tensors(args) if isinstance(x, DTensor)])
+        given = _tensors(args)
+        if kwargs:
+            given += _tensors(tuple(kwargs.values()))
+        event = lane.begin_op(traits.name, self._line(sys._getframe(2)))
+        event.takes = tuple([x._spec for x in given if type(x) is DTensor])
         try:
-            if func in _handlers:
+            if traits.handled:
                 self._passes_on = True
                 with self:
                     done = func(*args, **kwargs)
+                made = _tensors(done)
             else:
                 done = func(*args, **kwargs)
+                made = [done] if type(done) is DTensor else _tensors(done)
                 if not traits.views:
-                    self._ran(traits, self._local(args), kwargs, self._local((done,))[0])
+                    self._ran(
+                        traits, args, kwargs, done, [self._local(x) for x in given], [self._local(x) for x in made]
+                    )
         finally:
             self._passes_on = False
-            self.moved.clear()
-            lane.end(event)
-        event.facts["gives"] = tuple([x._spec for x in _tensors(done) if isinstance(x, DTensor)])
+            if self.moved:
+                self.moved.clear()
+            lane.end_op(event)
+        event.gives = tuple([x._spec for x in made if type(x) is DTensor])
         return done
 
-    def _local(self, args: Any) -> Any:
-        """Arguments of the local op, or its results."""
-        found = []
-        for x in args:
-            kind = type(x)
-            if kind is DTensor:
-                local = x._local_tensor
-                found.append(self.moved.get(id(local), local))
-            else:
-                found.append(self._local(x) if kind is list or kind is tuple else x)
-        return found
+    def _local(self, x: Any) -> Any:
+        """The tensor that the local op has had, or has given, for this one."""
+        if type(x) is not DTensor:
+            return x
+        local = x._local_tensor
+        return self.moved.get(id(local), local) if self.moved else local
+
+    def _shape(self, value: Any) -> Any:
+        """The shapes that the local op has had, or has given."""
+        if isinstance(value, Tensor):
+            return self._local(value).shape
+        return tuple([self._shape(x) for x in value]) if type(value) in (tuple, list) else value
 
     def _line(self, frame: FrameType | None) -> Place | None:
         """The user's line of an op; of one in a backward pass, that of the forward op that it belongs to."""
@@ -155,12 +174,8 @@ class OpWatch(TorchDispatchMode):
             return place
         return self._lines.get(node._sequence_nr()) or place_of_frame(frame)
 
-    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any) -> None:
-        if traits.views:
-            return
-        given, made = _tensors(args), _tensors(done)
-        if kwargs:
-            given += _tensors(tuple(kwargs.values()))
+    def _ran(self, traits: _Traits, args: Any, kwargs: Any, done: Any, given: list[Any], made: list[Any]) -> None:
+        """An op has run, no view, with these tensors among its arguments and results."""
         if traits.makes:
             for x in made:
                 self.see(x)
@@ -168,29 +183,32 @@ class OpWatch(TorchDispatchMode):
             for x in (*given, *made):
                 self.label(x, BUFFERS)
         else:
-            nbytes = sum([x.nbytes for x in given]) + sum([x.nbytes for x in made])
-            flops = (
-                0 if traits.flops is None else traits.flops(*map(shape_of, args), **kwargs, out_shape=shape_of(done))
-            )
+            nbytes = flops = 0
+            for x in given:
+                nbytes += x.nbytes
+            for x in made:
+                nbytes += x.nbytes
+            if traits.flops is not None:
+                flops = traits.flops(*map(self._shape, args), **kwargs, out_shape=self._shape(done))
             self._lane.busy += self._rates.seconds(flops, nbytes)
         if traits.draws:
             first = next(iter((*made, *given)), None)
             of = "" if first is None else shape_text(first.shape, first.dtype)
-            self._lane.moment(RANDOM, traits.name, facts={"of": of})
+            self._lane.moment(RANDOM, traits.name).facts["of"] = of
             for x in given:
                 if type(x) is nn.Parameter:
                     self.label(x, PARAMETERS)
 
     def see(self, x: Tensor) -> None:
         """Holds the storage of a tensor from now on, until it is freed."""
-        local = local_of(x)
-        if local is None:
+        local = x if type(x) is Tensor else local_of(x)
+        if local is None or local.layout is not torch.strided:
             return
         storage = local.untyped_storage()
         key, lane = storage._cdata, self._lane
         if key in self._storages:
             return
-        lane.memory.hold(key, storage.nbytes(), kind_inside(lane), lane.module)
+        lane.memory.hold(key, storage.nbytes(), lane.makes, lane.module)
         self._storages[key] = weakref.ref(storage, functools.partial(self._freed, key))
 
     def _freed(self, key: int, _: object) -> None:
@@ -208,15 +226,6 @@ class OpWatch(TorchDispatchMode):
         if local is not None:
             self.see(local)
             self._lane.memory.relabel(local.untyped_storage()._cdata, kind)
-
-
-_KIND_INSIDE = {STEP: STATE, FORWARD: ACTIVATIONS, BACKWARD: ACTIVATIONS, PASS: ACTIVATIONS}
-"""What an op makes inside of a span: in an optimizer's step its state, in a module what the backward pass needs."""
-
-
-def kind_inside(lane: Lane) -> str:
-    """The kind of memory of what an op makes now."""
-    return next((_KIND_INSIDE[event.kind] for event in reversed(lane.stack) if event.kind in _KIND_INSIDE), OTHER)
 
 
 def local_of(x: Tensor) -> Tensor | None:

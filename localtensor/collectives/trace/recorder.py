@@ -106,12 +106,12 @@ class Recorder(RunObserver):
 
     def posted(self, part: Contribution) -> None:
         lane = self._lanes[part.rank]
-        event = lane.moment(events.CALL, part.kind, part=part, place=part.place)
+        event = lane.moment(events.CALL, part.kind, part.place, part)
         event.bytes = part.bytes
         self._calls[part] = self._by_part[part] = event
         moved = lane.inside(*events.REDISTRIBUTIONS)
         if moved is not None:
-            moved.bytes += part.bytes
+            moved.bytes += event.bytes
         if part.inputs is not None and self._watched.ops is not None:
             for x in flat_tensors(part.inputs):
                 self._watched.ops.label(x, BUFFERS)
@@ -125,14 +125,12 @@ class Recorder(RunObserver):
         for event in found:
             event.exchange, event.late = self._exchanges, last
         last.end, last.busy_end = time.perf_counter_ns(), last.busy_start
-        for event in found:
-            event.facts["met"] = last.end
 
     @contextmanager
     def waiting(self, ticket: Ticket) -> Iterator[None]:
         part, lane = ticket.part, self._lanes[ticket.part.rank]
         ready = ticket.done
-        with lane.span(events.WAIT, f"wait for {part.kind}", part=part, place=part.place) as wait:
+        with lane.span(events.WAIT, f"wait for {part.kind}", part.place, part) as wait:
             yield
         call = self._by_part.get(part)
         if call is not None:
@@ -142,7 +140,7 @@ class Recorder(RunObserver):
 
     def ended(self, rank: int, error: BaseException | None) -> None:
         if error is not None:
-            event = self._lanes[rank].moment(events.ERROR, type(error).__name__, place=place_of_error(error))
+            event = self._lanes[rank].moment(events.ERROR, type(error).__name__, place_of_error(error))
             event.facts["message"] = _message(error)
 
     # -- what torch does
@@ -180,14 +178,15 @@ class Recorder(RunObserver):
         facts = {"reason": reason, "spec": f"{shape_text(source.shape, local.dtype)} @ {axes}: {change}"}
         ops = self._watched.ops
         again = nullcontext() if ops is None or kind == events.WRITTEN else ops
-        with lane.span(kind, change, place=place, facts=facts), again:
+        with lane.span(kind, change, place) as event, again:
+            event.facts = facts
             return original(local, source, target, **named)
 
     def _backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         lane, modules = self._watched.lane, self._watched.modules
         if lane is None or modules is None:
             return original(*args, **named)
-        with lane.span(events.PASS, "backward pass", place=place_of_frame(sys._getframe(2))):
+        with lane.span(events.PASS, "backward pass", place_of_frame(sys._getframe(2))):
             try:
                 return original(*args, **named)
             finally:
@@ -197,7 +196,7 @@ class Recorder(RunObserver):
         lane = self._watched.lane
         if lane is None:
             return original(*args, **named)
-        with lane.span(events.SAVE, original.__name__, place=place_of_frame(sys._getframe(2))):
+        with lane.span(events.SAVE, original.__name__, place_of_frame(sys._getframe(2))):
             return original(*args, **named)
 
     def _resize(self, original: Callable[..., Any], storage: torch.UntypedStorage, *args: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,16 @@ from localtensor.runner.trace.summary import summary_lines
 from localtensor.runner.trace.tables import implicit, traffic, traffic_by, waits
 
 _HERE = Path(__file__).parents[2] / "templates"
-MOST_BARS = 20_000  # of one clock: of more spans the shortest are left out, and the page says so
+MOST_BARS = 10_000  # of one clock: of more spans the shortest are drawn together, and the page says so
+PARTS = 400  # of the whole time: the short spans of a lane that begin in one part are one bar
 MOST_ROWS = 60
 MOST_IMPLICIT = 10
 DEEPEST = 5  # rows of nested spans in a lane
 ROW, GAP = 14, 10  # pixels
 SAME = 1e-12  # seconds: sums of the same numbers differ by less
 WIDTH = 1200  # pixels: the drawing before any zoom
+Span = tuple[float, float, Event]
+"""The seconds at which an event begins and ends, and the event."""
 _CLASSES = {
     "forward": "forward", "backward": "backward", "optimizer step": "step", "wait": "wait", "call": "call",
     "implicit redistribution": "implicit", "written redistribution": "written", "op": "op", "garbage collection": "gc",
@@ -44,14 +47,18 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class TimeLine:
-    """The spans of all ranks on one clock; `lanes` are names with their tops in pixels, `seconds` is the whole."""
+    """The spans of all ranks on one clock; `lanes` are names with their tops in pixels, `seconds` is the whole.
+
+    `together` spans, of at most `short` seconds each, are drawn together.
+    """
 
     clock: str
     seconds: float
     height: float
     lanes: list[tuple[str, float]]
     bars: list[Bar]
-    left_out: int
+    together: int
+    short: float
 
 
 def page_of(recording: Recording, clock: Modelled, planned: Callable[[str], str] | None = None) -> str:
@@ -95,10 +102,9 @@ def _time_line(recording: Recording, clock: str, seconds: float) -> TimeLine:
     """The drawing on the modelled clock, or on the real one."""
     spans = [span for span in (_span(recording, event, clock) for event in recording.events) if span is not None]
     spans.sort(key=lambda span: span[1] - span[0], reverse=True)
-    left_out, spans = max(len(spans) - MOST_BARS, 0), spans[:MOST_BARS]
-    by_lane: dict[tuple[int, bool], list[tuple[float, float, Event]]] = defaultdict(list)
-    for span in spans:
-        by_lane[span[2].rank, clock == "modelled" and span[2].kind == CALL].append(span)
+    by_lane: dict[tuple[int, bool], tuple[list[Span], list[Span]]] = defaultdict(lambda: ([], []))
+    for number, span in enumerate(spans):
+        by_lane[span[2].rank, clock == "modelled" and span[2].kind == CALL][number >= MOST_BARS].append(span)
     bars: list[Bar] = []
     lanes: list[tuple[str, float]] = []
     top = float(GAP)
@@ -108,13 +114,31 @@ def _time_line(recording: Recording, clock: str, seconds: float) -> TimeLine:
             if mine is None:
                 continue
             lanes.append((f"{recording.lanes[rank]}{' network' if network else ''}", top))
-            rows = _rows(sorted(mine, key=_order))
+            rows = _rows(sorted(mine[0], key=_order))
             bars += [_bar(span, row, top, seconds) for span, row in rows]
-            top += ROW * (max(row for _, row in rows) + 1) + (2 if not network and (rank, True) in by_lane else GAP)
-    return TimeLine(clock, seconds, top, lanes, bars, left_out)
+            top += ROW * (max((row for _, row in rows), default=-1) + 1)
+            if mine[1]:
+                bars += _together(mine[1], top, seconds)
+                top += ROW
+            top += 2 if not network and (rank, True) in by_lane else GAP
+    short = spans[MOST_BARS:]
+    return TimeLine(clock, seconds, top, lanes, bars, len(short), short[0][1] - short[0][0] if short else 0.0)
 
 
-def _span(recording: Recording, event: Event, clock: str) -> tuple[float, float, Event] | None:
+def _together(spans: list[Span], top: float, seconds: float) -> Iterator[Bar]:
+    """Bars for short spans of one lane, in a row of their own: one for those that begin in the same part of the time."""
+    parts: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        parts[int(span[0] / seconds * PARTS)].append(span)
+    for part in parts.values():
+        begin, end = min(span[0] for span in part), max(span[1] for span in part)
+        whole = sum(span[1] - span[0] for span in part)
+        names = Counter(span[2].name for span in part).most_common(5)
+        tip = [f"{len(part)} short spans, {time_text(whole)}", *(f"{count} {name}" for name, count in names)]
+        yield Bar(begin / seconds, end / seconds, top, "many", f"{len(part)} short", "\n".join(tip))
+
+
+def _span(recording: Recording, event: Event, clock: str) -> Span | None:
     """The seconds at which an event begins and ends; None for one that is not drawn."""
     if event.kind in (RANDOM, PASS) or (event.facts.get("ready", False) and clock == "real"):
         return None
@@ -124,12 +148,12 @@ def _span(recording: Recording, event: Event, clock: str) -> tuple[float, float,
     return (begin, end, event) if end > begin else None
 
 
-def _order(span: tuple[float, float, Event]) -> tuple[float, float, int]:
+def _order(span: Span) -> tuple[float, float, int]:
     """Of spans that begin at once, the longer first, and of equal ones the one that really began first."""
     return round(span[0], 12), round(-span[1], 12), span[2].start
 
 
-def _rows(spans: list[tuple[float, float, Event]]) -> list[tuple[tuple[float, float, Event], int]]:
+def _rows(spans: list[Span]) -> list[tuple[Span, int]]:
     """A row for each span: the first that is free where it begins, so that what is inside of another lies below it."""
     found = []
     ends: list[float] = []
@@ -143,7 +167,7 @@ def _rows(spans: list[tuple[float, float, Event]]) -> list[tuple[tuple[float, fl
     return found
 
 
-def _bar(span: tuple[float, float, Event], row: int, top: float, seconds: float) -> Bar:
+def _bar(span: Span, row: int, top: float, seconds: float) -> Bar:
     begin, end, event = span
     label = event.name
     if event.part is not None:

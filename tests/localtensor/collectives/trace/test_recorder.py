@@ -135,8 +135,8 @@ def test_written_and_implicit_redistributions_differ_and_give_reasons():
 
 def test_ops_of_dtensor_have_placements_in_and_out():
     (add,) = [event for event in of_rank(recording_of(redistributes), 1, "op") if event.name == "aten.add.Tensor"]
-    assert events.layouts_text(add.facts["takes"]) == "f32[4,6] S(0), f32[4,6] S(1)"
-    assert events.layouts_text(add.facts["gives"]) == "f32[4,6] S(0)"
+    assert events.layouts_text(add.takes) == "f32[4,6] S(0), f32[4,6] S(1)"
+    assert events.layouts_text(add.gives) == "f32[4,6] S(0)"
 
 
 def gradient_of_from_local():
@@ -271,3 +271,18 @@ def test_torch_still_has_the_parts_that_are_replaced():
     assert "is_explicit" in inspect.signature(_redistribute.redistribute_local_tensor).parameters
     assert isinstance(torch._C._autograd._get_sequence_nr(), int) and torch._C._current_autograd_node() is None
     assert Partial().reduce_op == "sum"
+
+
+def test_the_peak_of_memory_is_as_it_was_before_the_first_drop():
+    memory = Memory()
+    memory.hold(1, 60, BUFFERS, "a")
+    memory.hold(2, 40, BUFFERS, "b")
+    assert memory.peak.by_kind == {BUFFERS: 100}
+    memory.relabel(1, GRADIENTS)  # still at the peak, of which more is known now
+    memory.drop(2)
+    memory.hold(3, 30, PARAMETERS, "c")
+    assert (memory.peak.bytes, memory.peak.module) == (100, "b")
+    assert {kind: size for kind, size in memory.peak.by_kind.items() if size} == {BUFFERS: 40, GRADIENTS: 60}
+    assert memory.peak.by_module == {"a": 60, "b": 40}
+    memory.hold(1, 80, BUFFERS, "c")  # resized: it keeps its kind and its module
+    assert (memory.peak.bytes, memory.peak.module, memory.peak.by_module["a"]) == (110, "a", 80)

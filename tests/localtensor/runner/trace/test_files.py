@@ -13,7 +13,7 @@ import localtensor as lt
 from localtensor.collectives.trace.clock import Modelled, set_clock
 from localtensor.layout.links import Links, Network
 from localtensor.runner.torchrun import TorchrunOptions, run_script
-from localtensor.runner.trace.page import page_of
+from localtensor.runner.trace.page import _real_seconds, _time_line, page_of
 from localtensor.runner.trace.summary import summary_lines
 from localtensor.runner.trace.tables import implicit, traffic, traffic_by, waits
 
@@ -145,3 +145,30 @@ def test_a_script_with_a_file_that_cannot_be_written_does_not_begin(tmp_path, mo
     code = run_script(TorchrunOptions("train.py", ranks=2, trace=tmp_path / "no" / "trace.json"))
     out, err = capfd.readouterr()
     assert code == 2 and out == "" and "trace.json: it cannot be written (No such file or directory)." in err
+
+
+def many_spans():
+    x = torch.ones(8, 8)
+    model = nn.Sequential(*[nn.Identity() for _ in range(30)])
+    for _ in range(3):
+        model(x)
+        dist.all_reduce(x)
+
+
+def test_spans_beyond_the_most_are_drawn_together_and_counted(monkeypatch):
+    recording = lt.run(many_spans, ranks=2, trace=True).recording
+    clock = set_clock(recording, Links())
+    monkeypatch.setattr("localtensor.runner.trace.page.PARTS", 7)
+    every = _time_line(recording, "real", _real_seconds(recording))
+    monkeypatch.setattr("localtensor.runner.trace.page.MOST_BARS", 40)
+    line = _time_line(recording, "real", _real_seconds(recording))
+    together = [bar for bar in line.bars if bar.look == "many"]
+    assert (every.together, every.short, line.together) == (0, 0.0, len(every.bars) - 40)
+    assert sum(int(bar.label.split()[0]) for bar in together) == line.together and 2 <= len(together) <= 2 * 7
+    drawn = [bar for bar in line.bars if bar.look != "many"]
+    assert len(drawn) == 40 and min(bar.end - bar.begin for bar in drawn) * line.seconds >= line.short * 0.999
+    for lane, (_, top) in enumerate(line.lanes):  # the row of short spans is the last of its lane
+        below = line.lanes[lane + 1][1] if lane + 1 < len(line.lanes) else line.height
+        here = [bar for bar in line.bars if top <= bar.y < below]
+        assert max(bar.y for bar in here if bar.look != "many") < min(bar.y for bar in here if bar.look == "many")
+    assert f"The {line.together} shortest spans, of at most" in page_of(recording, clock)

@@ -55,10 +55,14 @@ def test_a_topology_that_names_an_axis_which_the_run_lacks_is_noted(script):
     (script / "pp.json").write_text(text)
     done = warm.run([*COMMAND, "--summary", "--topology", "pp.json", "train.py"], cwd=script)
     assert done.returncode == 0 and "the run has no axis pp, which the topology names" in done.stderr
+    done = warm.run([*COMMAND, "--trace", "t.json", "--topology", "pp.json", "train.py"], cwd=script)
+    assert done.returncode == 0 and "no call of the run is along axis pp, which the topology names" in done.stderr
 
 
 @pytest.mark.parametrize(("words", "problem"), [
     (["--trace", "no/t.json"], "no/t.json"), (["--html", "no/p.html"], "no/p.html"),
+    (["--trace", "one", "--html", "./one"], "--html: one: the trace would be overwritten by the page"),
+    (["--topology", "300,25"], "--topology: 300,25: it is for the modelled clock, and nothing shows that"),
     (["--summary", "--topology", "none.json"], "topology: none.json: file: it cannot be read"),
     (["--summary", "--on", "gloo"], "it is for rank threads"),
 ])  # fmt: skip
