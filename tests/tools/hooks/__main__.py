@@ -12,7 +12,7 @@ from localtensor.testing import assert_typecheck_hook
 from strategies.validation.assertions.rule import NothingTested
 from strategies.validation.assertions.typecheck_hook import WrongHook
 from strategies.validation.sources.spmd_types.typed import quiet_checker
-from tests.tools.hooks import corpus
+from tests.tools.hooks import corpus, late
 
 RIGHT, WRONG, NOTHING = "right", "wrong", "nothing tested"
 
@@ -72,9 +72,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("ours", "theirs"))
     parser.add_argument("--names", nargs="*")
+    parser.add_argument("--late", action="store_true", help="the hooks that were written last, in other styles")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    hooks = [hook for hook in corpus.every() if not given.names or hook.name in given.names]
+    hooks = [hook for hook in (late if given.late else corpus).every() if not given.names or hook.name in given.names]
     for judge in (ours, theirs):
         if given.only in (None, judge.__name__):
             score(judge, hooks, shown=True)
