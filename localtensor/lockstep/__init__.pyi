@@ -4,3 +4,4 @@ from localtensor.lockstep.collectives_api import reduce_scatter_tensor as reduce
 from localtensor.lockstep.collectives_api import shard_dim_alltoall as shard_dim_alltoall
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch as plain_dispatch
 from localtensor.lockstep.mode import LocalTensor as LocalTensor
+from localtensor.lockstep.patches.torch_local_tensor import in_place_of_torch as in_place_of_torch

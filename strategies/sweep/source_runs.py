@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import io
+import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,12 +94,14 @@ def _confirmed(
             continue
         if not text:
             continue
-        outcomes = processes.run(run_script, [text.replace("{name}", "wrong.py")] * instance.ranks)
+        mesh = source.mesh(case)
+        outcomes = processes.run(run_script, [text.replace("{name}", "wrong.py")] * math.prod(mesh))
         failure = first_rank_failure(outcomes)
         values = returned_values(outcomes)
         wrong = failure is None and all(value[0] for value in values)
         if wrong:
             finding = finding_of_candidate(candidate, Verdict.UNSOUND, words)
+            finding = replace(finding, mesh=mesh if len(mesh) > 1 else ())
             picture = "\n".join(line for value in values for line in value[1].splitlines())
             return RuleOutcome(name, replace(finding, confirmed_on=settings.confirm, script=text, picture=picture))
         note = failure.text if failure is not None else "real processes give the right numbers"

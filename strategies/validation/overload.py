@@ -238,9 +238,8 @@ def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> d
         if about.drawn:
             drawn, every = about.drawn
             recorder.leave_out(own, "placement tuples", [f"{every - drawn:,} of {every:,} not drawn"])
-            result.skipped[
-                f"DTensor traces {every} placement tuples through this decomposition; {drawn} are drawn"
-            ] += 1
+            why = "through this decomposition" if recorder.source.varied else "of this call"
+            result.skipped[f"{recorder.source.title} has {every} placement tuples {why}; {drawn} are drawn"] += 1
         if not claimed:
             result.skipped[f"{recorder.source.title} claims nothing about this call"] += 1
         for instance in check_claims(sample, truth, ranks, claimed, seed=task.seed, variants=variants):

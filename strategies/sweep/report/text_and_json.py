@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -148,7 +149,9 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
         console.print(Text.assemble((finding.name, "bold"), f" on {finding.ranks} ranks, {call_text(finding)}"))
         console.print(Text(finding.picture))
         if finding.repro:
-            console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
+            console.print(
+                Text(f"run it: torchrun --nproc-per-node {math.prod(finding.mesh or (finding.ranks,))} {finding.repro}")
+            )
         if finding.command:
             console.print(Text(f"again:  {finding.command}"), soft_wrap=True)
     _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])

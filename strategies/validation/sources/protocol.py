@@ -25,7 +25,7 @@ from strategies.model.rule import Claim, LocalRun, Rule, Sample
 from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
-from strategies.validation.sources.script import Wording, function_script, indexed
+from strategies.validation.sources.script import Sides, Wording, function_script, indexed
 
 MOST_TUPLES = 56
 """Tuples of input layouts that are put to a source about one sample on one mesh."""
@@ -138,6 +138,14 @@ class FunctionSource(abc.ABC):
         """The tuples of layouts of a call's tensors to ask about; by default of all that they can have."""
         return layout_tuples([self.layouts(x, ranks) for x in call.tensors])
 
+    def drawn(self, call: FunctionCall, ranks: int) -> tuple[int, int] | None:
+        """Of how many tuples of layouts how many are asked about, if not all."""
+        return None
+
+    def mesh(self, case: Case) -> tuple[int, ...]:
+        """The mesh of real processes that the script of a case runs on."""
+        return (case.ranks,)
+
     @abc.abstractmethod
     def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer | Sequence[Layout | None]:
         """The layouts of the tensor results of a call whose tensors have these layouts.
@@ -167,11 +175,15 @@ class FunctionSource(abc.ABC):
                 text = case.sample.call.args[1]
                 local = self.code(claims.call, indexed(claim.local[0].args[1] if claim.local else text))
                 whole = "" if claim.run else self.code(claims.call, indexed(text))
+                sides = self.on_every_axis(claims.call, claim, case)
                 return function_script(
-                    case.sample, case.truth, (case.rule.inputs, case.rule.outputs), case.held, (whole, local),
-                    self.wording(claims.call, inputs, outputs), reason,
-                )  # fmt: skip
+                    case.sample, case.truth, sides, (whole, local), self.wording(claims.call, inputs, outputs), reason
+                )
         return ""
+
+    def on_every_axis(self, call: FunctionCall, claim: Claim, case: Case) -> Sides:
+        """The pieces and placements of a case on real processes."""
+        return Sides((case.ranks,), [(p,) for p in case.rule.inputs], [(p,) for p in case.rule.outputs], case.held)
 
     def about(self, sample: Sample, truth: OracleResult, number: int) -> FunctionClaims:
         return FunctionClaims(self, sample, truth)
@@ -214,11 +226,10 @@ class FunctionSource(abc.ABC):
 class FunctionClaims:
     """What a `FunctionSource` claims about one sample of a function or of its gradient."""
 
-    drawn = None
-
     def __init__(self, source: FunctionSource, sample: Sample, truth: OracleResult) -> None:
         self.source, self.sample, self.truth = source, sample, truth
         self.call = functions.function_call(sample, source.labels)
+        self.drawn: tuple[int, int] | None = None
         self.failures: list[str] = []
         self.words: dict[str, tuple[Sequence[Layout], Sequence[Layout | None]]] = {}
         """The layouts of each claim, in the source's own words, by its rule."""
@@ -255,6 +266,7 @@ class FunctionClaims:
         """The claims one after the other, as the source is asked."""
         found: set[object] = set()
         self.failures.clear()
+        self.drawn = self.source.drawn(self.call, ranks)
         for inputs in self.source.tuples(self.call, ranks):
             try:
                 answer = self.source.outputs(self.call, inputs, ranks)

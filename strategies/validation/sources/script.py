@@ -36,7 +36,8 @@ WHOLE = [
 HELD = [
     {held},
 ]
-# How the results of the ranks make a whole, and the tolerance.
+# How the results of the ranks make a whole, axis by axis of a mesh of these sizes; and the tolerance.
+SIZES = {sizes}
 MADE = {made}
 ATOL = {atol}
 
@@ -52,16 +53,23 @@ def flat(out):
 
 {gradient}
 {claimed}
-def together(x, made):
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, x.detach())
+def joined(parts, made, place):
     if made == "P":
         return sum(parts[1:], parts[0])
     if made == "R":
-        return parts[dist.get_rank()]
+        return parts[place]
     dim = int(made[2:-1])
     rest = {{(*part.shape[:dim], None, *part.shape[dim + 1 :]) for part in parts}}
     return torch.cat(parts, dim) if len(rest) == 1 else parts[0]  # these make no whole
+
+
+def together(x, made):
+    parts, place = [None] * dist.get_world_size(), dist.get_rank()
+    dist.all_gather_object(parts, x.detach())
+    for size, one in zip(SIZES[::-1], made[::-1]):
+        parts = [joined(parts[i : i + size], one, place % size) for i in range(0, len(parts), size)]
+        place //= size
+    return parts[0]
 
 
 def some(x):
@@ -86,7 +94,7 @@ def main():
             continue
         whole = together(mine, made)
         same = whole.shape == right.shape and torch.allclose(whole, right, rtol=0.0, atol=atol, equal_nan=True)
-        print(f"rank {{rank}}: as {{made}} {{some(whole)}}, right is {{some(right)}}{{'' if same else '  WRONG'}}", flush=True)
+        print(f"rank {{rank}}: as {{', '.join(made)}} {{some(whole)}}, right is {{some(right)}}{{'' if same else '  WRONG'}}", flush=True)
         wrong = wrong or not same
     flag = torch.tensor([float(wrong)])
     dist.all_reduce(flag)
@@ -136,11 +144,30 @@ class Wording:
     ask: str = ""
 
 
+@dataclass(frozen=True)
+class Sides:
+    """The placements of a case on each axis of a mesh, the first one outermost, and each rank's pieces.
+
+    sizes   the ranks of each axis.
+    inputs, outputs   of each tensor the placement on each axis; a result whose first is None is not compared.
+    held    `held[i][rank]`, the pieces of tensor i.
+    """
+
+    sizes: Sequence[int]
+    inputs: Sequence[Sequence[Placement | None]]
+    outputs: Sequence[Sequence[Placement | None]]
+    held: Sequence[Sequence[Tensor]]
+
+
 def layout_text(placement: Placement | None) -> str | None:
     """`R`, `P` or `S(0)`."""
     if isinstance(placement, Shard):
         return f"S({placement.dim})"
     return None if placement is None else "P" if isinstance(placement, Partial) else "R"
+
+
+def _on_axes(row: Sequence[Placement | None]) -> str:
+    return ", ".join(str(layout_text(p)) for p in row)
 
 
 def indexed(text: str) -> str:
@@ -151,29 +178,27 @@ def indexed(text: str) -> str:
 def function_script(
     sample: Sample,
     truth: OracleResult,
-    placements: tuple[Sequence[Placement | None], Sequence[Placement | None]],
-    held: Sequence[Sequence[Tensor]],
+    sides: Sides,
     code: tuple[str, str],
     wording: Wording,
     reason: str,
 ) -> str:
     """The script of a case of a rule about a function.
 
-    placements  those of the inputs and of the results.
-    held        `held[i][rank]`, each rank's piece of tensor i.
-    code        the call in Python, of whole tensors and of a rank's pieces, with `x[i]` for its tensors.  Without the first,
-                the results on whole tensors stand in the script as values.
+    sides   the placements and the pieces.
+    code    the call in Python, of whole tensors and of a rank's pieces, with `x[i]` for its tensors.  Without the first,
+            the results on whole tensors stand in the script as values.
     """
-    inputs, outputs = placements
     wrt = list(sample.call.args[2]) if len(sample.call.args) > 2 else []
-    rows = [f"[{', '.join(tensor_literal(x.contiguous()) for x in column)}]" for column in held]
+    rows = [f"[{', '.join(tensor_literal(x.contiguous()) for x in column)}]" for column in sides.held]
     slack = [slack_text(want, one) for want, one in zip(truth.outputs, truth.slack, strict=True)]
     run = "gradients" if wrt else "run"
     values = f"[{', '.join(map(tensor_literal, truth.outputs))}]"
     return _SCRIPT.format(
-        head=wording.head, reason=reason, ranks=len(held[0]), imports=wording.imports,
+        head=wording.head, reason=reason, ranks=len(sides.held[0]), sizes=list(sides.sizes), imports=wording.imports,
         whole=",\n    ".join(map(tensor_literal, truth.inputs)), held=",\n    ".join(rows),
-        layouts=", ".join(str(layout_text(p)) for p in inputs), made=[layout_text(p) for p in outputs],
+        layouts="; ".join(_on_axes(row) for row in sides.inputs),
+        made=[None if row[0] is None else [layout_text(p) for p in row] for row in sides.outputs],
         atol=f"[{', '.join(slack)}]", whole_code=_FUNCTION.format(function=code[0]) if code[0] else "", local=code[1],
         gradient=_GRADIENT.format(count=tensor_count(sample.call.args[1]), wrt=wrt) if wrt else _FORWARD,
         claimed=f"\n{wording.ask}\n" if wording.ask else "", check="check(rank)\n        " if wording.ask else "",

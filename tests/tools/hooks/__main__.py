@@ -1,6 +1,7 @@
 """`python -m tests.tools.hooks`: the corpus of hooks, scored by `assert_typecheck_hook` and by spmd_types' own `rulecheck`."""
 
 import argparse
+import contextlib
 import sys
 import time
 import warnings
@@ -8,11 +9,12 @@ from collections import Counter
 
 from spmd_types.rulecheck import RuleCheckError, rulecheck
 
+from localtensor.lockstep import in_place_of_torch
 from localtensor.testing import assert_typecheck_hook
 from strategies.validation.assertions.rule import NothingTested
 from strategies.validation.assertions.typecheck_hook import WrongHook
 from strategies.validation.sources.spmd_types.typed import quiet_checker
-from tests.tools.hooks import corpus
+from tests.tools.hooks import corpus, late
 
 RIGHT, WRONG, NOTHING = "right", "wrong", "nothing tested"
 
@@ -47,6 +49,11 @@ def theirs(hook: corpus.Hook) -> tuple[str, str]:
     return RIGHT, ""
 
 
+def theirs_in_lockstep(hook: corpus.Hook) -> tuple[str, str]:
+    """The verdict of `rulecheck`, to be called with our mode in place of torch's."""
+    return theirs(hook)
+
+
 def score(judge, hooks, shown: bool) -> None:
     start = time.process_time()
     found: Counter[str] = Counter()
@@ -59,7 +66,7 @@ def score(judge, hooks, shown: bool) -> None:
     seconds = time.process_time() - start
     for kind in dict.fromkeys(hook.mistake or "right" for hook in hooks):
         row = {verdict: found[kind, verdict] for verdict in (RIGHT, WRONG, NOTHING)}
-        print(f"{judge.__name__:8}{kind:14}" + "  ".join(f"{verdict} {n}" for verdict, n in row.items()))
+        print(f"{judge.__name__:20}{kind:14}" + "  ".join(f"{verdict} {n}" for verdict, n in row.items()))
     planted = [hook for hook in hooks if hook.mistake]
     caught = sum(n for (kind, verdict), n in found.items() if kind != "right" and verdict == WRONG)
     alarms = found["right", WRONG]
@@ -68,16 +75,21 @@ def score(judge, hooks, shown: bool) -> None:
     )
 
 
+JUDGES = (ours, theirs, theirs_in_lockstep)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("ours", "theirs"))
+    parser.add_argument("--only", choices=[judge.__name__ for judge in JUDGES])
     parser.add_argument("--names", nargs="*")
+    parser.add_argument("--late", action="store_true", help="the hooks that were written last, in other styles")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    hooks = [hook for hook in corpus.every() if not given.names or hook.name in given.names]
-    for judge in (ours, theirs):
+    hooks = [hook for hook in (late if given.late else corpus).every() if not given.names or hook.name in given.names]
+    for judge in JUDGES:
         if given.only in (None, judge.__name__):
-            score(judge, hooks, shown=True)
+            with in_place_of_torch() if judge is theirs_in_lockstep else contextlib.nullcontext():
+                score(judge, hooks, shown=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -9,28 +11,35 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
+from strategies.model.rule import Claim
+from strategies.validation.probe import Case
 from strategies.validation.sources import functions
 from strategies.validation.sources.functions import FunctionCall
 from strategies.validation.sources.protocol import Answer, FunctionSource, Layout, RefusedLayouts
-from strategies.validation.sources.script import Wording
-from strategies.validation.sources.spmd_types import collectives, op_table, typed
+from strategies.validation.sources.script import Sides, Wording
+from strategies.validation.sources.spmd_types import collectives, op_table, two_axes, typed
 from strategies.validation.sources.spmd_types.collectives import Collective
 from strategies.validation.sources.spmd_types.hooks import HookSource, hooks_of_module
 
 _ASK = """def check(rank):
-    axis = spmd.MeshAxis.of(dist.get_world_size(), 1)
+    axes = [spmd.MeshAxis.of(size, math.prod(SIZES[i + 1 :])) for i, size in enumerate(SIZES)]
     types, grads = {types}, {grads}
     x = [pieces[rank].clone().requires_grad_(i in grads).clone() for i, pieces in enumerate(HELD[: len(types)])]
-    with spmd.set_current_mesh({{"tp": axis}}):
-        for piece, type in zip(x, types):
-            spmd.assert_type(piece, {{axis: type}})
-        with spmd.checker.typecheck(local=not any(isinstance(type, S) for type in types)):
+    with spmd.set_current_mesh(dict(zip(("tp", "dp"), axes))):
+        for piece, row in zip(x, types):
+            cuts = [tuple(a for a, one in zip(axes, row) if one == S(dim)) for dim in range(piece.ndim)]
+            spec = spmd.PartitionSpec(*(cut if len(cut) > 1 else cut[0] if cut else None for cut in cuts))
+            local = {{a: V if isinstance(one, S) else one for a, one in zip(axes, row)}}
+            spmd.assert_type(piece, local, spec if any(cuts) else None)
+        with spmd.checker.typecheck(local=not any(isinstance(one, S) for row in types for one in row)):
             out = on_a_rank(x)
     found = []
     for one in out:
-        spec = spmd.get_partition_spec(one) or ()
-        shards = [f"S({{dim}})" for dim, entry in enumerate(spec) if entry is not None]
-        found.append(shards[0] if shards else repr(spmd.get_local_type(one)[axis]))
+        row = [repr(spmd.get_local_type(one)[a]) for a in axes]
+        for dim, entry in enumerate(spmd.get_partition_spec(one) or ()):
+            own = entry if isinstance(entry, tuple) else (entry,)
+            row = [f"S({{dim}})" if a in own else old for a, old in zip(axes, row)]
+        found.append(", ".join(row))
     if rank == 0:
         print(f"spmd_types types the results as {{found}}", flush=True)
     wanted = {wanted}
@@ -38,7 +47,7 @@ _ASK = """def check(rank):
         raise SystemExit(f"spmd_types types the results as {{found}}, not as {{wanted}}: another version?")
 
 """
-_IMPORTS = "import spmd_types as spmd\nimport spmd_types.checker\nfrom spmd_types import I, P, R, S, V  # noqa: F401\n"
+_IMPORTS = "import math\nimport spmd_types as spmd\nimport spmd_types.checker\nfrom spmd_types import I, P, R, S, V  # noqa: F401\n"
 ANY_DIM = -1
 """The result of a call without sizes may be sharded along any dim, or none."""
 SIZED = ("reshape", "view", "expand")
@@ -59,17 +68,30 @@ class SpmdTypes(FunctionSource):
         return hooks_of_module(module)
 
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        return {**op_table.functions(), **collectives.functions()}
+        plain = op_table.functions()
+        pairs = {label + two_axes.SUFFIX: two_axes.OnTwoAxes(label, function) for label, function in plain.items()}
+        return {**plain, **pairs, **collectives.functions()}
 
     def calls(self, names: Sequence[str], seed: int) -> Iterable[FunctionCall]:
-        yield from op_table.calls(names, seed)
+        plain = [name.removesuffix(two_axes.SUFFIX) for name in names]
+        for label, group in itertools.groupby(op_table.calls(plain, seed), key=lambda call: call.label):
+            every = list(group)
+            alone, both = (
+                {one, op_table.base_name(label)}.intersection(names) for one in (label, label + two_axes.SUFFIX)
+            )
+            if alone or not names:
+                yield from every
+            if both or not names:
+                yield from two_axes.calls(label, every[0].function, every)
         yield from collectives.calls(names)
 
     def names(self, label: str) -> Sequence[str]:
         found = collectives.functions().get(label)
-        return (op_table.base_name(label),) if found is None else (found.name,)
+        return (op_table.base_name(label.removesuffix(two_axes.SUFFIX)),) if found is None else (found.name,)
 
     def without(self, label: str) -> str:
+        if label.endswith(two_axes.SUFFIX):
+            return "no call of it has floats and sizes that two axes can share"
         return "it takes no tensor: the same value on each rank, whatever its type"
 
     def layouts(self, x: Tensor, ranks: int) -> Sequence[Layout]:
@@ -79,11 +101,28 @@ class SpmdTypes(FunctionSource):
         one = call.function
         if isinstance(one, Collective):
             return [(one.src,)] if one.ranks == ranks else []
+        if two_axes.is_one(call):
+            return two_axes.first(call)[0] if ranks == two_axes.SIZES[0] else []
         return super().tuples(call, ranks)
+
+    def drawn(self, call: FunctionCall, ranks: int) -> tuple[int, int] | None:
+        if not two_axes.is_one(call) or ranks != two_axes.SIZES[0]:
+            return None
+        tried, every = two_axes.first(call)
+        return (len(tried), every) if len(tried) < every else None
+
+    def mesh(self, case: Case) -> tuple[int, ...]:
+        pair = two_axes.is_one(functions.function_call(case.sample, self.labels))
+        return two_axes.SIZES if pair else super().mesh(case)
+
+    def on_every_axis(self, call: FunctionCall, claim: Claim, case: Case) -> Sides:
+        return two_axes.sides(claim, case) if two_axes.is_one(call) else super().on_every_axis(call, claim, case)
 
     def outputs(self, call: FunctionCall, inputs: Sequence[Layout], ranks: int) -> Answer:
         if isinstance(call.function, Collective):
             return collectives.answer(call, call.function)
+        if two_axes.is_one(call):
+            return two_axes.answer(call, inputs)
         last: RefusedLayouts | None = None
         for scaled, text in _local_texts(call, inputs, ranks):
             try:
@@ -100,6 +139,8 @@ class SpmdTypes(FunctionSource):
     def code(self, call: FunctionCall, text: str) -> str:
         if isinstance(call.function, Collective):
             return call.function.code()
+        if two_axes.is_one(call):
+            return self.code(two_axes.plain(call), re.sub(r",? ?second_axis='[^']*'", "", text))
         if call.label in op_table.getters():
             return f"{text}.{call.label.rpartition('.')[2]}"
         return f"{call.label}({text})"
@@ -107,8 +148,13 @@ class SpmdTypes(FunctionSource):
     def wording(self, call: FunctionCall, inputs: Sequence[Layout], outputs: Sequence[Layout | None]) -> Wording:
         if isinstance(call.function, Collective):
             return Wording(f"spmd_types {typed.version()}: {call.label}", _IMPORTS)
-        wanted = [None if one is None else one.name for one in outputs]
-        ask = _ASK.format(types=f"[{', '.join(one.name for one in inputs)}]", grads=list(call.wrt), wanted=wanted)
+        rows: list[tuple[Layout, ...]] = [(one,) for one in inputs]
+        made = [None if one is None else one.name for one in outputs]
+        if two_axes.is_one(call):
+            rows = list(zip(inputs, two_axes.second(call), strict=True))
+            made = [f"{one}, {two}" for one, two in two_axes.result_rows(call, inputs)]
+        types = ", ".join(f"[{', '.join(map(str, row))}]" for row in rows)
+        ask = _ASK.format(types=f"[{types}]", grads=list(call.wrt), wanted=made)
         head = super().wording(call, inputs, outputs).head.replace(self.title, f"spmd_types {typed.version()}", 1)
         gradient = f"; the gradients of {_numbers(call.wrt)} do not have the layouts that follow" if call.wrt else ""
         return Wording(
@@ -133,7 +179,8 @@ class SpmdTypes(FunctionSource):
                 args, kwargs = functions.arguments(texts[rank], tensors)
                 return call.function(*args, **kwargs)
 
-            found.append(typed.result_layouts(run, pieces, inputs, axis, grads))
+            rows = typed.result_layouts(run, pieces, [(one,) for one in inputs], (axis,), grads)
+            found.append(tuple(one for (one,) in rows))
         if any(one != found[0] for one in found):
             raise RefusedLayouts("ranks with uneven pieces get different types")
         return found[0]

@@ -37,13 +37,14 @@ from strategies.validation.sources.protocol import Layout, RefusedLayouts, Sourc
 PACKAGE, INSTALL = "spmd_types", "pip install localtensor[spmd-types]"
 AXIS = "tp"
 """The name of the mesh axis on which tensors are typed."""
+_MORE_AXES = ("dp",)
 R = Layout("R", Replicate(), Partial())
 I = Layout("I", Replicate(), Replicate())  # noqa: E741
 P = Layout("P", Partial(), Replicate())
 V = Layout("V", Replicate(), None)
 """Each rank its own value, without a statement on a whole: its meaning is never used."""
 _NAMES = ("R", "I", "V", "P", "S", "Shard", "MeshAxis", "set_current_mesh", "assert_type", "get_local_type",
-          "get_partition_spec", "SpmdTypeError", "rules")  # fmt: skip
+          "get_partition_spec", "PartitionSpec", "SpmdTypeError", "rules")  # fmt: skip
 _FAKE_LOG = "torch._subclasses.fake_tensor"
 
 
@@ -147,24 +148,58 @@ def typed(x: Tensor, layout: Layout, axis: Any, *, grad: bool) -> Tensor:
     return own
 
 
+def typed_on(x: Tensor, layouts: Sequence[Layout], axes: Sequence[Any], *, grad: bool) -> Tensor:
+    """The same with a layout on each of some axes; a dim that several shard is cut by the first of them first."""
+    if len(axes) == 1:
+        return typed(x, layouts[0], axes[0], grad=grad)
+    found = package()
+    own = x.detach().clone()
+    own = own.requires_grad_().clone() if grad else own
+    cuts = [[a for a, one in zip(axes, layouts, strict=True) if one.meaning == Shard(dim)] for dim in range(x.ndim)]
+    types = {
+        a: found.V if isinstance(one.meaning, Shard) else type_of(one) for a, one in zip(axes, layouts, strict=True)
+    }
+    spec = found.PartitionSpec(*(tuple(cut) if len(cut) > 1 else cut[0] if cut else None for cut in cuts))
+    found.assert_type(own, types, spec if any(cuts) else None)
+    return own
+
+
+def layouts_on(x: Any, axes: Sequence[Any]) -> tuple[Layout, ...]:
+    """The layouts of a typed tensor on some axes.  Raises as `layout_of`, and `RefusedLayouts` where a dim is cut by a later axis
+    first."""
+    made = tuple(layout_of(x, axis) for axis in axes)
+    for entry in package().get_partition_spec(x) or ():
+        if isinstance(entry, tuple) and list(entry) != [axis for axis in axes if axis in entry]:
+            raise RefusedLayouts("a dim of the result is cut by the second axis first")
+    return made
+
+
 def result_layouts(
-    function: Callable[..., Any], pieces: Sequence[Tensor], inputs: Sequence[Layout], axis: Any, grads: Sequence[bool]
-) -> tuple[Layout, ...]:
-    """The layouts of the tensor results of a function that takes a list of typed pieces.
+    function: Callable[..., Any],
+    pieces: Sequence[Tensor],
+    inputs: Sequence[Sequence[Layout]],
+    axes: Sequence[Any],
+    grads: Sequence[bool] = (),
+) -> tuple[tuple[Layout, ...], ...]:
+    """The layouts, one for each axis, of the tensor results of a function that takes a list of typed pieces.
+
+    `inputs[i]` are the layouts of piece i, and `grads[i]` is whether it requires a gradient; by default none does.
 
     Raises `RefusedLayouts` where the checker, or the function itself, refuses them, and `SourceRaises` where the checker
     raises anything else.
     """
     spmd = package()
-    is_global = any(isinstance(one.meaning, Shard) for one in inputs)
+    is_global = any(isinstance(one.meaning, Shard) for row in inputs for one in row)
+    grads = grads or [False] * len(pieces)
+    names = (AXIS, *_MORE_AXES)[: len(axes)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # `out=` of another size is written to, with a warning
             function([x.detach().clone().requires_grad_(g).clone() for x, g in zip(pieces, grads, strict=True)])
     except (*REJECTIONS, UserWarning) as error:
         raise RefusedLayouts(f"the function refuses the pieces: {error_in_one_line(error)}") from None
-    with quiet_checker(), spmd.set_current_mesh({AXIS: axis}):
-        given = [typed(x, one, axis, grad=g) for x, one, g in zip(pieces, inputs, grads, strict=True)]
+    with quiet_checker(), spmd.set_current_mesh(dict(zip(names, axes, strict=True))):
+        given = [typed_on(x, row, axes, grad=g) for x, row, g in zip(pieces, inputs, grads, strict=True)]
         try:
             with importlib.import_module(f"{PACKAGE}.checker").typecheck(local=not is_global):
                 out = tensor_results(function(given))
@@ -172,4 +207,4 @@ def result_layouts(
             raise RefusedLayouts(error_in_one_line(error)) from None
         except REJECTIONS as error:
             raise SourceRaises(f"{type(error).__name__}: {error_in_one_line(error, 160)}") from None
-        return tuple(layout_of(x, axis) for x in out)
+        return tuple(layouts_on(x, axes) for x in out)

@@ -13,8 +13,8 @@ X = torch.arange(12.0).view(6, 2)
 def derived(function, *layouts, grads=None, x=X):
     axis = typed.mesh_axis(2)
     pieces = [typed.piece(x, one, 2, 0) for one in layouts]
-    found = typed.result_layouts(lambda ts: function(*ts), pieces, layouts, axis, grads or [False] * len(layouts))
-    return [one.name for one in found]
+    found = typed.result_layouts(lambda ts: function(*ts), pieces, [(one,) for one in layouts], (axis,), grads)
+    return [one.name for (one,) in found]
 
 
 def test_every_part_that_is_used_is_there():

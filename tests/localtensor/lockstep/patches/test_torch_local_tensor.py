@@ -1,0 +1,116 @@
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _local_tensor as theirs
+
+from localtensor.lockstep import LocalTensor, in_place_of_torch
+from localtensor.lockstep.mode import LocalTensorMode
+
+
+def test_their_mode_is_ours_inside_and_theirs_again_after():
+    program = ModuleType("their_program")
+    program.Mode, program.Tensor = theirs.LocalTensorMode, theirs.LocalTensor
+    sys.modules["their_program"] = program
+    own = (theirs.LocalTensorMode, theirs.LocalTensor, theirs.LocalIntNode, dist.init_process_group)
+    try:
+        with in_place_of_torch():
+            dist.init_process_group("fake", rank=0, world_size=3)
+            with program.Mode(3) as mode:
+                assert isinstance(mode, LocalTensorMode)
+                x = mode.rank_map(lambda rank: torch.full((rank + 1,), rank))
+                y = program.Tensor({rank: torch.tensor(rank) for rank in range(3)})
+            assert type(x) is LocalTensor and isinstance(y, program.Tensor) and not isinstance(1, program.Tensor)
+            assert [len(piece) for piece in x._local_tensors.values()] == [1, 2, 3]  # uneven
+            dist.destroy_process_group()
+            late = ModuleType("late_program")
+            sys.modules["late_program"] = late
+            exec("from torch.distributed._local_tensor import LocalTensorMode, LocalTensor", vars(late))
+            assert late.LocalTensorMode is program.Mode
+        assert (theirs.LocalTensorMode, theirs.LocalTensor, theirs.LocalIntNode, dist.init_process_group) == own
+        assert (program.Mode, program.Tensor) == (late.LocalTensorMode, late.LocalTensor) == own[:2]
+        assert not dist.is_initialized()
+    finally:
+        del sys.modules["their_program"], sys.modules["late_program"]
+
+
+def test_ranks_as_their_node_gives_them_take_part():
+    with in_place_of_torch():
+        dist.init_process_group("fake", rank=0, world_size=2)
+        with theirs.LocalTensorMode(2) as mode:
+            rank = torch.SymInt(theirs.LocalIntNode({0: 0, 1: 1}))
+            x = mode.rank_map(lambda _: torch.arange(6)).narrow(0, 3 * rank, 3)
+            dist.all_reduce(x)
+        dist.destroy_process_group()
+    assert x.reconcile().tolist() == [3, 5, 7]
+
+
+def test_what_an_error_leaves_open_is_closed():
+    def fail():
+        with in_place_of_torch():
+            dist.init_process_group("fake", rank=0, world_size=2)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fail()
+    assert not dist.is_initialized()
+    with theirs.LocalTensorMode(2) as mode:
+        assert type(mode.rank_map(torch.tensor)) is theirs.LocalTensor
+
+
+def test_without_a_group_the_mode_is_one_of_its_own():
+    with in_place_of_torch(), theirs.LocalTensorMode(2) as mode:
+        x = mode.rank_map(torch.tensor)
+        dist.all_reduce(x)
+    assert x.reconcile() == 1
+
+
+def test_rulecheck_of_spmd_types_runs_on_it(monkeypatch):
+    pytest.importorskip("spmd_types")
+    from spmd_types import rules
+    from spmd_types.rulecheck import RuleCheckError, rulecheck
+
+    from tests.tools.hooks import corpus, late
+
+    class WholeOfParts(late.ToParts):
+        @staticmethod
+        def spmd_typecheck(*, x):
+            return rules.einsum("...->...", x)
+
+    monkeypatch.setitem(sys.modules, "torch.func._random", None)  # torch 2.13 has its random numbers for CUDA alone
+    hooks = [hook for hook in (*corpus.collectives(), *late.every()) if hook.args[-1:] == ("tp",)]
+    right = [hook for hook in hooks if not hook.mistake]
+    assert len(right) > 12
+    with in_place_of_torch():
+        for hook in right:
+            assert rulecheck(hook.function, hook.args, mesh={"tp": 2}, local_tensor_mode=True).checked
+        with pytest.raises(RuleCheckError, match="differs from the reference"):
+            rulecheck(WholeOfParts, (torch.ones(4, 2), "tp"), mesh={"tp": 2}, local_tensor_mode=True)
+
+
+def test_the_test_case_of_spmd_types_runs_on_it():
+    spmd = pytest.importorskip("spmd_types")
+    from spmd_types import _test_utils
+
+    class Case(_test_utils.SpmdTypeCheckedTestCase):
+        def runTest(self):
+            from spmd_types import P, R, S
+
+            x = self._generate_inputs((4,), self.pg, P)
+            y = spmd.all_reduce(x, self.pg, src=P, dst=R)
+            self._assert_all_ranks_equal(y)
+            assert type(y) is LocalTensor and spmd.get_local_type(y) == {spmd.normalize_axis(self.pg): R}
+            with spmd.no_typecheck():
+                self.spmd_gradcheck(lambda x: spmd.convert(x, self.pg, src=R, dst=S(0)), self._generate_inputs((6,), self.pg, R), self.pg, R, S(0))  # fmt: skip
+
+    with in_place_of_torch():
+        Case.setUpClass()
+        try:
+            case = Case()
+            case.setUp()
+            case.runTest()
+            case.tearDown()
+        finally:
+            Case.tearDownClass()
