@@ -36,7 +36,6 @@ from types import FrameType
 from typing import Any
 
 from localtensor import errors
-from localtensor._util.patching import replaced
 from localtensor.processes.worker import FENCE, Reply, WorkerSpec, serve
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
@@ -286,7 +285,9 @@ def prepare(*modules: str, forked: bool = False) -> None:
     if not forked or threading.active_count() > 1 or "forkserver" not in multiprocessing.get_all_start_methods():
         _context(modules)
         return
-    for name in (*PRELOAD, *modules):
+    from localtensor._util.patching import replaced  # lazy: it imports torch, which a usage error does not wait for
+
+    for name in PRELOAD:  # the server imports the others, beside this process
         importlib.import_module(name)
     resource_tracker.ensure_running()  # a new interpreter: the server alone is a fork
     with replaced(multiprocessing.util, "spawnv_passfds", _fork_of_this_process):

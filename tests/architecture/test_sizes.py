@@ -5,9 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LONGEST_FILE, LONGEST_BODY, MOST_FILES, MOST_PACKAGES, MOST_AT_THE_TOP = 400, 60, 16, 12, 4
-MOST_MODULES = 437
-MOST_MODULES = 440
-MOST_MODULES = 439
+MOST_MODULES = 443
 """Product modules, `__init__.py` included."""
 
 

@@ -1,6 +1,5 @@
 """The torchrun script of a divergence: what is written, and that it shows the difference until the program is repaired."""
 
-import subprocess
 import sys
 from functools import partial
 
@@ -12,6 +11,7 @@ from torch import nn
 import localtensor as lt
 from localtensor.errors import Diverged
 from localtensor.testing.compare_script import NoScript, _Writer
+from tests.tools import warm
 
 PROGRAM = """
 import torch
@@ -41,23 +41,29 @@ if __name__ == "__main__":
 
 
 def run(folder, *command):
-    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout, done.stderr
+    done = warm.run(command, cwd=folder)
+    return done.returncode, done.stdout.replace("[rank 0] ", ""), done.stderr
 
 
-def test_the_script_shows_the_difference_until_the_program_is_repaired(tmp_path):
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "differs.py")
+THREADS = ("localtensor", "run", "-n", "2", "differs.py")
+
+
+@pytest.mark.parametrize(
+    "command", [THREADS, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["threads", "torchrun"]
+)
+def test_the_script_shows_the_difference_until_the_program_is_repaired(command, tmp_path):
     (tmp_path / "split_mlp.py").write_text(PROGRAM)
     code, _, error = run(tmp_path, sys.executable, "split_mlp.py")
     assert code == 1
     assert "run it: torchrun --nproc-per-node 2 differs.py" in error
     assert "localtensor" not in (tmp_path / "differs.py").read_text()
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "differs.py")
-    code, said, _ = run(tmp_path, *torchrun)
+    code, said, _ = run(tmp_path, *command)
     assert code == 1
     assert said.splitlines()[0] == "output of down, step 0"
     assert "differs: assembles as {'tp': 'P(sum)'}" in said
     (tmp_path / "split_mlp.py").write_text(PROGRAM.replace("output_layouts=Partial()", "output_layouts=Replicate()"))
-    code, said, error = run(tmp_path, *torchrun)
+    code, said, error = run(tmp_path, *command)
     assert (code, said.splitlines()[-1]) == (0, "equal: assembles as {'tp': 'R'}"), error
 
 
