@@ -46,7 +46,7 @@ def run(folder, *command):
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "differs.py")
-THREADS = ("localtensor", "run", "-n", "2", "differs.py")
+THREADS = (sys.executable, "-m", "localtensor", "run", "-n", "2", "differs.py")
 
 
 @pytest.mark.parametrize(
