@@ -35,6 +35,7 @@ from localtensor.lockstep.mode import LocalTensor as LocalTensor
 from localtensor.lockstep.mode import LocalTensorMode as LocalTensorMode
 from localtensor.lockstep.mode import rank_map as rank_map
 from localtensor.lockstep.mode import tensor_map as tensor_map
+from localtensor.lockstep.patches.torch_local_tensor import in_place_of_torch as in_place_of_torch
 from localtensor.runner.api import LeftoverWarning as LeftoverWarning
 from localtensor.runner.api import Run as Run
 from localtensor.runner.api import run as run

@@ -25,6 +25,7 @@ from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams
 from localtensor.lockstep.values.stacks import cells_of_rows, deduplicate, has_sym_ints, index_by_rank
 from localtensor.lockstep.values.storage import Memory
+from localtensor.lockstep.values.sym_nodes import RankInts
 
 if TYPE_CHECKING:
     from localtensor.lockstep.comms.process_groups import LockstepWorld
@@ -354,6 +355,7 @@ def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, e
 
 
 torch.serialization.add_safe_globals([  # for `torch.load`; the names are those of files from earlier versions
+    torch.SymInt, RankInts,  # the mesh of a DTensor holds the rank's coordinate
     unpickled, partition, (unpickled, "localtensor.tensor.unpickled"), (partition, "localtensor.folding.partition"),
 ])  # fmt: skip
 

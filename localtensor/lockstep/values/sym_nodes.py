@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep
@@ -253,9 +252,9 @@ class RankInts(_Ints):
     __slots__ = ("_most", "held", "values")
     pytype = int
 
-    def __init__(self, values: Array, held: Array | None = None, most: int = _MAX_INT) -> None:
-        values.setflags(write=False)
-        self.values, self.held, self._most = values, held, most
+    def __init__(self, values: Any, held: Any = None, most: int = _MAX_INT) -> None:
+        self.values, self.held, self._most = np.asarray(values), None if held is None else np.asarray(held), most
+        self.values.setflags(write=False)
 
     @property
     def most(self) -> int:  # type: ignore[override]
@@ -268,23 +267,14 @@ class RankInts(_Ints):
         return node_text("RankInts", self.values, self.held)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        held = None if self.held is None else self.held.tolist()
-        return unpickled_ints, (self.values.tolist(), held)  # lists, since torch.load refuses NumPy arrays
+        held = self.held if self.held is None else self.held.tolist()  # lists, since torch.load refuses NumPy arrays
+        return RankInts, (self.values.tolist(), held)
 
     def int_(self) -> int:
         return one_int(self.values, self.held)
 
     def guard_int(self, file: str, line: int) -> int:
         return self.int_()
-
-
-def unpickled_ints(values: list[int], held: list[bool] | None) -> RankInts:
-    """The node from its pickled parts."""
-    return RankInts(np.array(values, dtype=np.int64), None if held is None else np.array(held, dtype=bool))
-
-
-# For `torch.load`: the mesh of a DTensor holds the rank's coordinate.
-torch.serialization.add_safe_globals([torch.SymInt, unpickled_ints])
 
 
 class RankBools(_Node):
