@@ -56,6 +56,7 @@ def test_a_program_gives_in_lockstep_what_it_gives_on_rank_threads():
     assert counted["equal"] > 2 * counted["raises"], counted
 
 
+@pytest.mark.slow  # hundreds of draws
 def test_the_draws_reach_every_step_mesh_and_source():
     seen = set()
 

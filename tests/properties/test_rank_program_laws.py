@@ -99,6 +99,7 @@ def test_every_reduction_of_every_dtype_gives_what_the_twin_gives():
     check_values(simulated(program), program.played())
 
 
+@pytest.mark.slow  # hundreds of draws
 def test_the_draws_reach_every_kind_and_style():
     seen = set()
 

@@ -89,6 +89,7 @@ def test_the_step_of_the_workflow_judges_all_where_there_is_no_base(yamls, repos
     assert (code, err) == (0, "") and "of 2 overloads" in out
 
 
+@pytest.mark.slow  # test_packaging runs the action, and test_story the gate
 def test_the_hook_passes_what_is_right_and_stops_what_is_not_yet_committed_and_wrong(yamls, repository):
     hook = repository / ".git/hooks/pre-commit"
     entry = folded(yamls["repos"], "entry")

@@ -46,6 +46,7 @@ def dies_in_its_third_call(rank, folder):
     os._exit(0)
 
 
+@pytest.mark.slow  # beside real processes; what the peers see on threads alone has tests of its own
 def test_the_peers_of_a_rank_that_dies_see_what_they_see_on_gloo(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=dies_in_its_third_call, args=(rank, str(tmp_path))) for rank in range(3)]

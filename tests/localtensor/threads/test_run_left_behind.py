@@ -135,6 +135,7 @@ def resident():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow  # hundreds of runs
 def test_after_hundreds_of_failing_programs_a_good_one_is_right_and_nothing_has_grown():
     expected, before = lt.run(good, ranks=2).values, threading.enumerate()
     sizes = {}

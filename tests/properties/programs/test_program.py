@@ -107,6 +107,7 @@ def test_a_wrong_program_has_no_expectation():
         alone.expected()
 
 
+@pytest.mark.slow  # hundreds of draws
 def test_the_draws_reach_every_kind_subgroups_and_async_work():
     seen, styles, sub = set(), set(), set()
 
@@ -138,6 +139,7 @@ def test_it_shrinks_to_two_ranks_where_a_message_is_needed():
     assert [step.pairs for step in steps(found).values()] == [((0, 1),)]
 
 
+@pytest.mark.slow  # shrinking takes seconds
 def test_it_shrinks_to_the_sum_of_ones_kind():
     found = smallest(lambda program: any(step.op == "max" for step in steps(program).values()))
     assert [(step.kind, step.op) for step in steps(found).values()] == [("all_reduce", "max")]

@@ -126,6 +126,7 @@ def wrong_for_nine_columns():
     register_sharding(op)(lambda x, y: odd if x.shape[-1] == 9 else [([S0], [S0, None])])
 
 
+@pytest.mark.slow  # as test_the_sweep_draws_chains_and_finds_it
 def test_a_rule_that_is_wrong_for_a_further_call_alone_is_found():
     samples = tuple(sample("amax.default", numbers(4, n), [0]) for n in (4, 5, 6, 9))
 

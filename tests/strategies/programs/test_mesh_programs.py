@@ -119,6 +119,7 @@ def test_one_seed_draws_other_layouts_for_other_calls():
     assert [p.inputs for p in found] != [p.inputs for p in programs()]
 
 
+@pytest.mark.slow  # a process of its own; so has test_verdict_work_unit
 def test_another_process_draws_the_same():
     script = "from tests.strategies.programs.test_mesh_programs import programs, described\nprint(*map(described, programs()), sep='\\n')"
     told = subprocess.run(

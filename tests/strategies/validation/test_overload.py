@@ -180,7 +180,7 @@ def test_a_sample_that_noise_moves_says_nothing():
 def test_how_many_placement_tuples_of_a_decomposition_are_drawn_is_said_for_each_mesh_size(monkeypatch):
     monkeypatch.setattr(claim_sources, "MOST_TRACES", 2)
     hearing = heard(sample("absolute.default", X), ranks=(2, 3))
-    assert hearing.skipped == {"DTensor traces 3 placement tuples through this decomposition; 2 are drawn": 2}
+    assert hearing.skipped == {"DTensor has 3 placement tuples through this decomposition; 2 are drawn": 2}
 
 
 @pytest.mark.usefixtures("as_given")

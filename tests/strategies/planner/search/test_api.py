@@ -219,6 +219,7 @@ for src, dst in pairs(20):
 """
 
 
+@pytest.mark.slow  # a process of its own; so has test_verdict_work_unit
 def test_another_process_with_another_seed_of_hashes_makes_the_same_plans(request):
     script = TOLD.format(root=str(request.config.rootpath))
     here = "".join(f"{plan(src, dst)}\n" for src, dst in pairs(20))
