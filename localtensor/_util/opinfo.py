@@ -56,9 +56,8 @@ def _import_opinfos() -> None:
             with replaced(core, "asdict", _shallow) if hasattr(core, "asdict") else nullcontext():
                 importlib.import_module(OPINFOS)
     except ImportError:  # a torch whose OpInfos import more of torch._inductor, as 2.11: as torch does it
-        for name in {
-            *sys.modules
-        } - before:  # what is left of a package that did not come in whole keeps it from coming in
+        # Modules that are left of a package that was not imported whole keep it from being imported.
+        for name in {*sys.modules} - before:
             if name.startswith(COMPILER):
                 del sys.modules[name]
         importlib.import_module(OPINFOS)

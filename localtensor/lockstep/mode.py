@@ -109,6 +109,8 @@ class LocalTensorMode(TorchDispatchMode):
     def __enter__(self) -> LocalTensorMode:
         outer = ambient.lockstep()
         ambient.open_mode(self, errors.ModeBusy)
+        # On a GPU, torch runs backward in a thread of its own, which is not in this mode.
+        self._backward_threads = torch.autograd.set_multithreading_enabled(False)
         try:
             with _INSTALLING:
                 rank_queries.install()
@@ -116,8 +118,6 @@ class LocalTensorMode(TorchDispatchMode):
                 dtensor.install()
             self.streams.of()
             self.groups.open()
-            # On a GPU, torch runs backward in a thread of its own, which is not in this mode.
-            self._backward_threads = torch.autograd.set_multithreading_enabled(False)
             super().__enter__()
             self._outer = None if outer is None else (outer, outer._paused)
             if outer is not None:
@@ -125,6 +125,7 @@ class LocalTensorMode(TorchDispatchMode):
             if self.recorder is not None:
                 self.recorder.begin()
         except BaseException:  # why: it is re-raised; after any interrupt this thread is not in the mode
+            self._backward_threads.__exit__(None, None, None)
             self.groups.close()
             ambient.close_mode(self)
             raise
@@ -138,10 +139,10 @@ class LocalTensorMode(TorchDispatchMode):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
-            self._backward_threads.__exit__(None, None, None)
             if self.recorder is not None:
                 self.recorder.end(error)
         finally:
+            self._backward_threads.__exit__(None, None, None)
             self.groups.close()
             if ambient.close_mode(self) and not torch._C._len_torch_dispatch_stack():
                 for flag in _FLAGS:

@@ -45,7 +45,7 @@ def script_of(program: TrainingProgram, key: Key, bound: float, report: str) -> 
         if value is not None
     }
     functions = "\n".join([*writer.lines, *(f"{name} = {text}" for name, text in given.items())])
-    told = textwrap.indent(report.replace("\\", "\\\\").replace('"""', "'''"), "    ").strip()
+    summary = textwrap.indent(report.replace("\\", "\\\\").replace('"""', "'''"), "    ").strip()
     constants = (
         f"MESH = {dict(program.mesh)!r}\nBATCH_AXES = {program.batch_axes!r}\nSTEPS, SEED, BOUND = "
         f"{program.steps}, {program.seed}, {bound!r}\n"
@@ -53,7 +53,7 @@ def script_of(program: TrainingProgram, key: Key, bound: float, report: str) -> 
     )
     template = (Path(__file__).parents[1] / "templates" / "compare_torchrun.py.txt").read_text(encoding="utf-8")
     for mark, text in (
-        ("REPORT", told),
+        ("REPORT", summary),
         ("RANKS", str(program.ranks)),
         ("CONSTANTS", constants),
         ("FUNCTIONS", functions),

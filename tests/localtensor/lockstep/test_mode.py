@@ -268,3 +268,16 @@ def test_two_threads_that_open_their_first_mode_at_once_patch_torch_once():
     )
     done = warm.run([sys.executable, "-c", script], timeout=120)
     assert (done.stdout, done.returncode) == ("1 False\n", 0), done.stderr
+
+
+def test_backward_stays_in_the_thread_of_the_mode_and_the_setting_is_put_back(monkeypatch):
+    """On a GPU torch would run it in a thread of its own, which is not in the mode."""
+    enabled = torch._C._is_multithreading_enabled
+    with LocalTensorMode(2):
+        assert not enabled()
+    assert enabled()
+    mode = LocalTensorMode(2)
+    monkeypatch.setattr(mode.groups, "open", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mode.__enter__()
+    assert enabled()

@@ -114,7 +114,7 @@ def is_one(call: FunctionCall) -> bool:
 def plain(call: FunctionCall) -> FunctionCall:
     """The call without its layouts on the second axis."""
     kwargs = {name: value for name, value in call.kwargs.items() if name != "second_axis"}
-    assert isinstance(call.function, OnTwoAxes)
+    assert isinstance(call.function, OnTwoAxes), f"{call.function} has no second axis"
     return FunctionCall(call.function.label, call.function.function, call.args, kwargs, call.origin, call.wrt)
 
 
