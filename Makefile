@@ -63,7 +63,7 @@ fix: $(READY) ## format, and repair what the linter can repair by itself  (a sec
 
 laws: $(READY) ## the slow tests, and the properties with new and many more draws than CI  (minutes)
 	$(PYTEST) -n 2 --slow --hypothesis-profile=nightly tests/properties tests/localtensor
-	$(PYTEST) -n 2 --slow -m slow tests/end_to_end tests/strategies
+	$(PYTEST) -n 2 --slow -m "slow or few" tests/end_to_end tests/strategies tests/tools tests/architecture
 
 real: $(READY) ## everything that is held against real gloo processes  (minutes)
 	$(PYTEST) --slow tests/real

@@ -86,6 +86,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order.get(item.path, len(order)))
     if config.getoption("--slow"):
         return
+    left = _beyond_few(items)
+    config.hook.pytest_deselected(items=left)
+    unwanted = {*map(id, left)}
+    items[:] = [item for item in items if id(item) not in unwanted]
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: give --slow to run it"))
+
+
+def _beyond_few(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases of each test marked `few(n)` but for n, the first and others that are spread evenly."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left = []
+    for every in cases.values():
+        (n,) = every[0].get_closest_marker("few").args
+        kept = {len(every) * number // n for number in range(n)} if len(every) > n else {*range(len(every))}
+        left += [item for number, item in enumerate(every) if number not in kept]
+    return left

@@ -87,6 +87,7 @@ def test_the_page_lists_the_inputs_of_the_action_with_their_defaults():
         assert rows[name] in ("", given.get("default", ""))
 
 
+@pytest.mark.slow
 def test_the_action_fails_a_wrong_rule_annotates_its_line_and_writes_what_is_uploaded(repository, tmp_path):
     base = git(repository, "rev-parse", "HEAD")
     edit(repository, "my_ops/rules.py", RIGHT, WRONG)

@@ -48,6 +48,7 @@ def test_a_page_has_the_picture(picture):
     assert picture.is_file() and re.search(rf"!\[[^\]]{{20,}}\]\((\.\./)?{re.escape(picture.name)}\)", PAGES)
 
 
+@pytest.mark.slow
 def test_the_report_is_photographed(tmp_path):
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed: it comes with the extra `browser`")
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed: it comes with the extra `browser`")

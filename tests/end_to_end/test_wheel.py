@@ -81,6 +81,7 @@ def test_the_wheel_holds_every_file_of_the_two_packages_and_nothing_else(wheel):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_it_takes_to_test_and_to_build_it_again(sdist):
     with tarfile.open(sdist) as held:
         inside = {entry.name.partition("/")[2] for entry in held if entry.isfile()}

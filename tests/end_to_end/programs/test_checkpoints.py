@@ -63,6 +63,7 @@ def test_the_first_step_is_saved_already(tmp_path):
     check_training(on_each_in_its_folder(tmp_path, resume, 2, ranks=2), 2, first=2)
 
 
+@pytest.mark.slow
 def test_only_the_last_two_are_kept(tmp_path):
     on_each_in_its_folder(tmp_path, train, 4, 2, ranks=2)
     assert kept(tmp_path) == [3, 4]

@@ -113,6 +113,7 @@ def test_weights_that_served_some_ranks_only_are_too_much_for_fully_shard():
         lt.run(data_parallel_programs.different_ways, (2,), ranks=2, device=DEVICE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", [data_parallel_programs.replicated, data_parallel_programs.recomputed])
 def test_the_order_in_which_ranks_run_is_of_no_importance(program):
     in_order = lt.run(program, (2,), ranks=2, device=DEVICE)

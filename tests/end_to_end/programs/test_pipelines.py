@@ -57,6 +57,7 @@ def test_pipelines_side_by_side_average_their_gradients(schedule):
     torch.testing.assert_close(losses.mean(0), torch.stack(alone["losses"]), **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "ranks"), [("1F1B", 4), ("Interleaved1F1B", 2)])
 def test_who_runs_when_changes_nothing(schedule, ranks):
     usual = on_threads(train, schedule, 4, 1, 2, ranks=ranks)

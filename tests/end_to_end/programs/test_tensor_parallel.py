@@ -119,6 +119,7 @@ def test_the_mean_loss_of_uneven_rows_is_refused(on):
         lt.run(tensor_parallel_programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on, device=DEVICE)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_ranks_run_is_of_no_importance(seed):
     """Within loss_parallel: it exchanges DTensor's handlers of some ops, for the whole process, while it is on."""

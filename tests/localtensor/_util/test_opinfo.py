@@ -118,6 +118,7 @@ def in_a_new_process(which):
     return json.loads(done.stdout), done.stderr.split()
 
 
+@pytest.mark.slow
 def test_the_import_of_opinfo_needs_no_compiler():
     ours, seen = in_a_new_process("ours")
     assert len(ours[0]) > 500

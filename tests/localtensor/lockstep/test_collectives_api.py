@@ -137,6 +137,7 @@ def plainly(name, held, group):
     return found
 
 
+@pytest.mark.few(90)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients_are_those_of_the_plain_functions(name, group):

@@ -48,6 +48,7 @@ def train(ranks, how="tp", width=32, layers=2, steps=2):
         optimizer.zero_grad()
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(("ranks", "how", "width"), [
     (2, "tp", 32), (4, "fsdp", 32), (3, "fsdp", 10), (16, "tp", 32),
@@ -65,6 +66,7 @@ def test_memory_of_each_rank_is_what_rank_threads_measure(ranks, how, width):
         assert len({peak.bytes for peak in threads.peaks}) > 1  # uneven shards
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks_of_a_transformer_in_under_a_minute():
     start = time.process_time()
     with lt.LocalTensorMode(1024, trace=True) as mode:

@@ -355,6 +355,7 @@ def test_threads_take_turns(pool):
     assert got == {number: [number, -number] for number in range(1, 9)}
 
 
+@pytest.mark.slow
 def test_without_a_fork_server_ranks_are_spawned(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with Pool(1) as pool:  # each takes the seconds that it takes to import torch
@@ -878,6 +879,7 @@ def test_idle_ranks_end_when_their_parent_is_killed(tmp_path):
         assert list((tmp_path / "temp").glob("localtensor-*")) == []
 
 
+@pytest.mark.slow
 def test_sigterm_while_ranks_are_waited_for_leaves_neither_them_nor_a_folder(tmp_path):
     with a_script(tmp_path, "pool.call(meet_nobody, [(0,), (1,)])") as (parent, pids):
         assert parent.stdout.readline() == "waiting\n"
@@ -914,6 +916,7 @@ def test_a_rank_looks_for_no_store_in_a_folder_that_went_with_the_parent(tmp_pat
         worker._init_group(worker.WorkerSpec(0, 2, "gloo", str(tmp_path / "gone"), {}))
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     file = tmp_path / "unguarded.py"
     file.write_text(SCRIPT.format(root=str(ROOT), then="").replace('if __name__ == "__main__"', "if True"))

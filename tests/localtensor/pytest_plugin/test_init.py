@@ -115,6 +115,7 @@ def test_an_ordinary_test_stays_ordinary(tried):
     result.assert_outcomes(passed=4)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("mark", "sentence"), [
     ("ranks(0)", "@pytest.mark.ranks: 0: a number of ranks is a whole number from 1 up."),
     ("ranks(-1)", "@pytest.mark.ranks: -1: a number"),

@@ -3,6 +3,8 @@
 import re
 import shlex
 
+import pytest
+
 pytest_plugins = ["pytester"]
 
 
@@ -245,6 +247,7 @@ LEFT = """
 """
 
 
+@pytest.mark.slow
 def test_groups_that_are_left_are_no_matter_unless_asked(tried, pytester):
     tried(STRICT + LEFT).assert_outcomes(passed=3)
     pytester.makeini("[pytest]\nrank_leftovers = warn\n")
@@ -273,6 +276,7 @@ ORDER = """
 """
 
 
+@pytest.mark.slow
 def test_a_flaky_test_is_found_and_its_replay_fails_alike(tried):
     tried(ORDER).assert_outcomes(passed=1)
     result = tried(ORDER, "--rank-flaky=5")
@@ -287,6 +291,7 @@ def test_a_flaky_test_is_found_and_its_replay_fails_alike(tried):
     assert replay_of(again) == words
 
 
+@pytest.mark.slow
 def test_a_mark_may_ask_for_several_schedules(tried):
     marked = ORDER.replace("ranks(3)", "ranks(3, schedules=5)")
     result = tried(marked)

@@ -128,6 +128,7 @@ def test_the_section_is_in_the_junit_file(tried, pytester):
     assert "First cause: rank 1 of 4" in failure.text and "Replay: pytest" in failure.text
 
 
+@pytest.mark.slow
 def test_full_trace_and_short_styles_keep_the_section(tried):
     for option in ("--full-trace", "--tb=short", "--tb=native", "-q"):
         result = tried(FAILS, option)

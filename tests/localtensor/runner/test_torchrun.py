@@ -128,6 +128,7 @@ def test_an_exception_is_shown_as_python_shows_it_and_no_line_of_ours(on, script
     assert re.search(r"^(RankRaised: )?run: (script: )?rank 1", err, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_first_rank_to_fail_is_named_first_though_another_process_ends_before_it(script, capfd):
     """Rank 1 raises; as it ends it lets rank 0 fail, and goes on ending."""
     text = """import atexit, os, sys, threading
@@ -257,6 +258,7 @@ def gone(pid):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupt", pytest.param("kill", marks=pytest.mark.slow)])
 def test_no_process_is_left_when_we_are_stopped(how, script):
     script(SLEEPS)

@@ -229,6 +229,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_thread_of_a_rank_does_what_it_does_in_a_process(program):
     want = lt.run(program, ranks=2, on="gloo").values

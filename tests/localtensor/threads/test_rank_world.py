@@ -79,6 +79,7 @@ def test_outside_of_a_run_there_is_no_world():
 WAYS = [[Shard(0), Shard(0)], [Shard(1), Shard(0)], [Replicate(), Shard(1)], [Shard(0), Replicate()]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.mesh((2, 2))
 @pytest.mark.ranks(schedules=4)
 @pytest.mark.parametrize("seed", range(5))
@@ -137,6 +138,7 @@ def test_a_function_that_was_compiled_before_the_run_runs_eagerly_in_it():
     assert compiled(torch.zeros(1)).item() == 1.0 and compilers == [False]
 
 
+@pytest.mark.slow
 def test_a_run_that_compiles_nothing_does_not_import_the_compiler():
     look = "import sys, localtensor as lt; lt.run(int, ranks=2); sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

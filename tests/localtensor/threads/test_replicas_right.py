@@ -377,6 +377,7 @@ def test_every_program_is_tried():
     assert len(PROGRAMS) == 27
 
 
+@pytest.mark.few(12)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_right_program_is_not_accused(program):

@@ -55,6 +55,7 @@ def in_turn(depth):
     return x.tolist()
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("depth", range(880, 1000, 3))
 def test_a_rank_without_stack_raises_recursion_error_and_no_rank_waits_for_ever(depth):
     found = {RecursionError}
@@ -116,6 +117,7 @@ def talk():
     return x.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("first", [2, 30])
 def test_a_run_ends_wherever_memory_runs_out(first):

@@ -104,6 +104,7 @@ def long_and_wrong():
     wrong_if_two_is_heard_first()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("program", [wrong_if_two_is_heard_first, long_and_wrong])
 def test_the_replay_line_of_a_failure_is_short_and_repeats_it(program):
     failures = [error for seed in range(8) if (error := error_of(program, f"shuffled:{seed}"))]

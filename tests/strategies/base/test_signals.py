@@ -58,6 +58,7 @@ def test_what_must_not_stay_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_folders_of_ranks_that_have_not_begun_are_removed(tmp_path):
     body = (
         "from localtensor.processes import worker_group as _crew\nfolder = _crew.WorkerGroup(1, 'gloo').folder\n"
@@ -170,6 +171,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 }  # fmt: skip
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ENDINGS)
 def test_a_process_that_is_stopped_ends_so(name, tmp_path):
     body, code_and_output = ENDINGS[name]

@@ -69,6 +69,7 @@ IN_A_THREAD = "t = threading.Thread(target=os._exit, args=(0,)); t.start(); t.jo
 SILENT = "localtensor: a module or an executor of yours has ended the program by os._exit(0).\n"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("how", "code", "said"), [
     ("os._exit(0)", 3, SILENT), ("os._exit(256)", 3, SILENT.replace("(0)", "(256)")), (IN_A_THREAD, 3, SILENT),
     ("os._exit(5)", 5, ""), ("signals._end(2)", 130, "localtensor: stopped by Ctrl-C.\n"),

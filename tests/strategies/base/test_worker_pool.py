@@ -316,6 +316,7 @@ def test_what_a_task_prints_is_no_answer(child):
     assert ran(child, 0, what=talks) == [TaskDone("said")]
 
 
+@pytest.mark.slow
 def test_the_path_is_where_modules_are_found_and_nobody_is_left_behind(tmp_path):
     (tmp_path / "beside_the_test.py").write_text("VALUE = 7\n")
     with SubprocessPool([str(tmp_path)]) as child:
@@ -324,6 +325,7 @@ def test_the_path_is_where_modules_are_found_and_nobody_is_left_behind(tmp_path)
     assert not alive([pid])
 
 
+@pytest.mark.slow
 def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
     assert ran(child, 1) == [TaskDone(2)]
     child._workers[0].process.kill()
@@ -331,6 +333,7 @@ def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
     assert ran(child, 1, 2) == [TaskDone(2), TaskDone(4)]
 
 
+@pytest.mark.slow
 def test_serving_is_all_of_it_in_one_call_and_in_any_thread(tmp_path):
     sent = pickling.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
     heard = []

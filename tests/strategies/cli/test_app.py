@@ -254,6 +254,7 @@ def test_a_failure_of_ours_is_3_with_its_traceback(module, function, words, monk
 # Real runs.
 
 
+@pytest.mark.slow
 def test_a_whole_run_in_a_process_of_its_own(tmp_path, started):
     users.write(tmp_path, "whole_run", users.RIGHT_AND_WRONG)
     run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2", "-q",
@@ -284,6 +285,7 @@ def samples(op):
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("whom", ["the command alone", "the whole session"])
 def test_ctrl_c_leaves_one_sentence_and_nothing_else(whom, tmp_path, started):
     users.write(tmp_path, "slow_run", SLOW)

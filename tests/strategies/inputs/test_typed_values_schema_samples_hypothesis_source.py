@@ -36,6 +36,7 @@ def test_a_seed_draws_the_same_again_and_another_seed_draws_others():
     assert drawn(pairs, seed=5, budget=12) != drawn(pairs, seed=6, budget=12)
 
 
+@pytest.mark.slow
 def test_another_process_with_other_source_loaded_draws_the_same(tmp_path):
     numbers = tmp_path / "numbers_of_mine.py"
     numbers.write_text("many = [501, 502, 503, 777, 778, 779]\n")

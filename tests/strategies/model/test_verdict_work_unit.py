@@ -60,6 +60,7 @@ def test_shards_are_of_like_size():
     assert min(sizes) >= 8, sizes
 
 
+@pytest.mark.slow
 def test_shards_and_digests_are_the_same_in_every_process():
     code = "from strategies.model.verdict import *; print([share(f'op{n}', 7) for n in range(9)], digest(['a', 1]))"
     environ = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}

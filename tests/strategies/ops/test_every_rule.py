@@ -13,7 +13,7 @@ from strategies.inputs.gathering import select_overloads
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.validation.claims import ValidationEffort, calls_of_overloads, validate_rules
 
-PARTS, MOST = 4, 2
+PARTS, MOST = 8, 2
 TERMS = ValidationEffort(ranks=(3,), budget=1)
 """Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
 LEAST = 0.85

@@ -56,6 +56,7 @@ def keeps_maxima_times_anything():
 # With what follows.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registries")
 def test_a_wrong_rule_is_found_through_what_follows_another_op():
     one = sample("amax.default", X, [0])
@@ -143,6 +144,7 @@ def both_cut():
     return only(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_wrong_on_two_axes_only_is_found(both_cut):
     hearing = both_cut
     assert BOTH_CUT & {p.inputs[0] for p in programs_of(hearing) if p.sample.op == BOTH.op}
@@ -237,6 +239,7 @@ def test_what_killed_a_worker_is_left_out():
     assert only(validate_with_follow_ups(one, silent)).samples == 1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same(both_cut):
     again = only(validate_on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent))
     assert repr(both_cut) == repr(again)

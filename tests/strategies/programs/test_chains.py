@@ -101,6 +101,7 @@ def test_a_wrong_backward_of_a_redistribution_is_found_by_chains_alone(monkeypat
     assert all(p.then in ("R | grad", "S(0) | grad", "S(1) | grad") for p, _ in found)
 
 
+@pytest.mark.slow
 def test_the_sweep_draws_chains_and_finds_it(monkeypatch):
     doubled_gradients(monkeypatch)
     samples = tuple(sample("sin.default", numbers(4 + n, 6)) for n in range(chained.CHAINED_SAMPLES))

@@ -71,6 +71,7 @@ def test_a_rule_that_is_right_on_one_axis_and_wrong_on_two_is_found(mesh):
     assert {p.inputs[0] for p in told} & {read_layout("(S(0), S(1))"), read_layout("(S(1), S(0))")}
 
 
+@pytest.mark.slow
 def test_on_three_axes_the_same_fault_is_told_of_two():
     program = Program(CORNERS, (2, 2, 2), (read_layout("(S(0), R, S(1))"),), flattened=True)
     ((found, confirmation),) = smallest_wrong_programs([(program, *run_simulated_programs([program]))])
@@ -93,6 +94,7 @@ def test_a_fault_that_one_axis_of_as_many_ranks_shows_is_that_axis():
     assert described(found) == "planted.column_means.default on (4,), seed 0 draw 0: (S(0))"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("one", "budget"), RIGHT, ids=[one.op for one, _ in RIGHT])
 def test_a_right_rule_is_never_called_wrong(one, budget):
     """What is wrong is the redistribution over a flattened submesh (torch 2.13), and told as that."""

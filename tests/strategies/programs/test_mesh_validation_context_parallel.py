@@ -26,6 +26,7 @@ def validated(mesh=(2,)):
     return {candidate[0].program.then for candidate in result.suspects.values()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_the_ring_of_torch_is_right_and_runs(ranks):
     found = run_simulated_programs(ring_programs((ranks,), 0))

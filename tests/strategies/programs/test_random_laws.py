@@ -52,6 +52,7 @@ LAWFUL = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "mesh"), LAWFUL, ids=str)
 def test_the_ops_of_torch_keep_all_laws(name, mesh):
     assert broken_laws(OPS[name], mesh, plants=False) == []
@@ -104,6 +105,7 @@ def test_shards_that_are_copies_break_that_law_alone(planted):
     assert broken_laws(OPS["rand_like"], (3,)) == [(SHARDS, (Shard(0),)), (SHARDS, (Shard(1),))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 def test_shards_that_are_copies_along_one_axis_of_a_mesh_are_found(planted, axis):
     planted(aten.rand_like.default, copies(axis))
@@ -130,6 +132,7 @@ def test_a_gradient_by_another_mask_than_the_forwards_breaks_that_law_alone(plan
     assert {law for law, _ in broken_laws(OPS["native_dropout"])} == {GRADIENTS}
 
 
+@pytest.mark.slow
 def test_only_rules_without_a_law_are_right_by_their_metadata():
     one = OPS["native_dropout"]
     task = OverloadTask(

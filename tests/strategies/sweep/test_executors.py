@@ -37,6 +37,7 @@ def answers(made, tasks, *, what=work, limit=60.0, tick=None):
 # Executors that are there.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", [threads, processes], ids=["threads", "processes"])
 def test_an_executor_gives_what_workers_of_our_own_give(made, monkeypatch):
     monkeypatch.setattr(executors, "BATCH", 2)

@@ -117,6 +117,7 @@ def test_claims_alone_find_nothing_missing(judged):
     assert (judged.counts.missing, judged.counts.combinations) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_search_finds_nothing_missing_that_is_wrong(folder):
     report = run(folder, "strict", 'op("running", lambda x: x.cumsum(0), (R, R))', search=True, confirm="none")
     missing = lines(report, Verdict.MISSING)
@@ -234,6 +235,7 @@ def test_the_same_seed_writes_the_same_json_with_any_number_of_workers(folder):
     assert one.counts.unsound == 1
 
 
+@pytest.mark.slow
 def test_another_seed_draws_other_values(folder):
     one, other = (run(folder, "same", users.RIGHT_AND_WRONG, confirm="none", seed=n) for n in (0, 1))
     assert one.findings[0].want != other.findings[0].want

@@ -77,11 +77,13 @@ def copied(whole, path, rows, extra=b""):
 # The same again.
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_journal_but_for_seconds(go, whole, tmp_path):
     assert plain(go(workers=2)) == plain(whole[1])
     assert lines(tmp_path / "j") == lines(whole[0])
 
 
+@pytest.mark.slow
 def test_without_a_journal_the_report_is_the_same(go, whole, tmp_path):
     assert plain(go(journal=None)) == plain(whole[1])
     assert list(tmp_path.iterdir()) == []

@@ -137,6 +137,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_decomposition_is_called_without_the_compiler_until_it_is_imported():
     done = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["True True True False", "True False True False"]

@@ -117,6 +117,7 @@ def choices(letters, partial):
     return [Replicate(), *(Shard(dim) for dim in range(len(letters))), *(Partial(kind) for kind in KINDS if partial)]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "name", thirds(b.name for b in OLD if len(b.results) == 1 and len(b.dims) < 3 and not b.boolean)
 )

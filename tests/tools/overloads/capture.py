@@ -7,7 +7,7 @@ import random
 import warnings
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,11 +57,11 @@ def foreach_infos():
 
 
 def captured(
-    dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3, samples: int = MOST_SAMPLES
+    dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3, samples: int = MOST_SAMPLES, of: Container[str] | None = None
 ) -> dict[str, list[Call]]:
     """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants.
 
-    `samples` are run of each OpInfo and dtype.
+    `samples` are run of each OpInfo and dtype.  `of` are the names of OpInfos, by default all.
 
     Behind them stands, of each dtype, one that gave nothing but zeros or NaN, as `_cdist_backward` does with p=0; where
     there are no others, up to `most` of these.
@@ -72,6 +72,8 @@ def captured(
         warnings.simplefilter("ignore")
         for dtype in dtypes:
             for info in [*infos(), *foreach_infos()]:
+                if of is not None and info.name not in of:
+                    continue
                 for call in calls_of(info, dtype, seen, most, samples=samples):
                     found[call.op.name()].append(call)
     return {name: _telling_first(calls) for name, calls in sorted(found.items())}

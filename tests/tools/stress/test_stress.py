@@ -33,6 +33,7 @@ def test_a_terminal_gets_its_cursor_back(tmp_path):
     assert faults(left, strike, ()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_narrow_terminal_shows_all(columns, tmp_path):
     left = struck(["races", "--schedules", "40"], tmp_path, tty=columns)
@@ -40,6 +41,7 @@ def test_a_narrow_terminal_shows_all(columns, tmp_path):
     assert left.out.endswith("\r\n\r\nno findings in 40 tried\r\n")
 
 
+@pytest.mark.slow
 def test_two_at_once_write_one_whole_file(tmp_path):
     words = ["races", "--schedules", "13", "--json", "r.json", "-q"]
     with ThreadPoolExecutor(2) as pool:

@@ -46,6 +46,7 @@ def test_fsdp_and_tensor_parallelism():
     assert found["tp", "all_reduce"] == (4 + 3) * ROWS_BYTES
 
 
+@pytest.mark.slow
 def test_pipeline():
     recording, clock = recorded(pipeline)
     for rank in range(RANKS):

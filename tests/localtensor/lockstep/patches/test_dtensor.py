@@ -216,6 +216,7 @@ WALKS = {
 }
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("shape", [(8, 4), (7, 3), (5, 3), (3, 1), (1, 1)])
 def test_walks_on_a_grid(shape, walk):

@@ -74,6 +74,7 @@ def terminal(session):
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_breakpoint_stops_in_its_rank_while_time_does_not_count_and_post_mortem_opens_there(terminal):
     terminal.until("(Pdb)")
     terminal.types("p rank, total")

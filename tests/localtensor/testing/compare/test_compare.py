@@ -171,6 +171,7 @@ def test_layers_by_hand_need_no_annotation():
     assert done.layouts["gradient of 2.down.weight, step 1"] == "S(1)"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("parallelize", "mesh", "at", "because"), [
     (lambda model, mesh: None, {"dp": 2}, "gradient of 2.down.bias", "an all_reduce of the gradient over dp is missing"),
     (by_hand(rows={"reduced": False}), {"tp": 2}, "output of 0.down", "an all_reduce over tp is missing"),

@@ -52,6 +52,7 @@ def failing(strategy, condition):
 # -- what comes
 
 
+@pytest.mark.slow
 def test_every_mesh_of_up_to_six_ranks_comes():
     meshes = {mesh.sizes for mesh in examples(draws.meshes(6, 2), 800)}
     want = {(n,) for n in range(1, 7)} | {(n, m) for n in range(1, 7) for m in range(1, 7) if n * m <= 6}
@@ -84,6 +85,7 @@ def test_shards_alone_are_of_tensors_that_have_a_dim():
     assert {len(spec.shape) for spec in examples(draws.specs(kinds=("S",)), 60)} == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_every_dtype_pattern_and_kind_comes():
     found = examples(draws.sharded(kinds=draws.KINDS), 400)
     assert {x.spec.dtype for x in found} == set(draws.DTYPES)
@@ -103,6 +105,7 @@ def test_a_dim_is_cut_in_other_orders_than_from_left_to_right():
     assert (StridedShard(0, split_factor=4), Shard(0)) in layouts and (Shard(0), Shard(0)) in layouts
 
 
+@pytest.mark.slow
 def test_shard_orders_come_where_they_are_asked_for_alone():
     asked = {"kinds": ("R", "S", "SS", "P"), "min_dims": 1, "max_axes": 4}
     found = examples(draws.specs(orders=True, **asked), 120)
@@ -120,6 +123,7 @@ def test_a_dim_that_a_strided_shard_cuts_keeps_the_order_that_this_encodes():
     assert orders(Replicate(), Shard(0), Shard(0)) == {(), ((0, (2, 1)),)}
 
 
+@pytest.mark.slow
 def test_a_shard_order_shrinks_to_none_or_to_two_axes():
     long = minimal(draws.specs(orders=True), lambda spec: spec.shape and spec.shape[0] > 2)
     assert draws.spec_text(long) == "f32[3] @ a=1:R"
@@ -163,6 +167,7 @@ def test_the_same_is_drawn_again_if_derandomized():
 # -- in which order they shrink
 
 
+@pytest.mark.slow
 def test_meshes_shrink_to_fewer_ranks_then_to_fewer_axes():
     assert minimal(draws.meshes(), lambda mesh: True) == Mesh.of(1)
     assert minimal(draws.meshes(), lambda mesh: mesh.ranks >= 3) == Mesh.of(3)
@@ -185,6 +190,7 @@ def test_layouts_shrink_axis_by_axis():
     assert minimal(asked, lambda layout: Shard(1) in layout) == (Replicate(), Replicate(), Shard(1))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("condition", "text"),
     [
@@ -259,6 +265,7 @@ def test_a_small_tensor_is_printed_as_torch_prints_it():
 # -- how fast they come
 
 
+@pytest.mark.slow
 def test_a_pointwise_property_of_four_ranks_is_tried_many_times_a_second():
     tried = []
 

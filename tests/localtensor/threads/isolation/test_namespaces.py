@@ -125,6 +125,7 @@ def test_an_object_whose_getattr_raises_is_left_alone():
     assert lt.run(lambda: FUSSY is not None, ranks=2, isolate=True).values == (True, True)
 
 
+@pytest.mark.slow
 def test_a_mock_of_a_tracked_module_is_the_ranks_own_and_ends():
     def program():
         with (

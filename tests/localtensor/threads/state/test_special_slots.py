@@ -150,6 +150,7 @@ assert "mine" not in rules
 """
 
 
+@pytest.mark.slow
 def test_rules_that_a_rank_adds_to_a_dtensor_that_the_run_imported_are_gone_with_it():
     done = subprocess.run([sys.executable, "-c", RULES_OF_ITS_OWN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

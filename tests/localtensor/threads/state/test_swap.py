@@ -332,11 +332,13 @@ print("late enough")
 """
 
 
+@pytest.mark.slow
 def test_a_module_imported_during_the_run_is_swapped_from_then_on():
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("late enough\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_imports_nothing_heavy_makes_nobody_else_do_it():
     look = ("import sys, torch, localtensor.threads.state.swap as r; r.RankState(0, 1, 0); "
             "sys.exit('torch.distributed.tensor' in sys.modules)")  # fmt: skip

@@ -16,6 +16,7 @@ from tests.tools.symmetric import measure
 from tests.tools.symmetric.labels import FAULTY, RIGHT
 
 SCHEDULES = ["round_robin", "shuffled:1", "pct:2"]
+nightly = settings.get_current_profile_name() == "nightly"
 
 
 def test_the_corpus_is_as_large_as_it_has_to_be():
@@ -25,6 +26,7 @@ def test_the_corpus_is_as_large_as_it_has_to_be():
     assert sum(count >= 4 for count in kinds.values()) >= 10
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.name)
 def test_a_right_program_raises_no_alarm(program):
     for schedule in SCHEDULES:
@@ -86,7 +88,7 @@ def obey(steps):
 
 
 @given(STEPS, st.sampled_from(["round_robin", "shuffled:7", "shuffled:8", "pct:9"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2000 if nightly else 40, deadline=None)
 def test_a_random_program_races_if_and_only_if_the_plain_way_says_so(steps, schedule):
     try:
         lt.run(obey, tuple(steps), ranks=RANKS, schedule=schedule)

@@ -58,6 +58,7 @@ ALL_REDUCES = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ALL_REDUCES)
 def test_each_all_reduce_is_the_sum_in_group_order(name, schedule):
@@ -120,6 +121,7 @@ def gathered(x):
     return whole
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_other_op_has_its_meaning(name, schedule):

@@ -73,6 +73,7 @@ def test_the_fused_program_equals_the_plain_one_bit_for_bit_in_float64(name, ran
             assert torch.equal(plain, fused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_fused_program_is_within_the_noise_of_bfloat16(name):
     """The tolerance is measured: how far the plain program in bfloat16 is from the same in float64."""

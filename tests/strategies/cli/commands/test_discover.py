@@ -23,6 +23,7 @@ def discovered(op, **options):
     return run(DiscoverOptions(op, **{"workers": 1, **options}))
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_listed_and_is_nothing_wrong(capsys):
     assert discovered("aten.mv.default") == CLEAN
     told = capsys.readouterr().out

@@ -31,6 +31,7 @@ def check_choices(folder, files, changes, scale, shift):
     assert [op.split(".")[1] for op in found.unchanged] == [op for op in ("scale", "shift") if op not in reasons]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("changes", [
     pytest.param({}, id="nothing"),
     pytest.param({UTIL: [("def helper", "# helps\n\n\ndef helper")]}, id="a comment"),
@@ -62,6 +63,7 @@ def test_an_edit_that_changes_nothing_chooses_nothing(tmp_path, changes):
     check_choices(tmp_path, PACKAGE, changes, NO, NO)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("changes", "scale", "shift"), [
     pytest.param({RULES: [("[whole, *helper(x)]", "[*helper(x), whole]")]}, "its rule function `scale_rule` changed", NO, id="a rule"),
     pytest.param({RULES: [("def scale_rule(x)", "def scale_rule(x, dim=0)")]}, "its rule function `scale_rule` changed", NO, id="a default"),
@@ -99,6 +101,7 @@ def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scal
     check_choices(tmp_path, PACKAGE, changes, scale, shift)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("files", "changes", "scale", "shift"), [
     pytest.param(edit_styles.LOOP, {}, NO, NO, id="a loop"),
     pytest.param(edit_styles.LOOP, {RULES: [("return limit(x)", "return limit(x)[:1]")]}, NO, "its rule function `shift_rule` changed", id="a loop: one rule"),

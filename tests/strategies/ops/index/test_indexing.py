@@ -1,5 +1,6 @@
 """Rows picked and written by number, by many index tensors, by masks; values scattered, added and folded."""
 
+import pytest
 import torch
 
 from strategies.ops.index.indexing import RULES as MANY
@@ -78,6 +79,7 @@ LINES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(20)
 @held.for_each_line_case(LINES)
 def test_an_index_has_just_these_lines_and_they_hold(one, texts):
     held.assert_lines(RULES, one, *texts)

@@ -244,6 +244,7 @@ def test_a_refusal_of_every_rank_is_a_refusal():
     )
 
 
+@pytest.mark.slow
 def test_lockstep_and_rank_threads_come_to_the_same():
     jobs = [PairRun.of(one) for one in draw_pairs((2, 2), seed=11, budget=15)]
     for mode in MODES:

@@ -37,6 +37,7 @@ def test_random_redistributions_equal_the_definition_in_lockstep():
     assert not wrong, wrong[0]
 
 
+@pytest.mark.slow
 def test_every_legal_step_is_right_alone():
     kinds = set()
     for number, trial in enumerate(every_step([(2, 2), (3, 2)], [(5,), (3, 2)], [torch.float32])):

@@ -207,6 +207,7 @@ def test_missing_groups_other_meshes_and_a_world_too_small_are_refused():
     assert all(lt.run(body, ranks=2, leftovers="ignore"))
 
 
+@pytest.mark.slow
 def test_no_step_has_more_in_use_than_it_promises():
     tried = exchanged = 0
     for trial in trials(105, range(60), ranks=6):

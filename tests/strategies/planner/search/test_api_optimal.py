@@ -78,6 +78,7 @@ def check_pairs(specs, price, flattened=()):
                 assert found(src, dst, price, flattened=names) == want, f"{src} -> {dst} by {price.name}"
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("price", PRICES, ids=["time", "bytes", "backwards"])
 @pytest.mark.parametrize(("sizes", "shape"), [
     ((2,), (4, 6)), ((4,), (5, 3)), ((3,), (0, 4)), ((2, 2), (8, 4)), ((2, 3), (5, 3)), ((2, 4), (1, 7)), ((1, 3), (6, 4)), ((2, 2), (9,)),

@@ -80,6 +80,7 @@ RAISE_ON_CPU = {"tensor.rand", "tensor.randn"}
 """torch 2.13: they raise on a CPU mesh."""
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - {"DTensor.redistribute", "parallel.loss_parallel"}))
 def test_even_shards_of_two_ranks_are_right(name):
     """torch 2.13 refuses gradients of partial maxima, and of a Partial that comes in shards."""
@@ -113,6 +114,7 @@ def test_simulated_ranks_and_gloo_agree_on_every_name(gloo):
 # Planted faults.
 
 
+@pytest.mark.slow
 def test_a_gradient_of_pieces_that_ignores_its_placements_is_found_by_public_programs_alone(monkeypatch):
     own = _api._FromTorchTensor.backward
 
@@ -186,6 +188,7 @@ def copy():
         return with_follow_ups("clone.default")
 
 
+@pytest.mark.slow
 def test_they_run_with_a_copy_alone_and_findings_name_the_public_call(few, copy):
     other = with_follow_ups("neg.default")
     (name,) = [name for name in copy.suspects if name.startswith("tensor.")]
@@ -197,6 +200,7 @@ def test_they_run_with_a_copy_alone_and_findings_name_the_public_call(few, copy)
     assert not any(name.startswith("tensor.") for name in other.suspects)
 
 
+@pytest.mark.slow
 def test_on_meshes_of_two_axes_they_run_too(few):
     task = OverloadTask("aten.clone.default", (sample("clone.default", numbers(4, 4)),), ((2, 2),), 0, "meshes")
     (found,) = [result for result in validate_on_meshes(task, silent) if result.samples]

@@ -65,6 +65,7 @@ def test_a_follower_that_there_is_not_is_refused(then):
     assert then not in follow_ups.RESULT_STEPS
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("then", [*follow_ups.RESULT_STEPS, *follow_ups.GRADS, "base", "only 0", "again(x0)"])
 def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     shape = (5, 4) if then == "unflatten" else (5, 3)
@@ -85,6 +86,7 @@ def test_a_redistribution_to_any_layout_is_a_follower(name, text):
     assert follow_ups.needs_results_only(name)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("then", [*follow_ups.VIEW_STEPS])
 def test_writes_through_views_of_a_dim_that_is_not_sharded_are_right(then):
     assert_right(on(NEG, "R", then=then), on(NEG, "P(sum)", then=then))

@@ -36,6 +36,7 @@ def work(program):
     return mesh_task_of(program, oracle_of_program(program), program_tasks(program, "cpu"))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("program", VARIED, ids=str)
 def test_lockstep_and_rank_threads_say_the_same(program):
     with simulated_run.quiet():
@@ -57,6 +58,7 @@ def test_programs_come_back_in_their_order_whatever_becomes_of_their_neighbours(
     assert ", expected 6" in found[7].wrong
 
 
+@pytest.mark.slow
 def test_the_same_programs_in_another_order_are_judged_alike():
     backwards = run_simulated_programs(VARIED[::-1])[::-1]
     assert [(one.wrong, one.note) for one in run_simulated_programs(VARIED)] == [

@@ -207,6 +207,7 @@ def test_without_a_budget_nothing_is_shrunk():
     assert smaller_instances(wrong_at_nan("patched", with_a_nan()), budget=1) == []
 
 
+@pytest.mark.slow
 def test_a_program_comes_as_smaller_programs_that_go_wrong_as_it_did():
     given = suspected(EDGES, (Shard(0), Replicate(), Shard(1)), (2, 2, 2), flattened=True)
     *smaller, last = offered(given.name, [given])

@@ -80,6 +80,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("one", "text"), FAMILIES, ids=lambda given: getattr(given, "op", given))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_planted_wrong_rule_shrinks_to_two_ranks_and_few_elements(one, text, ranks):

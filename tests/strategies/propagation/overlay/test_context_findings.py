@@ -54,6 +54,7 @@ def assert_wrong_before(found: list[Found]) -> None:
     assert [one.rule for one in found if not wrong(heard[one.rule])] == []
 
 
+@pytest.mark.slow
 @ON_2_13
 def test_the_smallest_finding_of_every_third_op_is_wrong_without_our_rules():
     small = [one for one in first_of_each_op() if one.program.mesh == (2,)]
@@ -78,6 +79,7 @@ def test_findings_are_right_under_our_rules_but_for_those_that_are_listed(nth):
     assert sorted(set(LEFT) - set(left)) == [], "they are right now: take them out of the list"
 
 
+@pytest.mark.slow
 def test_in_lockstep_they_are_right_too():
     found = [one for one in first_of_each_op() if one.rule not in LEFT][::2]
     with overlay_dtensor():

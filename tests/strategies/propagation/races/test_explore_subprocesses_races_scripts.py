@@ -29,6 +29,7 @@ def test_every_kind_that_a_script_finds_has_a_meaning(name):
     assert kinds and kinds <= set(MEANINGS)
 
 
+@pytest.mark.slow
 def test_a_clear_in_one_thread_leaves_the_answers_of_another():
     part = run_race_script(
         "clear", RACE_SCRIPTS["clear"], race_script("clear", threads=4, rounds=1, seed=0, seconds=240), 240

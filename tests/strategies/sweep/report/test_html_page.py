@@ -149,6 +149,7 @@ def test_same_journal_same_page():
     assert page(begin(), lines(), name="x") == page(begin(), lines(), name="x")
 
 
+@pytest.mark.slow
 def test_a_full_sweep_makes_a_page_of_less_than_five_megabytes():
     ops = [f"aten.op_{i}.default" for i in range(1_300)]
     script = "# a line of a script that shows a wrong result\n" * 75

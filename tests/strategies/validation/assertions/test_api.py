@@ -41,11 +41,13 @@ def thirds(rules):
 # -- right and wrong
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("op", "rule"), RIGHT)
 def test_a_right_rule_passes(op, rule):
     assert assert_rule(op, rule, max_examples=8) is None
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("op", "rule", "where"), SOME_CALLS, ids=[f"{op} {rule}" for op, rule, _ in SOME_CALLS])
 def test_a_rule_that_is_right_of_some_calls_passes_on_those_alone(op, rule, where):
     assert assert_rule(op, rule, where=where, max_examples=15) is None

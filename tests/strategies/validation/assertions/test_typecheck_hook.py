@@ -28,6 +28,7 @@ SOME_RIGHT = (
 )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SOME_RIGHT)
 def test_a_right_hook_passes(name):
     assert_typecheck_hook(RIGHT[name].function, RIGHT[name].args)
