@@ -18,7 +18,7 @@ from strategies.model.rule import Program, Sample, placements_text, read_layout
 from strategies.programs.run.rank_run import ProgramRankResult, WrongPieceShape
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.torch_api.code_places import refusal_text
-from strategies.validation.difference import ElementDifference, folding_error, tensor_text
+from strategies.validation.difference import SPLIT_ULPS, ElementDifference, folding_error, tensor_text
 from strategies.validation.finding import Candidate
 from strategies.validation.probe import Case
 
@@ -215,16 +215,31 @@ def _compared(
             placement = one.placements[i] if i < len(one.placements) else "-"
             pieces = [other.pieces[i] for other in results if i < len(other.pieces)]
             lost = folding_error(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
-            problem = _difference(got, want, slack, lost)
+            which = f"output {i}" if len(truth.outputs) > 1 else "result"
+            if isinstance(want, NUMBER):
+                problem = "" if _same_number(got, want, coarse) else f"is no tensor: got {got}, expected {want}"
+            else:
+                problem = _difference(got, want, slack, lost)
+                which += f" gathered from {placement}"
             if problem:
-                which = f"output {i}" if len(truth.outputs) > 1 else "result"
-                wrong = f"rank {rank}: {which} gathered from {placement} {problem}"
+                wrong = f"rank {rank}: {which} {problem}"
                 return Confirmation(wrong, "", tensor_text(got), tensor_text(want), results)
     took = results[0].placements[: len(claimed)] if claimed else ()
     follows = tuple(claimed) == tuple(took)
     shown = ", ".join(took)
     note = "DTensor's own run is right" if follows else f"DTensor does not follow it: it gives {shown}, which is right"
     return Confirmation("", note, rank_results=results)
+
+
+NUMBER = (bool, int, float, complex)
+
+
+def _same_number(got: object, want: Any, coarse: float) -> bool:
+    """Whether a rank returns the number that the op gives.  `coarse` is the rounding error of splitting the inputs."""
+    if not isinstance(got, NUMBER) or isinstance(got, bool) is not isinstance(want, bool):
+        return False
+    lost = SPLIT_ULPS * coarse * max(abs(got), abs(want)) if isinstance(want, (float, complex)) else 0.0
+    return got == want or (got != got and want != want) or abs(got - want) <= lost
 
 
 def _difference(got: object, want: object, slack: Tensor | None, lost: float) -> str:

@@ -50,6 +50,23 @@ def test_a_wrong_whole_is_told_with_its_placements():
     assert "(8 of 8 elements differ)" in found.wrong
 
 
+@pytest.mark.parametrize(("x", "each", "wrong"), [
+    (torch.tensor(6.0), (6.0, 6.0), ""),
+    (torch.tensor(6.0), (1.0, 5.0), "rank 0: result is no tensor: got 1.0, expected 6.0"),
+    (torch.tensor(6.0), (6.0, 6.0000005), ""),  # the ranks may have added in another order
+    (torch.tensor(6.0), (6.0, 6.1), "rank 1: result is no tensor: got 6.1, expected 6.0"),
+    (torch.tensor(torch.nan), (torch.nan, torch.nan), ""),
+    (torch.tensor(True), (True, False), "rank 1: result is no tensor: got False, expected True"),
+    (torch.tensor(True), (True, 1), "rank 1: result is no tensor: got 1, expected True"),
+    (torch.tensor(7), (7, 8), "rank 1: result is no tensor: got 8, expected 7"),
+])  # fmt: skip
+def test_numbers_that_the_ranks_return_are_compared(x, each, wrong):
+    truth = run_oracle(sample("_local_scalar_dense.default", x))
+    ranks = [ProgramRankResult("", (), ("-",), (None,), (number,), (number,)) for number in each]
+    eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+    assert confirmation_of(truth, (2,), ranks, coarse=eps).wrong == wrong
+
+
 def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
     lone = [ProgramRankResult("op", ("", "ValueError: no"))] * 2
     assert confirmation_of(TRUTH, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
