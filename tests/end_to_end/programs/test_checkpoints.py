@@ -69,6 +69,7 @@ def test_only_the_last_two_are_kept(tmp_path):
     assert kept(tmp_path) == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_known_to_all_ranks_and_the_last_good_checkpoint_is_loaded(tmp_path):
     trained = on_each_in_its_folder(tmp_path, train, 3, 9, 3, ranks=4)
     assert [result["failures"] for result in trained] == [[[(3, "DiskFull")]]] * 4

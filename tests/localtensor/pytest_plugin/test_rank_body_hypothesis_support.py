@@ -1,5 +1,6 @@
 import threading
 
+import pytest
 from hypothesis import HealthCheck, assume, control, given, note, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ def test_a_deadline_of_the_test_s_own_stays():
         assert used(test).deadline.total_seconds() == 1.234
 
 
+@pytest.mark.slow
 def test_what_ranks_draw_from_data_is_the_same_on_all_of_them_under_each_schedule(tried):
     result = tried(
         """

@@ -47,6 +47,7 @@ def test_every_access_to_symmetric_memory_is_a_place_to_preempt_a_rank(program):
     assert once.longest >= 10
 
 
+@pytest.mark.slow
 def test_the_orders_of_messages_are_searched():
     assert lt.explore_ranks(first_of_two_senders, (1, 2), ranks=3).complete
     with pytest.raises(lt.errors.RankRaised, match=r"bounded:\d"):

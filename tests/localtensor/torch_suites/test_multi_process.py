@@ -39,6 +39,7 @@ class Starts(MultiProcessTestCase):
         self._spawn_processes()
 
 
+@pytest.mark.slow
 def test_a_file_for_real_processes_runs_on_threads():
     found = went(*suites_of(foreign_processes), how=QUICK)
     assert len(found) > 30

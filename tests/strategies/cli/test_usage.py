@@ -124,7 +124,12 @@ for line in json.loads(sys.argv[1]):
 
 
 def test_none_of_them_imports_torch(folder):
-    lines = [*[*WRONG][::3], "--help", "--version", *(f"{name} --help" for name in ("validate", "gate", "run", "cost check"))]
+    lines = [
+        *[*WRONG][::3],
+        "--help",
+        "--version",
+        *(f"{name} --help" for name in ("validate", "gate", "run", "cost check")),
+    ]
     done = subprocess.run(
         [sys.executable, "-c", LINES_IN_ONE_PROCESS, json.dumps(lines)],
         env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False,

@@ -48,6 +48,7 @@ def test_an_executor_gives_what_workers_of_our_own_give(made, monkeypatch):
     assert ticks == [2, 1]
 
 
+@pytest.mark.slow
 def test_a_task_runs_in_a_child_of_the_executors_worker_and_nobody_is_left_behind():
     with ExecutorPool(threads) as hands:
         pids = [a.value for a in hands.run(pid_of, [0] * 2, limit=60.0)]

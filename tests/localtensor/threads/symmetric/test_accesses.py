@@ -1,6 +1,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ def test_a_footprint_is_exact_to_the_byte(x):
         assert (where.lo, where.hi) == (min(bytes_of(x)), max(bytes_of(x)) + 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(views(), views())
 def test_overlap_agrees_with_sets_of_bytes(x, y):

@@ -422,6 +422,7 @@ def test_a_rank_that_returns_without_its_barrier_is_named():
     assert "rank 1 returned" in str(fails(EarlyReturn, program))
 
 
+@pytest.mark.slow
 def test_a_loop_on_a_pad_that_no_rank_sets_is_a_deadlock():
     def program():
         _, handle = meet()

@@ -65,6 +65,7 @@ def suite(*words):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_each_test_is_counted_and_what_does_not_pass_has_its_reason(tmp_path):
     file = tmp_path / "suite.py"
     file.write_text(SUITE)
@@ -75,6 +76,7 @@ def test_each_test_is_counted_and_what_does_not_pass_has_its_reason(tmp_path):
         assert (f"  {test}: {end}" in listed) == bool(end), done.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_named(tmp_path):
     done = suite(str(tmp_path / "none.py"))
     assert done.returncode == 1

@@ -227,6 +227,7 @@ def test_an_error_in_the_context_of_a_loss_does_not_affect_later_programs():
     assert wrong(others) == {}
 
 
+@pytest.mark.slow
 def test_a_finding_is_named_and_filed_by_its_public_call(copy):
     first = copy.suspects["tensor.rand: every rank raises AssertionError: -"][0]
     finding = finding_of_candidate(first, Verdict.REFUSED, first.instance.evidence.reason)
