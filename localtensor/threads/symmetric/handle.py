@@ -1,4 +1,4 @@
-"""The handle that `symm_mem.rendezvous` returns: torch's `_SymmetricMemory` of one rank."""
+"""The handle that `symm_mem.rendezvous` returns: torch's `_SymmetricMemory` of one rank; and what kernels begin with."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from localtensor._util.call_sites import origin
-from localtensor.errors import NotServed, OutsideBuffer
+from localtensor.errors import NotServed, NotSymmetric, OutsideBuffer
 from localtensor.threads.diagnosis import TimeLimit
+from localtensor.threads.symmetric import meaning
 from localtensor.threads.symmetric.memory import Area, Buffer
 from localtensor.threads.symmetric.signals import Meeting
 
@@ -118,3 +119,17 @@ def view(call: str, area: Area, sizes: Sequence[int], dtype: torch.dtype, start:
         strides = torch._prims_common.make_contiguous_strides_for(tuple(sizes))
         empty = torch.empty(0, dtype=dtype, device=area.memory.device)
         return empty.set_(area.memory.untyped_storage(), start, tuple(sizes), strides)
+
+
+def handle_of(call: str, tensor: Tensor, group_name: str, name: str = "input", op: str = "sum") -> SymmetricHandle:
+    """The handle of a symmetric tensor of the group.  Raises `NotSymmetric`, and `UnknownReduction` for all but sums."""
+    meaning.check_reduction(call, op, ("sum",))
+    handle: SymmetricHandle | None = CPP.rendezvous(tensor, group_name)
+    if handle is None:
+        raise NotSymmetric(call, name, f"{name} of shape {tuple(tensor.shape)}", "it was not made by symm_mem.empty")
+    return handle
+
+
+def peers_of(handle: SymmetricHandle, x: Tensor) -> list[Tensor]:
+    """What lies where `x` lies, on each rank of the group."""
+    return [handle.get_remote_tensor(peer, x.shape, x.dtype) for peer in range(handle.world_size)]

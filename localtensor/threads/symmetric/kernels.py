@@ -16,9 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 from localtensor._util.ambient import simulation_of_this_rank
 from localtensor.errors import NotServed
 from localtensor.threads.symmetric import meaning
-from localtensor.threads.symmetric.handle import CPP, SymmetricHandle
+from localtensor.threads.symmetric.handle import CPP, SymmetricHandle, handle_of, peers_of
 from localtensor.threads.symmetric.memory import memory_of
-from localtensor.threads.symmetric.peers import handle_of, peers_of
 from localtensor.threads.symmetric.since_214 import SINCE_214
 from localtensor.threads.symmetric.watch import watched
 

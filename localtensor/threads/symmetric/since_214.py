@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from localtensor.threads.symmetric import meaning
-from localtensor.threads.symmetric.peers import handle_of, peers_of
+from localtensor.threads.symmetric.handle import handle_of, peers_of
 
 
 def memcpy_to_multicast(out: Tensor, source: Tensor, byte_offset: int, group: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -239,7 +240,7 @@ def _same_number(got: object, want: Any, coarse: float) -> bool:
     if not isinstance(got, NUMBER) or isinstance(got, bool) is not isinstance(want, bool):
         return False
     lost = SPLIT_ULPS * coarse * max(abs(got), abs(want)) if isinstance(want, (float, complex)) else 0.0
-    return got == want or (got != got and want != want) or abs(got - want) <= lost
+    return got == want or (cmath.isnan(got) and cmath.isnan(want)) or abs(got - want) <= lost
 
 
 def _difference(got: object, want: object, slack: Tensor | None, lost: float) -> str:

@@ -36,11 +36,11 @@ from localtensor.errors import LocalTensorError
 from localtensor.layout import all_finite, is_float8, is_inexact, local_shapes_on, shape_text, shard_cut
 from strategies.base import shrink as base_shrink
 from strategies.model.arguments import counts_dims, is_index, named_arguments, scalar_arguments
-from strategies.model.call_signature import argument_text
-from strategies.model.oracle import REJECTIONS, equal_within
-from strategies.model.rule import Call, Leaf, Program, Sample, leaf_numbers, out_leaves, overload, placements_text
+from strategies.model.oracle import REJECTIONS
+from strategies.model.rule import Call, Program, leaf_numbers, out_leaves, overload, placements_text
 from strategies.programs.shrink.sizes import fewer_axes, fewer_dims, fewer_operands, fewer_ranks, resized
 from strategies.programs.shrink.values import simpler_scalars, with_tensors, without_tensors
+from strategies.sweep.causes.spelling import equal_tensors, is_private, spelled
 
 MAX_RUNS = 120
 """Runs for the most ordinary case of one finding."""
@@ -106,7 +106,7 @@ def reach(program: Program) -> Reach:
         Reach.NOT_FINITE: not all(map(all_finite, sample.tensors)) or _scalars_not_finite(sample.call),
         Reach.OTHER_DTYPES: not all(d.is_floating_point and not is_float8(d) for d in dtypes)
         or "int64" in program.then,
-        Reach.PRIVATE: is_private(sample.op),
+        Reach.PRIVATE: is_private(sample),
         Reach.OUT: bool(out_leaves(sample.call)),
         Reach.EMPTY: any(not x.numel() for x in sample.tensors) or _empty_shards(program),
     }
@@ -151,106 +151,6 @@ def _scalars_not_finite(call: Call) -> bool:
     return any(isinstance(v, (float, complex)) and not math.isfinite(abs(v)) for v in leaves)
 
 
-def is_private(op: str) -> bool:
-    """Whether no public function has the op's name: `_foreach_add` is private, `__lshift__` is the operator `<<`."""
-    namespace, packet, _ = op.split(".")
-    if namespace != "aten":
-        return namespace in ("prims", "_c10d_functional")
-    return packet not in OPERATORS and not any(_owners(packet))
-
-
-OPERATORS = {"__lshift__": "<<", "__rshift__": ">>", "__and__": "&", "__or__": "|", "__xor__": "^"}
-"""Overloads that are operators of Python."""
-_MODULES = (
-    ("torch", torch, ""), ("F", torch.nn.functional, ""), ("torch.linalg", torch.linalg, "linalg_"),
-    ("torch.fft", torch.fft, "fft_"), ("torch.special", torch.special, "special_"),
-)  # fmt: skip
-_REDUCTIONS = ("none", "mean", "sum")
-
-
-def _owners(name: str) -> Iterator[str]:
-    """The public spellings of a function of that name: `torch.cumprod`, `F.mse_loss`."""
-    if name.startswith("_"):
-        return
-    for text, module, prefix in _MODULES:
-        bare = name.removeprefix(prefix)
-        if (not prefix or bare != name) and callable(getattr(module, bare, None)):
-            yield f"{text}.{bare}"
-    if callable(getattr(Tensor, name, None)):
-        yield f"Tensor.{name}"
-
-
-def spellings(call: Call) -> Iterator[str]:
-    """Python texts of the call, the public ones first: `x0 << 1`, `F.mse_loss(x0, x1)`; the overload's own last."""
-    packet = call.op.split(".")[1]
-    args = list(call.args)
-    if packet in OPERATORS and len(args) == 2 and not call.kwargs:
-        yield f"{argument_text(args[0])} {OPERATORS[packet]} {argument_text(args[1])}"
-    named = [(name, value) for name, value in call.kwargs]
-    schema = [a.name for a in overload(call.op)._schema.arguments]
-    by_name = dict(zip(schema, args, strict=False)) | dict(named)
-    if type(by_name.get("reduction")) is int:  # an enumeration in the overload, a word in public
-        args = [v for name, v in zip(schema, args, strict=False) if name != "reduction"]
-        cut = schema.index("reduction")
-        named = [(n, v) for n, v in zip(schema[cut + 1 :], call.args[cut + 1 :], strict=False)] + named
-        args, word = args[:cut], _REDUCTIONS[by_name["reduction"] % 3]
-        named = [(n, v) for n, v in named if n != "reduction"] + ([("reduction", word)] if word != "mean" else [])
-    text = ", ".join([*map(argument_text, args), *(f"{n}={argument_text(v)}" for n, v in named)])
-    rest = ", ".join([*map(argument_text, args[1:]), *(f"{n}={argument_text(v)}" for n, v in named)])
-    for owner in _owners(packet):
-        if not owner.startswith("Tensor."):
-            yield f"{owner}({text})"
-        elif args and isinstance(args[0], Leaf):
-            yield f"{argument_text(args[0])}.{owner.removeprefix('Tensor.')}({rest})"
-    yield raw_spelling(call)
-
-
-def raw_spelling(call: Call) -> str:
-    """The call of the overload itself: `torch.ops.aten.mul.Scalar(x0, 2)`."""
-    given = ", ".join([*map(argument_text, call.args), *(f"{n}={argument_text(v)}" for n, v in call.kwargs)])
-    return f"torch.ops.{call.op}({given})"
-
-
-def spelled(sample: Sample) -> str:
-    """The first spelling that gives what the call gives, on these tensors."""
-    every = list(spellings(sample.call))
-    try:
-        torch.manual_seed(0)
-        want = sample.call([x.clone() for x in sample.tensors])
-    except REJECTIONS:
-        return every[-1]
-    for text in every[:-1]:
-        scope = {"torch": torch, "F": torch.nn.functional, "inf": math.inf, "nan": math.nan} | {
-            f"x{i}": x.clone() for i, x in enumerate(sample.tensors)
-        }
-        try:
-            torch.manual_seed(0)
-            got = eval(text, scope)  # noqa: S307  # of our own making
-        except (*REJECTIONS, AttributeError):  # the public function has other arguments
-            continue
-        if _same(got, want):
-            return text
-    return every[-1]
-
-
-def _same(got: object, want: object) -> bool:
-    one, other = pytree.tree_leaves(got), pytree.tree_leaves(want)
-    if len(one) != len(other):
-        return False
-    for a, b in zip(one, other, strict=True):
-        if isinstance(a, Tensor) != isinstance(b, Tensor):
-            return False
-        same = a.dtype == b.dtype and _equal(a, b) if isinstance(a, Tensor) else a == b
-        if not same:
-            return False
-    return True
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype have the same shape and values, NaN being equal to NaN."""
-    return a.shape == b.shape and equal_within(a, b, torch.zeros(()))
-
-
 def most_ordinary(start: Program, shows: Callable[[Program], bool], *, budget: int = MAX_RUNS) -> Program:
     """The most ordinary program found for which `shows` holds: each step has a severity that is no worse.
 
@@ -279,7 +179,7 @@ def _far_sizes(program: Program) -> int:
 
 
 def _is_counted(x: Tensor) -> bool:
-    return x.dtype == torch.bool or _equal(_counted(x), x)
+    return x.dtype == torch.bool or equal_tensors(_counted(x), x)
 
 
 def _counted(x: Tensor) -> Tensor:

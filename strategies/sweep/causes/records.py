@@ -19,8 +19,9 @@ from strategies.base.progress import Progress
 from strategies.model.cause import KIND, SHOWS, CauseRecord, causes_line, read_causes
 from strategies.sweep import aggregate
 from strategies.sweep.causes.cause import Case, Cause, causes_of, is_fault
-from strategies.sweep.causes.reach import Reach, call_text, raw_spelling
+from strategies.sweep.causes.reach import Reach, call_text
 from strategies.sweep.causes.script import ScriptRun, right_text, run_first_that_shows
+from strategies.sweep.causes.spelling import raw_spelling
 from strategies.torch_api.rank_runs import RankProcesses
 
 KNOWN_VERSIONS = Path(__file__).parent / "known_versions.json"

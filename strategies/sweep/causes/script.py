@@ -36,7 +36,7 @@ from strategies.programs.run.program_oracle import oracle_of_program
 from strategies.programs.run.step_functions import local_inputs_of
 from strategies.programs.script import LIMIT_CODE, argument_code, body_code, helper_functions, tolerances_code
 from strategies.sweep.causes.cause import Case
-from strategies.sweep.causes.reach import raw_spelling, spelled
+from strategies.sweep.causes.spelling import raw_spelling, spelled
 from strategies.torch_api.code_places import no_return_place
 from strategies.torch_api.rank_runs import RankProcesses, first_rank_failure, returned_values
 from strategies.validation.difference import tensor_text

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.model.rule import Call, Leaf
-from strategies.sweep.causes.reach import Reach, Severity, forward_programs, most_ordinary, reach, severity, spelled
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.sweep.causes.reach import Reach, Severity, forward_programs, most_ordinary, reach, severity
+from strategies.sweep.causes.spelling import is_private, spelled
 from tests.strategies.sweep.causes.programs import CUMPROD, program
 
 X = torch.arange(1.0, 5.0)
@@ -50,6 +51,27 @@ def test_the_order_of_severity():
 )
 def test_a_call_is_spelled_as_users_write_it(call, tensors, text):
     assert spelled(program(call, *tensors, inputs=ROWS * len(tensors)).sample) == text
+
+
+LOGITS, CLASSES = torch.tensor([[1.0, 3.0], [2.0, 1.0]]), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(("call", "tensors", "origin", "text"), [
+    (
+        Call("aten.nll_loss_forward.default", (Leaf(0), Leaf(1), None, 1, 1)), (LOGITS, CLASSES), "by name",
+        "F.nll_loss(input=x0, target=x1, reduction='mean', ignore_index=1)",
+    ),
+    (Call("aten._softmax.default", (Leaf(0), 1, False)), (LOGITS,), "by name", "F.softmax(input=x0, dim=1)"),
+    (Call("aten._local_scalar_dense.default", (Leaf(0),)), (X[0],), "item[float32,even] #0 forward", "x0.item()"),
+    (  # the logarithms of its softmax are another tensor
+        Call("aten.nll_loss_forward.default", (Leaf(0), Leaf(1), None, 1, -100)), (LOGITS, CLASSES),
+        "nn.functional.cross_entropy[float32,even] #0 forward", "F.nll_loss(input=x0, target=x1, reduction='mean', ignore_index=-100)",
+    ),
+    (Call("aten._local_scalar_dense.default", (Leaf(0),)), (X[0],), "by name", "torch.ops.aten._local_scalar_dense.default(x0)"),
+])  # fmt: skip
+def test_a_private_overload_is_spelled_as_the_public_function_that_makes_its_call(call, tensors, origin, text):
+    sample = Sample(call, tensors, origin)
+    assert spelled(sample) == text and is_private(sample) is text.startswith("torch.ops")
 
 
 def test_the_most_ordinary_case_is_in_float32_on_two_ranks_and_even_shards():
