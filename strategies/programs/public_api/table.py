@@ -1,7 +1,7 @@
 """All public names of DTensor: which have programs, and which have none, with the reason.
 
-The names are those in `__all__` of `torch.distributed.tensor` and of its packages `experimental` and `parallel`, and the
-public methods of `DTensor`, so that a name of a later torch is one without programs until it is listed here.
+The names are those in `__all__` of `torch.distributed.tensor`, of its packages `experimental` and `parallel` and of
+`torch.distributed.device_mesh`, and the public methods of `DTensor`, so that a name of a later torch is one without programs until it is listed here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import device_mesh
 from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, experimental, parallel
 from torch.nn import functional as F  # noqa: N812  # its usual name, which scripts have, too
@@ -38,14 +39,14 @@ WITHOUT_PROGRAMS = {
     "experimental.context_parallel": "it changes how attention runs on buffers that it cuts itself: it has no program here",
 }
 """Public names without programs of their own, and the reason."""
+_PACKAGES = {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "device_mesh": device_mesh}
 MOST_AXES = 2
 """Steps have layouts for meshes of one axis up to so many."""
 
 
 def public_names() -> list[str]:
     """Each public name of the installed torch, by its package: `tensor.zeros`, `parallel.ColwiseParallel`; or `DTensor.to_local`."""
-    packages = (("tensor", dtensor), ("experimental", experimental), ("parallel", parallel))
-    names = [f"{package}.{name}" for package, module in packages for name in module.__all__]
+    names = [f"{package}.{name}" for package, module in _PACKAGES.items() for name in module.__all__]
     return [*names, *(f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_"))]
 
 
@@ -84,9 +85,7 @@ def public_step(then: str) -> tuple[str, PublicStep]:
 def public_object(then: str) -> Any:
     """The function or class that is public under the name of a program's `then`.  Raises ValueError as `public_step`."""
     package, _, name = public_step(then)[0].partition(".")
-    return getattr(
-        {"tensor": dtensor, "experimental": experimental, "parallel": parallel, "DTensor": DTensor}[package], name
-    )
+    return getattr({**_PACKAGES, "DTensor": DTensor}[package], name)
 
 
 IMPORTS = """\
@@ -94,6 +93,7 @@ import contextlib
 
 from torch import nn
 from torch.distributed import tensor as dtensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import distribute_module, experimental, parallel
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional as F
@@ -111,6 +111,7 @@ FUNCTIONS: dict[str, Any] = {
 def scope() -> dict[str, Any]:
     """The names that the code of a step may use besides `x`."""
     named = {"torch": torch, "nn": nn, "F": F, "experimental": experimental, "parallel": parallel}
+    named["DeviceMesh"] = device_mesh.DeviceMesh
     return {**FUNCTIONS, **named, "Partial": Partial, "Replicate": Replicate, "Shard": Shard}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import tensor as dtensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, experimental
 from torch.distributed.tensor.placement_types import Placement
 
@@ -170,6 +171,25 @@ def redistributed(
         else:
             out = given.to(options.get("forward_dtype") or x.dtype, copy=True)
         return [has_layout(out, placements), *pulled_back(out, [given], coming)]
+
+
+def sliced(mesh: Any, sizes: Sequence[int], first: int) -> Any:
+    """The axes from `first` on, as many as the mesh has, of a mesh of these sizes with names."""
+    names = tuple("abc"[: len(sizes)])
+    return init_device_mesh(mesh.device_type, tuple(sizes), mesh_dim_names=names)[names[first : first + mesh.ndim]]
+
+
+def on_another_mesh(x: Any, make: Callable[[Any], Any], placements: Sequence[Placement]) -> list[Any]:
+    """The tensor on another mesh of the same ranks, by `distribute_tensor` and by `redistribute`, and whether both give equal pieces.
+
+    `make` takes the mesh of x.  A piece belongs to the coordinate of its rank in the mesh, whatever the number of that rank.
+    """
+    if not isinstance(x, DTensor):
+        return [x, x, torch.tensor(True)]
+    mesh, values = make(x.device_mesh), whole(x.detach())
+    cut = distribute_tensor(values, mesh, placements)
+    moved = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim).redistribute(placements=placements)
+    return [cut.full_tensor(), moved.full_tensor(), torch.tensor(torch.equal(cut.to_local(), moved.to_local()))]
 
 
 def created(x: Any, factory: str, placements: Sequence[Placement] | None, *values: Any, **options: Any) -> list[Any]:

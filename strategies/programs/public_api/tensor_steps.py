@@ -154,6 +154,29 @@ def redistribute(axes: int) -> Iterator[PublicStep]:
             yield PublicStep(call, code, FLOATS, _named(layout, one["coming"]))
 
 
+_OTHER_MESHES = {
+    "DeviceMesh(device, mesh.mesh.flip(0))": "lambda mesh: DeviceMesh(mesh.device_type, mesh.mesh.flip(0))",
+    "DeviceMesh(device, mesh.mesh.roll(1, -1))": "lambda mesh: DeviceMesh(mesh.device_type, mesh.mesh.roll(1, -1))",
+    "DeviceMesh(device, mesh.mesh.T)": "lambda mesh: DeviceMesh(mesh.device_type, mesh.mesh.T.contiguous())",
+}
+_NAMED_MESHES = {
+    "init_device_mesh(device, (1, *mesh.shape))[...]": "lambda mesh: sliced(mesh, (1, *mesh.shape), 1)",
+    "init_device_mesh(device, (*mesh.shape, 1))[...]": "lambda mesh: sliced(mesh, (*mesh.shape, 1), 0)",
+}
+"""Meshes of the ranks of a mesh in another order, and slices of one with an axis more: what makes them, by what users write."""
+
+
+def another_mesh(meshes: dict[str, str], axes: int) -> Iterator[PublicStep]:
+    """Tensors cut and moved on a mesh of the same ranks that is made anew."""
+    for layout in layouts_on(axes, MOVES):
+        for text, make in meshes.items():
+            if axes > 1 or not text.endswith(".T)"):
+                call = f"{text}, then distribute_tensor and redistribute to {placements_code(layout)}"
+                yield PublicStep(
+                    call, f"on_another_mesh(x, {make}, {placements_code(layout)})", NUMBERS, _named(layout)
+                )
+
+
 def factory(name: str, axes: int) -> Iterator[PublicStep]:
     """Uses of `zeros`, `ones`, `empty` or `full`."""
     values = ("2.0",) if name == "full" else ()
@@ -278,6 +301,8 @@ TENSOR_STEPS: dict[str, Generator] = {
     **{f"tensor.{name}": functools.partial(factory, name) for name in ("zeros", "ones", "empty", "full")},
     **{f"tensor.{name}": functools.partial(random_factory, name) for name in ("rand", "randn")},
     **{f"tensor.{one.__name__}": functools.partial(placement, one) for one in (Replicate, Shard, Partial)},
+    "device_mesh.DeviceMesh": functools.partial(another_mesh, _OTHER_MESHES),
+    "device_mesh.init_device_mesh": functools.partial(another_mesh, _NAMED_MESHES),
     "experimental.local_map": local_map,
     "experimental.register_sharding": register_sharding,
     "experimental.implicit_replication": implicit_replication,

@@ -80,8 +80,12 @@ RAISE_ON_CPU = {"tensor.rand", "tensor.randn"}
 """torch 2.13: they raise on a CPU mesh."""
 
 
+WRONG = {"DTensor.redistribute", "parallel.loss_parallel", "device_mesh.DeviceMesh"}
+"""torch 2.13: they have findings on even shards, too."""
+
+
 @pytest.mark.few(9)
-@pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - {"DTensor.redistribute", "parallel.loss_parallel"}))
+@pytest.mark.parametrize("name", sorted(set(STEPS) - RAISE_ON_CPU - WRONG))
 def test_even_shards_of_two_ranks_are_right(name):
     """torch 2.13 refuses gradients of partial maxima, and of a Partial that comes in shards."""
     left = [p for p in programs_of(name) if all(x.is_replicate() or x.is_shard() for x in p.inputs[0])]
@@ -91,6 +95,15 @@ def test_even_shards_of_two_ranks_are_right(name):
         if "Partial('sum')]), then its gradient in [Shard" not in p.then and "True), then its" not in p.then
     ]
     assert left and wrong(left) == {}
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_a_mesh_of_ranks_that_do_not_ascend_is_wrong_and_others_are_right(mesh):
+    """torch 2.11 to 2.15: the groups of a mesh have their ranks in ascending order, coordinates are those of the mesh."""
+    told = wrong(programs_of("device_mesh.DeviceMesh", mesh, turns=2))
+    assert len(told) > 2 and all("mesh.flip(" in text or "mesh.roll(" in text for text in told)
+    assert all(" differs at " in reason for reason in told.values())
+    assert wrong(programs_of("device_mesh.init_device_mesh", mesh, turns=2)) == {}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Every public name of DTensor has programs, or is listed without any with the reason."""
 
 import pytest
+from torch.distributed import device_mesh
 from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, experimental, parallel
 
@@ -12,6 +13,7 @@ def test_every_public_name_of_this_torch_has_steps_or_a_reason_for_having_none()
     names = [f"tensor.{name}" for name in dtensor.__all__]
     names += [f"experimental.{name}" for name in experimental.__all__]
     names += [f"parallel.{name}" for name in parallel.__all__]
+    names += [f"device_mesh.{name}" for name in device_mesh.__all__]
     names += [f"DTensor.{name}" for name in vars(DTensor) if not name.startswith("_")]
     assert sorted(names) == sorted([*table.STEPS, *table.WITHOUT_PROGRAMS])
     assert all(table.public_steps(name, 1) for name in table.STEPS)
