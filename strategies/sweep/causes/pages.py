@@ -23,8 +23,9 @@ def totals(report: Report) -> str:
     findings = sum(len(cause.findings) for cause in report.causes)
     ran = [cause for cause in report.causes if cause.verdict]
     again = sum(cause.reproduces for cause in ran)
+    causes = "1 cause" if len(report.causes) == 1 else f"{len(report.causes)} causes"
     return (
-        f"torch {report.torch}: {findings} findings have {len(report.causes)} causes; the scripts of {len(ran)} were run on "
+        f"torch {report.torch}: {findings} findings have {causes}; the scripts of {len(ran)} were run on "
         f"gloo, and {again} of them show the fault."
     )
 
