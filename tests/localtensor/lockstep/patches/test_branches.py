@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import localtensor as lt
-from localtensor.errors import NotInLockstep, RanksDiverge
+from localtensor.errors import NotInLockstep, RanksDiverge, ValuesDiffer
 from localtensor.lockstep.values.sym_nodes import RankInts
 
 RANKS = 4
@@ -91,12 +91,94 @@ def communicates_in_a_group(_):
     return x
 
 
+def asks_of_containers(out):
+    rank, seen = dist.get_rank(), 0
+    if rank in [0, 2]:
+        print("even", file=out)
+    else:
+        seen = 1
+    if rank not in (1, 2):
+        seen += 10
+    if (rank, 1) == (3, 1):
+        seen += 100
+    if [rank] != [0]:
+        seen += 1000
+    return rank, seen
+
+
+def asks_more_than_once(_):
+    rank, seen = dist.get_rank(), 0
+    if rank == 0 or rank == 3:  # noqa: PLR1714
+        seen += 1
+    else:
+        seen += 2
+    if (
+        not (rank in (1, 2)
+        and rank != 2)
+    ):  # fmt: skip
+        seen += 10
+    if 0 < rank < 3 or seen == 0:
+        seen += 100
+    if rank == 5 or seen > 0:
+        seen += 1000
+    return rank, seen
+
+
+def chooses_in_an_expression(_):
+    rank, x = dist.get_rank(), torch.arange(2.0)
+    y = x * 2 if rank == 1 else x
+    n: int = (7 if rank in (0, 3) else 8) + rank
+    first, second = (rank, "same") if not rank else (rank * 5, "same")
+    assert n > 6 or rank == 9
+    assert rank in (0, 1, 2, 3)
+    return y, n, first, second
+
+
+def asks_tensors(_):
+    x = torch.ones(2) * dist.get_rank()
+    y, most = x * 1, x.to(torch.int64).max().item()
+    if x.sum() > 3:
+        y = y + 100
+    if (x == 1).any():
+        y = y - 1
+    else:
+        most = most + 5
+    return y, most
+
+
+def takes_items(_):
+    rank, x = dist.get_rank(), torch.arange(8.0)
+    parts, numbers = list(torch.chunk(x, 4)), [10, 20, 30, 40]
+    held = {"numbers": numbers}
+    mine = parts[rank] * 2, numbers[-1 - rank] + len(numbers) + held["numbers"][rank]
+    return *mine, len(parts), len(numbers), numbers[2]
+
+
+def gives_gradients(_):
+    rank, x = dist.get_rank(), torch.arange(8.0, requires_grad=True)
+    w = torch.ones(8, requires_grad=True)
+    y, parts = x * 1, list(torch.chunk(x, 4))
+    if rank < 2:  # noqa: SIM108
+        y = x * w * rank
+    else:
+        y = y * y
+    z = y * 3 if rank == 3 else y
+    ((z * w).sum() + parts[rank].sum()).backward()
+    return x.grad, w.grad, y.detach(), y.requires_grad
+
+
 def out_of(program, tmp_path, name):
     with (tmp_path / name).open("w") as out:
         return program(out)
 
 
-@pytest.mark.parametrize("program", [prints, assigns, chooses, makes_new, communicates_in_a_group])
+@pytest.mark.parametrize(
+    "program",
+    [
+        prints, assigns, chooses, makes_new, communicates_in_a_group, asks_of_containers, asks_more_than_once, chooses_in_an_expression,
+        asks_tensors, takes_items, gives_gradients,
+    ],
+)  # fmt: skip
 def test_the_values_and_prints_are_those_of_rank_threads(program, tmp_path):
     want = lt.run(lambda: out_of(program, tmp_path, f"{dist.get_rank()}"), ranks=RANKS, leftovers="ignore")
     with lt.LocalTensorMode(RANKS):
@@ -168,9 +250,45 @@ def returns():
     return 2
 
 
-def or_else():
-    if dist.get_rank() == 0 or HISTORY:
+def communicates_in_an_expression():
+    x = torch.ones(2)
+    return dist.all_reduce(x) if dist.get_rank() == 0 else None
+
+
+def draws_in_an_expression():
+    x = torch.rand(2) if dist.get_rank() == 0 else torch.ones(2)
+    return x  # noqa: RET504
+
+
+def has_unlike_dtypes():
+    x = torch.ones(2)
+    if dist.get_rank() == 0:
+        x = x.double()
+    return x
+
+
+def has_a_tensor_on_one_rank():
+    x = torch.ones(2)
+    if dist.get_rank() == 0:
+        x = None
+    return x
+
+
+def gives_weights_gradients():
+    held = {"w": torch.ones(2, requires_grad=True)}
+    y = torch.ones(2)
+    if dist.get_rank() == 0:
+        y = y * held["w"]
+    return y
+
+
+def asks_in_a_loop():
+    while dist.get_rank() > 2:
         print("no")
+
+
+def takes_from_a_call():
+    return list(range(4))[dist.get_rank()]
 
 
 def ends_with_else():
@@ -196,13 +314,14 @@ def assigns_unlike():
 @pytest.mark.parametrize(
     "program",
     [
-        appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns, or_else, ends_with_else,
-        asks_twice, assigns_unlike,
+        appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns, ends_with_else,
+        asks_twice, assigns_unlike, communicates_in_an_expression, draws_in_an_expression, has_unlike_dtypes, has_a_tensor_on_one_rank,
+        gives_weights_gradients, asks_in_a_loop, takes_from_a_call,
     ],
 )  # fmt: skip
 def test_what_would_be_shared_in_silence_is_refused(program, capsys):
     HISTORY.clear()
-    with lt.LocalTensorMode(RANKS), pytest.raises((RanksDiverge, NotInLockstep)):
+    with lt.LocalTensorMode(RANKS), pytest.raises((RanksDiverge, NotInLockstep, ValuesDiffer)):
         program()
     assert "no" not in capsys.readouterr().out
 
@@ -215,6 +334,21 @@ def raises():
 def test_an_error_within_is_that_of_the_program():
     with lt.LocalTensorMode(RANKS), pytest.raises(ValueError, match="mine"):
         raises()
+
+
+def asserts():
+    assert dist.get_rank() < 3, "the last one"
+
+
+def asks_too_far():
+    numbers = [1, 2, 3]
+    return numbers[dist.get_rank()]
+
+
+@pytest.mark.parametrize(("program", "error"), [(asserts, AssertionError), (asks_too_far, IndexError)])
+def test_what_fails_on_one_rank_fails(program, error):
+    with lt.LocalTensorMode(RANKS), pytest.raises(error):
+        program()
 
 
 def test_a_debugger_keeps_its_trace_function():
@@ -234,8 +368,9 @@ def test_a_debugger_keeps_its_trace_function():
 def test_no_trace_function_is_left():
     before = sys.gettrace()
     with lt.LocalTensorMode(RANKS):
-        chooses(None)
-    assert sys.gettrace() is before
+        for program in (chooses, asks_more_than_once, chooses_in_an_expression, takes_items):
+            program(None)
+            assert sys.gettrace() is before
 
 
 def test_an_int_of_each_rank_is_that_of_the_ranks_that_run():
