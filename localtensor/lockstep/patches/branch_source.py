@@ -7,6 +7,7 @@ condition, and what follows where the condition holds and where it does not.
 from __future__ import annotations
 
 import ast
+import copy
 import dis
 import functools
 import itertools
@@ -55,6 +56,7 @@ class Branch:
     lines: tuple[int, int]
     fails: bool = False  # an assertion
     again: bool = False
+    whole: bool = False  # a comparison by itself, on which the ranks must agree
     inside: int = 0
     behind: int = 0
 
@@ -132,7 +134,19 @@ def _branch(
                         if node.orelse and after <= (node.end_lineno or after):
                             return None
                     return _made(node, test, leads, file, ({*own, *free}, {*free}), after)
-    return None
+    return next(_comparisons(tree, file, place, {*own, *free}), None) if inner else None
+
+
+def _comparisons(tree: ast.Module, file: str, place: tuple[int, ...], local: set[str]) -> Iterator[Branch]:
+    """The comparison of containers at this place, wherever it stands: the ranks may agree on it as a whole."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and _is_at(node, place) and _are_calls_of(node, _QUERIES):
+            leads = _answer(node, node, place, inner=True)
+            names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            if leads is not None:
+                tested = _function(TEST, sorted(names & local), _truth_of(node), file)
+                lines = (node.lineno, node.end_lineno or node.lineno)
+                yield Branch(tested, None, None, tuple(sorted(names)), tuple(sorted(names & local)), (), leads, True, lines, whole=True)
 
 
 def _conditions(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr]]:
@@ -237,21 +251,19 @@ def _made(
             else None
         )
 
-    truth = _on_line(ast.parse("return not not None").body, test.lineno)
-    truth[0].value.operand.operand = test  # type: ignore[attr-defined]
     asks = [*_asked(test, leads=True)]
     lasts = len(asks) > 1 or any(isinstance(one, ast.Compare | ast.Call) and not _asks_once(one) for one, _ in asks)
     whole = node if isinstance(node, ast.Assign | ast.AnnAssign) else test
     lines = (whole.lineno, whole.end_lineno or whole.lineno)
     common = (reads, tuple(variables), tuple(sorted(assigns)), leads, lasts, lines)
-    tested = _function(TEST, variables, truth, file)
+    tested = _function(TEST, variables, _truth_of(test), file)
     if isinstance(node, ast.If):
         inside = node.orelse[0].lineno if node.orelse else 0
         behind = behind if inside else 0
         return Branch(tested, function(node.body), function(node.orelse), *common, inside=inside, behind=behind)
     if isinstance(node, ast.Assert):
         return Branch(tested, None, None, *common, fails=True)
-    arms = [function([_Chosen(test, holds).visit(ast.parse(ast.unparse(node)).body[0])]) for holds in (True, False)]
+    arms = [function([_Chosen(test, holds).visit(copy.deepcopy(node))]) for holds in (True, False)]
     return Branch(tested, arms[0], arms[1], *common, again=True)
 
 
@@ -276,6 +288,12 @@ def _asks_once(one: ast.expr) -> bool:
         and not isinstance(one.ops[0], ast.In | ast.NotIn)
         and not any(isinstance(x, ast.List | ast.Tuple) for x in parts)
     )
+
+
+def _truth_of(test: ast.expr) -> list[ast.stmt]:
+    body = _on_line(ast.parse("return not not None").body, test.lineno)
+    body[0].value.operand.operand = test  # type: ignore[attr-defined]
+    return body
 
 
 def _on_line(body: list[ast.stmt], line: int) -> list[ast.stmt]:

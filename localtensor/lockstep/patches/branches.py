@@ -73,7 +73,7 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
     decided = _decided.get(frame)
     if decided is not None and decided.lines == branch.lines:
         return not branch.leads
-    traces = branch.inside or branch.lasts or branch.again
+    traces = branch.inside or branch.again or (branch.lasts and not branch.whole)
     if traces and (sys.gettrace() is not None or decided is not None):
         return None
     here = mode.everyone.row_of != NOWHERE
@@ -82,6 +82,8 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
     groups = by_value(truth.astype(np.int64), here if held is None else here & held)
     if groups.rows == 1 or branch.fails:
         return branch.leads is bool(truth[groups.row_of >= 0].all())
+    if branch.whole:
+        return None
     after = [before] * groups.rows
     for row, code in enumerate((branch.otherwise, branch.holds)):  # by_value sorts: False, then True
         if code is not None:
@@ -317,7 +319,7 @@ _UNSET = _Unset()
 def _asking_frame() -> FrameType | None:
     """The frame of user code that asks for the answer of a condition or for an index; None if torch does."""
     frame: FrameType | None = sys._getframe(1)
-    own = [one.__code__ for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__)]
+    own = [one.__code__ for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)]
     while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(_OURS)):
         frame = frame.f_back
     return frame if frame is not None and is_user_file(frame.f_code.co_filename) else None

@@ -154,13 +154,22 @@ def _joined(mode: LocalTensorMode, call: str, found: Mapping[int, Any]) -> Any:
     return first
 
 
-def _mode_or_none(*, paused: bool) -> Any:
-    mode: Any = ambient.lockstep()
-    return None if mode is None or (mode._paused and not paused) else mode
+def _mode_for_programs(*, paused: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Our mode where a program asks for theirs; theirs where torch's own functions ask, which are patched for our mode."""
+
+    def choose(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        def mode() -> Any:
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            ours = theirs() if caller.startswith("torch.") and caller != TESTS else ambient.lockstep()
+            return None if ours is None or (not paused and getattr(ours, "_paused", False)) else ours
+
+        return mode
+
+    return choose
 
 
 def _disabled() -> contextlib.AbstractContextManager[None]:
-    mode = _mode_or_none(paused=True)
+    mode: Any = ambient.lockstep()
     return contextlib.nullcontext() if mode is None else mode.disable()
 
 
@@ -177,8 +186,8 @@ def _in_a_mode(ours: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "maybe_run_for_local_tensor": lambda _: _by_rank,
     "maybe_disable_local_tensor_mode": lambda _: _disabled,
-    "local_tensor_mode": lambda _: functools.partial(_mode_or_none, paused=True),
-    "enabled_local_tensor_mode": lambda _: functools.partial(_mode_or_none, paused=False),
+    "local_tensor_mode": _mode_for_programs(paused=True),
+    "enabled_local_tensor_mode": _mode_for_programs(paused=False),
     "rank_map": _in_a_mode(rank_map),
     "tensor_map": _in_a_mode(tensor_map),
 }
