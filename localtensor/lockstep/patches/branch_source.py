@@ -10,8 +10,8 @@ import ast
 import copy
 import dis
 import functools
-import itertools
 import linecache
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -40,9 +40,8 @@ class Branch:
     """A statement as functions of the local variables that it names; each returns all of them.  `reads` are all names that it reads.
 
     `test` returns the condition's truth; `holds` and `otherwise` do what follows, and are None where that is nothing.  `leads` is what
-    the expression that asks must be for the condition to hold.  `lasts` is whether the condition may ask again after the answer.  Behind a
-    statement with an `else`, the control flow is to jump from line `inside` to line `behind`; both are 0 without.  `lines` are those of
-    the condition.  An assignment runs by itself as well, over `lines`, and its variables are assigned `again`.
+    the expression that asks must be for the condition to hold.  `lasts` is whether the condition may ask again after the answer.  `arm` are
+    the lines of what follows where it holds, if there is an `else`; (0, 0) without.  `lines` are those of the condition.  An assignment runs by itself as well, over `lines`, and its variables are assigned `again`.
     """
 
     test: CodeType
@@ -57,8 +56,7 @@ class Branch:
     fails: bool = False  # an assertion
     again: bool = False
     whole: bool = False  # a comparison by itself, on which the ranks must agree
-    inside: int = 0
-    behind: int = 0
+    arm: tuple[int, int] = (0, 0)
 
 
 def branch_at(frame: FrameType) -> Branch | None:
@@ -67,11 +65,23 @@ def branch_at(frame: FrameType) -> Branch | None:
     place = _position(frame)
     lines = linecache.getlines(code.co_filename, frame.f_globals)
     own = () if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
-    alone = code.co_name == BODY  # a statement that was made a function: it returns on the line behind
-    asks = dis.opname[code.co_code[frame.f_lasti]]
+    asks, argument = dis.opname[code.co_code[frame.f_lasti]], code.co_code[frame.f_lasti + 1]
     if place is None or not asks.startswith((*_INNER, *_JUMPS)):
         return None
-    return _branch("".join(lines), code.co_filename, place, own, code.co_freevars, alone, asks in _INNER)
+    text = "".join(lines)
+    inner = asks in _INNER
+    if asks == "COMPARE_OP" and sys.version_info >= (3, 13) and argument & 16:  # it makes a bool of its result, too
+        inner = _compares_containers(frame, text, place)
+    return _branch(text, code.co_filename, place, own, code.co_freevars, inner)
+
+
+def _compares_containers(frame: FrameType, text: str, place: tuple[int, ...]) -> bool:
+    for node in ast.walk(tree_of(text) or ast.Module([], [])):
+        if isinstance(node, ast.Compare) and _is_at(node, place) and _are_calls_of(node, _QUERIES):
+            operands = [compile(ast.Expression(one), "", "eval") for one in (node.left, *node.comparators)]
+            scope = dict(frame.f_locals)
+            return any(isinstance(eval(one, frame.f_globals, scope), list | tuple | dict | set) for one in operands)  # noqa: S307
+    return False
 
 
 def _position(frame: FrameType) -> tuple[int, ...] | None:
@@ -116,24 +126,18 @@ def tree_of(text: str) -> ast.Module | None:
 
 @functools.lru_cache(512)
 def _branch(
-    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...], free: tuple[str, ...], alone: bool, inner: bool
+    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...], free: tuple[str, ...], inner: bool
 ) -> Branch | None:
     """The statement in a text whose condition is at this place, in a function with variables of its `own` and `free` ones."""
     tree = tree_of(text)
     if tree is None:
         return None
-    behind = dict(_following(tree.body))
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.Assert | ast.Assign | ast.AnnAssign):
             for owner, test in _conditions(node):
                 leads = _answer(owner, test, place, inner=inner)
                 if leads is not None:
-                    after = 0
-                    if isinstance(node, ast.If):
-                        after = behind[node] or ((node.end_lineno or 0) + 1 if alone else 0)
-                        if node.orelse and after <= (node.end_lineno or after):
-                            return None
-                    return _made(node, test, leads, file, ({*own, *free}, {*free}), after)
+                    return _made(node, test, (leads, inner), file, ({*own, *free}, {*free}))
     return next(_comparisons(tree, file, place, {*own, *free}), None) if inner else None
 
 
@@ -146,7 +150,18 @@ def _comparisons(tree: ast.Module, file: str, place: tuple[int, ...], local: set
             if leads is not None:
                 tested = _function(TEST, sorted(names & local), _truth_of(node), file)
                 lines = (node.lineno, node.end_lineno or node.lineno)
-                yield Branch(tested, None, None, tuple(sorted(names)), tuple(sorted(names & local)), (), leads, True, lines, whole=True)
+                yield Branch(
+                    tested,
+                    None,
+                    None,
+                    tuple(sorted(names)),
+                    tuple(sorted(names & local)),
+                    (),
+                    leads,
+                    True,
+                    lines,
+                    whole=True,
+                )
 
 
 def _conditions(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr]]:
@@ -172,21 +187,6 @@ def _answer(node: ast.stmt | ast.expr, test: ast.expr, place: tuple[int, ...], *
             )
             answers.add(None if unclear else leads is not isinstance(operators[0] if operators else None, backwards))
     return answers.pop() if len(answers) == 1 else None
-
-
-def _following(block: Sequence[ast.stmt], behind: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """Each `if` statement with the line on which the control flow goes on behind it; 0 where nothing follows in its block.
-
-    Behind the last statement within an `if` comes what follows that one.
-    """
-    for one, after in itertools.zip_longest(block, block[1:]):
-        line = behind if after is None else after.lineno
-        if isinstance(one, ast.If):
-            yield one, line
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(one, name, [])
-            if inner and isinstance(inner, list):
-                yield from _following(inner, line if isinstance(one, ast.If) else 0)
 
 
 def _asked(test: ast.expr, *, leads: bool) -> Iterator[tuple[ast.expr, bool]]:
@@ -234,15 +234,16 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _made(
-    node: ast.stmt, test: ast.expr, leads: bool, file: str, local: tuple[set[str], set[str]], behind: int
+    node: ast.stmt, test: ast.expr, asked: tuple[bool, bool], file: str, local: tuple[set[str], set[str]]
 ) -> Branch | None:
     if not _is_fit(node, test, local[1]):
         return None
+    leads, inner = asked
     names = [one for one in ast.walk(test if isinstance(node, ast.Assert) else node) if isinstance(one, ast.Name)]
     assigns = {one.id for one in names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
     variables = sorted({one.id for one in names if one.id in local[0]} | assigns)
     reads = tuple(sorted({one.id for one in names if isinstance(one.ctx, ast.Load)}))
-    line = behind or (node.end_lineno or 0) + 1
+    line = (node.end_lineno or 0) + 1
 
     def function(body: list[ast.stmt]) -> CodeType | None:
         return (
@@ -252,15 +253,20 @@ def _made(
         )
 
     asks = [*_asked(test, leads=True)]
-    lasts = len(asks) > 1 or any(isinstance(one, ast.Compare | ast.Call) and not _asks_once(one) for one, _ in asks)
+    lasts = (
+        inner
+        or len(asks) > 1
+        or any(isinstance(one, ast.Compare | ast.Call) and not _asks_once(one) for one, _ in asks)
+    )
     whole = node if isinstance(node, ast.Assign | ast.AnnAssign) else test
     lines = (whole.lineno, whole.end_lineno or whole.lineno)
     common = (reads, tuple(variables), tuple(sorted(assigns)), leads, lasts, lines)
     tested = _function(TEST, variables, _truth_of(test), file)
     if isinstance(node, ast.If):
-        inside = node.orelse[0].lineno if node.orelse else 0
-        behind = behind if inside else 0
-        return Branch(tested, function(node.body), function(node.orelse), *common, inside=inside, behind=behind)
+        arm = (node.body[0].lineno, node.body[-1].end_lineno or 0) if node.orelse else (0, 0)
+        if node.orelse and arm[0] <= lines[1]:
+            return None  # no line event comes before it
+        return Branch(tested, function(node.body), function(node.orelse), *common, arm=arm)
     if isinstance(node, ast.Assert):
         return Branch(tested, None, None, *common, fails=True)
     arms = [function([_Chosen(test, holds).visit(copy.deepcopy(node))]) for holds in (True, False)]

@@ -2,20 +2,21 @@
 
 All ranks share one control flow, so a condition has one answer.  Where the ranks differ, the statement that asks is found in the source
 (branch_source.py), its condition is evaluated for each kind of rank, and what follows is called as a function on the values of the ranks on
-which it holds, and of the others if there is an `else`.  Then the control flow goes on behind the statement: by the answer that skips it, or
-by a jump of a trace function over the `else`.  An assignment of `a if condition else b` runs for each kind, and once more by itself; then a
+which it holds.  Then the control flow goes on behind the statement, by the answer that skips it.  With an `else`, that is called for the other
+ranks, and the frame itself runs what follows where the condition holds, in the mode narrowed to those ranks by a trace function, which joins
+the variables behind it.  An assignment of `a if condition else b` runs for each kind, and once more by itself; then a
 trace function assigns the joined values.  An assertion fails if it does on any rank.
 
-Not so where the statement leaves its function or loop, where a kind of rank communicates alone, where nothing follows an `else` in its
-block, or in code of torch: that raises `RanksDiverge` or `NotInLockstep`.
+Not so where the statement leaves its function or loop, where a kind of rank communicates alone, or in code of torch: that raises
+`RanksDiverge` or `NotInLockstep`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -24,26 +25,19 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.comms.collectives import select, stacked_value
-from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, list_at
+from localtensor.lockstep.patches.branch_values import joined_with_gradients, narrowed
 from localtensor.lockstep.patches.device_mesh import (
-    join_rank_groups,
-    keep_ranks,
     narrow_mode,
-    narrow_value,
     ranks_of_row,
-    wait_for,
     without_other_modes,
 )
 from localtensor.lockstep.values import formatting
-from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
 _OURS = str(Path(__file__).parents[2])
@@ -72,27 +66,38 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
         return None
     decided = _decided.get(frame)
     if decided is not None and decided.lines == branch.lines:
-        return not branch.leads
-    traces = branch.inside or branch.again or (branch.lasts and not branch.whole)
-    if traces and (sys.gettrace() is not None or decided is not None):
+        return branch.leads is bool(decided.arm[0])
+    traces = branch.arm[0] or branch.again or (branch.lasts and not branch.whole)
+    if traces and sys.gettrace() not in (None, _no_calls):  # a debugger's, or of coverage
         return None
     here = mode.everyone.row_of != NOWHERE
+    here = here if held is None else here & held
     before = dict(frame.f_locals)
-    truth = _truth(mode, branch, frame, before, values, here if held is None else here & held)
-    groups = by_value(truth.astype(np.int64), here if held is None else here & held)
+    truth = _truth(mode, branch, frame, before, values, here)
+    groups = by_value(truth.astype(np.int64), here)
     if groups.rows == 1 or branch.fails:
-        return branch.leads is bool(truth[groups.row_of >= 0].all())
-    if branch.whole:
-        return None
+        return branch.leads is bool(truth[here].all())
+    return None if branch.whole else _run(mode, branch, frame, before, groups)
+
+
+def _run(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], groups: Partition) -> bool:
+    """Runs the statement for the ranks on which its condition holds not, and does, and returns what the part that asks is to be."""
     after = [before] * groups.rows
-    for row, code in enumerate((branch.otherwise, branch.holds)):  # by_value sorts: False, then True
+    for row, code in enumerate(
+        (branch.otherwise, None if branch.arm[0] else branch.holds)
+    ):  # by_value sorts: False, then True
         if code is not None:
             after[row] = _called(mode, branch, code, frame, before, ranks_of_row(groups, row))
+    if branch.arm[0]:
+        _follow(frame, branch, branch.lines, _Arm(mode, branch, frame, (before, after), groups).begin)
+        return branch.leads
     joined = _joined(mode, branch, before, after, groups)
-    if not branch.again:
+    if branch.again:
+        _follow(frame, branch, branch.lines, lambda event, error: _assign(frame, joined))
+    else:
         _assign(frame, joined)
-    if traces:
-        _follow(frame, branch, joined)
+        if branch.lasts:
+            _follow(frame, branch, branch.lines, lambda event, error: None)
     return not branch.leads
 
 
@@ -115,16 +120,63 @@ def _called(
 ) -> Any:
     """What a function of the statement returns on these ranks: its variables afterwards, or the condition's truth."""
     function = FunctionType(code, frame.f_globals)
-    scope = {**frame.f_globals, **before}
+    with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
+        given = [narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables]
+        after = function(*given)
+    return {name: value for name, value in after.items() if value is not _UNSET} if code is not branch.test else after
+
+
+@contextmanager
+def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition) -> Iterator[None]:
+    """While inside, the statement runs on these ranks.  Raises `NotInLockstep` for a container of all ranks that has changed."""
     shared = {name: _items(scope[name]) for name in branch.reads if name in scope}
     with narrow_mode(mode, kind), without_other_modes(mode), _NoWrites():
-        given = [_narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables]
-        after = function(*given)
+        yield
     for name, items in shared.items():
         now = _items(scope[name])
         if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
             raise NotInLockstep(f"if: {name}", "it is changed on some ranks only, and is one object for all")
-    return {name: value for name, value in after.items() if value is not _UNSET} if code is not branch.test else after
+
+
+class _Arm:
+    """What follows where a condition holds, run by the frame itself on those ranks, while a trace function follows it."""
+
+    def __init__(
+        self,
+        mode: Any,
+        branch: Branch,
+        frame: FrameType,
+        values: tuple[dict[str, Any], list[dict[str, Any]]],
+        groups: Partition,
+    ) -> None:
+        self._mode, self._branch, self._frame, self._groups = mode, branch, frame, groups
+        self._before, self._after = values
+        self._stack = ExitStack()
+
+    def begin(self, event: str, error: Any) -> Next:
+        """Narrows the mode and the variables as the frame comes to the first line."""
+        if event == "return" or error is not None:
+            return None  # the condition has raised
+        kind, names = ranks_of_row(self._groups, 1), [name for name in self._branch.variables if name in self._before]
+        self._stack.enter_context(_on_ranks(self._mode, self._branch, {**self._frame.f_globals, **self._before}, kind))
+        _assign(self._frame, {name: narrowed(self._mode, self._before[name], kind) for name in names})
+        return self._branch.arm, self.end
+
+    def end(self, event: str, error: Any) -> Next:
+        """Joins the variables behind the last line; restores them where the frame has raised an error."""
+        now = dict(self._frame.f_locals)
+        self._after[1] = {name: now[name] for name in self._branch.variables if name in now}
+        _assign(self._frame, {name: self._before[name] for name in self._branch.variables if name in self._before})
+        if error is not None:
+            self._stack.__exit__(*error)
+            return None
+        self._stack.close()
+        _assign(self._frame, _joined(self._mode, self._branch, self._before, self._after, self._groups))
+        return None
+
+
+Next = tuple[tuple[int, int], Callable[[str, Any], Any]] | None
+"""Further lines to follow, and what to call behind them."""
 
 
 class _NoWrites(TorchDispatchMode):
@@ -174,105 +226,63 @@ def _joined(
         if any(isinstance(one, DTensor) for one in each) and any(one is not each[0] for one in each):
             raise NotInLockstep(f"if: {name}", "a DTensor is assigned on some ranks only, and is one object for all")
         own = [
-            _narrowed(mode, one, ranks_of_row(groups, row)) if found is before else one
+            narrowed(mode, one, ranks_of_row(groups, row)) if found is before else one
             for row, (one, found) in enumerate(zip(each, after, strict=True))
         ]
-        joined[name] = _with_gradient(mode, own, groups)
+        joined[name] = joined_with_gradients(mode, own, groups)
     return joined
 
 
-def _narrowed(mode: Any, value: Any, kind: Partition) -> Any:
-    """The value on these ranks; gradients of a tensor go back to these alone."""
-    if type(value) in (list, tuple):
-        return type(value)(_narrowed(mode, one, kind) for one in value)
-    if type(value) in (Tensor, LocalTensor, Parameter) and value.requires_grad and torch.is_grad_enabled():
-        return _Narrow.apply(value, mode, kind)
-    return narrow_value(mode, value, kind)
-
-
-def _with_gradient(mode: Any, found: Sequence[Any], groups: Partition) -> Any:
-    """One value of the values of each kind of rank, whose gradients go back to each."""
-    if all(type(one) in (list, tuple) for one in found) and len({len(one) for one in found}) == 1:
-        return type(found[0])(_with_gradient(mode, column, groups) for column in zip(*found, strict=True))
-    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in found):
-        for row, one in enumerate(found):
-            _check_leaves(one, groups.row_of == row)
-        return _Join.apply(mode, groups, *map(wait_for, found))
-    return join_rank_groups(mode, found, groups)
-
-
-def _check_leaves(x: object, here: Array) -> None:
-    """Raises `NotInLockstep` if a tensor of these ranks gives gradients to one that other ranks have, too, but by its local variables."""
-    left, seen = [getattr(x, "grad_fn", None)], set()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and not (
-            isinstance(leaf, LocalTensor) and (here | (leaf._partition.row_of == NOWHERE)).all()
-        ):
-            problem = "it gives a gradient on some ranks only to a tensor that all of them have; as a local variable of the function it can"
-            raise NotInLockstep("if: requires_grad", problem)
-        if node.name() != "_NarrowBackward":
-            left.extend(each for each, _ in node.next_functions)
-
-
-class _Narrow(torch.autograd.Function):
-    """A tensor on some ranks; its gradient is zero on the others."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mode: Any, kind: Partition) -> Any:
-        ctx.whole, ctx.mode, ctx.kind = x.detach(), mode, kind
-        return narrow_value(mode, x, kind) if isinstance(x, LocalTensor) else keep_ranks(mode, x, kind)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        on_all = [stacked_value(ctx.mode, one) for one in (grads[0], torch.zeros_like(ctx.whole))]
-        number = np.where(ctx.kind.row_of != NOWHERE, 0, np.where(on_all[1].held.row_of != NOWHERE, 1, NOWHERE))
-        with plain_dispatch():
-            return wrap(*select(on_all, number), ctx.mode), None, None
-
-
-class _Join(torch.autograd.Function):
-    """One tensor of those of each kind of rank."""
-
-    @staticmethod
-    def forward(ctx: Any, mode: Any, groups: Partition, *found: Tensor) -> Any:
-        ctx.mode, ctx.groups = mode, groups
-        return join_rank_groups(mode, found, groups)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        kinds = [ranks_of_row(ctx.groups, row) for row in range(ctx.groups.rows)]
-        return None, None, *(narrow_value(ctx.mode, grads[0], kind) for kind in kinds)
-
-
-def _follow(frame: FrameType, branch: Branch, joined: dict[str, Any]) -> None:
-    """Follows the frame through the rest of the statement: it jumps over an `else`, and the variables of an assignment are assigned again."""
+def _follow(frame: FrameType, branch: Branch, lines: tuple[int, int], then: Callable[[str, Any], Any]) -> None:
+    """Calls `then` with the trace event and the error of the frame, or None, when it leaves these lines, and goes on with what it returns."""
+    outside = _decided.get(frame)
     _decided[frame] = branch
+    state: list[Any] = [(lines, then), None]
 
-    def trace(seen: FrameType, event: str, _: Any) -> Any:
+    def trace(seen: FrameType, event: str, argument: Any) -> Any:
+        if seen is frame and event == "exception":
+            state[1] = argument
+        (first, last), then = state[0]
         if seen is not frame or event not in ("line", "return"):
             return trace
-        if event == "line" and branch.lines[0] <= frame.f_lineno <= branch.lines[1]:
+        if event == "line" and first <= frame.f_lineno <= last:
+            state[1] = None  # it is caught there
             return trace
-        del _decided[frame]
-        if branch.again:
-            _assign(frame, joined)
-        elif branch.inside and event == "line":
-            with (
-                warnings.catch_warnings()
-            ):  # since Python 3.12 a jump gives None to variables without a value, and says so
-                warnings.simplefilter("ignore", RuntimeWarning)
-                frame.f_lineno = branch.behind  # type: ignore[misc]  # a trace function may
-        frame.f_trace = None
-        sys.settrace(None)
-        return None
+        state[0] = None
+        try:
+            state[0] = then(event, state[1])
+        finally:
+            if state[0] is None:
+                _decided.pop(frame, None)
+                _decided.update({} if outside is None else {frame: outside})
+                give_back()
+        if state[0] is not None:
+            return trace
+        if state[1] is not None:
+            give_on(frame, "exception", state[1])
+        return give_on(frame, event, argument)
+
+    give_back, give_on = _trace(frame, trace)
+
+
+def _no_calls(*_: Any) -> None:
+    """The trace function of a thread in which a frame is followed: other frames are not."""
+
+
+def _trace(frame: FrameType, trace: Any) -> tuple[Callable[[], None], Callable[..., Any]]:
+    """Follows the frame by this trace function, and returns one that restores what followed it before, and one that calls that."""
+    former, of_thread = frame.f_trace, sys.gettrace()
+
+    def give_back() -> None:
+        frame.f_trace_opcodes, frame.f_trace = False, former
+        sys.settrace(of_thread)
+
+    def give_on(seen: FrameType, event: str, argument: Any) -> Any:
+        return None if former is None or event == "opcode" else former(seen, event, argument)
 
     frame.f_trace = trace
-    sys.settrace(lambda *_: None)
+    sys.settrace(_no_calls)
+    return give_back, give_on
 
 
 def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | None:
@@ -281,7 +291,7 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     The list has them as its last item until the frame's next instruction, in which a trace function takes it away again.
     """
     frame = _asking_frame()
-    found = None if frame is None or mode is None or sys.gettrace() is not None else list_at(frame)
+    found = None if frame is None or mode is None or sys.gettrace() not in (None, _no_calls) else list_at(frame)
     if frame is None or not found:
         return None
     here = mode.everyone.row_of != NOWHERE
@@ -293,19 +303,18 @@ def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | No
     items = [found[int(values[kind.row_of != NOWHERE][0])] for kind in kinds]
     if any(isinstance(one, DTensor) and one is not items[0] for one in items):
         return None
-    joined = _with_gradient(mode, [_narrowed(mode, *pair) for pair in zip(items, kinds, strict=True)], groups)
+    joined = joined_with_gradients(mode, [narrowed(mode, *pair) for pair in zip(items, kinds, strict=True)], groups)
 
-    def trace(seen: FrameType, event: str, _: Any) -> Any:
+    def trace(seen: FrameType, event: str, argument: Any) -> Any:
         if seen is not frame:
             return trace
         found.pop()
-        frame.f_trace_opcodes, frame.f_trace = False, None
-        sys.settrace(None)
-        return None
+        give_back()
+        return give_on(seen, event, argument)
 
     found.append(joined)
-    frame.f_trace, frame.f_trace_opcodes = trace, True
-    sys.settrace(lambda *_: None)
+    frame.f_trace_opcodes = True
+    give_back, give_on = _trace(frame, trace)
     return len(found) - 1
 
 
@@ -319,7 +328,10 @@ _UNSET = _Unset()
 def _asking_frame() -> FrameType | None:
     """The frame of user code that asks for the answer of a condition or for an index; None if torch does."""
     frame: FrameType | None = sys._getframe(1)
-    own = [one.__code__ for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)]
+    own = [
+        one.__code__
+        for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)
+    ]
     while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(_OURS)):
         frame = frame.f_back
     return frame if frame is not None and is_user_file(frame.f_code.co_filename) else None

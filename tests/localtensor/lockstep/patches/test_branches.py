@@ -167,6 +167,60 @@ def gives_gradients(_):
     return x.grad, w.grad, y.detach(), y.requires_grad
 
 
+def ends_with_else(out):
+    seen = []
+    ends_so(out, seen)
+    for turn in range(2):
+        x = torch.ones(2) * turn
+        if dist.get_rank() == turn:
+            x = x * dist.get_rank() + 5
+        elif dist.get_rank() > turn + 1:
+            x = x - 1
+        else:
+            x = x * 100
+    return x
+
+
+def ends_so(out, seen):
+    if dist.get_rank() not in (0, 3):
+        print("outer", len(seen), file=out)
+    else:
+        print("inner", len(seen), file=out)
+
+
+def nests(_):
+    rank, x, numbers = dist.get_rank(), torch.ones(2), [5, 6, 7, 8]
+    if rank in (0, 2, 3):
+        if rank == 0 or rank == 2:  # noqa: PLR1714, SIM108
+            x = x * numbers[rank]
+        else:
+            x = inner(x) - numbers[rank]
+        y = 3 if rank == 0 else 4
+    else:
+        x, y = x * numbers[rank], 9
+    return x, y
+
+
+def inner(x):
+    if dist.get_rank() != 3:  # noqa: SIM108
+        x = x + 1
+    else:
+        x = x + 2
+    return x
+
+
+def catches_within(_):
+    rank, x = dist.get_rank(), torch.ones(2)
+    if rank == 1:
+        try:
+            raise ValueError  # noqa: TRY301
+        except ValueError:
+            x = x * 2
+    else:
+        x = x * 3
+    return x
+
+
 def out_of(program, tmp_path, name):
     with (tmp_path / name).open("w") as out:
         return program(out)
@@ -176,7 +230,7 @@ def out_of(program, tmp_path, name):
     "program",
     [
         prints, assigns, chooses, makes_new, communicates_in_a_group, asks_of_containers, asks_more_than_once, chooses_in_an_expression,
-        asks_tensors, takes_items, gives_gradients,
+        asks_tensors, takes_items, gives_gradients, ends_with_else, nests, catches_within,
     ],
 )  # fmt: skip
 def test_the_values_and_prints_are_those_of_rank_threads(program, tmp_path):
@@ -291,13 +345,6 @@ def takes_from_a_call():
     return list(range(4))[dist.get_rank()]
 
 
-def ends_with_else():
-    if dist.get_rank() == 0:
-        print("no")
-    else:
-        print("no")
-
-
 def asks_twice():
     numbers = iter(range(9))
     if next(numbers) == dist.get_rank():
@@ -314,7 +361,7 @@ def assigns_unlike():
 @pytest.mark.parametrize(
     "program",
     [
-        appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns, ends_with_else,
+        appends, counts, notes, writes, writes_a_view, writes_elsewhere, reduces, returns,
         asks_twice, assigns_unlike, communicates_in_an_expression, draws_in_an_expression, has_unlike_dtypes, has_a_tensor_on_one_rank,
         gives_weights_gradients, asks_in_a_loop, takes_from_a_call,
     ],
@@ -329,6 +376,40 @@ def test_what_would_be_shared_in_silence_is_refused(program, capsys):
 def raises():
     if dist.get_rank() == 3:
         raise ValueError("mine")
+
+
+def raises_with_else():
+    x = torch.ones(2)
+    if dist.get_rank() == 3:
+        x = None
+        raise ValueError("mine")
+    else:  # noqa: RET506
+        x = x + 1
+    return x
+
+
+def catches_outside():
+    rank, x = dist.get_rank(), torch.ones(2)
+    try:
+        if rank == 3:
+            rank = 5
+            raise ValueError("mine")  # noqa: TRY301
+        else:  # noqa: RET506
+            x = x + 1
+    except ValueError:
+        return rank, x + dist.get_rank()
+    return 0, 0
+
+
+def test_an_error_within_restores_the_mode_and_the_variables():
+    with lt.LocalTensorMode(RANKS):
+        with pytest.raises(ValueError, match="mine"):
+            raises_with_else()
+        assert dist.get_world_size() == RANKS
+        rank, x = catches_outside()
+    assert [on(place, rank) for place in range(RANKS)] == [0, 1, 2, 3]
+    assert [x.on(place)[0].item() for place in range(RANKS)] == [1, 2, 3, 4]
+    assert sys.gettrace() is None or "branches" not in repr(sys.gettrace())
 
 
 def test_an_error_within_is_that_of_the_program():
