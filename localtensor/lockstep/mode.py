@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,6 +96,8 @@ class LocalTensorMode(TorchDispatchMode):
             from localtensor.lockstep.recorder import LockstepRecorder  # lazy: few programs are recorded
 
             self.recorder = LockstepRecorder(self.ranks, None if trace is True else Path(trace))
+
+    supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -284,12 +286,26 @@ def _validated_ranks(ranks: object) -> tuple[int, ...]:
 _routes: dict[Any, Any] = {}
 
 
-def _route(func: OpOverload) -> Fn:
+def _route(func: OpOverload | HigherOrderOperator) -> Fn:
+    if isinstance(func, HigherOrderOperator):
+        return _run_as_written
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.name() in _SIZES:
         return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
+
+
+def _run_as_written(mode: LocalTensorMode, func: HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+    """An operator that takes functions, such as FlexAttention's: torch's eager kernel, whose ops run on every rank."""
+    kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if kernel is None:
+        raise errors.NotInLockstep(f"torch.ops.higher_order.{func.name()}", "torch has no eager kernel of it")
+    _python_dispatch._push_mode(mode)
+    try:
+        return kernel(*args, **kwargs)
+    finally:
+        _python_dispatch._pop_mode()
 
 
 def current_mode(call: str) -> LocalTensorMode:

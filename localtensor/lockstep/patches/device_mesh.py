@@ -127,8 +127,22 @@ MESH_PATCHES: dict[str, Patch] = {
 }
 
 
+def _give_query(name: str, *, call: bool) -> None:
+    """What a LocalTensor has for the values of its ranks, on the tensor that waits for a functional collective, too."""
+
+    def query(x: AsyncCollectiveTensor, *args: object) -> Any:
+        found = getattr(x.trigger_wait(), name)
+        return found(*args) if call else found
+
+    setattr(AsyncCollectiveTensor, name, query if call else property(query))
+
+
 def install() -> None:
-    """Patch DeviceMesh."""
+    """Patch DeviceMesh, and AsyncCollectiveTensor."""
+    for name in ("on", "reconcile", "__localtensor_on__"):
+        _give_query(name, call=True)
+    for name in ("ranks", "_local_tensors", "_ranks"):
+        _give_query(name, call=False)
     for name, replacement in MESH_PATCHES.items():
         if hasattr(DeviceMesh, name):
             patch_attribute(DeviceMesh, name, replacement)

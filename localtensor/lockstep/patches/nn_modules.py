@@ -1,4 +1,4 @@
-"""torch.nn, torch.load and FSDP2 in lockstep, where their handling of tensors does not suit LocalTensors.
+"""torch.nn, FlexAttention, torch.load and FSDP2 in lockstep, where their handling of tensors does not suit LocalTensors.
 
 `PATCHES` are functions of torch and their replacements; `REFUSED` are classes that cannot be supported, and why.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs
 from localtensor.errors import NotInLockstep
 from localtensor.lockstep.comms.collectives import select, stacked_value
@@ -112,6 +113,18 @@ def copy_in(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[T
 
 OP_HANDLERS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
 
+
+class _NotCompiled:
+    """torch's flag by which `flex_attention` runs as it is written and not compiled: true in a thread with a mode."""
+
+    def __init__(self, otherwise: object) -> None:
+        self._otherwise = otherwise
+
+    def __bool__(self) -> bool:
+        return ambient.lockstep() is not None or bool(self._otherwise)
+
+
+_FLEX, _FLAG = "torch.nn.attention.flex_attention", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 _FSDP = "torch.distributed.fsdp._fully_shard"
 # Module, class (or ""), name, and replacement.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12
 # and 2.14.
@@ -150,6 +163,9 @@ def install() -> None:
         owner = getattr(module, kind, None) if kind else module
         if owner is not None and hasattr(owner, function):
             patch_attribute(owner, function, replacement)
+    attention = importlib.import_module(_FLEX)
+    if hasattr(attention, _FLAG):
+        setattr(attention, _FLAG, _NotCompiled(getattr(attention, _FLAG)))
     for name, kind, why in REFUSED:
         owner = getattr(importlib.import_module(name), kind, None)
         if owner is not None:
