@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,10 @@ class LocalTensorMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type[Tensor]], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        if torch.is_inference_mode_enabled() and _views(func) and args and not args[0].is_inference():
+            # torch links the view to its tensor, which it cannot do with a tensor that is made in this mode.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if self._paused:
             return func(*args, **(kwargs or {}))
         for each in types:
@@ -281,6 +286,13 @@ def _validated_ranks(ranks: object) -> tuple[int, ...]:
     if not found or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in found):
         raise errors.NoRanks("LocalTensorMode", ranks)
     return tuple(sorted(set(found)))
+
+
+@lru_cache(None)
+def _views(func: Any) -> bool:
+    """Whether the op returns views of its first argument."""
+    returns = func._schema.returns if isinstance(func, OpOverload) else ()
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 _routes: dict[Any, Any] = {}
