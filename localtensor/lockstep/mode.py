@@ -140,6 +140,7 @@ class LocalTensorMode(TorchDispatchMode):
         return None if self.recorder is None else self.recorder.recording
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        halfway = branches.leave(self)
         try:
             super().__exit__(kind, error, trace)
             if self.recorder is not None:
@@ -154,6 +155,11 @@ class LocalTensorMode(TorchDispatchMode):
                 self._outer[0]._paused, self._outer = self._outer[1], None
             self.streams.close()
             left, self.in_flight = self.in_flight, []
+        if halfway and kind is None:
+            raise errors.NotInLockstep(
+                "if",
+                "a debugger took over while its statements ran for some ranks, and what follows ran for these alone",
+            )
         if left and kind is None:
             raise errors.WorkNotWaited([call for work in left for call in work.calls()])
 

@@ -159,11 +159,13 @@ class _Arm:
             return None  # the condition has raised
         kind, names = ranks_of_row(self._groups, 1), [name for name in self._branch.variables if name in self._before]
         self._stack.enter_context(_on_ranks(self._mode, self._branch, {**self._frame.f_globals, **self._before}, kind))
+        _running.append(self)
         _assign(self._frame, {name: narrowed(self._mode, self._before[name], kind) for name in names})
         return self._branch.arm, self.end
 
     def end(self, event: str, error: Any) -> Next:
         """Joins the variables behind the last line; restores them where the frame has raised an error."""
+        _running.remove(self)
         now = dict(self._frame.f_locals)
         self._after[1] = {name: now[name] for name in self._branch.variables if name in now}
         _assign(self._frame, {name: self._before[name] for name in self._branch.variables if name in self._before})
@@ -173,6 +175,23 @@ class _Arm:
         self._stack.close()
         _assign(self._frame, _joined(self._mode, self._branch, self._before, self._after, self._groups))
         return None
+
+    def is_left_by(self, mode: Any) -> bool:
+        """Closes it if the mode ends within: another trace function has taken the place of that which follows the frame."""
+        if self._mode is mode:
+            _decided.pop(self._frame, None)
+            self._stack.__exit__(RuntimeError, None, None)
+        return self._mode is mode
+
+
+_running: list[_Arm] = []
+
+
+def leave(mode: Any) -> bool:
+    """Whether a statement of this mode was left in the middle, as by a debugger; the mode is whole again."""
+    left = [arm for arm in reversed(_running) if arm.is_left_by(mode)]
+    _running[:] = [arm for arm in _running if arm not in left]
+    return bool(left)
 
 
 Next = tuple[tuple[int, int], Callable[[str, Any], Any]] | None

@@ -446,6 +446,33 @@ def test_a_debugger_keeps_its_trace_function():
         sys.settrace(before)
 
 
+def start_a_debugger():
+    sys._getframe(1).f_trace = None
+    sys.settrace(None)
+
+
+def loses_its_trace_function():
+    x = torch.ones(2)
+    if dist.get_rank() == 0:
+        start_a_debugger()
+        x = x + 1
+    else:
+        x = x + 2
+    return x
+
+
+def test_a_debugger_that_is_started_within_ends_in_an_error():
+    before = sys.gettrace()
+    try:
+        with pytest.raises(NotInLockstep, match="a debugger took over"), lt.LocalTensorMode(RANKS):
+            loses_its_trace_function()
+    finally:
+        sys.settrace(before)
+    assert not torch._C._len_torch_dispatch_stack()
+    with lt.LocalTensorMode(RANKS):
+        assert lt.rank_map(torch.tensor).ranks == (0, 1, 2, 3)
+
+
 def test_no_trace_function_is_left():
     before = sys.gettrace()
     with lt.LocalTensorMode(RANKS):

@@ -92,7 +92,7 @@ def test_numbers_of_a_tensor_are_those_of_each_rank():
         n, flag = x.item(), (x > 0).item()
         assert (n + 1) // 2 == (dist.get_rank() + 1) // 2
         y = torch.arange(6.0)[n : n + 2]
-        with pytest.raises(RanksDiverge, match="Tensor.item"):
+        with pytest.raises(RanksDiverge, match=r"Tensor\.item"):
             x.double().item()
         with pytest.raises(RanksDiverge):
             int(x)
@@ -106,6 +106,6 @@ def test_tensors_are_compared_rank_by_rank():
         torch.testing.assert_close(x, x + 1e-7)
         with pytest.raises(AssertionError, match=r"On rank 0: .*not close"):
             torch.testing.assert_close(x, x + 1)
-        with pytest.raises(RanksDiverge, match="True on rank 1, False on ranks 0, 2") as caught:
+        with pytest.raises(RanksDiverge, match=r"True on rank 1, False on ranks 0, 2") as caught:
             torch.testing.assert_close(x, torch.ones(2))
         assert "On rank 0" in str(caught.value.__cause__)
