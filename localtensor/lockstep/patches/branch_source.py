@@ -39,7 +39,7 @@ _JUMPS = ("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
 class Branch:
     """A statement as functions of the local variables that it names; each returns all of them.  `reads` are all names that it reads.
 
-    `test` returns the condition's truth; `holds` and `otherwise` do what follows, and are None where that is nothing.  `leads` is what
+    `test` returns whether the condition holds; `holds` and `otherwise` do what follows, and are None where that is nothing.  `leads` is what
     the expression that asks must be for the condition to hold.  `lasts` is whether the condition may ask again after the answer.  `arm` are
     the lines of what follows where it holds, if there is an `else`; (0, 0) without.  `lines` are those of the condition.  An assignment runs by itself as well, over `lines`, and its variables are assigned `again`.
     """

@@ -118,7 +118,7 @@ def _truth(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], 
 def _called(
     mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: dict[str, Any], kind: Partition
 ) -> Any:
-    """What a function of the statement returns on these ranks: its variables afterwards, or the condition's truth."""
+    """What a function of the statement returns on these ranks: its variables afterwards, or whether the condition holds."""
     function = FunctionType(code, frame.f_globals)
     with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
         given = [narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.end_to_end.test_docs import ROOT
 
 SUITE = """
@@ -69,6 +71,7 @@ def suite(*words):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
 
 
+@pytest.mark.slow  # four processes, each with torch's test bases
 def test_what_passes_torchs_way_and_not_in_lockstep_has_its_reason(tmp_path):
     (tmp_path / "test_sharded.py").write_text(SUITE)
     done = suite("tensor/test_sharded.py", "--from", str(tmp_path), "--reference", "threads")
