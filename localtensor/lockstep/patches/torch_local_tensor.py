@@ -60,9 +60,10 @@ def in_place_of_torch() -> Iterator[None]:
         (theirs.LocalTensor, _Tensor),
         (theirs.LocalIntNode, _IntNode),
     ]
-    pairs += [(getattr(theirs, name), ours(getattr(theirs, name))) for name, ours in _FUNCTIONS.items()]
+    found = {name: getattr(theirs, name, None) for name in _FUNCTIONS}  # torch 2.11 has no rank_map
+    pairs += [(one, _FUNCTIONS[name](one)) for name, one in found.items() if one is not None]
     tests = sys.modules.get(TESTS)
-    for name in _BY_RANK if tests is not None else ():
+    for name in _BY_RANK if hasattr(tests, _BY_RANK[0]) else ():
         pairs.append((getattr(tests, name), _by_rank(getattr(tests, name).__wrapped__)))
     _replace(pairs)
     try:

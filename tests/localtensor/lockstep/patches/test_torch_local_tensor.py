@@ -90,7 +90,8 @@ def test_their_tests_enter_the_mode_first_and_make_the_group_inside():
                 assert theirs.enabled_local_tensor_mode() is None
                 assert theirs.local_tensor_mode() is mode
                 assert halves([3, 4], 1) == ([3], 0)
-            assert torch.equal(theirs.rank_map(torch.tensor), theirs.tensor_map(x, lambda rank, x: x[0]))
+            if hasattr(theirs, "rank_map"):  # since torch 2.12
+                assert torch.equal(theirs.rank_map(torch.tensor), theirs.tensor_map(x, lambda rank, x: x[0]))
             dist.destroy_process_group(group)
             assert not dist.is_initialized()
     assert x._ranks == frozenset(range(4))
