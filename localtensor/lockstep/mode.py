@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,6 +98,8 @@ class LocalTensorMode(TorchDispatchMode):
 
             self.recorder = LockstepRecorder(self.ranks, None if trace is True else Path(trace))
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes seconds
@@ -137,6 +140,7 @@ class LocalTensorMode(TorchDispatchMode):
         return None if self.recorder is None else self.recorder.recording
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        halfway = branches.leave(self)
         try:
             super().__exit__(kind, error, trace)
             if self.recorder is not None:
@@ -151,12 +155,21 @@ class LocalTensorMode(TorchDispatchMode):
                 self._outer[0]._paused, self._outer = self._outer[1], None
             self.streams.close()
             left, self.in_flight = self.in_flight, []
+        if halfway and kind is None:
+            raise errors.NotInLockstep(
+                "if",
+                "a debugger took over while its statements ran for some ranks, and what follows ran for these alone",
+            )
         if left and kind is None:
             raise errors.WorkNotWaited([call for work in left for call in work.calls()])
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type[Tensor]], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        if torch.is_inference_mode_enabled() and _views(func) and args and not args[0].is_inference():
+            # torch links the view to its tensor, which it cannot do with a tensor that is made in this mode.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if self._paused:
             return func(*args, **(kwargs or {}))
         for each in types:
@@ -281,15 +294,36 @@ def _validated_ranks(ranks: object) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
+@lru_cache(None)
+def _views(func: Any) -> bool:
+    """Whether the op returns views of its first argument."""
+    returns = func._schema.returns if isinstance(func, OpOverload) else ()
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
 _routes: dict[Any, Any] = {}
 
 
-def _route(func: OpOverload) -> Fn:
+def _route(func: OpOverload | HigherOrderOperator) -> Fn:
+    if isinstance(func, HigherOrderOperator):
+        return _run_as_written
     if func.namespace in ("profiler", "prim"):
         return lambda mode, func, args, kwargs: func(*args, **kwargs)
     if func.name() in _SIZES:
         return lambda mode, func, args, kwargs: size_query(func._schema.name.removeprefix("aten::"), *args)
     return nn_modules.OP_HANDLERS.get(func.name()) or c10d_dispatch.op_handler(func.namespace) or dispatcher.run_op
+
+
+def _run_as_written(mode: LocalTensorMode, func: HigherOrderOperator, args: Args, kwargs: Kwargs) -> Any:
+    """An operator that takes functions, such as FlexAttention's: torch's eager kernel, whose ops run on every rank."""
+    kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    if kernel is None:
+        raise errors.NotInLockstep(f"torch.ops.higher_order.{func.name()}", "torch has no eager kernel of it")
+    _python_dispatch._push_mode(mode)
+    try:
+        return kernel(*args, **kwargs)
+    finally:
+        _python_dispatch._pop_mode()
 
 
 def current_mode(call: str) -> LocalTensorMode:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.distributed import Work
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from localtensor._util.call_sites import Args, Fn, Kwargs, origin
 from localtensor._util.events import Call, Place
@@ -236,7 +237,9 @@ _FUNCTIONAL: dict[str, Callable[..., StackedValue]] = {
 def run_functional_op(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run one of torch's functional collectives."""
     name = func._schema.name.split("::")[1]
-    if name in ("wait_tensor", "_wrap_tensor_autograd"):
+    if name == "_wrap_tensor_autograd":
+        return AsyncCollectiveTensor(args[0])  # as on a rank: the first op that reads it waits for it
+    if name == "wait_tensor":
         return args[0]
     base = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
     if base not in _FUNCTIONAL:

@@ -20,7 +20,7 @@ from localtensor.lockstep.dispatch.batching import add_dims
 from localtensor.lockstep.dispatch.op_table import Execution, OpTraits
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.partition import Partition, selections
-from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_bool, rank_int
 from localtensor.lockstep.values.stacks import cells_of_rows, copy_as_blocks, dense_strides, is_in_blocks, merge_alike
 from localtensor.lockstep.values.storage import Memory, SeparateRows
 
@@ -98,12 +98,13 @@ class ResultBuilder:
         first = rows[0]
         if all(equal_or_nan(row, first) for row in rows):
             return first
-        if type(first) is int and self.func.name() != "aten::_local_scalar_dense":
+        if type(first) is int:
             return rank_int(np.array(rows)[final.row_of], final.held)
-        values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
-        place = origin(sys._getframe(4)).place
         call = "Tensor.item" if self.func.name() == "aten::_local_scalar_dense" else str(self.func)
-        raise RanksDiverge(call, "", values, place)
+        if type(first) is bool and call == "Tensor.item":
+            return rank_bool(np.array(rows)[final.row_of], final.held, "value")
+        values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
+        raise RanksDiverge(call, "", values, origin(sys._getframe(4)).place)
 
 
 def copy_lazy_flags(x: LocalTensor) -> LocalTensor:

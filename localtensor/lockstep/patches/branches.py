@@ -1,25 +1,23 @@
 """`if rank == 0:` in lockstep: the statement runs once for each kind of rank, and what it assigns is joined.
 
-All ranks share one control flow, so a condition has one answer.  Where the ranks differ, the `if` statement that asks is found in the
-source, and is called as a function on the values of the ranks on which the condition holds, and of the others if there is an `else`.
-Then the control flow goes on behind the statement: by the answer False, or by a jump of a trace function over the `else`.
+All ranks share one control flow, so a condition has one answer.  Where the ranks differ, the statement that asks is found in the source
+(branch_source.py), its condition is evaluated for each kind of rank, and what follows is called as a function on the values of the ranks on
+which it holds.  Then the control flow goes on behind the statement, by the answer that skips it.  With an `else`, that is called for the other
+ranks, and the frame itself runs what follows where the condition holds, in the mode narrowed to those ranks by a trace function, which joins
+the variables behind it.  An assignment of `a if condition else b` runs for each kind, and once more by itself; then a
+trace function assigns the joined values.  An assertion fails if it does on any rank.
 
-Not so where the statement leaves its function or loop, where a kind of rank communicates alone, where nothing follows an `else` in its
-block, or in code of torch: that raises `RanksDiverge` or `NotInLockstep`.
+Not so where the statement leaves its function or loop, where a kind of rank communicates alone, or in code of torch: that raises
+`RanksDiverge` or `NotInLockstep`.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
-import functools
-import itertools
-import linecache
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -32,88 +30,172 @@ from torch.utils._pytree import tree_leaves
 
 from localtensor._util.call_sites import is_user_file
 from localtensor.errors import NotInLockstep
+from localtensor.lockstep.patches.branch_source import TEST, Branch, branch_at, list_at
+from localtensor.lockstep.patches.branch_values import joined_with_gradients, narrowed
 from localtensor.lockstep.patches.device_mesh import (
-    join_rank_groups,
     narrow_mode,
-    narrow_value,
     ranks_of_row,
     without_other_modes,
 )
 from localtensor.lockstep.values import formatting
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
-_LEAVES = (
-    ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.NamedExpr,
-)  # fmt: skip
-_QUERIES = (
-    "get_rank",
-    "get_world_size",
-    "get_local_rank",
-    "get_coordinate",
-    "is_initialized",
-    "len",
-    "int",
-    "min",
-    "max",
-)
-"""Calls in a condition that may be made twice."""
-_NAME = "_for_some_ranks"
+_OURS = str(Path(__file__).parents[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """An `if` statement as a function of the local variables that it names; it returns them.  `reads` are all names that it reads.
+class _Differs(Exception):  # it is no error: the condition is evaluated for the kinds of rank apart
+    """A part of a condition that is evaluated for some ranks differs between them: its values by rank."""
 
-    `answer` is that of its condition where it does not hold; then the control flow comes to line `inside` of the `else`, from
-    which it is to jump to line `behind`; both are 0 without an `else`.
-    """
 
-    code: CodeType
-    reads: tuple[str, ...]
-    variables: tuple[str, ...]
-    assigns: tuple[str, ...]
-    answer: bool
-    inside: int = 0
-    behind: int = 0
+_decided: dict[FrameType, Branch] = {}
+"""The statement that has run for some ranks, and whose condition may ask again in this frame."""
 
 
 def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | None:
-    """Runs the `if` statement that asks for this condition, and returns the answer that skips it; None where it cannot be run so.
+    """Runs the statement that asks for this condition, and returns the answer that skips it; None where it cannot be run so.
 
-    `values` has for each rank whether the condition holds; `held` marks the ranks that ask.
+    `values` has for each rank whether what is asked for holds; `held` marks the ranks that ask.
     """
     frame = _asking_frame()
-    branch = None if frame is None else branch_at(frame)
-    if frame is None or branch is None or mode is None or (branch.inside and sys.gettrace() is not None):
+    if frame is None or mode is None:
+        return None
+    if frame.f_code.co_name == TEST:
+        raise _Differs(values)
+    branch = branch_at(frame)
+    if branch is None:
+        return None
+    decided = _decided.get(frame)
+    if decided is not None and decided.lines == branch.lines:
+        return branch.leads is bool(decided.arm[0])
+    traces = branch.arm[0] or branch.again or (branch.lasts and not branch.whole)
+    if traces and sys.gettrace() not in (None, _no_calls):  # a debugger's, or of coverage
         return None
     here = mode.everyone.row_of != NOWHERE
-    groups = by_value(values.astype(np.int64), here if held is None else here & held)
+    here = here if held is None else here & held
     before = dict(frame.f_locals)
+    truth = _truth(mode, branch, frame, before, values, here)
+    groups = by_value(truth.astype(np.int64), here)
+    if groups.rows == 1 or branch.fails:
+        return branch.leads is bool(truth[here].all())
+    return None if branch.whole else _run(mode, branch, frame, before, groups)
+
+
+def _run(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], groups: Partition) -> bool:
+    """Runs the statement for the ranks on which its condition holds not, and does, and returns what the part that asks is to be."""
     after = [before] * groups.rows
-    for row in range(groups.rows):
-        holds = bool(values[groups.row_of == row].any()) is not branch.answer
-        if holds or branch.inside:
-            after[row] = _called(mode, branch, frame, before, ranks_of_row(groups, row))
-    _assign(frame, _joined(mode, branch, before, after, groups))
-    if branch.inside:
-        _jump(frame, branch)
-    return branch.answer
+    for row, code in enumerate(
+        (branch.otherwise, None if branch.arm[0] else branch.holds)
+    ):  # by_value sorts: False, then True
+        if code is not None:
+            after[row] = _called(mode, branch, code, frame, before, ranks_of_row(groups, row))
+    if branch.arm[0]:
+        _follow(frame, branch, branch.lines, _Arm(mode, branch, frame, (before, after), groups).begin)
+        return branch.leads
+    joined = _joined(mode, branch, before, after, groups)
+    if branch.again:
+        _follow(frame, branch, branch.lines, lambda event, error: _assign(frame, joined))
+    else:
+        _assign(frame, joined)
+        if branch.lasts:
+            _follow(frame, branch, branch.lines, lambda event, error: None)
+    return not branch.leads
 
 
-def _called(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], kind: Partition) -> dict[str, Any]:
-    """The variables after the statement on these ranks."""
-    code = next(one for one in branch.code.co_consts if isinstance(one, CodeType) and one.co_name == _NAME)
+def _truth(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], values: Array, held: Array) -> Array:
+    """Whether the condition holds, by rank: it is evaluated for each kind of rank, where it asks for a value that differs."""
+    truth, left = np.zeros(mode.world, bool), [by_value(values.astype(np.int64), held)]
+    while left:
+        groups = left.pop()
+        for row in range(groups.rows):
+            kind = ranks_of_row(groups, row)
+            try:
+                truth[kind.held] = _called(mode, branch, branch.test, frame, before, kind)
+            except _Differs as found:
+                left.append(by_value(found.args[0].astype(np.int64), kind.held))
+    return truth
+
+
+def _called(
+    mode: Any, branch: Branch, code: CodeType, frame: FrameType, before: dict[str, Any], kind: Partition
+) -> Any:
+    """What a function of the statement returns on these ranks: its variables afterwards, or whether the condition holds."""
     function = FunctionType(code, frame.f_globals)
-    scope = {**frame.f_globals, **before}
+    with _on_ranks(mode, branch, {**frame.f_globals, **before}, kind):
+        given = [narrowed(mode, before.get(name, _UNSET), kind) for name in branch.variables]
+        after = function(*given)
+    return {name: value for name, value in after.items() if value is not _UNSET} if code is not branch.test else after
+
+
+@contextmanager
+def _on_ranks(mode: Any, branch: Branch, scope: dict[str, Any], kind: Partition) -> Iterator[None]:
+    """While inside, the statement runs on these ranks.  Raises `NotInLockstep` for a container of all ranks that has changed."""
     shared = {name: _items(scope[name]) for name in branch.reads if name in scope}
     with narrow_mode(mode, kind), without_other_modes(mode), _NoWrites():
-        given = [narrow_value(mode, before.get(name, _UNSET), kind) for name in branch.variables]
-        after = function(*given)
+        yield
     for name, items in shared.items():
         now = _items(scope[name])
         if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
             raise NotInLockstep(f"if: {name}", "it is changed on some ranks only, and is one object for all")
-    return {name: value for name, value in after.items() if value is not _UNSET}
+
+
+class _Arm:
+    """What follows where a condition holds, run by the frame itself on those ranks, while a trace function follows it."""
+
+    def __init__(
+        self,
+        mode: Any,
+        branch: Branch,
+        frame: FrameType,
+        values: tuple[dict[str, Any], list[dict[str, Any]]],
+        groups: Partition,
+    ) -> None:
+        self._mode, self._branch, self._frame, self._groups = mode, branch, frame, groups
+        self._before, self._after = values
+        self._stack = ExitStack()
+
+    def begin(self, event: str, error: Any) -> Next:
+        """Narrows the mode and the variables as the frame comes to the first line."""
+        if event == "return" or error is not None:
+            return None  # the condition has raised
+        kind, names = ranks_of_row(self._groups, 1), [name for name in self._branch.variables if name in self._before]
+        self._stack.enter_context(_on_ranks(self._mode, self._branch, {**self._frame.f_globals, **self._before}, kind))
+        _running.append(self)
+        _assign(self._frame, {name: narrowed(self._mode, self._before[name], kind) for name in names})
+        return self._branch.arm, self.end
+
+    def end(self, event: str, error: Any) -> Next:
+        """Joins the variables behind the last line; restores them where the frame has raised an error."""
+        _running.remove(self)
+        now = dict(self._frame.f_locals)
+        self._after[1] = {name: now[name] for name in self._branch.variables if name in now}
+        _assign(self._frame, {name: self._before[name] for name in self._branch.variables if name in self._before})
+        if error is not None:
+            self._stack.__exit__(*error)
+            return None
+        self._stack.close()
+        _assign(self._frame, _joined(self._mode, self._branch, self._before, self._after, self._groups))
+        return None
+
+    def is_left_by(self, mode: Any) -> bool:
+        """Closes it if the mode ends within: another trace function has taken the place of that which follows the frame."""
+        if self._mode is mode:
+            _decided.pop(self._frame, None)
+            self._stack.__exit__(RuntimeError, None, None)
+        return self._mode is mode
+
+
+_running: list[_Arm] = []
+
+
+def leave(mode: Any) -> bool:
+    """Whether a statement of this mode was left in the middle, as by a debugger; the mode is whole again."""
+    left = [arm for arm in reversed(_running) if arm.is_left_by(mode)]
+    _running[:] = [arm for arm in _running if arm not in left]
+    return bool(left)
+
+
+Next = tuple[tuple[int, int], Callable[[str, Any], Any]] | None
+"""Further lines to follow, and what to call behind them."""
 
 
 class _NoWrites(TorchDispatchMode):
@@ -163,28 +245,96 @@ def _joined(
         if any(isinstance(one, DTensor) for one in each) and any(one is not each[0] for one in each):
             raise NotInLockstep(f"if: {name}", "a DTensor is assigned on some ranks only, and is one object for all")
         own = [
-            narrow_value(mode, one, ranks_of_row(groups, row)) if found is before else one
+            narrowed(mode, one, ranks_of_row(groups, row)) if found is before else one
             for row, (one, found) in enumerate(zip(each, after, strict=True))
         ]
-        joined[name] = join_rank_groups(mode, own, groups)
+        joined[name] = joined_with_gradients(mode, own, groups)
     return joined
 
 
-def _jump(frame: FrameType, branch: Branch) -> None:
-    """Has the frame go on behind the statement when it comes to the `else`."""
+def _follow(frame: FrameType, branch: Branch, lines: tuple[int, int], then: Callable[[str, Any], Any]) -> None:
+    """Calls `then` with the trace event and the error of the frame, or None, when it leaves these lines, and goes on with what it returns."""
+    outside = _decided.get(frame)
+    _decided[frame] = branch
+    state: list[Any] = [(lines, then), None]
 
-    def trace(seen: FrameType, event: str, _: Any) -> Any:
-        if seen is not frame or event != "line" or frame.f_lineno < branch.inside:
+    def trace(seen: FrameType, event: str, argument: Any) -> Any:
+        if seen is frame and event == "exception":
+            state[1] = argument
+        (first, last), then = state[0]
+        if seen is not frame or event not in ("line", "return"):
             return trace
-        with warnings.catch_warnings():  # since Python 3.12 a jump gives None to variables without a value, and says so
-            warnings.simplefilter("ignore", RuntimeWarning)
-            frame.f_lineno = branch.behind  # type: ignore[misc]  # a trace function may
-        frame.f_trace = None
-        sys.settrace(None)
-        return None
+        if event == "line" and first <= frame.f_lineno <= last:
+            state[1] = None  # it is caught there
+            return trace
+        state[0] = None
+        try:
+            state[0] = then(event, state[1])
+        finally:
+            if state[0] is None:
+                _decided.pop(frame, None)
+                _decided.update({} if outside is None else {frame: outside})
+                give_back()
+        if state[0] is not None:
+            return trace
+        if state[1] is not None:
+            give_on(frame, "exception", state[1])
+        return give_on(frame, event, argument)
+
+    give_back, give_on = _trace(frame, trace)
+
+
+def _no_calls(*_: Any) -> None:
+    """The trace function of a thread in which a frame is followed: other frames are not."""
+
+
+def _trace(frame: FrameType, trace: Any) -> tuple[Callable[[], None], Callable[..., Any]]:
+    """Follows the frame by this trace function, and returns one that restores what followed it before, and one that calls that."""
+    former, of_thread = frame.f_trace, sys.gettrace()
+
+    def give_back() -> None:
+        frame.f_trace_opcodes, frame.f_trace = False, former
+        sys.settrace(of_thread)
+
+    def give_on(seen: FrameType, event: str, argument: Any) -> Any:
+        return None if former is None or event == "opcode" else former(seen, event, argument)
 
     frame.f_trace = trace
-    sys.settrace(lambda *_: None)
+    sys.settrace(_no_calls)
+    return give_back, give_on
+
+
+def item_for_each_rank(mode: Any, values: Array, held: Array | None) -> int | None:
+    """The place of the items of a list that is indexed by an int of each rank, joined; None if it cannot be done so.
+
+    The list has them as its last item until the frame's next instruction, in which a trace function takes it away again.
+    """
+    frame = _asking_frame()
+    found = None if frame is None or mode is None or sys.gettrace() not in (None, _no_calls) else list_at(frame)
+    if frame is None or not found:
+        return None
+    here = mode.everyone.row_of != NOWHERE
+    here = here if held is None else here & held
+    if ((values < -len(found)) | (values >= len(found)))[here].any():
+        return len(found)  # IndexError, as on that rank
+    groups = by_value(values, here)
+    kinds = [ranks_of_row(groups, row) for row in range(groups.rows)]
+    items = [found[int(values[kind.row_of != NOWHERE][0])] for kind in kinds]
+    if any(isinstance(one, DTensor) and one is not items[0] for one in items):
+        return None
+    joined = joined_with_gradients(mode, [narrowed(mode, *pair) for pair in zip(items, kinds, strict=True)], groups)
+
+    def trace(seen: FrameType, event: str, argument: Any) -> Any:
+        if seen is not frame:
+            return trace
+        found.pop()
+        give_back()
+        return give_on(seen, event, argument)
+
+    found.append(joined)
+    frame.f_trace_opcodes = True
+    give_back, give_on = _trace(frame, trace)
+    return len(found) - 1
 
 
 class _Unset:
@@ -195,130 +345,15 @@ _UNSET = _Unset()
 
 
 def _asking_frame() -> FrameType | None:
-    """The frame of user code that asks for the answer of a condition; None if torch does."""
+    """The frame of user code that asks for the answer of a condition or for an index; None if torch does."""
     frame: FrameType | None = sys._getframe(1)
-    own = torch.SymBool.__bool__.__code__, torch.SymInt.__bool__.__code__
-    while frame is not None and frame.f_code is not own[0]:
-        frame = frame.f_back
-    while frame is not None and frame.f_code in own:
+    own = [
+        one.__code__
+        for one in (torch.SymBool.__bool__, torch.SymInt.__bool__, torch.SymInt.__index__, Tensor.__contains__)
+    ]
+    while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(_OURS)):
         frame = frame.f_back
     return frame if frame is not None and is_user_file(frame.f_code.co_filename) else None
-
-
-def branch_at(frame: FrameType) -> Branch | None:
-    """The `if` statement whose condition the frame asks for, if it can be run for some ranks."""
-    place = _position(frame)
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    code = frame.f_code
-    own = () if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
-    alone = code.co_name == _NAME  # a statement that was made a function: it returns on the line behind
-    return None if place is None else _branch("".join(lines), code.co_filename, place, own, code.co_freevars, alone)
-
-
-def _position(frame: FrameType) -> tuple[int, ...] | None:
-    """The lines and columns of the expression that is asked; on Python 3.10 the line alone."""
-    if not hasattr(frame.f_code, "co_positions"):
-        return (frame.f_lineno,)
-    place = next(iter([*frame.f_code.co_positions()][frame.f_lasti // 2 :]), None)
-    return None if place is None or None in place else tuple(at for at in place if at is not None)
-
-
-@functools.lru_cache(512)
-def _branch(
-    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...], free: tuple[str, ...], alone: bool
-) -> Branch | None:
-    """The statement in a text whose condition is at this place, in a function with variables of its `own` and `free` ones."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return None
-    behind = dict(_following(tree.body))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If):
-            whole = _is_at(node, place)  # on Python 3.11 the jump has the place of the statement
-            answers = {answer for one, answer in _asked(node.test, answer=False) if whole or _is_at(one, place)}
-            if len(answers) == 1:
-                after = behind[node] or ((node.end_lineno or 0) + 1 if alone else 0)
-                fits = _is_fit(node, free) and (not node.orelse or after > (node.end_lineno or after))
-                return _made(node, answers.pop(), file, {*own, *free}, after) if fits else None
-    return None
-
-
-def _following(block: Sequence[ast.stmt], behind: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """Each `if` statement with the line on which the control flow goes on behind it; 0 where nothing follows in its block.
-
-    Behind the last statement within an `if` comes what follows that one.
-    """
-    for one, after in itertools.zip_longest(block, block[1:]):
-        line = behind if after is None else after.lineno
-        if isinstance(one, ast.If):
-            yield one, line
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(one, name, [])
-            if inner and isinstance(inner, list):
-                yield from _following(inner, line if isinstance(one, ast.If) else 0)
-
-
-def _asked(test: ast.expr, *, answer: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The parts of a condition, each with the answer that skips the statement: those of `and` and `not`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and not answer:
-        for value in test.values:
-            yield from _asked(value, answer=answer)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _asked(test.operand, answer=not answer)
-    elif not isinstance(test, ast.BoolOp):
-        yield test, answer
-
-
-def _is_at(node: ast.expr | ast.stmt, place: tuple[int, ...]) -> bool:
-    if len(place) == 1:
-        return node.lineno == place[0]
-    return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == place
-
-
-def _is_fit(node: ast.If, free: tuple[str, ...]) -> bool:
-    """Whether the statement stays in its function, sets no attribute, and has a condition that may be evaluated twice."""
-    body = [one for statement in (*node.body, *node.orelse) for one in ast.walk(statement)]
-    leaves = any(isinstance(one, _LEAVES) for one in body)
-    shared = any(isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store) for one in body)
-    named = any(isinstance(one, ast.Name) and one.id in ("super", "locals", "vars", "exec", "eval") for one in body)
-    private = any(
-        isinstance(one, ast.Attribute) and one.attr.startswith("__") and not one.attr.endswith("__") for one in body
-    )
-    twice = all(_name_of(one.func) in _QUERIES for one in ast.walk(node.test) if isinstance(one, ast.Call))
-    assigned = {one.id for one in body if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return not (leaves or shared or named or private or assigned & {*free}) and twice
-
-
-def _name_of(function: ast.expr) -> str:
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-
-
-def _made(node: ast.If, answer: bool, file: str, local: AbstractSet[str], behind: int) -> Branch:
-    names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-    assigns = {one.id for one in names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
-    variables = sorted({one.id for one in names if one.id in local} | assigns)
-    arguments = ast.arguments([], [ast.arg(name) for name in variables], None, [], [], None, [])
-    back = ast.parse("return locals()").body
-    for one in ast.walk(back[0]):
-        if isinstance(one, ast.stmt | ast.expr):
-            one.lineno = one.end_lineno = behind or (node.end_lineno or 0) + 1
-    made: Any = ast.FunctionDef(_NAME, arguments, [node, *back], [], None)
-    made.type_params = []
-    tree = ast.fix_missing_locations(ast.Module([made], []))
-    code, inside = compile(tree, file, "exec"), node.orelse[0].lineno if node.orelse else 0
-    reads = {one.id for one in names if isinstance(one.ctx, ast.Load)}
-    return Branch(
-        code, tuple(sorted(reads)), tuple(variables), tuple(sorted(assigns)), answer, inside, behind if inside else 0
-    )
-
-
-def _imported(node: ast.If) -> Iterator[str]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in one.names)
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:
@@ -330,3 +365,4 @@ def _assign(frame: FrameType, values: dict[str, Any]) -> None:
 
 
 formatting.BRANCHES[:] = [run_for_some_ranks]
+formatting.ITEMS[:] = [item_for_each_rank]

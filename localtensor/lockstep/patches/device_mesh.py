@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _python_dispatch
 
 from localtensor._util.call_sites import Fn
-from localtensor.errors import NotInLockstep, RanksDiverge
+from localtensor.errors import NotInLockstep, RanksDiverge, ValuesDiffer
 from localtensor.lockstep.comms.collectives import StackedValue, select, stacked_value
 from localtensor.lockstep.comms.stacked_collectives import rows_by_cell, take_rows
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
@@ -127,8 +127,22 @@ MESH_PATCHES: dict[str, Patch] = {
 }
 
 
+def _give_query(name: str, *, call: bool) -> None:
+    """What a LocalTensor has for the values of its ranks, on the tensor that waits for a functional collective, too."""
+
+    def query(x: AsyncCollectiveTensor, *args: object) -> Any:
+        found = getattr(x.trigger_wait(), name)
+        return found(*args) if call else found
+
+    setattr(AsyncCollectiveTensor, name, query if call else property(query))
+
+
 def install() -> None:
-    """Patch DeviceMesh."""
+    """Patch DeviceMesh, and AsyncCollectiveTensor."""
+    for name in ("on", "reconcile", "__localtensor_on__"):
+        _give_query(name, call=True)
+    for name in ("ranks", "_local_tensors", "_ranks"):
+        _give_query(name, call=False)
     for name, replacement in MESH_PATCHES.items():
         if hasattr(DeviceMesh, name):
             patch_attribute(DeviceMesh, name, replacement)
@@ -229,11 +243,23 @@ def keep_ranks(mode: Mode, x: object, kind: Partition | None) -> Any:
         return wrap(*select([stacked_value(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
 
 
+def _check_alike(found: Sequence[Any], held: Partition) -> None:
+    """Raises `NotInLockstep` or `ValuesDiffer` for tensors of ranks that cannot be one tensor."""
+    if not all(isinstance(one, Tensor) for one in found):
+        raise NotInLockstep("a tensor", "only some ranks have one")
+    for row, one in enumerate(found):
+        for name in ("dtype", "device", "layout", "ndim"):
+            mine, theirs = getattr(one, name), getattr(found[0], name)
+            if mine != theirs:
+                raise ValuesDiffer("LocalTensor", name, mine, held.ranks(row)[0], theirs, held.ranks(0)[0])
+
+
 def join_rank_groups(mode: Mode, found: Sequence[Any], held: Partition) -> object:
     """One value from a result for each row of a partition.  Raises `NotInLockstep` or `RanksDiverge`."""
     found = [wait_for(one) for one in found]
     first = found[0]
     if isinstance(first, Tensor):
+        _check_alike(found, held)
         with torch._C._DisableTorchDispatch():
             return wrap(*select([stacked_value(mode, one) for one in found], held.row_of), mode)
     if isinstance(first, list | tuple):

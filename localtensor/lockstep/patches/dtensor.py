@@ -7,8 +7,10 @@ every rank.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
+from torch.distributed.tensor import _api, _collective_utils, _utils
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _MaskPartial, _StridedShard
 
 from localtensor._util.call_sites import Fn
@@ -375,9 +377,15 @@ def install() -> None:
             continue  # this version of torch lacks it
         before = getattr(owner, name)
         patch_attribute(owner, name, _waiting_first(replacement))
-        for module in (placement_types, _redistribute, _utils, torch.distributed._functional_collectives):
-            if module is not owner and getattr(module, name, None) is before:
-                setattr(module, name, getattr(owner, name))
+        if isinstance(owner, ModuleType):
+            _replace_imported(name, before, getattr(owner, name))
+
+
+def _replace_imported(name: str, before: object, after: object) -> None:
+    """Put the patched function wherever a module has imported the original by its name: torch's modules, and a user's."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and vars(module).get(name) is before:
+            setattr(module, name, after)
 
 
 def _waiting_first(replacement: Patch) -> Patch:

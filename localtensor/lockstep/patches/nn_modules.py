@@ -1,4 +1,4 @@
-"""torch.nn, torch.load and FSDP2 in lockstep, where their handling of tensors does not suit LocalTensors.
+"""torch.nn, FlexAttention, torch.load and FSDP2 in lockstep, where their handling of tensors does not suit LocalTensors.
 
 `PATCHES` are functions of torch and their replacements; `REFUSED` are classes that cannot be supported, and why.
 """
@@ -13,13 +13,16 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.testing._comparison import ErrorMeta
 
+from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Fn, Kwargs
-from localtensor.errors import NotInLockstep
+from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.comms.collectives import select, stacked_value
 from localtensor.lockstep.dispatch.dispatcher import plain_dispatch
 from localtensor.lockstep.patches.rank_queries import Patch, patch_attribute, refuse
-from localtensor.lockstep.values.formatting import as_if_padded
+from localtensor.lockstep.values.formatting import as_if_padded, user_place
 from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
 from localtensor.lockstep.values.rank_int import Int, is_rank_int
 
@@ -62,6 +65,40 @@ def _validate_loaded(mode: Mode, original: Fn, *args: object, **kwargs: object) 
     waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
     with plain_dispatch():
         original(*args, **kwargs)
+
+
+# -- torch.testing
+
+
+def _compare_values(mode: Any, original: Fn, pair: Any, actual: Tensor, expected: Tensor) -> None:
+    """Compare the tensors of each rank.  Raises torch's error if they differ on all ranks; `RanksDiverge` if on some only."""
+    given = [x.trigger_wait() if isinstance(x, AsyncCollectiveTensor) else x for x in (actual, expected)]
+    held = [x for x in given if isinstance(x, LocalTensor)]
+    if all(x._partition.uniform for x in held):
+        original(pair, actual, expected)
+        return
+    kinds: dict[tuple[int, ...], int] = {}
+    for rank in [rank for rank in mode.ranks if all(x._partition.row_of[rank] >= 0 for x in held)]:
+        kinds.setdefault(tuple(x._partition.row_of[rank] for x in held), rank)
+    found: dict[int, Any] = {}
+    with mode.disable():
+        for rank in kinds.values():
+            try:
+                own = [x.__localtensor_on__(rank) if isinstance(x, LocalTensor) else x for x in given]
+                found[rank] = original(pair, *own)
+            except ErrorMeta as error:
+                error.msg = f"On rank {rank}: {error.msg}"
+                found[rank] = error
+    errors = [error for error in found.values() if error is not None]
+    if errors and len(errors) < len(found):
+        diverge = RanksDiverge(
+            "torch.testing.assert_close", "equal", {rank: one is None for rank, one in found.items()}, user_place()
+        )
+        diverge.__cause__ = AssertionError(errors[0].msg)
+        kind: Any = lambda _: diverge  # noqa: E731  # torch calls it with the message
+        raise ErrorMeta(kind, str(diverge))
+    if errors:
+        raise errors[0]
 
 
 # -- FSDP2: its shards are chunks of dim 0, padded to the length of the first
@@ -112,10 +149,23 @@ def copy_in(mode: Mode, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[T
 
 OP_HANDLERS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
 
+
+class _NotCompiled:
+    """torch's flag by which `flex_attention` runs as it is written and not compiled: true in a thread with a mode."""
+
+    def __init__(self, otherwise: object) -> None:
+        self._otherwise = otherwise
+
+    def __bool__(self) -> bool:
+        return ambient.lockstep() is not None or bool(self._otherwise)
+
+
+_FLEX, _FLAG = "torch.nn.attention.flex_attention", "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 _FSDP = "torch.distributed.fsdp._fully_shard"
 # Module, class (or ""), name, and replacement.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12
 # and 2.14.
 PATCHES: list[tuple[str, str, str, Patch]] = [
+    ("torch.testing._comparison", "TensorLikePair", "_compare_values", _compare_values),
     ("torch._utils", "", "_validate_loaded_sparse_tensors", _validate_loaded),
     (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
     (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),
@@ -150,6 +200,9 @@ def install() -> None:
         owner = getattr(module, kind, None) if kind else module
         if owner is not None and hasattr(owner, function):
             patch_attribute(owner, function, replacement)
+    attention = importlib.import_module(_FLEX)
+    if hasattr(attention, _FLAG):
+        setattr(attention, _FLAG, _NotCompiled(getattr(attention, _FLAG)))
     for name, kind, why in REFUSED:
         owner = getattr(importlib.import_module(name), kind, None)
         if owner is not None:

@@ -122,6 +122,11 @@ BRANCHES: list[Branches] = []
 """The function that runs an `if` statement for some ranks, see patches/branches.py."""
 
 
+Items = Callable[[Any, Array, Array | None], int | None]
+ITEMS: list[Items] = []
+"""The function that finds the item of a list at an index of each rank, see patches/branches.py."""
+
+
 def one_answer(words: str, values: Array, held: Array | None) -> bool:
     """The answer of all ranks to a question on which they differ.
 
@@ -141,9 +146,12 @@ def one_answer(words: str, values: Array, held: Array | None) -> bool:
 def one_int(values: Array, held: Array | None) -> int:
     """The int of the ranks that run now.  Raises `RanksDiverge` where they differ."""
     here: int | None = value_here(values, held)
-    if here is None:
-        raise divergence("int", "value", values, held)
-    return here
+    if here is not None:
+        return here
+    for find in ITEMS:
+        if (place := find(ambient.lockstep(), values, held)) is not None:
+            return place
+    raise divergence("int", "value", values, held)
 
 
 def node_text(kind: str, values: Array, held: Array | None) -> str:

@@ -138,6 +138,11 @@ class LocalTensor(Tensor):
         """The tensors by rank, under the name that torch's own LocalTensor uses."""
         return {rank: self.__localtensor_on__(rank) for rank in self.ranks}
 
+    @property
+    def _ranks(self) -> frozenset[int]:
+        """The ranks, under the name that torch's own LocalTensor uses."""
+        return frozenset(self.ranks)
+
     def values(self) -> list[tuple[list[int], Tensor]]:  # type: ignore[override]  # of sparse tensors only
         """Each stored value, not copied, with the ranks that read it; sorted by first rank."""
         rows = sorted(self._partition.ranks(row) for row in range(self._partition.rows))

@@ -13,7 +13,7 @@ import torch
 from localtensor.errors import AnotherMode, NotHeld
 from localtensor.lockstep.values.formatting import user_place
 from localtensor.lockstep.values.partition import Array
-from localtensor.lockstep.values.sym_nodes import Constant, RankInts, int_node
+from localtensor.lockstep.values.sym_nodes import Constant, RankInts, bool_node, int_node
 
 Int = int | torch.SymInt  # one for all ranks, or one of each rank
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
@@ -45,6 +45,16 @@ def _known(values: bytes, held: bytes | None) -> Int:
         raise NotHeld("rank_int", range(len(array)), ())
     node = int_node(array, mask)
     return node.constant if type(node) is Constant else torch.SymInt(node)
+
+
+def rank_bool(values: Array, held: Array | None, words: str) -> bool | torch.SymBool:
+    """The bool of each rank, as `rank_int` an int; `words` are what errors call it.
+
+    >>> rank_bool(np.array([True, False]), None, "value"), rank_bool(np.array([True, False]), np.array([True, False]), "value")
+    (RankBools(True, False), True)
+    """
+    node = bool_node(np.array(values), held, lambda: words)
+    return node.constant if type(node) is Constant else torch.SymBool(node)
 
 
 def is_rank_int(x: object) -> TypeGuard[torch.SymInt]:

@@ -133,7 +133,7 @@ def _comparison(sign: str, fn: Callable[[Any, Any], Any], kind: type | None = No
         if type(self) is Constant and type(other) is Constant:
             return Constant(fn(self.constant, other.constant))
         held = _holders(sign, self, other)
-        return _bool_node(fn(self.values, other.values), held, lambda: f"{self.words} {sign} {other.words}")
+        return bool_node(fn(self.values, other.values), held, lambda: f"{self.words} {sign} {other.words}")
 
     return method
 
@@ -190,7 +190,7 @@ class _Ints(_Node):
         columns = [*zip(*(np.broadcast_to(node.values, world)[ranks].tolist() for node in nodes), strict=True)]
         answers, values = {column: is_dense(column) for column in set(columns)}, np.zeros(world, bool)
         values[ranks] = [answers[column] for column in columns]
-        return _bool_node(values, held, lambda: "is_non_overlapping_and_dense")
+        return bool_node(values, held, lambda: "is_non_overlapping_and_dense")
 
     def sym_sum(self, terms: Sequence[Any]) -> _Node:
         total: _Node = Constant(0)
@@ -329,7 +329,7 @@ class RankBools(_Node):
         held = _holders("sym_ite", self, then, otherwise)
         values = np.where(self.values, then.values, otherwise.values)
         if then.pytype is bool and otherwise.pytype is bool:
-            return _bool_node(values, held, lambda: f"{then.words} if {self.words} else {otherwise.words}")
+            return bool_node(values, held, lambda: f"{then.words} if {self.words} else {otherwise.words}")
         return int_node(values.astype(np.int64), held)
 
 
@@ -377,7 +377,7 @@ def int_node(values: Array, held: Array | None, most: int = _MAX_INT) -> _Node:
     return Constant(first) if same else RankInts(values, held, most)
 
 
-def _bool_node(values: Array, held: Array | None, words: Callable[[], str]) -> _Node:
+def bool_node(values: Array, held: Array | None, words: Callable[[], str]) -> _Node:
     true = np.count_nonzero(values if held is None else values & held)
     if true == 0 or true == (len(values) if held is None else np.count_nonzero(held)):
         return Constant(bool(true))

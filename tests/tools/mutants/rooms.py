@@ -38,6 +38,8 @@ SEEN_FROM = {
     "localtensor/lockstep/dispatch/op_table.py": "test_op_table test_batching",
     "localtensor/_util/rank_output.py": "localtensor/runner/test_torchrun",
     "localtensor/lockstep/dispatch/batching_dims.py": "test_batching test_every_overload",
+    "localtensor/lockstep/patches/branch_source.py": "localtensor/lockstep/patches/test_branches",
+    "localtensor/lockstep/patches/branch_values.py": "localtensor/lockstep/patches/test_branches",
     "localtensor/lockstep/values/formatting.py": "localtensor/lockstep/patches/test_nn_modules test_rank_int",
     "localtensor/testing/hypothesis_strategies/values.py": "test_draws test_draws_values",
     "localtensor/testing/hypothesis_strategies/layouts.py": "test_draws test_draws_sharded",

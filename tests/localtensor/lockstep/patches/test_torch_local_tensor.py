@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _local_tensor as theirs
 
+from localtensor.errors import RanksDiverge
 from localtensor.lockstep import LocalTensor, in_place_of_torch
 from localtensor.lockstep.mode import LocalTensorMode
 
@@ -65,6 +66,44 @@ def test_without_a_group_the_mode_is_one_of_its_own():
         x = mode.rank_map(torch.tensor)
         dist.all_reduce(x)
     assert x.reconcile() == 1
+
+
+def test_their_tests_enter_the_mode_first_and_make_the_group_inside():
+    with in_place_of_torch():
+        from torch.testing._internal.distributed._tensor import common_dtensor
+
+        @theirs.maybe_run_for_local_tensor
+        def halves(x, rank):
+            return x[:rank], rank // 2
+
+        with theirs.LocalTensorMode(4) as mode:
+            dist.init_process_group("fake", rank=0, world_size=4)
+            group = dist.distributed_c10d._get_default_group()
+            rank = torch.SymInt(theirs.LocalIntNode({rank: rank for rank in range(4)}))
+            assert isinstance(rank.node, theirs.LocalIntNode)
+            assert common_dtensor.reduce_local_int(rank, lambda ints: sum(ints.values())) == 6
+            x = common_dtensor.map_local_for_rank(rank, lambda each: torch.full((2,), each))
+            y = common_dtensor.map_local_tensor_for_rank([x, x * 2], rank, lambda each, r: each[r % 2])
+            pieces, places = halves(x, rank)
+            assert theirs.enabled_local_tensor_mode() is mode
+            with theirs.maybe_disable_local_tensor_mode():
+                assert theirs.enabled_local_tensor_mode() is None
+                assert theirs.local_tensor_mode() is mode
+                assert halves([3, 4], 1) == ([3], 0)
+            if hasattr(theirs, "rank_map"):  # since torch 2.12
+                assert torch.equal(theirs.rank_map(torch.tensor), theirs.tensor_map(x, lambda rank, x: x[0]))
+            dist.destroy_process_group(group)
+            assert not dist.is_initialized()
+    assert x._ranks == frozenset(range(4))
+    assert [y.on(rank)[0].item() for rank in range(4)] == [0, 2, 2, 6]
+    assert [len(pieces.on(rank)) for rank in range(4)] == [0, 1, 2, 2]
+    assert [places.node.values[rank] for rank in range(4)] == [0, 0, 1, 1]
+    assert not hasattr(rank.node, "_local_ints")
+
+
+def test_results_that_differ_and_are_no_numbers_are_refused():
+    with in_place_of_torch(), theirs.LocalTensorMode(2) as mode, pytest.raises(RanksDiverge):
+        theirs.maybe_run_for_local_tensor(str)(mode.rank())
 
 
 def test_rulecheck_of_spmd_types_runs_on_it(monkeypatch):

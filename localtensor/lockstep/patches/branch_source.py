@@ -1,0 +1,323 @@
+"""The `if` statement, the assertion or the conditional expression of a source file that asks for a value on which the ranks differ.
+
+It is found by the place of the expression that a frame evaluates, and compiled to functions of the local variables that it names: its
+condition, and what follows where the condition holds and where it does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dis
+import functools
+import linecache
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+_LEAVES = (
+    ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.Delete, ast.NamedExpr,
+)  # fmt: skip
+_QUERIES = frozenset({
+    "get_rank", "get_world_size", "get_local_rank", "get_coordinate", "is_initialized", "len", "int", "min", "max", "abs", "isinstance", "hasattr",
+    "getattr", "type", "range", "tuple", "sum", "any", "all", "size", "numel", "dim", "item", "tolist", "get_group_rank", "startswith", "endswith",
+})  # fmt: skip
+"""Calls in a condition that may be made twice."""
+_MAKERS = _QUERIES | {
+    "zeros", "ones", "full", "empty", "arange", "tensor", "zeros_like", "ones_like", "empty_like", "full_like", "clone", "view", "reshape", "to",
+    "float", "bool", "str", "list", "dict", "set", "slice", "Size", "device", "chunk", "split", "narrow", "select", "unsqueeze", "squeeze", "cat",
+    "stack", "detach", "contiguous", "Shard", "Replicate", "Partial",
+}  # fmt: skip
+"""Calls in an assigned expression that may be made more than once: they only make what they return."""
+BODY, TEST = "_for_some_ranks", "_condition_of_some_ranks"
+_INNER = ("COMPARE_OP", "CONTAINS_OP")
+_JUMPS = ("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A statement as functions of the local variables that it names; each returns all of them.  `reads` are all names that it reads.
+
+    `test` returns whether the condition holds; `holds` and `otherwise` do what follows, and are None where that is nothing.  `leads` is what
+    the expression that asks must be for the condition to hold.  `lasts` is whether the condition may ask again after the answer.  `arm` are
+    the lines of what follows where it holds, if there is an `else`; (0, 0) without.  `lines` are those of the condition.  An assignment runs by itself as well, over `lines`, and its variables are assigned `again`.
+    """
+
+    test: CodeType
+    holds: CodeType | None
+    otherwise: CodeType | None
+    reads: tuple[str, ...]
+    variables: tuple[str, ...]
+    assigns: tuple[str, ...]
+    leads: bool
+    lasts: bool
+    lines: tuple[int, int]
+    fails: bool = False  # an assertion
+    again: bool = False
+    whole: bool = False  # a comparison by itself, on which the ranks must agree
+    arm: tuple[int, int] = (0, 0)
+
+
+def branch_at(frame: FrameType) -> Branch | None:
+    """The statement whose condition the frame asks for, if it can be run for some ranks."""
+    code = frame.f_code
+    place = _position(frame)
+    lines = linecache.getlines(code.co_filename, frame.f_globals)
+    own = () if frame.f_locals is frame.f_globals else (*code.co_varnames, *code.co_cellvars)
+    asks, argument = dis.opname[code.co_code[frame.f_lasti]], code.co_code[frame.f_lasti + 1]
+    if place is None or not asks.startswith((*_INNER, *_JUMPS)):
+        return None
+    text = "".join(lines)
+    inner = asks in _INNER
+    if asks == "COMPARE_OP" and sys.version_info >= (3, 13) and argument & 16:  # it makes a bool of its result, too
+        inner = _compares_containers(frame, text, place)
+    return _branch(text, code.co_filename, place, own, code.co_freevars, inner)
+
+
+def _compares_containers(frame: FrameType, text: str, place: tuple[int, ...]) -> bool:
+    for node in ast.walk(tree_of(text) or ast.Module([], [])):
+        if isinstance(node, ast.Compare) and _is_at(node, place) and _are_calls_of(node, _QUERIES):
+            operands = [compile(ast.Expression(one), "", "eval") for one in (node.left, *node.comparators)]
+            scope = dict(frame.f_locals)
+            return any(isinstance(eval(one, frame.f_globals, scope), list | tuple | dict | set) for one in operands)  # noqa: S307
+    return False
+
+
+def _position(frame: FrameType) -> tuple[int, ...] | None:
+    """The lines and columns of the expression that is asked; on Python 3.10 the line alone."""
+    if not hasattr(frame.f_code, "co_positions"):
+        return (frame.f_lineno,)
+    place = next(iter([*frame.f_code.co_positions()][frame.f_lasti // 2 :]), None)
+    return None if place is None or None in place else tuple(at for at in place if at is not None)
+
+
+def list_at(frame: FrameType) -> list[object] | None:
+    """The list from which the frame takes an item, if it is named without a call."""
+    place = _position(frame)
+    if place is None or not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY_SUBSCR"):
+        return None
+    text = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    code = _container(text, frame.f_code.co_filename, place)
+    found = None if code is None else eval(code, frame.f_globals, dict(frame.f_locals))  # noqa: S307  # an expression of the frame's own
+    return found if type(found) is list else None
+
+
+@functools.lru_cache(512)
+def _container(text: str, file: str, place: tuple[int, ...]) -> CodeType | None:
+    tree = tree_of(text)
+    found = [one for one in ast.walk(tree) if isinstance(one, ast.Subscript) and _is_at(one, place)] if tree else []
+    if len(found) != 1 or not isinstance(found[0].ctx, ast.Load):
+        return None
+    plain = (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.expr_context)
+    if not all(isinstance(one, plain) for one in ast.walk(found[0].value)):
+        return None
+    return compile(ast.Expression(found[0].value), file, "eval")
+
+
+@functools.lru_cache(512)
+def tree_of(text: str) -> ast.Module | None:
+    """The syntax tree of a file's text; None if it cannot be parsed."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+@functools.lru_cache(512)
+def _branch(
+    text: str, file: str, place: tuple[int, ...], own: tuple[str, ...], free: tuple[str, ...], inner: bool
+) -> Branch | None:
+    """The statement in a text whose condition is at this place, in a function with variables of its `own` and `free` ones."""
+    tree = tree_of(text)
+    if tree is None:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.Assert | ast.Assign | ast.AnnAssign):
+            for owner, test in _conditions(node):
+                leads = _answer(owner, test, place, inner=inner)
+                if leads is not None:
+                    return _made(node, test, (leads, inner), file, ({*own, *free}, {*free}))
+    return next(_comparisons(tree, file, place, {*own, *free}), None) if inner else None
+
+
+def _comparisons(tree: ast.Module, file: str, place: tuple[int, ...], local: set[str]) -> Iterator[Branch]:
+    """The comparison of containers at this place, wherever it stands: the ranks may agree on it as a whole."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and _is_at(node, place) and _are_calls_of(node, _QUERIES):
+            leads = _answer(node, node, place, inner=True)
+            names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            if leads is not None:
+                tested = _function(TEST, sorted(names & local), _truth_of(node), file)
+                lines = (node.lineno, node.end_lineno or node.lineno)
+                yield Branch(
+                    tested,
+                    None,
+                    None,
+                    tuple(sorted(names)),
+                    tuple(sorted(names & local)),
+                    (),
+                    leads,
+                    True,
+                    lines,
+                    whole=True,
+                )
+
+
+def _conditions(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, ast.expr]]:
+    """The conditions of a statement, each with what has it."""
+    if isinstance(node, ast.If | ast.Assert):
+        yield node, node.test
+    elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        yield from ((one, one.test) for one in ast.walk(node.value) if isinstance(one, ast.IfExp))
+
+
+def _answer(node: ast.stmt | ast.expr, test: ast.expr, place: tuple[int, ...], *, inner: bool) -> bool | None:
+    """What the expression at this place must be for the condition to hold; None if the condition does not ask for it."""
+    whole = _is_at(
+        node, place
+    )  # on Python 3.11 the jump has the place of the statement, or of the conditional expression
+    answers = set()
+    for one, leads in _asked(test, leads=True):
+        if whole or _is_at(one, place):
+            operators = one.ops if isinstance(one, ast.Compare) else []
+            backwards = (ast.NotIn, ast.NotEq) if inner else ()  # a part of a container is compared
+            unclear = inner and (
+                len(operators) > 1 or not isinstance(operators[0], ast.In | ast.NotIn | ast.Eq | ast.NotEq)
+            )
+            answers.add(None if unclear else leads is not isinstance(operators[0] if operators else None, backwards))
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _asked(test: ast.expr, *, leads: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The parts of a condition, each with what it must be for the condition to hold: those of `and`, `or` and `not`."""
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _asked(value, leads=leads)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _asked(test.operand, leads=not leads)
+    else:
+        yield test, leads
+
+
+def _is_at(node: ast.expr | ast.stmt, place: tuple[int, ...]) -> bool:
+    if len(place) == 1:
+        return node.lineno == place[0]
+    return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == place
+
+
+def _is_fit(node: ast.stmt, test: ast.expr, free: set[str]) -> bool:
+    """Whether the statement stays in its function, sets no attribute, and has a condition that may be evaluated twice."""
+    assertion = isinstance(node, ast.Assert)
+    body = [] if assertion else [one for one in ast.walk(node) if one is not node]
+    leaves = any(isinstance(one, _LEAVES) for one in (*body, *ast.walk(test)))
+    shared = any(isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store) for one in body)
+    named = any(isinstance(one, ast.Name) and one.id in ("super", "locals", "vars", "exec", "eval") for one in body)
+    private = any(
+        isinstance(one, ast.Attribute) and one.attr.startswith("__") and not one.attr.endswith("__")
+        for one in (*body, *ast.walk(test))
+    )
+    often = _MAKERS if isinstance(node, ast.Assign | ast.AnnAssign) else None  # the statement itself runs, too
+    again = _are_calls_of(test, _QUERIES) and (often is None or _are_calls_of(node, often))
+    assigned = {one.id for one in body if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return not (leaves or shared or named or private or assigned & free) and again
+
+
+def _are_calls_of(node: ast.AST, names: frozenset[str]) -> bool:
+    return all(_name_of(one.func) in names for one in ast.walk(node) if isinstance(one, ast.Call))
+
+
+def _name_of(function: ast.expr) -> str:
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _made(
+    node: ast.stmt, test: ast.expr, asked: tuple[bool, bool], file: str, local: tuple[set[str], set[str]]
+) -> Branch | None:
+    if not _is_fit(node, test, local[1]):
+        return None
+    leads, inner = asked
+    names = [one for one in ast.walk(test if isinstance(node, ast.Assert) else node) if isinstance(one, ast.Name)]
+    assigns = {one.id for one in names if isinstance(one.ctx, ast.Store)} | set(_imported(node))
+    variables = sorted({one.id for one in names if one.id in local[0]} | assigns)
+    reads = tuple(sorted({one.id for one in names if isinstance(one.ctx, ast.Load)}))
+    line = (node.end_lineno or 0) + 1
+
+    def function(body: list[ast.stmt]) -> CodeType | None:
+        return (
+            _function(BODY, variables, [*body, *_on_line(ast.parse("return locals()").body, line)], file)
+            if body
+            else None
+        )
+
+    asks = [*_asked(test, leads=True)]
+    lasts = (
+        inner
+        or len(asks) > 1
+        or any(isinstance(one, ast.Compare | ast.Call) and not _asks_once(one) for one, _ in asks)
+    )
+    whole = node if isinstance(node, ast.Assign | ast.AnnAssign) else test
+    lines = (whole.lineno, whole.end_lineno or whole.lineno)
+    common = (reads, tuple(variables), tuple(sorted(assigns)), leads, lasts, lines)
+    tested = _function(TEST, variables, _truth_of(test), file)
+    if isinstance(node, ast.If):
+        arm = (node.body[0].lineno, node.body[-1].end_lineno or 0) if node.orelse else (0, 0)
+        if node.orelse and arm[0] <= lines[1]:
+            return None  # no line event comes before it
+        return Branch(tested, function(node.body), function(node.orelse), *common, arm=arm)
+    if isinstance(node, ast.Assert):
+        return Branch(tested, None, None, *common, fails=True)
+    arms = [function([_Chosen(test, holds).visit(copy.deepcopy(node))]) for holds in (True, False)]
+    return Branch(tested, arms[0], arms[1], *common, again=True)
+
+
+class _Chosen(ast.NodeTransformer):
+    """The statement with one arm of each conditional expression of this condition."""
+
+    def __init__(self, test: ast.expr, holds: bool) -> None:
+        self._test, self._holds = ast.dump(test), holds
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:  # the name of ast
+        if ast.dump(node.test) == self._test:
+            return self.visit(node.body if self._holds else node.orelse)  # type: ignore[no-any-return]
+        return self.generic_visit(node)
+
+
+def _asks_once(one: ast.expr) -> bool:
+    if not isinstance(one, ast.Compare):
+        return False
+    parts = [one.left, *one.comparators]
+    return (
+        len(one.ops) == 1
+        and not isinstance(one.ops[0], ast.In | ast.NotIn)
+        and not any(isinstance(x, ast.List | ast.Tuple) for x in parts)
+    )
+
+
+def _truth_of(test: ast.expr) -> list[ast.stmt]:
+    body = _on_line(ast.parse("return not not None").body, test.lineno)
+    body[0].value.operand.operand = test  # type: ignore[attr-defined]
+    return body
+
+
+def _on_line(body: list[ast.stmt], line: int) -> list[ast.stmt]:
+    for one in ast.walk(ast.Module(body, [])):
+        if isinstance(one, ast.stmt | ast.expr):
+            one.lineno = one.end_lineno = line
+    return body
+
+
+def _function(name: str, variables: Sequence[str], body: list[ast.stmt], file: str) -> CodeType:
+    arguments = ast.arguments([], [ast.arg(one) for one in variables], None, [], [], None, [])
+    made = ast.FunctionDef(name, arguments, body, [], None)
+    made.type_params = []  # type: ignore[attr-defined]
+    module = compile(ast.fix_missing_locations(ast.Module([made], [])), file, "exec")
+    return next(one for one in module.co_consts if isinstance(one, CodeType) and one.co_name == name)
+
+
+def _imported(node: ast.stmt) -> Iterator[str]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in one.names)

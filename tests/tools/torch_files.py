@@ -1,0 +1,101 @@
+"""Test files of torch's sources, and how their tests end: shared by the tools that run them on ranks of ours."""
+
+import sys
+import tempfile
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import SkipTest
+
+import pytest
+import torch
+
+ADDRESS = "https://raw.githubusercontent.com/pytorch/pytorch/{commit}/{path}"
+SECONDS = 60  # for one test
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+
+
+class Verdict(NamedTuple):
+    """How one test has ended, and for what reason if it has not passed."""
+
+    test: str
+    outcome: str
+    reason: str = ""
+
+
+def source(path: str, folder: Path | None = None) -> str:
+    """The text of a file of torch's sources: that in the folder, by path or by name, or that of the installed torch's commit.
+
+    Ends the program where it can be had from neither.
+    """
+    try:
+        if folder is not None:
+            exact = folder / path
+            return (exact if exact.exists() else folder / Path(path).name).read_text()
+        address = ADDRESS.format(commit=torch.version.git_version, path=path)
+        with urllib.request.urlopen(address, timeout=SECONDS) as answer:
+            return str(answer.read().decode())
+    except OSError as error:
+        sys.exit(f"{folder or 'the download'}: {error}. Name the file of torch's sources ({path}).")
+
+
+def ending(error: BaseException | None, kinds: Mapping[type, str] | None = None) -> tuple[str, str]:
+    """The outcome of a test by its error, and the reason: the cause's, where a rank raised it.
+
+    `kinds` are outcomes by the type of the error; other errors are failures.
+    """
+    if error is None:
+        return PASSED, ""
+    if isinstance(error, pytest.skip.Exception | SkipTest):
+        return SKIPPED, str(error)
+    if isinstance(error, pytest.xfail.Exception):
+        return SKIPPED, "a failure that torch expects"
+    cause = error.__cause__ or error
+    said = str(cause).partition("To execute this test")[0]  # torch's TestCase adds how to
+    return (kinds or {}).get(type(cause), FAILED), f"{type(cause).__name__}: {' '.join(said.split())}"
+
+
+class Collector:
+    """A plugin of pytest that keeps each outcome with its reason."""
+
+    def __init__(self, kinds: Mapping[type, str] | None = None) -> None:
+        self.verdicts: list[Verdict] = []
+        self._kinds = kinds
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        report = yield
+        if report.when == "call" or not report.passed:
+            error = call.excinfo.value if call.excinfo else None
+            self.keep(Verdict(item.nodeid.partition("::")[2], *ending(error, self._kinds)))
+        return report
+
+    def keep(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+
+
+def run_pytest(name: str, text: str, collector: Collector, options: Sequence[str], *plugins: object) -> list[Verdict]:
+    """The verdict on each test of a file of this text.  Ends the program if the file cannot be collected."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, name)
+        file.write_text(text)
+        quiet = ["-q", "--no-header", "--no-summary", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+        code = pytest.main([*quiet, *options, str(file)], plugins=[collector, *plugins])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"pytest ended with {code!r}: {name} does not fit torch {torch.__version__}?")
+    return collector.verdicts
+
+
+def print_counts(title: str, verdicts: Sequence[Verdict]) -> None:
+    """Print the number of tests by outcome."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    print(f"torch {torch.__version__}, {title}, {len(verdicts)} tests:", dict(sorted(counts.items())))
+
+
+def print_others(verdicts: Iterable[Verdict]) -> None:
+    """Print each test that has not passed, with its reason."""
+    for verdict in verdicts:
+        if verdict.outcome != PASSED:
+            print(f"  {verdict.test}: {verdict.outcome}: {verdict.reason[:300]}")
