@@ -40,6 +40,7 @@ from localtensor.lockstep.patches.device_mesh import (
     without_other_modes,
 )
 from localtensor.lockstep.values import formatting
+from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
 _LEAVES = (
@@ -98,6 +99,9 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
     if branch.inside:
         _jump(frame, branch)
     return branch.answer
+
+
+left_alone_by_the_compiler(run_for_some_ranks)
 
 
 def _called(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], kind: Partition) -> dict[str, Any]:
@@ -202,7 +206,9 @@ def _asking_frame() -> FrameType | None:
         frame = frame.f_back
     while frame is not None and frame.f_code in own:
         frame = frame.f_back
-    return frame if frame is not None and is_user_file(frame.f_code.co_filename) else None
+    if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
+        return None  # nor of what Dynamo has made of a function: its variables are elsewhere
+    return frame if is_user_file(frame.f_code.co_filename) else None
 
 
 def branch_at(frame: FrameType) -> Branch | None:

@@ -126,14 +126,15 @@ def _check_number(value: object) -> None:
 
 
 def _break_graph(what: str, hint: str) -> None:
-    """Raise the error by which Dynamo ends a graph, and goes on op by op."""
+    """Raise the error by which Dynamo leaves a function as it is written; what that calls may still be compiled."""
     from torch._dynamo.exc import unimplemented  # lazy: it takes seconds
 
     unimplemented(
         gb_type="Differs between ranks of a LocalTensorMode",
         context=what,
         explanation=f"One graph serves all ranks, and it cannot hold {what}.",
-        hints=[f"{hint} Without fullgraph=True this part runs op by op."],
+        hints=[f"{hint} Without fullgraph=True this function runs op by op."],
+        skip_frame=True,  # an `if` on it has to find the frame as it is written
     )
 
 

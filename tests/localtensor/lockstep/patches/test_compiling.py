@@ -156,6 +156,38 @@ def test_what_differs_between_ranks_runs_op_by_op(mode, backend):
     assert close(torch.compile(pointwise, backend=backend)(uneven()), pointwise(uneven()))
 
 
+def branching(x):
+    y = x * 2
+    rank = dist.get_rank()
+    if rank == 0:
+        y = y * 7
+    return y + 1
+
+
+def branching_in_a_call(x):
+    return branching(x * 3) - 1
+
+
+def branching_behind_a_break(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    z = y + 1
+    rank = dist.get_rank()
+    if rank > 1:
+        y = y * z
+    else:
+        z = z * 5
+    return y + z
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [branching, branching_in_a_call, branching_behind_a_break])
+def test_a_branch_on_the_rank_runs_as_it_is_written(mode, function, backend):
+    compiled = torch.compile(function, backend=backend)
+    for start in (1, 5):
+        assert close(compiled(rows(start)), function(rows(start)))
+
+
 def test_what_differs_between_ranks_is_refused_by_name_in_a_full_graph(mode):
     with pytest.raises(
         Exception, match=r"One graph serves all ranks, and it cannot hold RankInts\(0, 1, 2, 3\): a number"
