@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from localtensor._util.call_sites import Fn, place_of_frame
 from localtensor.errors import LocalTensorError, NotTraceable
 from localtensor.lockstep.comms.c10d_dispatch import share_memory
-from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape
+from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
 from localtensor.lockstep.patches import kernels
 from localtensor.lockstep.patches.rank_queries import patch_attribute
 from localtensor.lockstep.patches.tracing import is_uneven
@@ -70,11 +70,13 @@ def _refused(x: LocalTensor, problem: str, remedy: str) -> NotTraceable:
 
 def tensor_of_one_rank(x: LocalTensor) -> Tensor:
     """A plain tensor with the metadata that x has on every rank."""
-    with torch._C._DisableTorchDispatch(), torch.enable_grad():
+    with plain_dispatch():  # also below torch.func, which would wrap it
         plain = x.__localtensor_on__(x.ranks[0]).detach()
+    with torch._C._DisableTorchDispatch(), torch.enable_grad():
         if isinstance(x, torch.nn.Parameter):
             return torch.nn.Parameter(plain, x.requires_grad)
-        plain.requires_grad_(x.requires_grad)
+        if x.requires_grad:  # else torch.func would refuse the call
+            plain.requires_grad_()
         return plain if x.is_leaf else plain.clone()
 
 
@@ -118,6 +120,11 @@ def _wrap(mode: Mode, original: Fn, builder: Any, value: Any) -> object:
 def _constant(mode: Mode, original: Fn, tx: Any, value: Any) -> object:
     _check_number(value)
     return original(tx, value)
+
+
+def _literal(mode: Mode, original: Fn, value: Any, *args: Any, **kwargs: Any) -> object:
+    _check_number(value)
+    return original(value, *args, **kwargs)
 
 
 def _check_number(value: object) -> None:
@@ -231,13 +238,14 @@ def _torch_compile(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> objec
 def install_in_dynamo() -> None:
     """Patch Dynamo, which torch.compile imports."""
     from torch._dynamo import convert_frame, eval_frame, trace_rules
-    from torch._dynamo.variables import builder
+    from torch._dynamo.variables import builder, constant
     from torch._functorch._aot_autograd import runtime_wrappers
 
     trace_rules.add("localtensor")
     trace_rules.clear_lru_cache()  # it knows functions by identity, and some were patched since
     patch_attribute(builder.VariableBuilder, "_wrap", _wrap)
     patch_attribute(builder.SourcelessBuilder, "create", _constant)
+    patch_attribute(constant.ConstantVariable, "create", _literal)
     patch_attribute(builder, "infer_subclass_type", _plain_kind)
     patch_attribute(convert_frame, "_compile", _compile_frame)
     patch_attribute(eval_frame, "_callback_from_stance", _callback)

@@ -98,7 +98,8 @@ def test_ops_of_dtensors_are_recorded_as_those_of_their_shards(x):
 
     graph = make_fx(whole)(x)
     assert on_all(graph(x + 1)) == on_all(whole(x + 1))
-    assert [op.split(".")[1] for op in ops(graph)] == ["view", "mul", "all_gather_into_tensor", "wait_tensor", "view"]
+    names = [op.split(".")[1] for op in ops(graph)]
+    assert names.count("mul") == names.count("all_gather_into_tensor") == 1 and "split" not in names
 
 
 def test_a_random_op_draws_anew_in_each_rank_s_stream(x, mode):
