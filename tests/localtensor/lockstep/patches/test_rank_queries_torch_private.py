@@ -11,7 +11,7 @@ _CPP, _C10D = "torch._C._distributed_c10d", "torch.distributed.distributed_c10d"
 
 # Private parts of torch that lockstep uses, and why.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to
 # 2.14.  Those for compilers and make_fx (`_dynamo`, `ignore_compile_internals`, `_CURRENT_MAKE_FX_TRACER`) were tried
-# on 2.13.0, and read in the wheels of 2.11.0, 2.12.1 and 2.14.1.  The private functions of DTensor, DeviceMesh and
+# on 2.11.0 and 2.13.0; some were read in the wheels of 2.12.1 and 2.14.1.  The private functions of DTensor, DeviceMesh and
 # torch.distributed that lockstep replaces are the keys of the tables in lockstep/patches.
 PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "a LocalTensor looks like a tensor of one rank",
