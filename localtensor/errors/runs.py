@@ -363,13 +363,11 @@ class NotInLockstep(base.Refusal, call="LocalTensorMode", argument="ranks in loc
 
 
 class NotTraceable(base.Refusal):
-    """A graph is recorded of ops on LocalTensors; `seen` is the op or the kind of tensor with which they were met."""
+    """A graph is recorded or compiled of what it cannot hold for all ranks; `seen` is the value, `problem` and `remedy` are clauses."""
 
-    def __init__(self, call: str, seen: str, place: Place | None = None) -> None:
+    def __init__(self, call: str, seen: str, problem: str, remedy: str, place: Place | None = None) -> None:
         self.place = place
-        problem = "a graph would hold the values of all ranks as constants, and no rank has such a graph"
-        remedy = "Record it on rank threads (`lt.run`); compiled functions run op by op inside LocalTensorMode."
-        super().__init__(call, "a LocalTensor", f"{seen}{base.place_suffix(place)}", problem, remedy)
+        super().__init__(call, "a graph for all ranks", f"{seen}{base.place_suffix(place)}", problem, remedy)
 
 
 class ValuesDiffer(base.Refusal, values="{mine} on rank {rank}, {theirs} on rank {other}"):

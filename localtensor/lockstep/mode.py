@@ -27,7 +27,7 @@ from localtensor.lockstep.comms.c10d_dispatch import share_memory
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.dispatch import dispatcher
 from localtensor.lockstep.patches import branches as branches  # noqa: PLC0414  # it takes over conditions
-from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
+from localtensor.lockstep.patches import compiling, distributed_calls, dtensor, nn_modules, rank_queries, tracing
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # re-exported
 from localtensor.lockstep.values.local_tensor import from_ranks, left_alone_by_the_compiler, size_query
 from localtensor.lockstep.values.partition import Partition, everyone, partition
@@ -90,6 +90,8 @@ class LocalTensorMode(TorchDispatchMode):
         self.in_flight: list[Any] = []
         self.standing: int | None = None  # the rank as which torch's own code runs
         self._paused = False
+        self.tracing: Any = None  # the graph that `make_fx` is recording under this mode
+        self.compilers: list[Any] = []  # of Dynamo, each with the callback in whose place it compiles
         self._outer: Any = None  # the enclosing mode, and whether it was paused
         self.groups = LockstepWorld(self, self.serial)
         self.recorder: Any = None
@@ -106,8 +108,8 @@ class LocalTensorMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """False: what `torch.compile` has made runs as it is written under this mode, op by op."""
-        return False
+        """Whether `torch.compile` compiles under this mode; else what it has made runs as it is written, op by op."""
+        return compiling.supported()
 
     def __enter__(self) -> LocalTensorMode:
         outer = ambient.lockstep()
@@ -119,6 +121,8 @@ class LocalTensorMode(TorchDispatchMode):
                 rank_queries.install()
                 distributed_calls.install()
                 dtensor.install()
+                tracing.install()
+                compiling.install()
             self.streams.of()
             self.groups.open()
             super().__enter__()
@@ -147,6 +151,9 @@ class LocalTensorMode(TorchDispatchMode):
                 self.recorder.end(error)
         finally:
             self._backward_threads.__exit__(None, None, None)
+            for _, compiler in self.compilers:
+                compiler.forget()
+            self.compilers.clear()
             self.groups.close()
             if ambient.close_mode(self) and not torch._C._len_torch_dispatch_stack():
                 for flag in _FLAGS:
@@ -172,21 +179,27 @@ class LocalTensorMode(TorchDispatchMode):
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if self._paused:
             return func(*args, **(kwargs or {}))
+        if self.tracing is not None and self.tracing.records() and func.name() not in _SIZES:
+            return tracing.record(self, func, types, args, kwargs or {})
         for each in types:
             if each is not LocalTensor and each.__torch_dispatch__ is not _PLAIN:
                 # Under a fake mode torch computes shapes only.
-                return func(*args, **(kwargs or {})) if _get_mode(_FAKE) is not None else NotImplemented
+                return (
+                    tracing.run_faked(self, func, types, args, kwargs or {})
+                    if _get_mode(_FAKE) is not None
+                    else NotImplemented
+                )
         if LocalTensor not in types and _get_mode(_FAKE) is not None:
-            return func(*args, **(kwargs or {}))
+            return tracing.run_faked(self, func, types, args, kwargs or {})
         return self.run(func, args, kwargs or {})
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Run the op on every rank.  Raises `NotTraceable` where `make_fx` records ops."""
-        if proxy_tensor._CURRENT_MAKE_FX_TRACER is not None:
-            raise errors.NotTraceable("make_fx", str(func), origin(sys._getframe(1)).place)
+        """Run the op on every rank.  Raises `NotTraceable` where a graph is recorded in which the op would be missing."""
         route = _routes.get(func)
         if route is None:
             route = _routes[func] = _route(func)
+        if proxy_tensor._CURRENT_MAKE_FX_TRACER is not None and func.name() not in _SIZES:
+            return tracing.run_traced(self, route, func, args, kwargs)
         if self.recorder is None or func.name() in _SIZES:
             return route(self, func, args, kwargs)
         before = self.recorder.ops
@@ -217,6 +230,8 @@ class LocalTensorMode(TorchDispatchMode):
     def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
         """The results of `do(*args(rank))` by rank, with that rank's random stream and the mode paused."""
         found = {}
+        if self.tracing is not None:
+            self.tracing.check_ranks_apart()
         with self.streams.by_rank() as at, self.disable():
             for rank in ranks:
                 at(rank)

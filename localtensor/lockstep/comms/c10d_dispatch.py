@@ -175,6 +175,8 @@ def write_result(
     mode: Mode, buffer: Tensor, value: StackedValue, kind: str, brought: CallArguments, family: GroupFamily
 ) -> None:
     """Write a value to a buffer.  A buffer from outside the mode takes one only if all ranks agree on it."""
+    if mode.tracing is not None:
+        mode.tracing.check_write(kind)
     old = stacked_value(mode, buffer)
     if value.held is not old.held:
         has, gets = old.held.row_of >= 0, value.held.row_of >= 0

@@ -38,6 +38,7 @@ from localtensor.lockstep.patches.device_mesh import (
     without_other_modes,
 )
 from localtensor.lockstep.values import formatting
+from localtensor.lockstep.values.local_tensor import left_alone_by_the_compiler
 from localtensor.lockstep.values.partition import NOWHERE, Array, Partition, by_value
 
 _OURS = str(Path(__file__).parents[2])
@@ -78,6 +79,9 @@ def run_for_some_ranks(mode: Any, values: Array, held: Array | None) -> bool | N
     if groups.rows == 1 or branch.fails:
         return branch.leads is bool(truth[here].all())
     return None if branch.whole else _run(mode, branch, frame, before, groups)
+
+
+left_alone_by_the_compiler(run_for_some_ranks)
 
 
 def _run(mode: Any, branch: Branch, frame: FrameType, before: dict[str, Any], groups: Partition) -> bool:
@@ -353,7 +357,9 @@ def _asking_frame() -> FrameType | None:
     ]
     while frame is not None and (frame.f_code in own or frame.f_code.co_filename.startswith(_OURS)):
         frame = frame.f_back
-    return frame if frame is not None and is_user_file(frame.f_code.co_filename) else None
+    if frame is None or any(name.startswith("__compiled_fn") for name in frame.f_code.co_names):
+        return None  # nor of what Dynamo has made of a function: its variables are elsewhere
+    return frame if is_user_file(frame.f_code.co_filename) else None
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:

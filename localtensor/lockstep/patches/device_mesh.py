@@ -61,7 +61,10 @@ def _init(mode: Mode, original: Fn, mesh: DeviceMesh, *args: object, **kwargs: o
 
 def mesh_ranks(mesh: DeviceMesh) -> Array:
     """The ranks of a mesh and of its parallel meshes: int64 of shape [meshes, *mesh.shape]."""
-    return mesh._layout.remap_to_tensor(mesh._rank_map).numpy()
+    numbers = mesh._rank_map
+    numbers = numbers.__localtensor_on__(numbers.ranks[0]) if isinstance(numbers, LocalTensor) else numbers
+    with torch._C._DisableTorchDispatch():  # also where a graph is recorded, or shapes are computed
+        return mesh._layout.remap_to_tensor(numbers).numpy()
 
 
 def coordinates(mode: Mode, mesh: DeviceMesh) -> list[Any]:

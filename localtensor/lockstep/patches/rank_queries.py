@@ -24,7 +24,7 @@ from localtensor._util.call_sites import Fn, bound_arguments, undecorated
 from localtensor.collectives.argument_checks import check_init_arguments
 from localtensor.errors import BadGroup, NotInLockstep, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, resolve_group
-from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, wrap
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode, left_alone_by_the_compiler, wrap
 from localtensor.lockstep.values.rank_int import Int, rank_values
 from localtensor.lockstep.values.rng_streams import Stream
 from localtensor.lockstep.values.stacks import stack_nested
@@ -73,6 +73,7 @@ def dispatch_by_mode(original: Fn, replacement: Patch) -> Fn:
         mode = ambient.lockstep()
         return original(*args, **kwargs) if mode is None else replacement(mode, original, *args, **kwargs)
 
+    left_alone_by_the_compiler(routed)  # nor does it compile what runs beneath, such as an `__init__` of a dataclass
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         if hasattr(original, name):
             setattr(routed, name, getattr(original, name))

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from localtensor._util import ambient
 from localtensor._util.call_sites import Args, Kwargs, origin
 from localtensor.collectives.compare import difference_text, same_bits, short_text
-from localtensor.errors import NotHeld, NotInLockstep, NotTraceable, RanksDisagree
+from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import format_tensor
 from localtensor.lockstep.values.partition import Array, Partition, by_value, one_row_per_rank, partition
 from localtensor.lockstep.values.rank_int import rank_int
@@ -46,6 +46,7 @@ class Mode(Protocol):
     in_flight: list[Any]
     standing: int | None
     recorder: Any
+    tracing: Any
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any: ...
     def gather(self, values: Mapping[int, Tensor]) -> LocalTensor: ...
@@ -98,12 +99,13 @@ class LocalTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: OpOverload, types: Sequence[type[Tensor]], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        """Run an op outside of the mode, by the mode in which the tensor was made."""
+        """Run an op outside of the mode, or under another one that leaves it to the tensor, by the mode of the tensor."""
         for kind in types:
             if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 return NotImplemented
         mode = ambient.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
-        return mode.run(func, args, kwargs or {})
+        with mode.disable():
+            return mode.run(func, args, kwargs or {})
 
     # -- values of ranks
 
@@ -120,6 +122,7 @@ class LocalTensor(Tensor):
         ...     rank_map(torch.tensor).on(1)
         tensor(1)
         """
+        check_value_may_be_read(self, "LocalTensor.on")
         with torch._C._DisableTorchDispatch():
             return self.__localtensor_on__(rank).clone().requires_grad_(self.requires_grad)
 
@@ -158,6 +161,7 @@ class LocalTensor(Tensor):
         ...     all_reduce(rank_map(torch.tensor), "sum").reconcile()
         tensor(6)
         """
+        check_value_may_be_read(self, "LocalTensor.reconcile")
         (first, value), *others = self.values()
         with torch._C._DisableTorchDispatch():
             for ranks, other in others:
@@ -230,22 +234,9 @@ class LocalTensor(Tensor):
         """Attributes set by a program; such a mark makes a tensor a parameter."""
         return {name: value for name, value in self.__dict__.items() if name not in _OWN_ATTRIBUTES}
 
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        """The cells are the inner tensors; the context is the partition and the mode."""
-        return [f"_cell_{number}" for number in range(len(self._cells))], (self._partition, self._mode)
-
-    @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: object, stride: object) -> LocalTensor:
-        partition, mode = context
-        for one in inner.values():
-            if type(one).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                raise NotTraceable("torch.compile or torch.export", f"a {type(one).__name__}")
-        return wrap(tuple(inner[f"_cell_{number}"] for number in range(len(inner))), partition, mode)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_cell_"):
-            return self._cells[int(name.removeprefix("_cell_"))]
-        raise AttributeError(f"'LocalTensor' object has no attribute {name!r}")
+    def __coerce_same_metadata_as_tangent__(self, metadata: object, kind: type = Tensor) -> LocalTensor | None:
+        """The tensor itself as a gradient in a compiled graph, where a plain tensor is expected; None where another kind is."""
+        return self if kind is Tensor else None
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -273,12 +264,20 @@ def left_alone_by_the_compiler(function: Any) -> None:
 
 
 left_alone_by_the_compiler(LocalTensor.__torch_dispatch__)
-_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode")
+_OWN_ATTRIBUTES = ("_cells", "_partition", "_memory", "_mode", "_traced")
+
+
+def check_value_may_be_read(x: LocalTensor, call: str) -> None:
+    """Raises `NotTraceable` while a graph is recorded, if it holds the tensor: the value would be a constant in it."""
+    if x._mode.tracing is not None:
+        x._mode.tracing.check_read(x, call)
 
 
 def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Memory | None = None) -> LocalTensor:
     """A LocalTensor of these cells; a view joins the `memory` that it shares."""
     first = cells[0]
+    if type(first) is not Tensor:  # the ops of a subclass would be sent back here, and end in a native crash
+        raise NotInLockstep("a LocalTensor", f"it would be made of a {type(first).__name__}")
     shape: Any = first.shape
     is_strided = first.layout is torch.strided
     stride: Any = first.stride() if is_strided else None
@@ -300,6 +299,8 @@ def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Me
     x._memory = None
     if memory is not None:
         memory.join(x)
+    if mode.tracing is not None:
+        x.__dict__["_traced"] = mode.tracing
     return x
 
 

@@ -111,8 +111,14 @@ FUNCTIONS: dict[str, Any] = {
 def scope() -> dict[str, Any]:
     """The names that the code of a step may use besides `x`."""
     named = {"torch": torch, "nn": nn, "F": F, "experimental": experimental, "parallel": parallel}
-    named["DeviceMesh"] = device_mesh.DeviceMesh
-    return {**FUNCTIONS, **named, "Partial": Partial, "Replicate": Replicate, "Shard": Shard}
+    return {
+        **FUNCTIONS,
+        **named,
+        "DeviceMesh": device_mesh.DeviceMesh,
+        "Partial": Partial,
+        "Replicate": Replicate,
+        "Shard": Shard,
+    }
 
 
 def sources(code: str) -> list[str]:

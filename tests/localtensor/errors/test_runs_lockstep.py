@@ -53,10 +53,8 @@ CASES = {
     "not in lockstep": Case(errors.NotInLockstep("dist.batch_isend_irecv", "each rank names a peer of its own"),
         "LocalTensorMode: ranks in lockstep: dist.batch_isend_irecv: each rank names a peer of its own. "
         f"{OWN_FLOW}."),
-    "not traceable": Case(errors.NotTraceable("make_fx", "aten.mul.Tensor", HERE),
-        "make_fx: a LocalTensor: aten.mul.Tensor at a.py:3 in f: a graph would hold the values of all ranks as constants, "
-        "and no rank has such a graph. Record it on rank threads (`lt.run`); compiled functions run op by op "
-        "inside LocalTensorMode."),
+    "not traceable": Case(errors.NotTraceable("make_fx", "RankInts(0, 1)", "it differs between ranks", "Pass it.", HERE),
+        "make_fx: a graph for all ranks: RankInts(0, 1) at a.py:3 in f: it differs between ranks. Pass it."),
     "no tensor": Case(errors.NotATensor("rank_map", "list", 2),
         "rank_map: value: a list on rank 2: each rank's value of a LocalTensor is a tensor. Give a torch.Tensor for each "
         "rank."),

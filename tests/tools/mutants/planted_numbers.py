@@ -207,5 +207,29 @@ _CACHES = (
         "a deadlock's circle has ranks in it that only wait for it", "tests/localtensor/errors/test_programs.py"),
 )  # fmt: skip
 
-PLANTED: tuple[Planted, ...] = (*_COLLECTIVES, *_FOLDING, *_PLACEMENTS, *_CACHES)
+_GRAPHS = (
+    bug("localtensor/lockstep/patches/tracing::check_graph_value", 'value.__dict__.get("_traced") is mode.tracing',
+        'value.__dict__.get("_traced") is mode', "what no recorded op made is a constant in the graph"),
+    bug("localtensor/lockstep/patches/tracing::check_graph_value", "type(value.node) in (RankInts, RankBools)",
+        "type(value.node) is RankBools", "an int that differs between ranks comes into a graph"),
+    bug("localtensor/lockstep/patches/tracing::Trace.check_read", "if self.depth == 0 and self.holds(x):",
+        "if self.depth and self.holds(x):", "values of a traced tensor are read, and are constants in the graph"),
+    bug("localtensor/lockstep/patches/tracing::run_traced",
+        "if trace.depth == 0 and torch._C._get_dispatch_mode(_PROXY) is not None:", "if trace.depth:",
+        "an op that is not recorded runs, and the graph lacks it"),
+    bug("localtensor/lockstep/patches/tracing::run_faked", "if LocalTensor in types:", "if not types:",
+        "a tensor that is no input of AOTAutograd ends in a TypeError of torch"),
+    bug("localtensor/lockstep/patches/compiling::_has_one_shape", "len(x._cells) == 1 or not is_uneven(x)", "True",
+        "a guard on sizes gets a bool of each rank, and the call of a compiled function raises"),
+    bug("localtensor/lockstep/patches/compiling::_no_fake", "other is not x and share_memory(x, other)", "other is x",
+        "a compiled graph reads a view as it was before another input was written"),
+    bug("localtensor/lockstep/patches/compiling::Compiler.forget", "torch._C._dynamo.eval_frame.reset_code(code)", "code.co_name",
+        "after a few modes a function is not compiled any more"),
+    bug("localtensor/lockstep/patches/compiling::_callback", "    mode.compilers.append((chosen, Compiler(mode, chosen)))\n    return mode.compilers[-1][1]",
+        "    return chosen", "a graph with the number of ranks of another mode is run"),
+    bug("localtensor/lockstep/patches/compiling::tensor_of_one_rank", "            plain.requires_grad_()\n",
+        "            pass\n", "a compiled function has no backward"),
+)  # fmt: skip
+
+PLANTED: tuple[Planted, ...] = (*_COLLECTIVES, *_FOLDING, *_PLACEMENTS, *_CACHES, *_GRAPHS)
 """Each is tried by the tests of its room, or by those named with it."""

@@ -11,7 +11,7 @@ _CPP, _C10D = "torch._C._distributed_c10d", "torch.distributed.distributed_c10d"
 
 # Private parts of torch that lockstep uses, and why.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to
 # 2.14.  Those for compilers and make_fx (`_dynamo`, `ignore_compile_internals`, `_CURRENT_MAKE_FX_TRACER`) were tried
-# on 2.13.0, and read in the wheels of 2.11.0, 2.12.1 and 2.14.1.  The private functions of DTensor, DeviceMesh and
+# on 2.11.0 and 2.13.0; some were read in the wheels of 2.12.1 and 2.14.1.  The private functions of DTensor, DeviceMesh and
 # torch.distributed that lockstep replaces are the keys of the tables in lockstep/patches.
 PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "a LocalTensor looks like a tensor of one rank",
@@ -34,11 +34,17 @@ PRIVATE = {
     "torch._C._get_dispatch_mode": "whether shapes are being worked out, and no rank is meant",
     "torch._C._TorchDispatchModeKey.FAKE": "the mode that does so",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "no compiler is imported for the mode",
-    "torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals": "compiled code runs as it is written",
+    "torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals": "compiled code runs as it is written until Dynamo is patched",
     "torch._C._dynamo.eval_frame._FrameAction.SKIP": "the compiler leaves our dispatch alone",
     "torch._C._dynamo.eval_frame._FrameExecStrategy": "the same, for what it calls, too",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": "the same",
     "torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER": "whether make_fx records ops",
+    "torch._C._TorchDispatchModeKey.PROXY": "the mode that does so",
+    "torch.fx.experimental.proxy_tensor.HANDLED_TYPES": "it records ops of LocalTensors as those of plain tensors",
+    "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing": "an op is recorded first, then run under the mode",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "whether another mode keeps Dynamo away",
+    "torch._C._dynamo.eval_frame.reset_code": "what a mode has compiled is forgotten when it ends",
+    "torch._functorch._aot_autograd.runtime_wrappers.HANDLED_TYPES": "of the mode that watches the first call of what was compiled",
     "torch.random._manual_seed_impl": "a seed counts for all ranks, or for each",
     f"{_C10D}._world": "which groups there are; ours answers for each thread by its mode",
     f"{_C10D}._World": "the class of that",
@@ -66,7 +72,7 @@ PRIVATE = {
 
 MODULES = Path(__file__).parents[4] / "localtensor"
 TOUCHED = re.compile(r"\btorch\._C\.(_\w+)|\b_functorch\.(_\w+)|\bcpp\.(_\w+)")
-ELSEWHERE = {"_distributed_c10d", "_functorch", "_autograd"}  # modules, whose own parts are listed
+ELSEWHERE = {"_distributed_c10d", "_functorch", "_autograd", "_aot_autograd"}  # modules, whose own parts are listed
 
 
 @pytest.mark.parametrize("path", PRIVATE)

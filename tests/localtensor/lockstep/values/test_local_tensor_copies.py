@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from localtensor.lockstep.mode import rank_map, tensor_map
-from localtensor.lockstep.values.local_tensor import LocalTensor
 from tests.localtensor.lockstep.conftest import on_all
 
 # Torch's own word, since 2.14, of what looking at them costs.
@@ -120,12 +120,9 @@ def test_a_sparse_tensor_that_is_spoiled_on_one_rank_is_refused_when_read(mode):
         saved(rank_map(own))
 
 
-def test_inner_tensors_are_the_cells(uneven):
-    names, context = uneven.__tensor_flatten__()
-    inner = {name: getattr(uneven, name) for name in names}
-    assert [tuple(cell.shape) for cell in inner.values()] == [(0, 2), (1, 2), (2, 2), (3, 2)]
-    back = LocalTensor.__tensor_unflatten__(inner, context, None, None)
-    assert back.shape == uneven.shape and on_all(back) == on_all(uneven)
+def test_a_tensor_is_no_wrapper_to_the_compiler(uneven):
+    """To torch.compile it is the plain tensor of one rank: with inner tensors, a graph would have the ops of each."""
+    assert not is_traceable_wrapper_subclass(uneven)
     with pytest.raises(AttributeError, match="'LocalTensor' object has no attribute 'nonsense'"):
         uneven.nonsense  # noqa: B018
 

@@ -1,0 +1,288 @@
+"""Fake tensors, AOTAutograd and `torch.compile` in lockstep: compiled once with one rank's metadata, run on all ranks' tensors.
+
+To Dynamo and to AOTAutograd a LocalTensor is a plain tensor with the metadata that it has on every rank.  So the graphs are those of
+a rank; they then run under the mode, on all ranks' tensors.  What differs between ranks has no place in one graph: Dynamo breaks the
+graph there, and runs that part op by op, or raises with `fullgraph=True`; AOTAutograd raises `NotTraceable`.
+
+Dynamo takes for granted that the number of ranks and the groups of a process never change.  So each mode compiles for itself, and
+what it has compiled is forgotten when it ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import cache, wraps
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.fx.experimental import proxy_tensor
+from torch.utils import _python_dispatch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from localtensor._util.call_sites import Fn, place_of_frame
+from localtensor.errors import LocalTensorError, NotTraceable
+from localtensor.lockstep.comms.c10d_dispatch import share_memory
+from localtensor.lockstep.dispatch.dispatcher import dtype_and_shape, plain_dispatch
+from localtensor.lockstep.patches import kernels
+from localtensor.lockstep.patches.rank_queries import patch_attribute
+from localtensor.lockstep.patches.tracing import is_uneven
+from localtensor.lockstep.values.local_tensor import LocalTensor, Mode
+from localtensor.lockstep.values.sym_nodes import RankBools, RankInts
+
+_UNEVEN = "its shape or strides differ between ranks, and each of them needs a graph of its own"
+_SHARED = "it shares memory with another input, which a compiled graph would not see"
+
+
+# -- fake tensors
+
+
+def _fake(original: Fn, fakes: Any, tensor: Any, *args: Any, **kwargs: Any) -> object:
+    """The fake tensor with the metadata that the tensor has on each rank.  Raises `NotTraceable`."""
+    if type(tensor) is not LocalTensor:
+        return original(fakes, tensor, *args, **kwargs)
+    known = fakes.__dict__.setdefault("_of_local_tensors", WeakIdKeyDictionary())
+    if tensor not in known:
+        why = _no_fake(fakes, tensor)
+        if why:
+            raise _refused(tensor, *why)
+        known[tensor] = original(fakes, tensor_of_one_rank(tensor), *args, **kwargs)
+    return known[tensor]
+
+
+def _no_fake(fakes: Any, x: LocalTensor) -> tuple[str, str] | None:
+    """Why a LocalTensor cannot be compiled, and what to do; None if it can be."""
+    if is_uneven(x):
+        return _UNEVEN, "Pad it to one shape, or run this part op by op."
+    known = fakes.__dict__.get("_of_local_tensors", ())
+    if any(other is not x and share_memory(x, other) for other in known):
+        return _SHARED, "Pass a clone, or take the view inside."
+    return None
+
+
+def _refused(x: LocalTensor, problem: str, remedy: str) -> NotTraceable:
+    return NotTraceable("torch.compile", dtype_and_shape(x), problem, remedy, place_of_frame(sys._getframe(2)))
+
+
+def tensor_of_one_rank(x: LocalTensor) -> Tensor:
+    """A plain tensor with the metadata that x has on every rank."""
+    with plain_dispatch():  # also below torch.func, which would wrap it
+        plain = x.__localtensor_on__(x.ranks[0]).detach()
+    with torch._C._DisableTorchDispatch(), torch.enable_grad():
+        if isinstance(x, torch.nn.Parameter):
+            return torch.nn.Parameter(plain, x.requires_grad)
+        if x.requires_grad:  # else torch.func would refuse the call
+            plain.requires_grad_()
+        return plain if x.is_leaf else plain.clone()
+
+
+def _describe(original: Fn, describer: Any, tensor: Any, *args: Any, **kwargs: Any) -> object:
+    """The metadata of a LocalTensor within another tensor, such as a DTensor.  Raises `NotTraceable`."""
+    if type(tensor) is LocalTensor:
+        if is_uneven(tensor):
+            raise _refused(tensor, _UNEVEN, "Pad it to one shape, or run this part op by op.")
+        tensor = tensor_of_one_rank(tensor)
+    return original(describer, tensor, *args, **kwargs)
+
+
+# -- Dynamo, whose modules are imported by the first use of torch.compile
+
+
+def one_shape_guard(guards: Any, guard: Any) -> None:
+    """Add the guard that a tensor has one shape on all ranks; a guard on its sizes would get a bool of each rank.
+
+    torch checks the guards of one value in the order of their functions' line numbers: this one's is low.
+    """
+    guards.get_guard_manager(guard).add_lambda_guard(_has_one_shape, ["one shape on all ranks"], guard.user_stack)
+
+
+def _has_one_shape(x: object) -> bool:
+    return type(x) is not LocalTensor or len(x._cells) == 1 or not is_uneven(x)
+
+
+def _wrap(mode: Mode, original: Fn, builder: Any, value: Any) -> object:
+    """An input of a compiled frame: a LocalTensor is a plain tensor of one rank; what differs otherwise breaks the graph."""
+    if type(value) is LocalTensor:
+        why = _no_fake(builder.tx.fake_mode, value)
+        if why:
+            _break_graph(f"{dtype_and_shape(value)}: {why[0]}", why[1])
+        made = builder.wrap_tensor(value)
+        builder.install_guards(one_shape_guard)
+        return made
+    _check_number(value)
+    return original(builder, value)
+
+
+def _constant(mode: Mode, original: Fn, tx: Any, value: Any) -> object:
+    _check_number(value)
+    return original(tx, value)
+
+
+def _literal(mode: Mode, original: Fn, value: Any, *args: Any, **kwargs: Any) -> object:
+    _check_number(value)
+    return original(value, *args, **kwargs)
+
+
+def _check_number(value: object) -> None:
+    if isinstance(value, torch.SymInt | torch.SymBool) and type(value.node) in (RankInts, RankBools):
+        _break_graph(f"{value.node}: a number that differs between ranks", "Compile what does not depend on it.")
+
+
+def _break_graph(what: str, hint: str) -> None:
+    """Raise the error by which Dynamo leaves a function as it is written; what that calls may still be compiled."""
+    from torch._dynamo.exc import unimplemented  # lazy: it takes seconds
+
+    unimplemented(
+        gb_type="Differs between ranks of a LocalTensorMode",
+        context=what,
+        explanation=f"One graph serves all ranks, and it cannot hold {what}.",
+        hints=[f"{hint} Without fullgraph=True this function runs op by op."],
+        skip_frame=True,  # an `if` on it has to find the frame as it is written
+    )
+
+
+def _plain_kind(mode: Mode, original: Fn, value: object) -> object:
+    return None if type(value) is LocalTensor else original(value)
+
+
+def _compile_frame(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> object:
+    """Dynamo's compilation of a frame: an error of ours within it breaks the graph, as an error of torch would end the program."""
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    try:
+        return original(*args, **kwargs)
+    except InternalTorchDynamoError as error:
+        reason = _reason(error)
+        if reason is not None:
+            _break_graph(_first_line(reason), "")
+        raise
+
+
+def _reason(error: BaseException | None) -> LocalTensorError | None:
+    """The error of this package behind one of torch's."""
+    while error is not None and not isinstance(error, LocalTensorError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+class Compiler:
+    """Dynamo's callback for the frames of one mode: it compiles as `callback` does, into a cache of its own."""
+
+    def __init__(self, mode: Mode, callback: Any) -> None:
+        from torch._dynamo.convert_frame import catch_errors_wrapper
+
+        converter = callback._torchdynamo_orig_backend
+        compile_graph = converter._torchdynamo_orig_backend
+        self._codes: set[CodeType] = set()
+
+        def backend(*args: Any, **kwargs: Any) -> object:
+            try:
+                with kernels.compiling(mode):
+                    return compile_graph(*args, **kwargs)
+            except Exception as error:  # why: whatever torch made of an error of ours; others are raised again
+                reason = _reason(error)
+                if reason is None:
+                    raise
+                warnings.warn(
+                    f"torch.compile: the graph runs op by op, as Dynamo recorded it: {_first_line(reason)}",
+                    stacklevel=2,
+                )
+                return args[0].forward
+
+        backend.__name__ = getattr(compile_graph, "__name__", "backend")
+        self._torchdynamo_orig_backend: Any = catch_errors_wrapper(
+            converter._clone_with_backend(backend), callback.hooks
+        )
+
+    def __call__(self, frame: Any, *args: Any) -> object:
+        self._codes.add(frame.f_code)
+        return self._torchdynamo_orig_backend(frame, *args)
+
+    def forget(self) -> None:
+        """Forget what was compiled."""
+        for code in self._codes:
+            torch._C._dynamo.eval_frame.reset_code(code)
+
+
+def _callback(mode: Any, original: Fn, callback: Any) -> object:
+    """The callback of the mode, in place of one that compiles."""
+    chosen = original(callback)
+    if not hasattr(getattr(chosen, "_torchdynamo_orig_backend", None), "_clone_with_backend"):
+        return chosen  # none, or Dynamo's own for a stance
+    for known, compiler in mode.compilers:
+        if known is chosen:
+            return compiler
+    mode.compilers.append((chosen, Compiler(mode, chosen)))
+    return mode.compilers[-1][1]
+
+
+def _torch_compile(mode: Mode, original: Fn, *args: Any, **kwargs: Any) -> object:
+    made = original(*args, **kwargs)
+    if not supported():
+        install_in_dynamo()
+        skips = any(not one.ignore_compile_internals() for one in _python_dispatch._get_current_dispatch_mode_stack())
+        _python_dispatch._is_in_any_mode_without_ignore_compile_internals = skips
+        _python_dispatch.set_is_in_mode_without_ignore_compile_internals(skips)
+    return made
+
+
+@cache
+def install_in_dynamo() -> None:
+    """Patch Dynamo, which torch.compile imports."""
+    from torch._dynamo import convert_frame, eval_frame, trace_rules
+    from torch._dynamo.variables import builder, constant
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    trace_rules.add("localtensor")
+    trace_rules.clear_lru_cache()  # it knows functions by identity, and some were patched since
+    patch_attribute(builder.VariableBuilder, "_wrap", _wrap)
+    patch_attribute(builder.SourcelessBuilder, "create", _constant)
+    patch_attribute(constant.ConstantVariable, "create", _literal)
+    patch_attribute(builder, "infer_subclass_type", _plain_kind)
+    patch_attribute(convert_frame, "_compile", _compile_frame)
+    patch_attribute(eval_frame, "_callback_from_stance", _callback)
+    if hasattr(runtime_wrappers, "HANDLED_TYPES"):  # of the mode that looks at a compiled function's first call
+        runtime_wrappers.HANDLED_TYPES = proxy_tensor.HANDLED_TYPES
+    kernels.install()
+
+
+# Those of fake tensors serve LocalTensors outside of any mode, too.
+PATCHES: list[tuple[Any, str, Fn]] = [
+    (FakeTensorMode, "from_tensor", _fake),
+    (MetaTensorDescriber, "describe_tensor", _describe),
+]
+
+
+@cache
+def _install() -> None:
+    patch_attribute(torch, "compile", _torch_compile)
+    for owner, name, replacement in PATCHES:
+        setattr(owner, name, _with_original(replacement, getattr(owner, name)))
+
+
+def _with_original(replacement: Fn, original: Fn) -> Fn:
+    @wraps(original)
+    def routed(*args: Any, **kwargs: Any) -> object:
+        return replacement(original, *args, **kwargs)
+
+    return routed
+
+
+def install() -> None:
+    """Patch the functions of this module, once per process; those of Dynamo once it is imported."""
+    _install()
+    if "torch._dynamo" in sys.modules:
+        install_in_dynamo()
+
+
+def supported() -> bool:
+    """Whether Dynamo may compile under a mode: not before it is patched."""
+    return install_in_dynamo.cache_info().currsize > 0

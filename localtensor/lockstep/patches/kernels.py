@@ -1,0 +1,106 @@
+"""Inductor in lockstep: a compiled kernel takes the memory of plain tensors, so it runs once for each different value.
+
+A graph that communicates, draws random numbers or writes to its inputs runs op by op instead, on all ranks' tensors, as inductor
+got it from AOTAutograd; its kernels are compiled and not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from localtensor._util.call_sites import Fn
+from localtensor.lockstep.dispatch.dispatcher import Operands, plain_dispatch
+from localtensor.lockstep.dispatch.execute import CellReader, row_args
+from localtensor.lockstep.patches.rank_queries import patch_attribute
+from localtensor.lockstep.values.local_tensor import Mode, wrap
+from localtensor.lockstep.values.partition import one_cell_per_row
+from localtensor.lockstep.values.stacks import cells_of_rows
+
+
+@contextmanager
+def compiling(mode: Mode) -> Iterator[None]:
+    """While inside, a backend compiles for the mode: on plain tensors, and not into torch's caches of compiled programs."""
+    from torch._functorch import config as aot_config  # lazy: it takes seconds
+    from torch._inductor import config
+
+    with mode.disable(), aot_config.patch(enable_autograd_cache=False), config.patch(fallback_random=True):
+        yield
+
+
+class LockstepKernel:
+    """A graph that inductor has compiled, as a function of the list of its inputs, which it empties."""
+
+    def __init__(self, mode: Mode, graph: fx.GraphModule, kernel: Any) -> None:
+        self._mode, self._graph, self._kernel = mode, graph, kernel
+        self._boxed_call = True  # torch copies what an instance has
+        self._op_by_op = not all(map(_is_pure, graph.graph.nodes))
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        args = list(inputs)
+        inputs.clear()
+        if self._op_by_op:
+            return self._graph(*args)
+        final = Operands(self._mode, self._kernel, args, {}).final
+        if final is None:
+            with self._mode.disable():
+                return self._kernel(args)
+        results = []
+        with plain_dispatch():
+            for cell in range(len(final.sizes)):
+                results += [self._kernel(list(each)) for each, _ in row_args(CellReader(final, cell), args, {})]
+            whole = one_cell_per_row(final)
+            return [self._joined(one, whole) for one in zip(*results, strict=True)]
+
+    def _joined(self, values: Sequence[Any], whole: Any) -> object:
+        """One output of all rows."""
+        if not isinstance(values[0], Tensor):
+            return values[0]  # None, or a size, which is the same for all ranks
+        return wrap(*cells_of_rows(values, whole), self._mode)
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph, which inductor changes."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return copied
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether a node is an input, an output, or an op of one rank that only computes."""
+    if node.op in ("placeholder", "output"):
+        return True
+    op = node.target
+    if op.__module__ == "_operator":
+        return True
+    return (
+        isinstance(op, torch._ops.OpOverload)
+        and op.namespace in ("aten", "prims")
+        and not op._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in op.tags
+    )
+
+
+def _compile_fx(mode: Mode, original: Fn, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> object:
+    """Inductor, whose kernels run in lockstep."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    compile_kernel = args[0] if args else kwargs.pop("inner_compile", compile_fx_inner)
+
+    def inner(graph: fx.GraphModule, *inputs: Any, **options: Any) -> object:
+        before = fx.GraphModule(graph, _copied(graph.graph))
+        with mode.disable():
+            return LockstepKernel(mode, before, compile_kernel(graph, *inputs, **options))
+
+    return original(graph, inputs, inner, *args[1:], **kwargs)
+
+
+def install() -> None:
+    """Patch inductor, if this torch has it."""
+    from torch._inductor import compile_fx
+
+    patch_attribute(compile_fx, "compile_fx", _compile_fx)

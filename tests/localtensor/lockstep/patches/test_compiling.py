@@ -1,0 +1,389 @@
+"""torch.compile and AOTAutograd in lockstep: one graph, compiled once, right for all ranks, forward and backward."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from functorch.compile import aot_function
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+from localtensor.errors import NotTraceable
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches import kernels
+from tests.localtensor.lockstep.conftest import on_all
+
+RANKS = 4
+slow_kernels = pytest.param("inductor", marks=pytest.mark.slow)  # it runs a C++ compiler
+BACKENDS = ["eager", "aot_eager", slow_kernels]
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Dynamo does not know:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def mode():
+    with LocalTensorMode(RANKS) as opened:
+        yield opened
+
+
+def rows(start=1.0):
+    return rank_map(lambda rank: torch.arange(4.0).view(2, 2) + rank + start)
+
+
+def uneven():
+    return rank_map(lambda rank: torch.ones(rank + 1, 2))
+
+
+def close(found, wanted):
+    for mine, right in zip(on_all(found), on_all(wanted), strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(right), rtol=1e-5, atol=1e-4)
+    return True
+
+
+# -- one graph
+
+
+def pointwise(x):
+    return (x * x.exp() + torch.ones(2)).relu()
+
+
+def communicating(x):
+    return functional.all_reduce(x * 2, "sum", dist.group.WORLD) * x
+
+
+def with_a_module(x):
+    return nn.functional.layer_norm(x, (2,)) @ x.t()
+
+
+def dropping(x):
+    return nn.functional.dropout(x, 0.5) * x
+
+
+@pytest.mark.parametrize("function", [pointwise, communicating, with_a_module, dropping])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_function_has_the_values_and_gradients_of_the_function(mode, function, backend):
+    counter, found = CompileCounterWithBackend(backend), []
+    for run in (function, torch.compile(function, backend=counter, fullgraph=True)):
+        torch.manual_seed(dist.get_rank())
+        x = rows().requires_grad_()
+        y = run(x)
+        y.square().sum().backward()
+        found.append((y, x.grad))
+    (y, grad), (compiled_y, compiled_grad) = found
+    assert counter.frame_count == 1 and close(compiled_y, y) and close(compiled_grad, grad)
+
+
+def test_the_graph_has_a_node_an_op_and_functional_collectives(mode):
+    counter = CompileCounterWithBackend("eager")
+    torch.compile(communicating, backend=counter)(rows())
+    (graph,) = counter.graphs
+    ops = [str(node.target).rpartition(".")[2] for node in graph.graph.nodes if node.op == "call_function"]
+    assert len(ops) == 4 and "all_reduce" in str(graph.code) and "wait_tensor" in str(graph.code)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_module_trains_like_the_module(mode, backend):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    twin = copy.deepcopy(module)
+    for one, run in ((module, module), (twin, torch.compile(twin, backend=backend))):
+        optimizer = torch.optim.SGD(one.parameters(), 0.1)
+        for step in range(2):
+            optimizer.zero_grad()
+            run(rows(step)).square().mean().backward()
+            optimizer.step()
+    pairs = zip([*module.parameters(), *module.buffers()], [*twin.parameters(), *twin.buffers()], strict=True)
+    assert all(close(mine, right) for mine, right in pairs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shards_of_a_dtensor_are_compiled_too(mode, backend):
+    mesh = init_device_mesh("cpu", (RANKS,))
+
+    def product(x, weight):
+        return (DTensor.from_local(x, mesh, [Shard(1)]) @ weight).redistribute(mesh, [Replicate()]).to_local()
+
+    counter, grads, found = CompileCounterWithBackend(backend), [], []
+    for run in (product, torch.compile(product, backend=counter, fullgraph=True)):
+        weight = distribute_tensor(torch.arange(24.0).view(8, 3), mesh, [Shard(0)]).requires_grad_()
+        found.append(run(rows(), weight))
+        found[-1].sum().backward()
+        grads.append(weight.grad.to_local())
+    assert counter.frame_count == 1 and close(found[1], found[0]) and close(grads[1], grads[0])
+
+
+def written(x):
+    x[0].mul_(3)
+    return x + 1
+
+
+def viewed(x):
+    return x.view(-1), x[0], x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_writes_and_views_of_an_input_are_kept(mode, backend):
+    x, y = rows(), rows()
+    assert close(torch.compile(written, backend=backend)(x), written(y)) and close(x, y)
+    flat, row, same = torch.compile(viewed, backend=backend)(x)
+    flat.zero_()
+    assert same is x and on_all(row) == [[0, 0]] * RANKS and x.on(2).tolist() == [[0, 0], [0, 0]]
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 * ctx.saved_tensors[0]
+
+
+def summed_in_place(x):
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
+KINDS = {
+    "a gradient of torch.func": torch.func.grad(lambda x: (x * x).sum()),
+    "vmap": torch.vmap(lambda row: row * 2 + row.sum()),
+    "a checkpoint": lambda x: checkpoint(lambda y: (y * 2).sin().relu(), x, use_reentrant=False),
+    "an autograd function": lambda x: Squared.apply(x.clone().requires_grad_()),
+    "a collective in place": summed_in_place,
+    "a number of all ranks": lambda x: x * torch.ones(3).sum().item(),
+    "a graph within": lambda x: torch.compile(lambda y: y * 2, backend="eager")(x) + 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.compile:UserWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_of_many_kinds_are_compiled(mode, kind):
+    compiled = torch.compile(KINDS[kind], backend="aot_eager", dynamic=kind == "vmap")
+    for start in (1, 2):
+        assert close(compiled(rows(start)), KINDS[kind](rows(start)))
+
+
+# -- what differs between ranks
+
+
+def by_rank(x):
+    return x * dist.get_rank() + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_differs_between_ranks_runs_op_by_op(mode, backend):
+    compiled = torch.compile(by_rank, backend=backend)
+    assert close(compiled(rows()), by_rank(rows()))
+    assert close(torch.compile(pointwise, backend=backend)(uneven()), pointwise(uneven()))
+
+
+def branching(x):
+    y = x * 2
+    rank = dist.get_rank()
+    if rank == 0:
+        y = y * 7
+    return y + 1
+
+
+def branching_in_a_call(x):
+    return branching(x * 3) - 1
+
+
+def branching_behind_a_break(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    z = y + 1
+    rank = dist.get_rank()
+    if rank > 1:
+        y = y * z
+    else:
+        z = z * 5
+    return y + z
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [branching, branching_in_a_call, branching_behind_a_break])
+def test_a_branch_on_the_rank_runs_as_it_is_written(mode, function, backend):
+    compiled = torch.compile(function, backend=backend)
+    for start in (1, 5):
+        assert close(compiled(rows(start)), function(rows(start)))
+
+
+def test_what_differs_between_ranks_is_refused_by_name_in_a_full_graph(mode):
+    with pytest.raises(
+        Exception, match=r"One graph serves all ranks, and it cannot hold RankInts\(0, 1, 2, 3\): a number"
+    ):
+        torch.compile(by_rank, backend="eager", fullgraph=True)(rows())
+    with pytest.raises(
+        Exception, match=r"cannot hold float32\[RankInts\(1, 2, 3, 4\),2\]: its shape or strides differ"
+    ):
+        torch.compile(pointwise, backend="eager", fullgraph=True)(uneven())
+
+
+def test_even_and_uneven_tensors_take_turns(mode):
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(pointwise, backend=counter)
+    for x in (rows(), uneven(), rows(2), uneven(), rank_map(lambda rank: torch.ones(3, 2)), rows(3)):
+        assert close(compiled(x), pointwise(x))
+    assert counter.frame_count == 1  # what Dynamo has run op by op once, it does not compile again
+
+
+def test_views_of_one_memory_run_op_by_op(mode):
+    def both(x, row):
+        x.add_(1)
+        return row * 2
+
+    def shared(run):
+        x = rows()
+        return run(x, x[0])
+
+    assert close(shared(torch.compile(both, backend="aot_eager")), shared(both))
+
+
+def test_a_shard_of_its_own_on_each_rank_runs_op_by_op(mode):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["a"]
+
+    def cut(x):
+        whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        return whole.redistribute(mesh, [Shard(0)]).to_local() * 2
+
+    same = rank_map(lambda rank: torch.arange(4.0))
+    assert close(torch.compile(cut, backend="aot_eager")(same), cut(same))
+
+
+def test_an_error_of_ours_in_a_backend_warns_and_runs_the_graph(mode):
+    def backend(graph, inputs):
+        raise NotTraceable("backend", "a value", "it differs", "Nothing.")
+
+    with pytest.warns(
+        UserWarning, match=r"the graph runs op by op, as Dynamo recorded it: backend: a graph for all ranks"
+    ):
+        assert close(torch.compile(pointwise, backend=backend)(rows()), pointwise(rows()))
+
+
+def test_another_error_in_a_backend_is_raised(mode):
+    def backend(graph, inputs):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(Exception, match="mine"):
+        torch.compile(pointwise, backend=backend)(rows())
+
+
+# -- modes
+
+
+def of_the_world(x):
+    return functional.all_reduce(x, "sum", dist.group.WORLD) * dist.get_world_size()
+
+
+def test_each_mode_compiles_for_its_own_number_of_ranks():
+    compiled = torch.compile(of_the_world, backend="eager", fullgraph=True)
+    for ranks in (2, 3, 2, 4, 5, 6, 7, 8, 9, 10):  # more than torch recompiles one function
+        with LocalTensorMode(ranks):
+            assert compiled(rank_map(torch.tensor)).reconcile() == ranks * sum(range(ranks))
+
+
+def test_the_compiler_works_after_the_mode():
+    with LocalTensorMode(2):
+        torch.compile(pointwise, backend="eager")(torch.ones(2))
+    counter = CompileCounterWithBackend("eager")
+    torch.compile(lambda x: torch.tensor([1.0, 2.0]) * x, backend=counter, fullgraph=True)(torch.ones(2))
+    assert counter.frame_count == 1
+
+
+def test_the_compiler_leaves_random_streams_as_they_were(mode):
+    torch.manual_seed(dist.get_rank())
+    wanted = on_all(torch.rand(3))
+    torch.manual_seed(dist.get_rank())
+    torch.compile(pointwise, backend="aot_eager")(rows())
+    assert on_all(torch.rand(3)) == wanted
+
+
+def test_local_tensors_outside_of_the_mode_run_op_by_op():
+    with LocalTensorMode(2):
+        x = rank_map(lambda rank: torch.ones(2) + rank)
+    assert torch.compile(lambda x: x * 2, backend="aot_eager")(x).on(1).tolist() == [4, 4]
+    with pytest.raises(NotTraceable, match="no LocalTensorMode was entered when the trace began"):
+        make_fx(lambda x: x * 2)(x)
+
+
+# -- AOTAutograd
+
+
+def test_aot_autograd_has_one_graph_forward_and_one_backward(mode):
+    graphs = []
+    x, y = rows().requires_grad_(), rows().requires_grad_()
+    compiled = aot_function(communicating, lambda graph, inputs: graphs.append(graph) or graph)
+    (found := compiled(x)).sum().backward()
+    (wanted := communicating(y)).sum().backward()
+    assert len(graphs) == 2 and on_all(found) == on_all(wanted) and on_all(x.grad) == on_all(y.grad)
+    assert all(node.meta["val"].shape in ((2, 2), ()) for node in graphs[0].graph.nodes if node.op == "placeholder")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(by_rank, r"RankInts\(0, 1, 2, 3\) at .*test_compiling\.py:\d+ in by_rank"), (None, "used beside fake tensors")],
+)
+def test_aot_autograd_refuses_by_name_what_differs(mode, function, message):
+    captured = rows()
+    with pytest.raises(NotTraceable, match=message):
+        aot_function(function or (lambda x: x * captured), lambda graph, inputs: graph)(rows())
+
+
+def test_an_exported_program_is_that_of_a_rank_and_serves_all(mode):
+    layer = nn.Linear(2, 2)
+    program = torch.export.export(layer, (rows(),))
+    assert program.graph_module.code.count("torch.ops") == 1
+    assert close(program.module()(rows(5)), layer(rows(5)))
+
+
+# -- inductor
+
+
+def compiled_by_inductor(function, *inputs):
+    """The function, compiled; how often a kernel ran, and how often a graph op by op."""
+    runs = []
+
+    class Watched(kernels.LockstepKernel):
+        def __init__(self, mode, graph, kernel):
+            super().__init__(mode, graph, lambda args: runs.append("kernel") or kernel(args))
+
+        def __call__(self, inputs):
+            runs.append("graph" if self._op_by_op else "call")
+            return super().__call__(inputs)
+
+    before, kernels.LockstepKernel = kernels.LockstepKernel, Watched
+    try:
+        with warnings.catch_warnings():
+            return torch.compile(function, fullgraph=True)(*inputs), runs
+    finally:
+        kernels.LockstepKernel = before
+
+
+@pytest.mark.slow  # the C++ compiler
+def test_a_kernel_of_inductor_runs_once_for_each_different_value(mode):
+    twice = rank_map(lambda rank: torch.ones(2) * (rank // 2))
+    found, runs = compiled_by_inductor(lambda x: x.sin() + 1, twice)
+    assert close(found, twice.sin() + 1) and runs == ["call", "kernel", "kernel"]
+
+
+@pytest.mark.slow
+def test_a_graph_that_communicates_or_draws_runs_op_by_op(mode):
+    assert compiled_by_inductor(communicating, rows())[1] == ["graph"]
+    assert compiled_by_inductor(lambda x: x + torch.rand(2), rows())[1] == ["graph"]
