@@ -12,7 +12,13 @@ from torch.distributed.tensor import Partial, Shard
 
 from localtensor._util.events import Place
 from localtensor.layout.tolerance import max_abs, measured_slack, widen_slack, within_slack
-from localtensor.testing.compare.explain import HELD_AS_PARAMETER, counted_too_often, explanations, pending_source
+from localtensor.testing.compare.explain import (
+    HELD_AS_PARAMETER,
+    counted_too_often,
+    explanations,
+    pending_source,
+    windows,
+)
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
     Layout,
@@ -64,6 +70,7 @@ class Sides:
     name: str = ONE_DEVICE  # of the reference, in words
     numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the shares of the parts of fused parameters
+    others: tuple[Watch, ...] = ()  # the ranks of the mesh that are not in this part of it
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -88,7 +95,9 @@ class Sides:
         if not whole or torch.Size(found).numel() != len(ranks):
             return None
         mesh = dict(zip(self.mesh, found, strict=True))
-        return replace(self, ranks=tuple(self.ranks[rank] for rank in ranks), mesh=mesh, numbers=tuple(ranks))
+        others = tuple(one for rank, one in enumerate(self.ranks) if rank not in ranks)
+        here = tuple(self.ranks[rank] for rank in ranks)
+        return replace(self, ranks=here, mesh=mesh, numbers=tuple(ranks), others=others)
 
     def calls(self, key: Key) -> tuple[int, int]:
         """How often the module was called in this step, on one device and on a rank."""
@@ -120,11 +129,13 @@ class Sides:
 def first_divergence(sides: Sides) -> Findings:
     """Goes through the observations of one device in order, and stops at the first that differs.
 
-    A gradient that is pending, and what an optimizer keeps, are a fault only if the parameter differs after the step: some
-    programs reduce in the step.
+    A gradient that is pending, or that of one of several copies of a tied parameter, and what an optimizer keeps, are a fault
+    only if the parameter differs after the step: some programs reduce in the step.  A buffer that differs is one only if the
+    module that has it goes wrong: programs may count for themselves.
     """
     findings = Findings()
     suspects: dict[tuple[int, str], Divergence] = {}
+    buffers: dict[str, Divergence] = {}
     for key, one in sides.reference.seen.items():
         held = [rank.seen.get(key) for rank in sides.ranks]
         there = [x for x in held if x is not None]
@@ -142,13 +153,19 @@ def first_divergence(sides: Sides) -> Findings:
             findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
             continue
         found = _divergence(part, findings, key, there, layout, problem)
+        if key.kind == "buffer" and key.step:
+            buffers.setdefault(key.name.rpartition(".")[0], found)
+            findings.not_compared[key] = "buffers that ranks have otherwise after a step"
+            continue
         in_step = key.kind == IN_STEP or key.kind.startswith("optimizer's")
-        waits = in_step or (found.what == problem and key.kind == "gradient")
+        waits = in_step or (key.kind == "gradient" and (found.what == problem or bool(untied(sides, key.name))))
         if waits and key._replace(kind=AFTER) in sides.reference.seen:
             suspects.setdefault((key.step, key.name), found)
             continue
+        found = buffers.get(key.name, found) if key.kind in ("output", "input") else found
         findings.divergence = next(iter(suspects.values()), found)
-        findings.differing.append(key)
+        findings.not_compared.pop(found.key, None)
+        findings.differing.append(findings.divergence.key)
         break
     else:
         findings.divergence = next(iter(suspects.values()), None)
@@ -192,10 +209,17 @@ def _layout_and_problem(
 ) -> tuple[Layout | None, str | None]:
     """The layout of what the ranks hold, None if it has none, and why it is wrong nevertheless."""
     gradient = key._replace(kind="gradient")
+    if key.kind == AFTER:
+        for other in untied(sides, key.name):
+            copies = [x for rank in (*sides.ranks, *sides.others) if (x := rank.seen.get(key._replace(name=other)))]
+            if copies and _layout_of(sides, findings, key, one, copies[: len(sides.ranks)]) is None:
+                return None, None
     same = key.kind == IN_STEP and one is sides.reference.seen.get(gradient) and gradient in findings.layouts
     if same and all(rank.seen.get(gradient) is rank.seen[key] for rank in sides.ranks):
         return findings.layouts[gradient], None
     layout = _layout_of(sides, findings, key, one, there) if there else None
+    if layout is None and key.kind == "input" and there:
+        layout = _with_halo(sides, [x.value for x in there], one.value, sides.slack(key))
     return layout, _not_allowed(sides, key, layout) if layout is not None else None
 
 
@@ -226,6 +250,31 @@ def _layout_of(
         tensors = [x.to(one.value.dtype) for x in tensors]
     blocks = sides.blocks.get(key.name, ())
     return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors, blocks=blocks)
+
+
+def _with_halo(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Layout | None:
+    """Shards of one dim along one mesh axis that overlap, in their order, and leave nothing out; None if it is otherwise."""
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    for axis, size in enumerate(sides.sizes):
+        groups = ranks.movedim(axis, 0).reshape(size, -1)
+        found = [windows(held[rank], want, slack, range(want.dim())) for rank in groups[:, 0].tolist()]
+        places = [one for one in found if one is not None]
+        if size < 2 or len(places) < size or len({one[0] for one in places}) > 1:
+            continue
+        whole = places[0][1] == 0 and places[-1][2] == want.shape[places[0][0]]
+        ordered = all(a[1] < b[1] <= a[2] < b[2] for a, b in itertools.pairwise(places))
+        alike = equal_along(sides, held, [other for other in range(len(sides.sizes)) if other != axis])
+        if whole and ordered and (groups.shape[1] == 1 or alike):
+            shard = AxisLayout("S", places[0][0], halo=True)
+            return Layout(tuple(shard if other == axis else AxisLayout("R") for other in range(len(sides.sizes))))
+    return None
+
+
+def untied(sides: Sides, name: str) -> list[str]:
+    """The other names of a parameter that one device uses several times, by which ranks have copies of their own."""
+    every = (*sides.ranks, *sides.others)
+    names = [other for other, first in sides.reference.tied.items() if first == name]
+    return [other for other in names if not any(rank.tied.get(other) == name for rank in every)]
 
 
 def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
@@ -280,7 +329,10 @@ def _divergence(
     source = None if problem or added else pending_source(sides, findings, key)
     if source is not None:
         over = ", ".join(list(sides.mesh)[axis] for axis in findings.layouts[source].pending)
-        what = f"an all_reduce over {over} is missing: it is a pending sum, and {key} is wrong"
+        mean = all(list(sides.mesh)[axis] in sides.batch_axes for axis in findings.layouts[source].pending)
+        parts = torch.Size([sides.sizes[axis] for axis in findings.layouts[source].pending]).numel()
+        factor = f", or it is {parts} times too small, as the ranks' mean counts" if mean else ""
+        what = f"an all_reduce over {over} is missing{factor}: it is a pending sum, and {key} is wrong"
         place = sides.ranks[0].seen[source].place
         return Divergence(source, place, str(findings.layouts[source]), what, values)
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from localtensor.layout.tolerance import is_inexact, within_slack
-from localtensor.testing.compare.find_layout import Layout, find_layout, fits, permuted_layout
-from localtensor.testing.compare.watch import IN_STEP, Key
+from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout, fits, permuted_layout
+from localtensor.testing.compare.watch import AFTER, IN_STEP, Key
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.divergence import Findings, Sides
 
-HELD_AS_PARAMETER = ("gradient", IN_STEP, "parameter after the step")
+HELD_AS_PARAMETER = ("gradient", IN_STEP, AFTER)
 HALF = (torch.bfloat16, torch.float16)
 WRONG_VALUES = "wrong values"
 MOST_TIMES = 16  # the largest whole number that is tried as a factor
@@ -50,6 +50,7 @@ def explanations(
             old = sides.reference.seen[earlier].value
             if old.shape == want.shape and find_layout(held, sizes, old, sides.slack(earlier)) is not None:
                 yield f"it is a stale value, that of {earlier}"
+    yield from _not_updated(sides, findings, key, held, want, slack)
     yield from _some_ranks(sides, key, held, want, slack)
     yield from _rounded(held, want)
     if not _counts(key, want):
@@ -59,6 +60,25 @@ def explanations(
         yield windows_text([one for one in slices if one is not None])
     yield from _other_order(sides, held, want, slack)
     yield WRONG_VALUES
+
+
+def _not_updated(
+    sides: Sides, findings: Findings, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor
+) -> Iterator[str]:
+    """Elements of a parameter that are after the step what they were before it."""
+    start = Key(0, "parameter", key.name)
+    before = start if key.step == 0 else key._replace(step=key.step - 1)
+    layout = findings.layouts.get(start)
+    if key.kind != AFTER or layout is None or any(before not in rank.seen for rank in sides.ranks):
+        return
+    now = assemble_layout(held, sides.sizes, layout)
+    old = assemble_layout([rank.seen[before].value for rank in sides.ranks], sides.sizes, layout)
+    if now is None or old is None or now.shape != want.shape:
+        return
+    wrong = ~within_slack(now, want, slack)
+    if bool(wrong.any()) and torch.equal(now[wrong], old[wrong]):
+        count = "it is" if bool(wrong.all()) else f"{int(wrong.sum())} of {wrong.numel()} elements are"
+        yield f"{count} stale: the step has not updated {'it' if bool(wrong.all()) else 'them'}"
 
 
 def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
@@ -83,7 +103,8 @@ def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
 
 
 def _is_pending_sum(sides: Sides, key: Key, layout: Layout) -> bool:
-    declared = sides.ranks[0].seen[key].placements is not None
+    one = next((rank.seen[key] for rank in (*sides.ranks, *sides.others) if key in rank.seen), None)
+    declared = one is not None and one.placements is not None
     return not declared and any(layout.axes[axis].op == "sum" for axis in layout.pending)
 
 
@@ -152,8 +173,8 @@ def _tied(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: T
     for other in [name for name, first in tied.items() if first == key.name]:
         if sides.ranks[0].tied.get(other) == key.name:
             continue
-        there = [rank.seen.get(key._replace(name=other)) for rank in sides.ranks]
-        values = [x.value for x in there if x is not None]
+        there = [rank.seen.get(key._replace(name=other)) for rank in (*sides.ranks, *sides.others)]
+        values = [x.value for x in there if x is not None][: len(held)]
         words = f"{key.name} and {other} are one parameter on {sides.name}, and not on the ranks"
         if len(values) == len(held) and all(a.shape == b.shape for a, b in zip(values, held, strict=True)):
             both = [a + b for a, b in zip(held, values, strict=True)]

@@ -33,13 +33,14 @@ class AxisLayout:
     dim: int = 0
     blocks: tuple[int, ...] = (1,)
     op: str = ""
+    halo: bool = False  # the shards overlap, as those of a convolution do
 
     def __str__(self) -> str:
         if self.kind == "P":
             return f"P({self.op})"
         shares = f" of {':'.join(map(str, self.blocks))}" if len({*self.blocks}) > 1 else ""
         blocks = f" in {len(self.blocks)} blocks{shares}" if len(self.blocks) > 1 else ""
-        return f"S({self.dim}){blocks}" if self.kind == "S" else "R"
+        return f"S({self.dim}){blocks}{' with halo' * self.halo}" if self.kind == "S" else "R"
 
 
 REPLICATED = AxisLayout("R")

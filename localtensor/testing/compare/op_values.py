@@ -21,6 +21,8 @@ SAME_ELEMENTS = (
     "as_strided", "copy_", "_reshape_alias", "wait_tensor", "expand",
 )  # fmt: skip
 """Ops that give the elements that they read, in another shape or place."""
+CONSTANT = ("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full")
+"""Ops that give one number everywhere."""
 Values = tuple[int, ...]  # of each rank, the index of its value
 Step = tuple[int, Op, list[Values]]  # the place of an op in the stream, the op, and what it reads
 
@@ -102,11 +104,20 @@ class OpValues:
 
     def _match_of_read(self, values: Values) -> Match | None:
         made = self.made(values)
+        if made is not None and made[1].name in CONSTANT:
+            return Match(None)
+        if made is not None and made[2] and self.is_cut_up(made[1]):
+            return None if self.match(made[2][0]) is None else Match(None)
         if made is None or made[1].name not in SAME_ELEMENTS or not made[2]:
             return None
         before = made[2][-1 if made[1].name == "copy_" else 0]
         match = self.match(before)
         return match and replace(match, reshaped=self.held(before)[0].shape != self.held(values)[0].shape)
+
+    def is_cut_up(self, op: Op) -> bool:
+        """Whether an op cuts a value into parts that are all read, as one after the other in a ring."""
+        stream = self.streams[0]
+        return len(op.gives) > 1 and {*op.gives} <= {x for one in stream.ops for x in one.reads}
 
     def _match(self, held: list[Tensor]) -> Match | None:
         total = sum(float(x.double().sum()) for x in held)

@@ -306,6 +306,8 @@ def _train(
     with watch.model(model), recorded(watch):
         for step, batch in enumerate(batches):
             watch.step = step
+            if step:
+                watch.buffers(model)
             with watch.phase(FORWARD):
                 loss = _forward(program, model, batch, pipeline)
                 watch.add("loss", "", loss)

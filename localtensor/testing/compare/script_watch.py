@@ -136,6 +136,8 @@ class ScriptWatch:
             self._parameters_of(optimizer, "parameter after the step")
             self.watch.enter(FORWARD)
             self.watch.step += 1
+            for name, model in self.names.models.items():
+                self.watch.buffers(model, name)
 
     def after_backward(self) -> None:
         """Keeps the gradients as they are after a backward pass; after the last of a step they are those of all."""

@@ -106,6 +106,10 @@ class OpSearch:
                 found.update(self._added(found[at], reads))
             todo += [values for values in wrong if values not in seen]
             seen.update(wrong)
+        if not found:  # what is read otherwise is not made here, and may be right: local indices, say
+            wrong_reads = [[one for one in reads if self.of.match(one) is None] for _, _, reads in path]
+            ends = zip(path, wrong_reads, strict=True)
+            found = {at: Suspect(op) for (at, op, _), wrong in ends if not any(map(self.of.made, wrong))}
         part = self._over_a_part(path)
         every = [*part, *(found[at] for at in sorted(found) if not any(one.op is found[at].op for one in part))]
         return sorted(every, key=lambda one: not one.cause)[:MOST_SUSPECTS]
@@ -228,7 +232,7 @@ class OpSearch:
 
     def _of_slices(self, op: Op, reads: Sequence[Values]) -> Iterator[str]:
         """By what the result is a slice of; not of rows, which ranks may put together as they like."""
-        if op.group is not None or not reads or not op.gives:
+        if op.group is not None or not reads or not op.gives or self.of.is_cut_up(op):
             return
         held = self.of.given(op)
         for want, stale, *_ in self.of.wanted if held is not None else ():

@@ -80,6 +80,8 @@ class Region(NamedTuple):
 
 def region_of(key: Key, calls: Mapping[tuple[int, str], int]) -> Region:
     """The region in which an observation's value is computed; `calls` are those of modules, by step and name."""
+    if key.kind == "buffer" and key.step:
+        return Region(key.step - 1, FORWARD, key.name.rpartition(".")[0])
     if key.kind in ("parameter", "buffer") or (key.kind, key.name) == ("input", ""):
         return Region(key.step, AT_THE_START)
     if key.kind in ("output", "loss"):
@@ -254,8 +256,12 @@ class Watch:
         for name, parameter in named:
             self.add(kind, name, parameter.grad if gradients else parameter)
         if kind == "parameter":
-            for name, buffer in model.named_buffers():
-                self.add("buffer", joined_name(prefix, plain_name(name)), buffer)
+            self.buffers(model, prefix)
+
+    def buffers(self, model: nn.Module, prefix: str = "") -> None:
+        """Keeps all buffers, as they are before a step."""
+        for name, buffer in model.named_buffers():
+            self.add("buffer", joined_name(prefix, plain_name(name)), buffer)
 
     def _tie(self, model: nn.Module, prefix: str, first: dict[int, str]) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False):
