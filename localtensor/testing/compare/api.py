@@ -23,6 +23,7 @@ from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findi
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Watch, region_of
+from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_script import NoScript, script_of
 
 
@@ -79,23 +80,21 @@ def compare(
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
-    with programs.functional_dropout_off() as functions:
-        done = _compared(program, functions, shrink, script)
+    with dropout_off():
+        done = _compared(program, shrink, script)
     if done.divergence is not None:
         raise Diverged(str(done), done)
     return done
 
 
-def _compared(
-    program: programs.TrainingProgram, functions: set[str], shrink: bool, script: str | os.PathLike[str] | None
-) -> Comparison:
+def _compared(program: programs.TrainingProgram, shrink: bool, script: str | os.PathLike[str] | None) -> Comparison:
     start = programs.start_of(program)
     _check_rows(program, start)
     sides, collectives, names = _run_both(program, start)
     findings = first_divergence(sides)
     found = findings.divergence
     look = None if found is None else _look(program, start, sides, findings, found, names)
-    notes = programs.dropout_notes(start.dropouts, functions) + notes_of_values(sides, findings)
+    notes = notes_of_values(sides, findings)
     notes += [] if names is None else [names.note()]
     if found is not None:
         less = Smaller(program, (), found)

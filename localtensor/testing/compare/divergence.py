@@ -15,9 +15,10 @@ from localtensor.layout.tolerance import max_abs, measured_slack, widen_slack, w
 from localtensor.testing.compare.explain import (
     HELD_AS_PARAMETER,
     counted_too_often,
+    equal_along,
     explanations,
+    halo_layout,
     pending_source,
-    windows,
 )
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
@@ -25,7 +26,8 @@ from localtensor.testing.compare.find_layout import (
     assemble_layout,
     find_layout,
 )
-from localtensor.testing.compare.watch import AFTER, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
+from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
+from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
 
 ONE_DEVICE = "one device"
 MOST_AFTER = 400  # values after the first divergence that are compared
@@ -102,7 +104,7 @@ class Sides:
     def calls(self, key: Key) -> tuple[int, int]:
         """How often the module was called in this step, on one device and on a rank."""
         counts = self.reference.calls[key.step, key.name], self.ranks[0].calls[key.step, key.name]
-        return counts if key.kind in ("input", "output", GRADIENT_OF_OUTPUT) else (0, 0)
+        return counts if key.kind in ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT) else (0, 0)
 
     def slack(self, key: Key) -> Tensor:
         """How far a right value may be from the one device's: measured."""
@@ -145,6 +147,9 @@ def first_divergence(sides: Sides) -> Findings:
             findings.not_compared[key] = why
             continue
         layout, problem = _layout_and_problem(part, findings, key, one, there)
+        if key.kind == DROPOUT and layout is None:
+            findings.not_compared[key] = "inputs of dropouts that the ranks have in other parts"
+            continue
         if layout is not None and problem is None:
             findings.layouts[key] = layout
             suspects.pop((key.step, key.name), None) if key.kind == AFTER else None
@@ -168,7 +173,7 @@ def first_divergence(sides: Sides) -> Findings:
         findings.differing.append(findings.divergence.key)
         break
     else:
-        findings.divergence = next(iter(suspects.values()), None)
+        findings.divergence = next(iter(suspects.values()), None) or _computed_again(sides)
     if findings.divergence is not None:
         ranks = [rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen]
         findings.part = tuple(ranks) if 0 < len(ranks) < len(sides.ranks) else ()
@@ -197,7 +202,7 @@ def _part(sides: Sides, key: Key, held: Sequence[Observation | None]) -> Sides:
     ranks = [rank for rank, one in enumerate(held) if one is not None]
     if not 0 < len(ranks) < len(held):
         return sides
-    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT)
+    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT, DROPOUT)
     keep = [rank for rank, one in enumerate(sides.ranks) if Key(0, "parameter", key.name) in one.seen]
     if sides.microbatches < 2 and (of_module or key.kind == "buffer" or keep != ranks):
         return sides
@@ -218,8 +223,11 @@ def _layout_and_problem(
     if same and all(rank.seen.get(gradient) is rank.seen[key] for rank in sides.ranks):
         return findings.layouts[gradient], None
     layout = _layout_of(sides, findings, key, one, there) if there else None
+    if key.kind == DROPOUT and layout is not None:
+        whole = [axis for axis, at in enumerate(layout.axes) if at.kind != "S" and sides.sizes[axis] > 1]
+        return layout, _drops_otherwise(sides, findings, key, whole)
     if layout is None and key.kind == "input" and there:
-        layout = _with_halo(sides, [x.value for x in there], one.value, sides.slack(key))
+        layout = halo_layout(sides, [x.value for x in there], one.value, sides.slack(key))
     return layout, _not_allowed(sides, key, layout) if layout is not None else None
 
 
@@ -252,21 +260,32 @@ def _layout_of(
     return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors, blocks=blocks)
 
 
-def _with_halo(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Layout | None:
-    """Shards of one dim along one mesh axis that overlap, in their order, and leave nothing out; None if it is otherwise."""
-    ranks = torch.arange(len(held)).reshape(sides.sizes)
-    for axis, size in enumerate(sides.sizes):
-        groups = ranks.movedim(axis, 0).reshape(size, -1)
-        found = [windows(held[rank], want, slack, range(want.dim())) for rank in groups[:, 0].tolist()]
-        places = [one for one in found if one is not None]
-        if size < 2 or len(places) < size or len({one[0] for one in places}) > 1:
-            continue
-        whole = places[0][1] == 0 and places[-1][2] == want.shape[places[0][0]]
-        ordered = all(a[1] < b[1] <= a[2] < b[2] for a, b in itertools.pairwise(places))
-        alike = equal_along(sides, held, [other for other in range(len(sides.sizes)) if other != axis])
-        if whole and ordered and (groups.shape[1] == 1 or alike):
-            shard = AxisLayout("S", places[0][0], halo=True)
-            return Layout(tuple(shard if other == axis else AxisLayout("R") for other in range(len(sides.sizes))))
+def _drops_otherwise(sides: Sides, findings: Findings, key: Key, same: Sequence[int]) -> str | None:
+    """What is wrong with the ranks' draws for a dropout whose input they hold alike along these axes."""
+    drawn = [rank.seen[key].drawn for rank in sides.ranks]
+    alone = sides.reference.seen[key].drawn
+    loss = Key(key.step, "loss", "")
+    if any(one is None for one in drawn) or alone is None:
+        return None
+    own = {*sides.batch_axes}
+    if loss in sides.reference.seen and all(loss in rank.seen for rank in sides.ranks):  # means of the ranks' own parts
+        held = [rank.seen[loss] for rank in sides.ranks]
+        layout = _layout_of(sides, findings, loss, sides.reference.seen[loss], held)
+        own |= {list(sides.mesh)[axis] for axis in (layout.pending if layout is not None else ())}
+    axes = [axis for axis in same if list(sides.mesh)[axis] not in own]
+    return drops_otherwise([x for x in drawn if x is not None], alone, sides.name, list(sides.mesh.items()), axes)
+
+
+def _computed_again(sides: Sides) -> Divergence | None:
+    """A dropout that activation checkpointing computes again with other numbers, on some rank."""
+    for rank in sides.ranks:
+        for step in dict.fromkeys(step for step, _ in rank.again):
+            forward = {k: x.drawn for k, x in rank.seen.items() if k[:2] == (step, DROPOUT) and x.drawn is not None}
+            found = drawn_again([*forward.values()], [one for at, one in rank.again if at == step])
+            key = next((k for k, one in forward.items() if found is not None and one.place == found.place), None)
+            if key is not None and found is not None:
+                what = "it is computed again in the backward pass, and drops other elements: the generator's state is not kept"
+                return Divergence(key, found.place, None, what, "")
     return None
 
 
@@ -324,7 +343,7 @@ def _divergence(
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
         problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
-    values = _values(sides, tensors, want, slack)
+    values = "" if key.kind == DROPOUT else _values(sides, tensors, want, slack)
     added = next(counted_too_often(sides, key, tensors, want, slack), None)
     source = None if problem or added else pending_source(sides, findings, key)
     if source is not None:
@@ -338,20 +357,6 @@ def _divergence(
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))
     place = held[0].place or place_of_parameter(sides, key.name)
     return Divergence(key, place, None if layout is None else str(layout), what, values)
-
-
-def equal_along(sides: Sides, held: Sequence[Tensor], axes: Sequence[int]) -> bool:
-    """Whether the ranks along these mesh axes hold equal tensors."""
-    ranks = torch.arange(len(held)).reshape(sides.sizes)
-    pairs = (
-        (ranks.select(axis, 0), ranks.select(axis, place)) for axis in axes for place in range(1, sides.sizes[axis])
-    )
-    each = (
-        (held[int(a)], held[int(b)])
-        for one, other in pairs
-        for a, b in zip(one.flatten(), other.flatten(), strict=True)
-    )
-    return bool(axes) and all(a.shape == b.shape and torch.equal(a, b) for a, b in each)
 
 
 def place_of_parameter(sides: Sides, name: str) -> Place | None:

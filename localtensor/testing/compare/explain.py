@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from localtensor.layout.tolerance import is_inexact, within_slack
-from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout, fits, permuted_layout
+from localtensor.testing.compare.find_layout import (
+    AxisLayout,
+    Layout,
+    assemble_layout,
+    find_layout,
+    fits,
+    permuted_layout,
+)
 from localtensor.testing.compare.watch import AFTER, IN_STEP, Key
 
 if TYPE_CHECKING:
@@ -211,6 +218,38 @@ def windows(x: Tensor, want: Tensor, slack: Tensor, dims: Sequence[int]) -> tupl
     places = range(min(want.shape[dim] - length + 1, MOST_WINDOWS))
     found = list(itertools.islice((at for at in places if fits(x, want.narrow(dim, at, length), bound)), 2))
     return (dim, found[0], found[0] + length) if len(found) == 1 else None
+
+
+def halo_layout(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Layout | None:
+    """Shards of one dim along one mesh axis that overlap, in their order, and leave nothing out; None if it is otherwise."""
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    for axis, size in enumerate(sides.sizes):
+        groups = ranks.movedim(axis, 0).reshape(size, -1)
+        found = [windows(held[rank], want, slack, range(want.dim())) for rank in groups[:, 0].tolist()]
+        places = [one for one in found if one is not None]
+        if size < 2 or len(places) < size or len({one[0] for one in places}) > 1:
+            continue
+        whole = places[0][1] == 0 and places[-1][2] == want.shape[places[0][0]]
+        ordered = all(a[1] < b[1] <= a[2] < b[2] for a, b in itertools.pairwise(places))
+        alike = equal_along(sides, held, [other for other in range(len(sides.sizes)) if other != axis])
+        if whole and ordered and (groups.shape[1] == 1 or alike):
+            shard = AxisLayout("S", places[0][0], halo=True)
+            return Layout(tuple(shard if other == axis else AxisLayout("R") for other in range(len(sides.sizes))))
+    return None
+
+
+def equal_along(sides: Sides, held: Sequence[Tensor], axes: Sequence[int]) -> bool:
+    """Whether the ranks along these mesh axes hold equal tensors."""
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    pairs = (
+        (ranks.select(axis, 0), ranks.select(axis, place)) for axis in axes for place in range(1, sides.sizes[axis])
+    )
+    each = (
+        (held[int(a)], held[int(b)])
+        for one, other in pairs
+        for a, b in zip(one.flatten(), other.flatten(), strict=True)
+    )
+    return bool(axes) and all(a.shape == b.shape and torch.equal(a, b) for a, b in each)
 
 
 def windows_text(found: Sequence[tuple[int, int, int]]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from localtensor.testing.compare.divergence import Sides, layout_of_placements
 from localtensor.testing.compare.find_layout import find_layout
-from localtensor.testing.compare.watch import Key, Observation, Region, Watch
+from localtensor.testing.compare.watch import DROPOUT, Key, Observation, Region, Watch
 
 MOST_FUSED = 4
 """Parameters that one is made of."""
@@ -97,7 +97,7 @@ class NameMap:
         )
 
 
-_OF_MODULES = ("input", "output", "gradient of the output")
+_OF_MODULES = ("input", "output", "gradient of the output", DROPOUT)
 
 
 def find_names(sides: Sides) -> NameMap | None:

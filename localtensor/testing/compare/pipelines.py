@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localtensor.testing.compare.watch import GRADIENT_OF_OUTPUT, Key, Observation, Watch
+from localtensor.testing.compare.watch import DROPOUT, GRADIENT_OF_OUTPUT, Key, Observation, Watch
 
 
 class Stages(nn.Module):
@@ -94,7 +94,7 @@ def reassembled(watch: Watch) -> Watch:
         many[key[:3]] = max(many[key[:3]], key.call + 1)
     for key, one in watch.seen.items():
         alone, probes = _calls_and_probes(many[key[:3]], count)
-        if key.kind not in ("input", "output", GRADIENT_OF_OUTPUT) or alone == many[key[:3]]:
+        if key.kind not in ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT) or alone == many[key[:3]]:
             seen[key] = one
         elif key.call < alone + probes and key.call >= probes:
             call = key.call - probes
@@ -102,7 +102,10 @@ def reassembled(watch: Watch) -> Watch:
             parts = [watch.seen.get(key._replace(call=number)) for number in numbers]
             whole = _joined([part.value for part in parts if part is not None])
             if whole is not None and None not in parts:
-                seen[key._replace(call=call)] = replace(one, value=whole)
+                kept = [None if x is None or x.drawn is None else x.drawn.kept for x in parts]
+                masks = _joined([x for x in kept if x is not None]) if None not in kept else None
+                drawn = None if one.drawn is None else replace(one.drawn, kept=masks)
+                seen[key._replace(call=call)] = replace(one, value=whole, drawn=drawn)
     return replace(watch, seen=seen, calls=calls)
 
 

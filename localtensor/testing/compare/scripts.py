@@ -22,6 +22,7 @@ from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
+from localtensor.testing.compare_dropout import dropout_off
 
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
@@ -46,7 +47,6 @@ class _Scripts:
     progress: Callable[[str], None]
     not_compared: dict[Key, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    functions: set[str] = field(default_factory=set)  # that would have dropped
     calls: tuple[str, ...] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
     names: NameMap | None = None
@@ -95,7 +95,6 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
         variants.append(_run(scripts, scripts.reference, what, vary=lambda seed=seed: programs.with_noise(seed)))  # type: ignore[misc]
     ran = _run(scripts, scripts.parallel, "the parallel script")
     scripts.axes = scripts.mesh or _mesh(ran, scripts.parallel.ranks)
-    scripts.notes += programs.dropout_notes(first.ranks[0].dropouts, scripts.functions)
     whole = _Whole(scripts, [one.watch for one in first.ranks])
     reference = whole.of_reference()
     made = tuple(whole.of([one.watch for one in variant.ranks]) for variant in variants)
@@ -146,9 +145,8 @@ def _run(
     watches = [ScriptWatch(Watch(region=region, causal=causal), vary()) for _ in range(options.ranks)]
     observer = Observer(lambda rank: watches[rank].hooks())
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), programs.functional_dropout_off() as functions:
+    with redirect_stdout(out), redirect_stderr(err), dropout_off():
         code = run_script(options, observer)
-    scripts.functions |= functions
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
         frames = ("[", " ", "Traceback")

@@ -232,7 +232,7 @@ class OpSearch:
 
     def _of_slices(self, op: Op, reads: Sequence[Values]) -> Iterator[str]:
         """By what the result is a slice of; not of rows, which ranks may put together as they like."""
-        if op.group is not None or not reads or not op.gives or self.of.is_cut_up(op):
+        if op.group is not None or not reads or not op.gives or self.of.is_cut_up(op, reads[0]):
             return
         held = self.of.given(op)
         for want, stale, *_ in self.of.wanted if held is not None else ():
