@@ -91,7 +91,7 @@ class _Kept(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         _ = ctx.saved_tensors  # where a checkpoint has not saved it, this computes it again
         return grad
 
@@ -118,7 +118,6 @@ def dropout_off() -> Iterator[None]:
     The functions are replaced where torch.nn.functional looks them up, also for modules: torch._VF.dropout and the like (torch
     2.11 to 2.15), and `scaled_dot_product_attention`.
     """
-
     functions = {name: getattr(torch._VF, name) for name in _DROPOUTS}
 
     def silenced(name: str) -> Callable[..., Tensor]:

@@ -5,7 +5,7 @@ Private parts of torch, which tests/localtensor/testing/compare/test_pipelines.p
 | part                                                                    | torch | tried on |
 |-------------------------------------------------------------------------|-------|----------|
 | PipelineScheduleSingle._stage, PipelineScheduleMulti._stages: the stages | 2.13  | 2.13     |
-| their _n_microbatches                                                   | 2.13  | 2.13     |
+| their _n_microbatches and _loss_fn                                      | 2.13  | 2.13     |
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class Pipeline:
     def microbatches(self) -> int:
         """Into how many parts the schedule cuts what it gets."""
         return int(self.schedule._n_microbatches)
+
+    @property
+    def loss(self) -> Any:
+        """The loss function of the schedule."""
+        return self.schedule._loss_fn
 
     def step(self, batch: Any) -> Tensor | None:
         """One step, forward and backward; on the rank of the last stage the loss of the whole batch."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from localtensor._util.call_sites import place_of_function
 from localtensor._util.events import Call
 from localtensor._util.module_names import plain_name
 from localtensor.errors import NotComparable, RankRaised
@@ -242,7 +243,9 @@ def _train(
                 watch.buffers(model)
             with watch.phase(FORWARD):
                 loss = _forward(program, model, batch, pipeline)
-                watch.add("loss", "", loss)
+                watch.add(
+                    "loss", "", loss, place=place_of_function(program.loss if pipeline is None else pipeline.loss)
+                )
             if program.loss is None:
                 continue
             with watch.phase(BACKWARD):

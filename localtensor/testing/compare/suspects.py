@@ -36,8 +36,8 @@ from localtensor.testing.compare.op_values import (
     slack_of,
     values_of,
 )
-from localtensor.testing.compare.setup_lines import setup_lines_of
-from localtensor.testing.compare.watch import FORWARD, Key, Observation, region_of
+from localtensor.testing.compare.setup_lines import SEEDS, setup_lines_of
+from localtensor.testing.compare.watch import DROPOUT, FORWARD, Key, Observation, region_of
 
 MOST_SUSPECTS = 3
 OVER_A_DIM = (
@@ -349,7 +349,9 @@ def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLo
     of_parameter = region_of(found.key, {}).phase != FORWARD and found.key.kind != "gradient of the output"
     tied = [name for name, first in sides.reference.tied.items() if first == found.key.name]
     lines: list[str] = []
-    if of_parameter or not any(one.op.places for one in suspects):
-        each = [setup_lines_of(sides.ranks[0].setup, name) for name in (found.key.name, *tied)]
+    setup = sides.ranks[0].setup
+    own = setup.get(SEEDS if found.key.kind == DROPOUT else found.key.name, ())  # of the module itself
+    if of_parameter or own or not any(one.op.places for one in suspects):
+        each = [own] if found.key.kind == DROPOUT else [setup_lines_of(setup, name) for name in (found.key.name, *tied)]
         lines = list(dict.fromkeys(line for some in each for line in some))
     return CloserLook(found, tuple(map(str, suspects)), tuple(lines))
