@@ -22,7 +22,7 @@ from localtensor.testing.compare.comparison import Comparison, comparison_of, ha
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
-from localtensor.testing.compare.watch import Watch, region_of
+from localtensor.testing.compare.watch import DROPOUT, Watch, region_of
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_script import NoScript, script_of
 
@@ -105,9 +105,7 @@ def _compared(program: programs.TrainingProgram, shrink: bool, script: str | os.
             )
         if script is not None:
             bound = float(sides.slack(found.key).max())
-            why_not = "the ranks call parameters otherwise than one device" if names else ""
-            why_not = "the ranks are stages of a pipeline" if any(one.edges for one in sides.ranks) else why_not
-            notes.append(_write_script(Path(script), less, bound, why_not))
+            notes.append(_write_script(Path(script), less, bound, names))
     done = comparison_of(sides, findings, look, collectives, notes)
     if findings.divergence is None and not has_evidence(findings):
         raise NotComparable(
@@ -117,13 +115,13 @@ def _compared(program: programs.TrainingProgram, shrink: bool, script: str | os.
     return done
 
 
-def _write_script(path: Path, less: Smaller, bound: float, why_not: str) -> str:
+def _write_script(path: Path, less: Smaller, bound: float, names: NameMap | None) -> str:
     """Writes the torchrun script of a divergence; returns what to do with it, or why there is none."""
     found = less.found
-    if why_not or found is None:
-        return f"no script was written: {why_not}"
+    if found is None or found.key.kind == DROPOUT:
+        return "no script was written: dropout is off in it"
     try:
-        text = script_of(less.program, found.key, bound, f"{found.key}: {found.what}\n{found.values}")
+        text = script_of(less.program, found.key, bound, f"{found.key}: {found.what}\n{found.values}", names)
     except NoScript as reason:
         return f"no script was written: {reason}"
     path.write_text(text, encoding="utf-8")
