@@ -67,7 +67,8 @@ def script_of(program: TrainingProgram, key: Key, bound: float, report: str, nam
 
 def _names_of(key: Key, names: NameMap | None) -> str:
     """The constants for the names of a value on both sides: several if it is put together, along DIM, in these shares."""
-    alone, there, dim, shares = (key.name,), (key.name,), 0, ()
+    alone: tuple[str, ...] = (key.name,)
+    there, dim, shares = alone, 0, tuple[int, ...]()
     if names is not None:
         of_module = key.kind in ("input", "output", "gradient of the output")
         own = names.modules if of_module else names.parameters
@@ -145,7 +146,7 @@ class _Writer:
 
 
 def _is_ours(value: Any) -> bool:
-    return str(value.__module__).startswith("localtensor.testing.compare.") and value.__qualname__ in _OURS
+    return str(value.__module__).startswith("localtensor.testing.compare") and value.__qualname__ in _OURS
 
 
 def _module_of(value: Any) -> str:

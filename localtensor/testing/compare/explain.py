@@ -42,6 +42,7 @@ def explanations(
         loose = slack + 64 * torch.finfo(held[0].dtype).eps * float(want.abs().max()) if want.numel() else slack
         if want.is_floating_point() and find_layout(cast, sizes, want, loose) is not None:
             yield f"the dtype is {held[0].dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
+    yield from _other_sizes(sides, key, held, want)
     yield from counted_too_often(sides, key, held, want, slack)
     yield from _scaled(sides, key, held, want, slack)
     yield from _tied(sides, key, held, want, slack)
@@ -67,6 +68,29 @@ def explanations(
         yield windows_text([one for one in slices if one is not None])
     yield from _other_order(sides, held, want, slack)
     yield WRONG_VALUES
+
+
+def _other_sizes(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor) -> Iterator[str]:
+    """A parameter, or the batch, whose parts have other sizes together than the one device's."""
+    one, is_batch = held[0], (key.kind, key.name) == ("input", "")
+    if not is_batch and (key.kind, key.step) != ("parameter", 0):
+        return
+    if one.dim() != want.dim() or not want.dim() or any(x.shape[1:] != want.shape[1:] for x in held if is_batch):
+        yield f"its shape is {tuple(one.shape)} where {sides.name} has {tuple(want.shape)}: they cannot be matched"
+        return
+    ranks, totals = torch.arange(len(held)).reshape(sides.sizes), set()
+    for count in range(len(sides.sizes) + 1):
+        for axes in itertools.combinations(range(len(sides.sizes)), count):
+            some = ranks[tuple(slice(None) if axis in axes else 0 for axis in range(ranks.dim()))].reshape(-1).tolist()
+            rest = [axis for axis in range(ranks.dim()) if axis not in axes and sides.sizes[axis] > 1]
+            if not is_batch or not rest or equal_along(sides, held, rest):
+                totals |= {sum(held[rank].shape[0] if is_batch else held[rank].numel() for rank in some)}
+    if is_batch and want.shape[0] not in totals:
+        rows = max(totals)
+        yield f"the batches have different sizes: {rows} rows on all ranks together, and {want.shape[0]} on {sides.name}"
+    elif not is_batch and want.numel() not in totals:
+        shapes = ", ".join(map(str, sorted({tuple(x.shape) for x in held})))
+        yield f"it has shape {shapes} where {sides.name} has {tuple(want.shape)}: the parameters cannot be matched"
 
 
 def _not_updated(
