@@ -20,10 +20,11 @@ from localtensor.testing.compare.comparison import Comparison, comparison_of, ha
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
-from localtensor.testing.compare.watch import DROPOUT, Watch, region_of
+from localtensor.testing.compare.watch import DROPOUT, region_of
 from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_script import NoScript, script_of
 from localtensor.testing.compare_shrink import Smaller, smallest
+from localtensor.testing.compare_tolerance import Repeated, Slacks, free_what_is_left
 
 
 def compare(
@@ -214,13 +215,21 @@ def _run_both(
     progress("one device")
     reference = programs.on_one_device(program, start, _same)
     progress("one device again")
-    check_deterministic(reference, programs.on_one_device(program, start, _same))
-    progress("one device in double precision and with noise")
-    varied = (programs.in_double, programs.with_noise(1), programs.with_noise(2))
-    variants = tuple(programs.on_one_device(program, start, vary) for vary in varied)
+    free_what_is_left(reference)
+    again = Repeated(reference)
+    programs.on_one_device(program, start, _same, sink=again.take)
+    check_repeated(again)
+    free_what_is_left(reference)
+    progress("one device with noise, and in double precision")
+    slacks = Slacks(reference)
+    for seed in (1, 2):
+        programs.on_one_device(program, start, programs.with_noise(seed), sink=slacks.noise)
+        free_what_is_left(reference)
+    programs.on_one_device(program, start, programs.in_double, sink=slacks.double)
+    free_what_is_left(reference)
     progress(f"{program.ranks} ranks")
     ranks = programs.on_ranks(program, start)
-    sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
+    sides = Sides(reference, slacks.found, tuple(ranks), program.mesh, program.batch_axes)
     names = find_names(sides)
     sides = sides if names is None else names.applied(sides)
     return sides, programs.collective_lines(program.mesh, ranks.calls), names
@@ -259,17 +268,13 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def check_deterministic(
-    first: Watch, second: Watch, argument: str = "build, batch and loss", name: str = ONE_DEVICE
-) -> None:
+def check_repeated(again: Repeated, argument: str = "build, batch and loss", name: str = ONE_DEVICE) -> None:
     """Raises `NotComparable` if two runs of the reference from one seed saw different values."""
-    for key, one in first.seen.items():
-        other = second.seen.get(key)
-        if other is None or not torch.equal(one.value.nan_to_num(), other.value.nan_to_num()):
-            raise NotComparable(
-                f"{key} on {name} differs between two runs from one seed", argument,
-                "Take all randomness from torch's generator, and leave no state behind.",
-            )  # fmt: skip
+    if again.other is not None:
+        raise NotComparable(
+            f"{again.other} on {name} differs between two runs from one seed", argument,
+            "Take all randomness from torch's generator, and leave no state behind.",
+        )  # fmt: skip
 
 
 def _check_callables(**given: object) -> None:

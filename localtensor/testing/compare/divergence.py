@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor._util.events import Place
-from localtensor.layout.tolerance import max_abs, measured_slack, widen_slack, within_slack
+from localtensor.layout.tolerance import max_abs, measured_slack
 from localtensor.testing.compare.explain import (
     HELD_AS_PARAMETER,
     counted_too_often,
@@ -23,8 +22,8 @@ from localtensor.testing.compare.explain import (
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
     Layout,
-    assemble_layout,
     find_layout,
+    values_text,
 )
 from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
 from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
@@ -62,10 +61,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Sides:
-    """Everything that was seen: one device, its variants (double precision first), and each rank."""
+    """Everything that was seen: one device, how far a right value may be from its own by key, and each rank."""
 
     reference: Watch
-    variants: tuple[Watch, ...]
+    slacks: Mapping[Key, Tensor]
     ranks: tuple[Watch, ...]
     mesh: Mapping[str, int]
     batch_axes: tuple[str, ...]
@@ -109,8 +108,7 @@ class Sides:
     def slack(self, key: Key) -> Tensor:
         """How far a right value may be from the one device's: measured."""
         want = self.reference.seen[key].value
-        exact, *noisy = (one.seen[key].value if key in one.seen else None for one in self.variants)
-        slack = widen_slack(measured_slack(want, noisy), want, exact)
+        slack = self.slacks.get(key, measured_slack(want, ()))
         slack = torch.zeros(()) if slack is None else slack
         if self.declared is not None and key.kind not in ("parameter", "buffer") and want.is_floating_point():
             slack = slack + ROUNDINGS * torch.finfo(self.declared).eps * float(max_abs(want))
@@ -343,7 +341,7 @@ def _divergence(
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
         problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
-    values = "" if key.kind == DROPOUT else _values(sides, tensors, want, slack)
+    values = "" if key.kind == DROPOUT else values_text(sides, tensors, want, slack)
     added = next(counted_too_often(sides, key, tensors, want, slack), None)
     source = None if problem or added else pending_source(sides, findings, key)
     if source is not None:
@@ -364,29 +362,3 @@ def place_of_parameter(sides: Sides, name: str) -> Place | None:
     module = name.rpartition(".")[0]
     places = (one.place for key, one in sides.ranks[0].seen.items() if key.kind == "output" and key.name == module)
     return next((place for place in places if place is not None), None)
-
-
-def _values(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> str:
-    """The first element that differs, by the layout of the shapes; or the shapes."""
-    shapes = sorted({tuple(x.shape) for x in held})
-    for axes in itertools.product(
-        (AxisLayout("R"), *(AxisLayout("S", d) for d in range(want.dim()))), repeat=len(sides.sizes)
-    ):
-        pieces = held if any(a.kind == "S" for a in axes) else [held[0]] * len(held)
-        made = assemble_layout(pieces, sides.sizes, Layout(axes))
-        if made is None or made.shape != want.shape:
-            continue
-        if made.dtype != want.dtype:
-            return f"{made.dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
-        wrong = ~within_slack(made, want, slack)
-        if not bool(wrong.any()):
-            return "the first rank is right"
-        at = tuple(int(i) for i in wrong.nonzero()[0])
-        bound = slack if slack.dim() == 0 else slack.expand_as(want)[at]
-        got = (
-            f"{made[at].item():.6g} where {sides.name} gives {want[at].item():.6g}"
-            if made.dim()
-            else (f"{made.item():.6g} where {sides.name} gives {want.item():.6g}")
-        )
-        return f"{got} at {list(at)}; {int(wrong.sum())} of {wrong.numel()} elements differ, by more than {float(bound):.2g}"
-    return f"shapes {', '.join(map(str, shapes))} where {sides.name} has {tuple(want.shape)}"

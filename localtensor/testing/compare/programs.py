@@ -30,6 +30,7 @@ from localtensor.testing.compare.watch import (
     FORWARD,
     IN_STEP,
     UPDATE,
+    Key,
     Region,
     Watch,
     declared_dtype,
@@ -105,14 +106,21 @@ def _checked_batch(batch: Any) -> Any:
 
 
 def on_one_device(
-    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], region: Region | None = None
+    program: TrainingProgram,
+    start: Start,
+    vary: Callable[[Tensor], Tensor],
+    region: Region | None = None,
+    sink: Callable[[Key, Tensor], None] | None = None,
 ) -> Watch:
-    """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise)."""
+    """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise).
+
+    `sink` gets each value, which is not kept then.
+    """
     model = copy.deepcopy(start.model)
     with torch.no_grad():
         for parameter in [*model.parameters(), *model.buffers()]:
             parameter.data = vary(parameter.data)
-    watch = Watch(region=region, causal=True)
+    watch = Watch(region=region, causal=True, sink=sink)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
         _train(program, model, _optimizer_of(program, model), batches, watch)
@@ -122,10 +130,12 @@ def on_one_device(
 def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
     """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
     given: Any = (program, start.model.state_dict(), start.batches, region)
+    pool: dict[Key, list[Tensor]] = {}
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
-        if program.on == "threads":
-            return run(partial(rank_program, *given), leftovers="ignore", **options)  # a partial: ranks get no copies
+        if program.on == "threads":  # a partial: ranks get no copies
+            body: Any = rank_program
+            return run(partial(body, *given, pool=pool), leftovers="ignore", **options)
         return run(rank_program, *given, on=program.on, **options)
     except RankRaised as fault:
         if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
@@ -134,16 +144,18 @@ def on_ranks(program: TrainingProgram, start: Start, region: Region | None = Non
 
 
 def rank_program(
-    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
-) -> Watch:
-    """What one rank runs; returns what was seen of it."""
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
+    pool: dict[Key, list[Tensor]] | None = None,
+) -> Watch:  # fmt: skip
+    """What one rank runs; returns what was seen of it.  Rank threads share the copies in `pool`."""
     with nullcontext() if program.on == "threads" else dropout_off():  # rank threads: it is off already
-        return _trained_rank(program, state, batches, region)
+        return _trained_rank(program, state, batches, region, {} if pool is None else pool)
 
 
 def _trained_rank(
-    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
-) -> Watch:
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
+    pool: dict[Key, list[Tensor]],
+) -> Watch:  # fmt: skip
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
@@ -157,10 +169,12 @@ def _trained_rank(
         model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
         optimizer = _optimizer_of(program, model)
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
-    watch = Watch(region=region, declared=declared_dtype(model), setup=lines.by_name(model, plain_name))
+    setup = lines.by_name(model, plain_name)
+    watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
     if pipeline is not None:
         pipeline.watch(watch)
     _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
+    watch.pool, watch._last = {}, {}
     return reassembled(watch)
 
 

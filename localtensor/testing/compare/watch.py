@@ -124,6 +124,9 @@ class Watch:
     seeds: bool = False  # whether the program has seeded torch's generator by itself
     again: list[tuple[int, Drawn]] = field(default_factory=list)  # by step, the dropouts that are computed again
     edges: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    sink: Callable[[Key, Tensor], None] | None = None  # takes each value in the place of `seen`
+    pool: dict[Key, list[Tensor]] = field(default_factory=dict)  # the copies of all ranks, if they share it
+    _last: dict[tuple[Any, ...], tuple[Tensor, ...]] = field(default_factory=dict)
     _phase: str = ""
     _inside: int = 0
     _path: list[tuple[str, bool]] = field(
@@ -160,11 +163,26 @@ class Watch:
         local = local.wait() if hasattr(local, "wait") else local
         if local.layout != torch.strided:
             return
+        if self.sink is not None:
+            self.sink(key, local)
+            return
         same = self.seen.get(key._replace(kind="gradient")) if key.kind == IN_STEP else None
         if same is not None and same.value.shape == local.shape and torch.equal(same.value, local):
             self.seen[key] = same
         else:
-            self.seen[key] = Observation(local.clone(), placements, place)
+            self.seen[key] = Observation(self._copy(key, local), placements, place)
+
+    def _copy(self, key: Key, local: Tensor) -> Tensor:
+        """A copy; or an equal one that is there already: another rank's, or of the same memory under another name."""
+        where = (local.data_ptr(), tuple(local.shape), local.dtype)
+        others = self.pool.setdefault(key, [])
+        for one in [*others, *self._last.get(where, ())]:
+            if one.shape == local.shape and one.dtype == local.dtype and torch.equal(one, local):
+                return one
+        copy = local.clone()
+        others.append(copy)
+        self._last[where] = (copy,)
+        return copy
 
     def drop(self, x: Tensor, drawn: Drawn) -> bool:
         """Keeps the input of a dropout with what was drawn for it; of one that is computed again, only that."""
