@@ -46,7 +46,7 @@ class Comparison:
     `values` are all of them, in the order in which the reference computes them.  `calls` are the calls that go wrong first
     inside, with the user's lines; `setup` those that made the module or the parameter parallel.  `collectives` are those of
     the first rank, by line.  `notes` say what was changed for the comparison (dropout that was switched off).  `reference` is
-    what the program was compared with: one device, or a script.
+    what the program was compared with: one device, or a script.  `collective_before` is the last collective before those calls.
     """
 
     mesh: Mapping[str, int]
@@ -57,6 +57,7 @@ class Comparison:
     collectives: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reference: str = ONE_DEVICE
+    collective_before: str = ""
 
     @property
     def layouts(self) -> dict[str, str]:
@@ -109,6 +110,7 @@ class Comparison:
                 lines.append(f"  assembles as {d.layout}")
             before = [one for one in self._before() if one.state == EQUAL][-1:]
             lines += [f"  right before it: {one.key} as {one.layout}" for one in before]
+            lines += [f"  after     {self.collective_before}"] if self.collective_before else []
             lines += [f"  calls     {one}" for one in self.collectives[:MOST_COLLECTIVES]]
             more = len(self.collectives) - MOST_COLLECTIVES
             lines += [f"            and {more} more lines"] if more > 0 else []
@@ -192,8 +194,9 @@ def comparison_of(
         else:
             values.append(ComparedValue(key, NOT_REACHED))
     found, calls, setup = (None, (), ()) if look is None else (look.divergence, look.calls, look.setup)
+    before = "" if look is None else look.collective
     return Comparison(
-        dict(sides.mesh), tuple(values), found, calls, setup, tuple(collectives), tuple(notes), sides.name
+        dict(sides.mesh), tuple(values), found, calls, setup, tuple(collectives), tuple(notes), sides.name, before
     )
 
 

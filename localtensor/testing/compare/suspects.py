@@ -284,11 +284,15 @@ class OpSearch:
 
 @dataclass(frozen=True, slots=True)
 class CloserLook:
-    """The divergence, with the cause if one was found; the calls that go wrong, and those that set the module up."""
+    """The divergence, with the cause if one was found; the calls that go wrong, and those that set the module up.
+
+    `collective` is the last one of the first rank before them, in the part of the run that was recorded.
+    """
 
     divergence: Divergence
     calls: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    collective: str = ""
 
 
 def wrong_dispatch(sides: Sides, op: Op) -> str:
@@ -354,4 +358,16 @@ def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLo
     if of_parameter or own or not any(one.op.places for one in suspects):
         each = [own] if found.key.kind == DROPOUT else [setup_lines_of(setup, name) for name in (found.key.name, *tied)]
         lines = list(dict.fromkeys(line for some in each for line in some))
-    return CloserLook(found, tuple(map(str, suspects)), tuple(lines))
+    before = "" if values is None else _collective_before(values, [one.op for one in suspects])
+    return CloserLook(found, tuple(map(str, suspects)), tuple(lines), before)
+
+
+def _collective_before(values: OpValues, ops: Sequence[Op]) -> str:
+    """The last collective that the first rank calls before the first of these ops, with its axes and line; empty if none."""
+    done = values.streams[0].ops
+    at = min((i for i, one in enumerate(done) if any(one is other for other in ops)), default=0)
+    last = next((one for one in reversed(done[:at]) if one.group is not None), None)
+    if last is None:
+        return ""
+    name, _, lines = str(last).partition(", ")
+    return f"{name} over {names_of(values.sides, values.axes_of(last.group or ()))}{f', {lines}' if lines else ''}"

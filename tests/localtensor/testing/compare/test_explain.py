@@ -198,3 +198,14 @@ def test_functions_go_through_compare_as_well():
     assert lt.compare(total, parts, lambda: (torch.ones(4, 2),), mesh={"tp": 2}).divergence is None
     compare(lambda model, mesh: None, {"tp": 2}, progress=seen.append)
     assert seen == ["one device", "one device again", "one device with noise, and in double precision", "2 ranks"]
+
+
+def test_the_collective_before_the_call_is_named():
+    def parallelize(model, mesh):
+        model.register_forward_hook(lambda module, args, y: _mean(y.detach()) + y - 2 * y.detach())
+
+    with pytest.raises(Diverged) as told:
+        compare(parallelize, {"tp": 2})
+    done = told.value.comparison
+    assert done.collective_before.startswith("all_reduce over tp, test_explain.py:")
+    assert f"  after     {done.collective_before}" in str(done).splitlines()
