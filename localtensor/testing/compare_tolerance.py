@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -37,26 +39,33 @@ class Slacks:
     reference: Watch
     found: dict[Key, Tensor] = field(default_factory=dict)
 
-    def noise(self, key: Key, value: Tensor) -> None:
-        """Takes a value of a run with noise of one unit in the last place; all such runs come before that in double precision."""
-        one = self.reference.seen.get(key)
-        slack = None if one is None else measured_slack(one.value, (value,))
-        if slack is not None:
-            self.found[key] = torch.maximum(self.found[key], slack) if key in self.found else slack
+    @contextmanager
+    def of_run(self, *, double: bool = False) -> Iterator[Callable[[Key, Tensor], None]]:
+        """Gives what takes the values of one run; of several values of a key the last counts, as in a watch.
 
-    def double(self, key: Key, value: Tensor) -> None:
-        """Takes a value of the run in double precision."""
-        one = self.reference.seen.get(key)
-        if one is None:
-            return
-        slack = widen_slack(self.found.get(key, measured_slack(one.value, ())), one.value, value)
-        if slack is not None:
-            self.found[key] = slack
+        Runs with noise of one unit in the last place come before that in double precision.
+        """
+        own: dict[Key, Tensor] = {}
+
+        def take(key: Key, value: Tensor) -> None:
+            one = self.reference.seen.get(key)
+            if one is None:
+                return
+            base = self.found.get(key, measured_slack(one.value, ())) if double else None
+            slack = widen_slack(base, one.value, value) if double else measured_slack(one.value, (value,))
+            if slack is not None:
+                own[key] = slack
+
+        yield take
+        for key, slack in own.items():
+            before = None if double else self.found.get(key)
+            self.found[key] = slack if before is None else torch.maximum(before, slack)
 
     def take(self, watch: Watch, *, double: bool = False) -> None:
         """Takes all values that a varied run has kept."""
-        for key, one in watch.seen.items():
-            (self.double if double else self.noise)(key, one.value)
+        with self.of_run(double=double) as take:
+            for key, one in watch.seen.items():
+                take(key, one.value)
 
 
 @dataclass
@@ -74,6 +83,8 @@ class Repeated:
         one = self.reference.seen.get(key)
         if one is not None and torch.equal(one.value.nan_to_num(), value.nan_to_num()):
             self.missing.pop(key, None)
+        elif one is not None:
+            self.missing[key] = None
 
     @property
     def other(self) -> Key | None:

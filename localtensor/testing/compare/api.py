@@ -223,9 +223,11 @@ def _run_both(
     progress("one device with noise, and in double precision")
     slacks = Slacks(reference)
     for seed in (1, 2):
-        programs.on_one_device(program, start, programs.with_noise(seed), sink=slacks.noise)
+        with slacks.of_run() as take:
+            programs.on_one_device(program, start, programs.with_noise(seed), sink=take)
         free_what_is_left(reference)
-    programs.on_one_device(program, start, programs.in_double, sink=slacks.double)
+    with slacks.of_run(double=True) as take:
+        programs.on_one_device(program, start, programs.in_double, sink=take)
     free_what_is_left(reference)
     progress(f"{program.ranks} ranks")
     ranks = programs.on_ranks(program, start)
