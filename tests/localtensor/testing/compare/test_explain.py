@@ -61,7 +61,7 @@ def test_ranks_are_named_by_what_they_share():
 
 
 def test_values_are_of_the_rank_that_differs():
-    held = [X[:1], X[1:], X[:1], X[1:] + 1]
+    held = [X[:1], X[:1], X[1:], X[1:] + 1]
     said = "13 where one device gives 12 at [1, 0], on rank 3 (dp=1, tp=1); 12 of 24 elements differ, by more than 0"
     assert values_text(sides(dp=2, tp=2), held, X, EXACT) == said
     assert values_text(sides(tp=2), [X, X], X, EXACT) == "each rank is right by itself"
