@@ -113,6 +113,14 @@ def place_of_frame(frame: FrameType | None) -> Place | None:
     return None
 
 
+def place_of_function(function: object) -> Place | None:
+    """The line at which a user's function begins; None of torch's functions, and of other callables."""
+    code = getattr(function, "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    return place_at(code.co_filename, code.co_firstlineno, code.co_name)
+
+
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd", "debugpy")
 
 

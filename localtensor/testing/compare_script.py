@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from localtensor.testing.compare.names import NameMap
 from localtensor.testing.compare.programs import TrainingProgram
 from localtensor.testing.compare.watch import Key
 
@@ -31,8 +32,10 @@ class NoScript(Exception):
     """A program of which no script can be written; the text says why."""
 
 
-def script_of(program: TrainingProgram, key: Key, bound: float, report: str) -> str:
+def script_of(program: TrainingProgram, key: Key, bound: float, report: str, names: NameMap | None = None) -> str:
     """The script: it trains both programs, and ends with exit code 1 if the value `key` differs by more than `bound`.
+
+    `names` are those of the ranks, if they call parameters or modules otherwise.
 
     Raises `NoScript` for a function that cannot be imported or copied.
     """
@@ -49,7 +52,7 @@ def script_of(program: TrainingProgram, key: Key, bound: float, report: str) -> 
     constants = (
         f"MESH = {dict(program.mesh)!r}\nBATCH_AXES = {program.batch_axes!r}\nSTEPS, SEED, BOUND = "
         f"{program.steps}, {program.seed}, {bound!r}\n"
-        f"STEP, KIND, NAME, CALL, LEAF = {tuple(key)!r}  # {key}"
+        f"STEP, KIND, NAME, CALL, LEAF = {tuple(key)!r}  # {key}\n" + _names_of(key, names)
     )
     template = (Path(__file__).parents[1] / "templates" / "compare_torchrun.py.txt").read_text(encoding="utf-8")
     for mark, text in (
@@ -60,6 +63,21 @@ def script_of(program: TrainingProgram, key: Key, bound: float, report: str) -> 
     ):
         template = template.replace(f"@{mark}@", text)
     return template
+
+
+def _names_of(key: Key, names: NameMap | None) -> str:
+    """The constants for the names of a value on both sides: several if it is put together, along DIM, in these shares."""
+    alone: tuple[str, ...] = (key.name,)
+    there, dim, shares = alone, 0, tuple[int, ...]()
+    if names is not None:
+        of_module = key.kind in ("input", "output", "gradient of the output")
+        own = names.modules if of_module else names.parameters
+        there = (next((name for name, other in own.items() if other == key.name), key.name),)
+        for one in names.fused if not of_module else ():
+            if one.name == key.name:
+                dim, shares = one.dim, one.sizes
+                alone, there = (one.parts, there) if one.on_ranks else (alone, one.parts)
+    return f"ALONE, ON_RANKS, DIM, SHARES = {alone!r}, {there!r}, {dim}, {shares!r}  # the names on each side"
 
 
 class _Writer:
@@ -128,7 +146,7 @@ class _Writer:
 
 
 def _is_ours(value: Any) -> bool:
-    return str(value.__module__).startswith("localtensor.testing.compare.") and value.__qualname__ in _OURS
+    return str(value.__module__).startswith("localtensor.testing.compare") and value.__qualname__ in _OURS
 
 
 def _module_of(value: Any) -> str:

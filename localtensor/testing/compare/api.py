@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from localtensor.errors import Diverged, NotComparable, WrongType
 from localtensor.testing.compare import programs
@@ -22,8 +20,11 @@ from localtensor.testing.compare.comparison import Comparison, comparison_of, ha
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides, first_divergence
 from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.suspects import CloserLook, closer_look
-from localtensor.testing.compare.watch import Watch, region_of
+from localtensor.testing.compare.watch import DROPOUT, region_of
+from localtensor.testing.compare_dropout import dropout_off
 from localtensor.testing.compare_script import NoScript, script_of
+from localtensor.testing.compare_shrink import Smaller, smallest
+from localtensor.testing.compare_tolerance import Repeated, Slacks, free_what_is_left
 
 
 def compare(
@@ -40,10 +41,12 @@ def compare(
     on: str = "threads",
     shrink: bool = False,
     script: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Compare a parallel program with the same model on one device; returns what was compared.
 
-    build        makes the model on one device; called with the same seed on every rank
+    build        makes the model on one device; called with the same seed on every rank.  A function that takes arguments is
+                 compared as by `compare_functions`: it is the reference, `parallelize` the parallel one, `batch` makes the inputs
     parallelize  gets that model, with the one device's parameters, and the DeviceMesh of the rank; changes it in place, or
                  returns another (DDP, FSDP, tensor parallel, layers written by hand); or a schedule of
                  torch.distributed.pipelining, which has the loss function and gets the rank's rows.  Parameters under
@@ -54,6 +57,7 @@ def compare(
     optimizer    from the parameters to an optimizer, as torch.optim.AdamW
     batch_axes   the mesh axes along which each rank gets its rows of the batch: those named dp, fsdp, data and the like
     shrink       whether a divergence is also looked for in smaller programs, for a minute at most; the report names the smallest
+    progress     called with the name of each run before it starts
     script       a file for a script of plain torch that shows the divergence under torchrun: that of the smallest program
     on           "threads": rank threads; "gloo": real processes, which find the functions by their modules and names
 
@@ -76,39 +80,45 @@ def compare(
     """
     _check_mesh(mesh)
     _check_callables(build=build, parallelize=parallelize, batch=batch, loss=loss, optimizer=optimizer)
+    if _takes_arguments(build):
+        return compare_functions(build, parallelize, batch, mesh=mesh, loss=loss, seed=seed, on=on, script=script)
     axes = programs.batch_axes_of(mesh) if batch_axes is None else tuple(batch_axes)
     _check(mesh, axes, steps)
     program = programs.TrainingProgram(build, parallelize, batch, dict(mesh), loss, optimizer, steps, axes, seed, on)
-    with programs.functional_dropout_off() as functions:
-        done = _compared(program, functions, shrink, script)
+    with dropout_off():
+        done = _compared(program, shrink, script, progress or _no_progress)
     if done.divergence is not None:
         raise Diverged(str(done), done)
     return done
 
 
 def _compared(
-    program: programs.TrainingProgram, functions: set[str], shrink: bool, script: str | os.PathLike[str] | None
+    program: programs.TrainingProgram,
+    shrink: bool,
+    script: str | os.PathLike[str] | None,
+    progress: Callable[[str], None],
 ) -> Comparison:
     start = programs.start_of(program)
     _check_rows(program, start)
-    sides, collectives, names = _run_both(program, start)
+    sides, collectives, names = _run_both(program, start, progress)
     findings = first_divergence(sides)
     found = findings.divergence
+    if found is not None:
+        progress("both op by op")
     look = None if found is None else _look(program, start, sides, findings, found, names)
-    notes = programs.dropout_notes(start.dropouts, functions) + notes_of_values(sides, findings)
+    notes = notes_of_values(sides, findings)
     notes += [] if names is None else [names.note()]
     if found is not None:
         less = Smaller(program, (), found)
         if shrink:
+            progress("smaller programs")
             less = smallest(program, start, found, _divergence_of)
             notes.append(
                 f"the same shows with {less}" if less.words else "no smaller program that was tried shows the same"
             )
         if script is not None:
             bound = float(sides.slack(found.key).max())
-            why_not = "the ranks call parameters otherwise than one device" if names else ""
-            why_not = "the ranks are stages of a pipeline" if any(one.edges for one in sides.ranks) else why_not
-            notes.append(_write_script(Path(script), less, bound, why_not))
+            notes.append(_write_script(Path(script), less, bound, names))
     done = comparison_of(sides, findings, look, collectives, notes)
     if findings.divergence is None and not has_evidence(findings):
         raise NotComparable(
@@ -118,13 +128,13 @@ def _compared(
     return done
 
 
-def _write_script(path: Path, less: Smaller, bound: float, why_not: str) -> str:
+def _write_script(path: Path, less: Smaller, bound: float, names: NameMap | None) -> str:
     """Writes the torchrun script of a divergence; returns what to do with it, or why there is none."""
     found = less.found
-    if why_not or found is None:
-        return f"no script was written: {why_not}"
+    if found is None or found.key.kind == DROPOUT:
+        return "no script was written: dropout is off in it"
     try:
-        text = script_of(less.program, found.key, bound, f"{found.key}: {found.what}\n{found.values}")
+        text = script_of(less.program, found.key, bound, f"{found.key}: {found.what}\n{found.values}", names)
     except NoScript as reason:
         return f"no script was written: {reason}"
     path.write_text(text, encoding="utf-8")
@@ -194,16 +204,34 @@ def _made_parallel(parallel: Callable[..., Any], model: nn.Module, mesh: Any, *,
     return _Function(parallel, mesh=mesh) if takes_mesh else _Function(parallel)
 
 
+def _no_progress(_: str) -> None:
+    pass
+
+
 def _run_both(
-    program: programs.TrainingProgram, start: programs.Start
+    program: programs.TrainingProgram, start: programs.Start, progress: Callable[[str], None] = _no_progress
 ) -> tuple[Sides, tuple[str, ...], NameMap | None]:
     """Both programs, with the runs that measure how far a right value may be away; the collectives by line; the names."""
+    progress("one device")
     reference = programs.on_one_device(program, start, _same)
-    check_deterministic(reference, programs.on_one_device(program, start, _same))
-    varied = (programs.in_double, programs.with_noise(1), programs.with_noise(2))
-    variants = tuple(programs.on_one_device(program, start, vary) for vary in varied)
+    progress("one device again")
+    free_what_is_left(reference)
+    again = Repeated(reference)
+    programs.on_one_device(program, start, _same, sink=again.take)
+    check_repeated(again)
+    free_what_is_left(reference)
+    progress("one device with noise, and in double precision")
+    slacks = Slacks(reference)
+    for seed in (1, 2):
+        with slacks.of_run() as take:
+            programs.on_one_device(program, start, programs.with_noise(seed), sink=take)
+        free_what_is_left(reference)
+    with slacks.of_run(double=True) as take:
+        programs.on_one_device(program, start, programs.in_double, sink=take)
+    free_what_is_left(reference)
+    progress(f"{program.ranks} ranks")
     ranks = programs.on_ranks(program, start)
-    sides = Sides(reference, variants, tuple(ranks), program.mesh, program.batch_axes)
+    sides = Sides(reference, slacks.found, tuple(ranks), program.mesh, program.batch_axes)
     names = find_names(sides)
     sides = sides if names is None else names.applied(sides)
     return sides, programs.collective_lines(program.mesh, ranks.calls), names
@@ -226,21 +254,29 @@ def _look(
     return closer_look(second.part_of(findings.part) or second if findings.part else second, findings, found)
 
 
+def _takes_arguments(build: Callable[..., Any]) -> bool:
+    """Whether a call without arguments cannot be meant: it is a function to compare, and makes no model."""
+    if isinstance(build, type):
+        return False
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # a builtin may have none
+        return False
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(one.default is inspect.Parameter.empty and one.kind in by_place for one in parameters)
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
 
-def check_deterministic(
-    first: Watch, second: Watch, argument: str = "build, batch and loss", name: str = ONE_DEVICE
-) -> None:
+def check_repeated(again: Repeated, argument: str = "build, batch and loss", name: str = ONE_DEVICE) -> None:
     """Raises `NotComparable` if two runs of the reference from one seed saw different values."""
-    for key, one in first.seen.items():
-        other = second.seen.get(key)
-        if other is None or not torch.equal(one.value.nan_to_num(), other.value.nan_to_num()):
-            raise NotComparable(
-                f"{key} on {name} differs between two runs from one seed", argument,
-                "Take all randomness from torch's generator, and leave no state behind.",
-            )  # fmt: skip
+    if again.other is not None:
+        raise NotComparable(
+            f"{again.other} on {name} differs between two runs from one seed", argument,
+            "Take all randomness from torch's generator, and leave no state behind.",
+        )  # fmt: skip
 
 
 def _check_callables(**given: object) -> None:
@@ -282,118 +318,3 @@ def _check_rows(program: programs.TrainingProgram, start: programs.Start) -> Non
                 f"a tensor of {len(x)} rows, for {program.parts} parts along {', '.join(program.batch_axes)}", "batch",
                 "Make a batch of at least as many rows, or name the axes along which it is cut as batch_axes.",
             )  # fmt: skip
-
-
-SHRINK_SECONDS = 60.0  # for all attempts at a smaller program together
-
-
-@dataclass(frozen=True)
-class Smaller:
-    """A program that was made smaller, by `words`, and what it shows."""
-
-    program: programs.TrainingProgram
-    words: tuple[str, ...] = ()
-    found: Divergence | None = None
-
-    def __str__(self) -> str:
-        return ", ".join(self.words)
-
-
-@dataclass(frozen=True)
-class _Shortened:
-    """`build` with lists of layers cut to one layer."""
-
-    build: Callable[[], nn.Module]
-
-    def __call__(self) -> nn.Module:
-        model = self.build()
-        for module in list(model.modules()):
-            if isinstance(module, nn.ModuleList | nn.Sequential) and _is_stack(module):
-                del module[1:]
-        return model
-
-
-@dataclass(frozen=True)
-class _Narrowed:
-    """`batch` with the first `length` places of dim `dim` of each tensor that has `before`."""
-
-    batch: Callable[[], Any]
-    dim: int
-    before: int
-    length: int
-
-    def __call__(self) -> Any:
-        def cut(x: Any) -> Any:
-            fits = isinstance(x, Tensor) and x.dim() > self.dim and x.shape[self.dim] == self.before
-            return x.narrow(self.dim, 0, self.length).clone() if fits else x
-
-        return tree_map(cut, self.batch())
-
-
-def smallest(
-    program: programs.TrainingProgram,
-    start: programs.Start,
-    found: Divergence,
-    judge: Callable[[programs.TrainingProgram], Divergence | None],
-) -> Smaller:
-    """The smallest of the programs tried for which `judge` finds the same divergence as `found`."""
-    best, until, progress = Smaller(program, (), found), time.monotonic() + SHRINK_SECONDS, True
-    while progress and time.monotonic() < until:
-        progress = False
-        for attempt in _attempts(best, programs.start_of(best.program) if best.words else start, found):
-            if time.monotonic() > until:
-                break
-            shown = _shown(attempt.program, found, judge)
-            if shown is not None:
-                best, progress = replace(attempt, found=shown), True
-                break
-    return best
-
-
-def _shown(
-    program: programs.TrainingProgram, found: Divergence, judge: Callable[[programs.TrainingProgram], Divergence | None]
-) -> Divergence | None:
-    """The divergence of the program, if it is the same."""
-    try:
-        other = judge(program)
-    except Exception:  # why: a program that was cut may fail in any way, and is not taken then
-        return None
-    return other if other is not None and _what_counts(other) == _what_counts(found) else None
-
-
-def _what_counts(found: Divergence) -> tuple[str, str, str]:
-    """What has to be the same: the kind of value, the module but for its number, and the reason but for numbers."""
-    return (found.key.kind, re.sub(r"\d+", "#", found.key.name), re.sub(r"\d+", "#", found.what))
-
-
-def _attempts(best: Smaller, start: programs.Start, found: Divergence) -> Iterator[Smaller]:
-    """Programs that are a step smaller, those that save most first."""
-    program = best.program
-    if program.steps > found.key.step + 1:
-        yield _with(best, f"steps={found.key.step + 1}", steps=found.key.step + 1)
-    if program.steps > 1:
-        yield _with(best, "steps=1", steps=1)
-    for axis, size in program.mesh.items():
-        for less in (1, 2):
-            if less < size:
-                yield _with(best, f"{axis}={less}", mesh={**program.mesh, axis: less})
-    stacks = [len(m) for m in start.model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and _is_stack(m)]
-    if stacks and not isinstance(program.build, _Shortened):
-        yield _with(best, f"1 layer of {max(stacks)}", build=_Shortened(program.build))
-    tensors = [x for x in tree_leaves(start.batches[:1]) if isinstance(x, Tensor)]
-    for dim, what, least in ((0, "rows", program.parts), (1, "places of each row", 1)):
-        for length in sorted({x.shape[dim] for x in tensors if x.dim() > dim}):
-            half = max(least, length // 2)
-            if half < length:
-                yield _with(best, f"{half} {what}", batch=_Narrowed(program.batch, dim, length, half))
-
-
-def _with(best: Smaller, words: str, **changes: Any) -> Smaller:
-    kind = words.lstrip("0123456789").partition("=")[0]
-    kept = [one for one in best.words if one.lstrip("0123456789").partition("=")[0] != kind]
-    return Smaller(replace(best.program, **changes), (*kept, words))
-
-
-def _is_stack(module: nn.ModuleList | nn.Sequential) -> bool:
-    """Whether it has several layers of one class."""
-    return len(module) > 1 and len({type(one) for one in module}) == 1

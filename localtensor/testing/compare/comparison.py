@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from localtensor._util.html_page import render_page
 from localtensor.testing.compare.divergence import ONE_DEVICE, Divergence, Findings, Sides
 from localtensor.testing.compare.suspects import CloserLook
-from localtensor.testing.compare.watch import Key
+from localtensor.testing.compare.watch import DROPOUT, Key
+from localtensor.testing.compare_dropout import drop_alike
 
 MOST_COLLECTIVES = 8  # lines of collectives that a report of a divergence prints
-NO_EVIDENCE = ("parameter", "buffer", "input")
+NO_EVIDENCE = ("parameter", "buffer", "input", DROPOUT)
 """Values with which a program starts: that they are equal does not say that it computes the same."""
 EQUAL, DIFFERS, NOT_COMPARED, NOT_REACHED = "equal", "differs", "not compared", "not reached"
 
@@ -23,7 +24,7 @@ LOOKS = {"first": ("\u2715", "unsound"), "differs": ("\u2260", "suspect"), "not 
          "not reached": ("\u2013", "untestable"), "equal": ("\u2713", "sound")}  # fmt: skip
 """The sign and the colour of each state, the worst first; `first` is where the programs differ first."""
 _COLUMN_OF = {
-    "input": 0, "output": 1, "loss": 1, "gradient of the output": 2, "parameter": 3, "buffer": 3, "gradient": 4,
+    "input": 0, DROPOUT: 0, "output": 1, "loss": 1, "gradient of the output": 2, "parameter": 3, "buffer": 3, "gradient": 4,
     "gradient in the step": 4, "parameter after the step": 5,
 }  # fmt: skip
 
@@ -45,7 +46,7 @@ class Comparison:
     `values` are all of them, in the order in which the reference computes them.  `calls` are the calls that go wrong first
     inside, with the user's lines; `setup` those that made the module or the parameter parallel.  `collectives` are those of
     the first rank, by line.  `notes` say what was changed for the comparison (dropout that was switched off).  `reference` is
-    what the program was compared with: one device, or a script.
+    what the program was compared with: one device, or a script.  `collective_before` is the last collective before those calls.
     """
 
     mesh: Mapping[str, int]
@@ -56,6 +57,7 @@ class Comparison:
     collectives: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reference: str = ONE_DEVICE
+    collective_before: str = ""
 
     @property
     def layouts(self) -> dict[str, str]:
@@ -108,6 +110,7 @@ class Comparison:
                 lines.append(f"  assembles as {d.layout}")
             before = [one for one in self._before() if one.state == EQUAL][-1:]
             lines += [f"  right before it: {one.key} as {one.layout}" for one in before]
+            lines += [f"  after     {self.collective_before}"] if self.collective_before else []
             lines += [f"  calls     {one}" for one in self.collectives[:MOST_COLLECTIVES]]
             more = len(self.collectives) - MOST_COLLECTIVES
             lines += [f"            and {more} more lines"] if more > 0 else []
@@ -146,10 +149,29 @@ def notes_of_values(sides: Sides, findings: Findings) -> list[str]:
     if lost:
         tail = f"; the ranks have {_some(more)}, which {sides.name} has not" if more else ""
         notes.append(f"no rank has a parameter called {_some(lost)}{tail}")
+    notes += _dropout_notes(sides, findings)
     if sides.reference.draws:
         notes.append(f"{sides.name} draws random numbers in the steps; ranks that have other rows draw others")
     nan = [key for key in findings.layouts if key in seen and not bool(seen[key].value.isfinite().all())]
     return [*notes, *(f"{key} has NaN or infinity in both, and so has what comes of it" for key in nan[:1])]
+
+
+def _dropout_notes(sides: Sides, findings: Findings) -> Iterator[str]:
+    """Which dropouts were off, and which ranks would have dropped the same elements of different parts."""
+    every = {key: one.drawn for key, one in sides.reference.seen.items() if one.drawn is not None}
+    yield from dict.fromkeys(f"dropout of {key.name} is off" for key, one in every.items() if not one.function)
+    functions = sorted({one.function for one in every.values() if one.function})
+    yield from (f"dropout by the function {name} is off" for name in functions)
+    axes: dict[str, str] = {}
+    for key in every if all(rank.seeds for rank in sides.ranks) else ():
+        drawn = [x.drawn for rank in sides.ranks if (x := rank.seen.get(key)) is not None and x.drawn is not None]
+        layout = findings.layouts.get(key)
+        if layout is None or len(drawn) < len(sides.ranks):
+            continue
+        parts = [axis for axis, one in enumerate(layout.axes) if one.kind == "S"]
+        axes |= {axis: str(key) for axis in drop_alike(drawn, list(sides.mesh.items()), parts) if axis not in axes}
+    for axis, text in axes.items():
+        yield f"ranks along {axis} drop the same elements of different parts: they have one seed ({text})"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -172,8 +194,9 @@ def comparison_of(
         else:
             values.append(ComparedValue(key, NOT_REACHED))
     found, calls, setup = (None, (), ()) if look is None else (look.divergence, look.calls, look.setup)
+    before = "" if look is None else look.collective
     return Comparison(
-        dict(sides.mesh), tuple(values), found, calls, setup, tuple(collectives), tuple(notes), sides.name
+        dict(sides.mesh), tuple(values), found, calls, setup, tuple(collectives), tuple(notes), sides.name, before
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,15 +10,23 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor._util.events import Place
-from localtensor.layout.tolerance import max_abs, measured_slack, widen_slack, within_slack
-from localtensor.testing.compare.explain import HELD_AS_PARAMETER, counted_too_often, explanations, pending_source
+from localtensor.layout.tolerance import max_abs, measured_slack
+from localtensor.testing.compare.explain import (
+    HELD_AS_PARAMETER,
+    counted_too_often,
+    equal_along,
+    explanations,
+    halo_layout,
+    pending_source,
+)
 from localtensor.testing.compare.find_layout import (
     AxisLayout,
     Layout,
-    assemble_layout,
     find_layout,
+    values_text,
 )
-from localtensor.testing.compare.watch import AFTER, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
+from localtensor.testing.compare.watch import AFTER, DROPOUT, GRADIENT_OF_OUTPUT, IN_STEP, Key, Observation, Watch
+from localtensor.testing.compare_dropout import drawn_again, drops_otherwise
 
 ONE_DEVICE = "one device"
 MOST_AFTER = 400  # values after the first divergence that are compared
@@ -54,16 +61,17 @@ class Findings:
 
 @dataclass(frozen=True)
 class Sides:
-    """Everything that was seen: one device, its variants (double precision first), and each rank."""
+    """Everything that was seen: one device, how far a right value may be from its own by key, and each rank."""
 
     reference: Watch
-    variants: tuple[Watch, ...]
+    slacks: Mapping[Key, Tensor]
     ranks: tuple[Watch, ...]
     mesh: Mapping[str, int]
     batch_axes: tuple[str, ...]
     name: str = ONE_DEVICE  # of the reference, in words
     numbers: tuple[int, ...] = ()  # of the ranks, if they are a part of the mesh
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the shares of the parts of fused parameters
+    others: tuple[Watch, ...] = ()  # the ranks of the mesh that are not in this part of it
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -88,18 +96,19 @@ class Sides:
         if not whole or torch.Size(found).numel() != len(ranks):
             return None
         mesh = dict(zip(self.mesh, found, strict=True))
-        return replace(self, ranks=tuple(self.ranks[rank] for rank in ranks), mesh=mesh, numbers=tuple(ranks))
+        others = tuple(one for rank, one in enumerate(self.ranks) if rank not in ranks)
+        here = tuple(self.ranks[rank] for rank in ranks)
+        return replace(self, ranks=here, mesh=mesh, numbers=tuple(ranks), others=others)
 
     def calls(self, key: Key) -> tuple[int, int]:
         """How often the module was called in this step, on one device and on a rank."""
         counts = self.reference.calls[key.step, key.name], self.ranks[0].calls[key.step, key.name]
-        return counts if key.kind in ("input", "output", GRADIENT_OF_OUTPUT) else (0, 0)
+        return counts if key.kind in ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT) else (0, 0)
 
     def slack(self, key: Key) -> Tensor:
         """How far a right value may be from the one device's: measured."""
         want = self.reference.seen[key].value
-        exact, *noisy = (one.seen[key].value if key in one.seen else None for one in self.variants)
-        slack = widen_slack(measured_slack(want, noisy), want, exact)
+        slack = self.slacks.get(key, measured_slack(want, ()))
         slack = torch.zeros(()) if slack is None else slack
         if self.declared is not None and key.kind not in ("parameter", "buffer") and want.is_floating_point():
             slack = slack + ROUNDINGS * torch.finfo(self.declared).eps * float(max_abs(want))
@@ -120,11 +129,13 @@ class Sides:
 def first_divergence(sides: Sides) -> Findings:
     """Goes through the observations of one device in order, and stops at the first that differs.
 
-    A gradient that is pending, and what an optimizer keeps, are a fault only if the parameter differs after the step: some
-    programs reduce in the step.
+    A gradient that is pending, or that of one of several copies of a tied parameter, and what an optimizer keeps, are a fault
+    only if the parameter differs after the step: some programs reduce in the step.  A buffer that differs is one only if the
+    module that has it goes wrong: programs may count for themselves.
     """
     findings = Findings()
     suspects: dict[tuple[int, str], Divergence] = {}
+    buffers: dict[str, Divergence] = {}
     for key, one in sides.reference.seen.items():
         held = [rank.seen.get(key) for rank in sides.ranks]
         there = [x for x in held if x is not None]
@@ -134,6 +145,9 @@ def first_divergence(sides: Sides) -> Findings:
             findings.not_compared[key] = why
             continue
         layout, problem = _layout_and_problem(part, findings, key, one, there)
+        if key.kind == DROPOUT and layout is None:
+            findings.not_compared[key] = "inputs of dropouts that the ranks have in other parts"
+            continue
         if layout is not None and problem is None:
             findings.layouts[key] = layout
             suspects.pop((key.step, key.name), None) if key.kind == AFTER else None
@@ -142,16 +156,22 @@ def first_divergence(sides: Sides) -> Findings:
             findings.not_compared[key] = "calls of a module that is called several times, perhaps on other rows"
             continue
         found = _divergence(part, findings, key, there, layout, problem)
+        if key.kind == "buffer" and key.step:
+            buffers.setdefault(key.name.rpartition(".")[0], found)
+            findings.not_compared[key] = "buffers that ranks have otherwise after a step"
+            continue
         in_step = key.kind == IN_STEP or key.kind.startswith("optimizer's")
-        waits = in_step or (found.what == problem and key.kind == "gradient")
+        waits = in_step or (key.kind == "gradient" and (found.what == problem or bool(untied(sides, key.name))))
         if waits and key._replace(kind=AFTER) in sides.reference.seen:
             suspects.setdefault((key.step, key.name), found)
             continue
+        found = buffers.get(key.name, found) if key.kind in ("output", "input") else found
         findings.divergence = next(iter(suspects.values()), found)
-        findings.differing.append(key)
+        findings.not_compared.pop(found.key, None)
+        findings.differing.append(findings.divergence.key)
         break
     else:
-        findings.divergence = next(iter(suspects.values()), None)
+        findings.divergence = next(iter(suspects.values()), None) or _computed_again(sides)
     if findings.divergence is not None:
         ranks = [rank for rank, one in enumerate(sides.ranks) if findings.divergence.key in one.seen]
         findings.part = tuple(ranks) if 0 < len(ranks) < len(sides.ranks) else ()
@@ -180,7 +200,7 @@ def _part(sides: Sides, key: Key, held: Sequence[Observation | None]) -> Sides:
     ranks = [rank for rank, one in enumerate(held) if one is not None]
     if not 0 < len(ranks) < len(held):
         return sides
-    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT)
+    of_module = key.kind in ("input", "output", "loss", GRADIENT_OF_OUTPUT, DROPOUT)
     keep = [rank for rank, one in enumerate(sides.ranks) if Key(0, "parameter", key.name) in one.seen]
     if sides.microbatches < 2 and (of_module or key.kind == "buffer" or keep != ranks):
         return sides
@@ -192,10 +212,20 @@ def _layout_and_problem(
 ) -> tuple[Layout | None, str | None]:
     """The layout of what the ranks hold, None if it has none, and why it is wrong nevertheless."""
     gradient = key._replace(kind="gradient")
+    if key.kind == AFTER:
+        for other in untied(sides, key.name):
+            copies = [x for rank in (*sides.ranks, *sides.others) if (x := rank.seen.get(key._replace(name=other)))]
+            if copies and _layout_of(sides, findings, key, one, copies[: len(sides.ranks)]) is None:
+                return None, None
     same = key.kind == IN_STEP and one is sides.reference.seen.get(gradient) and gradient in findings.layouts
     if same and all(rank.seen.get(gradient) is rank.seen[key] for rank in sides.ranks):
         return findings.layouts[gradient], None
     layout = _layout_of(sides, findings, key, one, there) if there else None
+    if key.kind == DROPOUT and layout is not None:
+        whole = [axis for axis, at in enumerate(layout.axes) if at.kind != "S" and sides.sizes[axis] > 1]
+        return layout, _drops_otherwise(sides, findings, key, whole)
+    if layout is None and key.kind == "input" and there:
+        layout = halo_layout(sides, [x.value for x in there], one.value, sides.slack(key))
     return layout, _not_allowed(sides, key, layout) if layout is not None else None
 
 
@@ -226,6 +256,42 @@ def _layout_of(
         tensors = [x.to(one.value.dtype) for x in tensors]
     blocks = sides.blocks.get(key.name, ())
     return find_layout(tensors, sides.sizes, one.value, sides.slack(key), first=said, factors=factors, blocks=blocks)
+
+
+def _drops_otherwise(sides: Sides, findings: Findings, key: Key, same: Sequence[int]) -> str | None:
+    """What is wrong with the ranks' draws for a dropout whose input they hold alike along these axes."""
+    drawn = [rank.seen[key].drawn for rank in sides.ranks]
+    alone = sides.reference.seen[key].drawn
+    loss = Key(key.step, "loss", "")
+    if any(one is None for one in drawn) or alone is None:
+        return None
+    own = {*sides.batch_axes}
+    if loss in sides.reference.seen and all(loss in rank.seen for rank in sides.ranks):  # means of the ranks' own parts
+        held = [rank.seen[loss] for rank in sides.ranks]
+        layout = _layout_of(sides, findings, loss, sides.reference.seen[loss], held)
+        own |= {list(sides.mesh)[axis] for axis in (layout.pending if layout is not None else ())}
+    axes = [axis for axis in same if list(sides.mesh)[axis] not in own]
+    return drops_otherwise([x for x in drawn if x is not None], alone, sides.name, list(sides.mesh.items()), axes)
+
+
+def _computed_again(sides: Sides) -> Divergence | None:
+    """A dropout that activation checkpointing computes again with other numbers, on some rank."""
+    for rank in sides.ranks:
+        for step in dict.fromkeys(step for step, _ in rank.again):
+            forward = {k: x.drawn for k, x in rank.seen.items() if k[:2] == (step, DROPOUT) and x.drawn is not None}
+            found = drawn_again([*forward.values()], [one for at, one in rank.again if at == step])
+            key = next((k for k, one in forward.items() if found is not None and one.place == found.place), None)
+            if key is not None and found is not None:
+                what = "it is computed again in the backward pass, and drops other elements: the generator's state is not kept"
+                return Divergence(key, found.place, None, what, "")
+    return None
+
+
+def untied(sides: Sides, name: str) -> list[str]:
+    """The other names of a parameter that one device uses several times, by which ranks have copies of their own."""
+    every = (*sides.ranks, *sides.others)
+    names = [other for other, first in sides.reference.tied.items() if first == name]
+    return [other for other in names if not any(rank.tied.get(other) == name for rank in every)]
 
 
 def _mean_axes(sides: Sides, findings: Findings, step: int) -> tuple[str, ...]:
@@ -275,12 +341,15 @@ def _divergence(
     tensors = [x.value for x in held]
     if layout is not None and equal_along(sides, tensors, layout.pending):
         problem = None  # nothing is pending: it is a part of the sum on every rank, that is, too small
-    values = _values(sides, tensors, want, slack)
+    values = "" if key.kind == DROPOUT else values_text(sides, tensors, want, slack)
     added = next(counted_too_often(sides, key, tensors, want, slack), None)
     source = None if problem or added else pending_source(sides, findings, key)
     if source is not None:
         over = ", ".join(list(sides.mesh)[axis] for axis in findings.layouts[source].pending)
-        what = f"an all_reduce over {over} is missing: it is a pending sum, and {key} is wrong"
+        mean = all(list(sides.mesh)[axis] in sides.batch_axes for axis in findings.layouts[source].pending)
+        parts = torch.Size([sides.sizes[axis] for axis in findings.layouts[source].pending]).numel()
+        factor = f", or it is {parts} times too small, as the ranks' mean counts" if mean else ""
+        what = f"an all_reduce over {over} is missing{factor}: it is a pending sum, and {key} is wrong"
         place = sides.ranks[0].seen[source].place
         return Divergence(source, place, str(findings.layouts[source]), what, values)
     what = problem or next(explanations(sides, findings, key, tensors, want, slack))
@@ -288,48 +357,8 @@ def _divergence(
     return Divergence(key, place, None if layout is None else str(layout), what, values)
 
 
-def equal_along(sides: Sides, held: Sequence[Tensor], axes: Sequence[int]) -> bool:
-    """Whether the ranks along these mesh axes hold equal tensors."""
-    ranks = torch.arange(len(held)).reshape(sides.sizes)
-    pairs = (
-        (ranks.select(axis, 0), ranks.select(axis, place)) for axis in axes for place in range(1, sides.sizes[axis])
-    )
-    each = (
-        (held[int(a)], held[int(b)])
-        for one, other in pairs
-        for a, b in zip(one.flatten(), other.flatten(), strict=True)
-    )
-    return bool(axes) and all(a.shape == b.shape and torch.equal(a, b) for a, b in each)
-
-
 def place_of_parameter(sides: Sides, name: str) -> Place | None:
     """The line that calls the module that a parameter belongs to."""
     module = name.rpartition(".")[0]
     places = (one.place for key, one in sides.ranks[0].seen.items() if key.kind == "output" and key.name == module)
     return next((place for place in places if place is not None), None)
-
-
-def _values(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> str:
-    """The first element that differs, by the layout of the shapes; or the shapes."""
-    shapes = sorted({tuple(x.shape) for x in held})
-    for axes in itertools.product(
-        (AxisLayout("R"), *(AxisLayout("S", d) for d in range(want.dim()))), repeat=len(sides.sizes)
-    ):
-        pieces = held if any(a.kind == "S" for a in axes) else [held[0]] * len(held)
-        made = assemble_layout(pieces, sides.sizes, Layout(axes))
-        if made is None or made.shape != want.shape:
-            continue
-        if made.dtype != want.dtype:
-            return f"{made.dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
-        wrong = ~within_slack(made, want, slack)
-        if not bool(wrong.any()):
-            return "the first rank is right"
-        at = tuple(int(i) for i in wrong.nonzero()[0])
-        bound = slack if slack.dim() == 0 else slack.expand_as(want)[at]
-        got = (
-            f"{made[at].item():.6g} where {sides.name} gives {want[at].item():.6g}"
-            if made.dim()
-            else (f"{made.item():.6g} where {sides.name} gives {want.item():.6g}")
-        )
-        return f"{got} at {list(at)}; {int(wrong.sum())} of {wrong.numel()} elements differ, by more than {float(bound):.2g}"
-    return f"shapes {', '.join(map(str, shapes))} where {sides.name} has {tuple(want.shape)}"

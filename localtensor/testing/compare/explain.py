@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from localtensor.layout.tolerance import is_inexact, within_slack
-from localtensor.testing.compare.find_layout import Layout, find_layout, fits, permuted_layout
-from localtensor.testing.compare.watch import IN_STEP, Key
+from localtensor.testing.compare.find_layout import (
+    AxisLayout,
+    Layout,
+    assemble_layout,
+    find_layout,
+    fits,
+    permuted_layout,
+)
+from localtensor.testing.compare.watch import AFTER, IN_STEP, Key
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.divergence import Findings, Sides
 
-HELD_AS_PARAMETER = ("gradient", IN_STEP, "parameter after the step")
+HELD_AS_PARAMETER = ("gradient", IN_STEP, AFTER)
 HALF = (torch.bfloat16, torch.float16)
 WRONG_VALUES = "wrong values"
 MOST_TIMES = 16  # the largest whole number that is tried as a factor
@@ -35,6 +42,7 @@ def explanations(
         loose = slack + 64 * torch.finfo(held[0].dtype).eps * float(want.abs().max()) if want.numel() else slack
         if want.is_floating_point() and find_layout(cast, sizes, want, loose) is not None:
             yield f"the dtype is {held[0].dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
+    yield from _other_sizes(sides, key, held, want)
     yield from counted_too_often(sides, key, held, want, slack)
     yield from _scaled(sides, key, held, want, slack)
     yield from _tied(sides, key, held, want, slack)
@@ -50,6 +58,7 @@ def explanations(
             old = sides.reference.seen[earlier].value
             if old.shape == want.shape and find_layout(held, sizes, old, sides.slack(earlier)) is not None:
                 yield f"it is a stale value, that of {earlier}"
+    yield from _not_updated(sides, findings, key, held, want, slack)
     yield from _some_ranks(sides, key, held, want, slack)
     yield from _rounded(held, want)
     if not _counts(key, want):
@@ -59,6 +68,48 @@ def explanations(
         yield windows_text([one for one in slices if one is not None])
     yield from _other_order(sides, held, want, slack)
     yield WRONG_VALUES
+
+
+def _other_sizes(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor) -> Iterator[str]:
+    """A parameter, or the batch, whose parts have other sizes together than the one device's."""
+    one, is_batch = held[0], (key.kind, key.name) == ("input", "")
+    if not is_batch and (key.kind, key.step) != ("parameter", 0):
+        return
+    if one.dim() != want.dim() or not want.dim() or any(x.shape[1:] != want.shape[1:] for x in held if is_batch):
+        yield f"its shape is {tuple(one.shape)} where {sides.name} has {tuple(want.shape)}: they cannot be matched"
+        return
+    ranks, totals = torch.arange(len(held)).reshape(sides.sizes), set()
+    for count in range(len(sides.sizes) + 1):
+        for axes in itertools.combinations(range(len(sides.sizes)), count):
+            some = ranks[tuple(slice(None) if axis in axes else 0 for axis in range(ranks.dim()))].reshape(-1).tolist()
+            rest = [axis for axis in range(ranks.dim()) if axis not in axes and sides.sizes[axis] > 1]
+            if not is_batch or not rest or equal_along(sides, held, rest):
+                totals |= {sum(held[rank].shape[0] if is_batch else held[rank].numel() for rank in some)}
+    if is_batch and want.shape[0] not in totals:
+        rows = max(totals)
+        yield f"the batches have different sizes: {rows} rows on all ranks together, and {want.shape[0]} on {sides.name}"
+    elif not is_batch and want.numel() not in totals:
+        shapes = ", ".join(map(str, sorted({tuple(x.shape) for x in held})))
+        yield f"it has shape {shapes} where {sides.name} has {tuple(want.shape)}: the parameters cannot be matched"
+
+
+def _not_updated(
+    sides: Sides, findings: Findings, key: Key, held: Sequence[Tensor], want: Tensor, slack: Tensor
+) -> Iterator[str]:
+    """Elements of a parameter that are after the step what they were before it."""
+    start = Key(0, "parameter", key.name)
+    before = start if key.step == 0 else key._replace(step=key.step - 1)
+    layout = findings.layouts.get(start)
+    if key.kind != AFTER or layout is None or any(before not in rank.seen for rank in sides.ranks):
+        return
+    now = assemble_layout(held, sides.sizes, layout)
+    old = assemble_layout([rank.seen[before].value for rank in sides.ranks], sides.sizes, layout)
+    if now is None or old is None or now.shape != want.shape:
+        return
+    wrong = ~within_slack(now, want, slack)
+    if bool(wrong.any()) and torch.equal(now[wrong], old[wrong]):
+        count = "it is" if bool(wrong.all()) else f"{int(wrong.sum())} of {wrong.numel()} elements are"
+        yield f"{count} stale: the step has not updated {'it' if bool(wrong.all()) else 'them'}"
 
 
 def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
@@ -83,7 +134,8 @@ def pending_source(sides: Sides, findings: Findings, key: Key) -> Key | None:
 
 
 def _is_pending_sum(sides: Sides, key: Key, layout: Layout) -> bool:
-    declared = sides.ranks[0].seen[key].placements is not None
+    one = next((rank.seen[key] for rank in (*sides.ranks, *sides.others) if key in rank.seen), None)
+    declared = one is not None and one.placements is not None
     return not declared and any(layout.axes[axis].op == "sum" for axis in layout.pending)
 
 
@@ -152,8 +204,8 @@ def _tied(sides: Sides, key: Key, held: Sequence[Tensor], want: Tensor, slack: T
     for other in [name for name, first in tied.items() if first == key.name]:
         if sides.ranks[0].tied.get(other) == key.name:
             continue
-        there = [rank.seen.get(key._replace(name=other)) for rank in sides.ranks]
-        values = [x.value for x in there if x is not None]
+        there = [rank.seen.get(key._replace(name=other)) for rank in (*sides.ranks, *sides.others)]
+        values = [x.value for x in there if x is not None][: len(held)]
         words = f"{key.name} and {other} are one parameter on {sides.name}, and not on the ranks"
         if len(values) == len(held) and all(a.shape == b.shape for a, b in zip(values, held, strict=True)):
             both = [a + b for a, b in zip(held, values, strict=True)]
@@ -190,6 +242,38 @@ def windows(x: Tensor, want: Tensor, slack: Tensor, dims: Sequence[int]) -> tupl
     places = range(min(want.shape[dim] - length + 1, MOST_WINDOWS))
     found = list(itertools.islice((at for at in places if fits(x, want.narrow(dim, at, length), bound)), 2))
     return (dim, found[0], found[0] + length) if len(found) == 1 else None
+
+
+def halo_layout(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> Layout | None:
+    """Shards of one dim along one mesh axis that overlap, in their order, and leave nothing out; None if it is otherwise."""
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    for axis, size in enumerate(sides.sizes):
+        groups = ranks.movedim(axis, 0).reshape(size, -1)
+        found = [windows(held[rank], want, slack, range(want.dim())) for rank in groups[:, 0].tolist()]
+        places = [one for one in found if one is not None]
+        if size < 2 or len(places) < size or len({one[0] for one in places}) > 1:
+            continue
+        whole = places[0][1] == 0 and places[-1][2] == want.shape[places[0][0]]
+        ordered = all(a[1] < b[1] <= a[2] < b[2] for a, b in itertools.pairwise(places))
+        alike = equal_along(sides, held, [other for other in range(len(sides.sizes)) if other != axis])
+        if whole and ordered and (groups.shape[1] == 1 or alike):
+            shard = AxisLayout("S", places[0][0], halo=True)
+            return Layout(tuple(shard if other == axis else AxisLayout("R") for other in range(len(sides.sizes))))
+    return None
+
+
+def equal_along(sides: Sides, held: Sequence[Tensor], axes: Sequence[int]) -> bool:
+    """Whether the ranks along these mesh axes hold equal tensors."""
+    ranks = torch.arange(len(held)).reshape(sides.sizes)
+    pairs = (
+        (ranks.select(axis, 0), ranks.select(axis, place)) for axis in axes for place in range(1, sides.sizes[axis])
+    )
+    each = (
+        (held[int(a)], held[int(b)])
+        for one, other in pairs
+        for a, b in zip(one.flatten(), other.flatten(), strict=True)
+    )
+    return bool(axes) and all(a.shape == b.shape and torch.equal(a, b) for a, b in each)
 
 
 def windows_text(found: Sequence[tuple[int, int, int]]) -> str:

@@ -10,11 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from localtensor.layout.tolerance import within_slack
+
+if TYPE_CHECKING:
+    from localtensor.testing.compare.divergence import Sides
 
 BLOCKS = (2, 3)
 """Equal blocks of a fused tensor: gate and up, or query, key and value."""
@@ -33,13 +37,14 @@ class AxisLayout:
     dim: int = 0
     blocks: tuple[int, ...] = (1,)
     op: str = ""
+    halo: bool = False  # the shards overlap, as those of a convolution do
 
     def __str__(self) -> str:
         if self.kind == "P":
             return f"P({self.op})"
         shares = f" of {':'.join(map(str, self.blocks))}" if len({*self.blocks}) > 1 else ""
         blocks = f" in {len(self.blocks)} blocks{shares}" if len(self.blocks) > 1 else ""
-        return f"S({self.dim}){blocks}" if self.kind == "S" else "R"
+        return f"S({self.dim}){blocks}{' with halo' * self.halo}" if self.kind == "S" else "R"
 
 
 REPLICATED = AxisLayout("R")
@@ -194,3 +199,75 @@ def permuted_layout(
             if layout is not None and layout.axes[axis].kind == "S":
                 return layout, tuple(moved)
     return None
+
+
+def values_text(sides: Sides, held: Sequence[Tensor], want: Tensor, slack: Tensor) -> str:
+    """The first element that differs, and the ranks that hold such, if not all do; or the shapes.
+
+    By their shapes the ranks' tensors are shards along some mesh axes; along the others each row of ranks is taken by itself.
+    """
+    fewest, found = None, None
+    for axes in itertools.product(
+        (REPLICATED, *(AxisLayout("S", dim) for dim in range(want.dim()))), repeat=len(sides.sizes)
+    ):
+        rows = _rows_of_ranks(sides.sizes, axes)
+        cut = [i for i, axis in enumerate(axes) if axis.kind == "S"]
+        sizes, layout = [sides.sizes[i] for i in cut], Layout(tuple(axes[i] for i in cut))
+        made = [assemble_layout([held[rank] for rank in row], sizes, layout) for row in rows]
+        whole = [x for x in made if x is not None and x.shape == want.shape]
+        if len(whole) < len(rows):
+            continue
+        if whole[0].dtype != want.dtype:
+            return f"{whole[0].dtype} where {sides.name} has {want.dtype}".replace("torch.", "")
+        wrong = [~within_slack(x, want, slack) for x in whole]
+        count = sum(int(one.sum()) for one in wrong) / len(rows)
+        if fewest is None or count < fewest:  # the layout that is meant is likely that of the fewest differences
+            fewest, found = count, (rows, sizes, layout, whole, wrong)
+    if found is None:
+        shapes = sorted({tuple(x.shape) for x in held})
+        return f"shapes {', '.join(map(str, shapes))} where {sides.name} has {tuple(want.shape)}"
+    rows, sizes, layout, whole, wrong = found
+    first = next((i for i, one in enumerate(wrong) if bool(one.any())), None)
+    if first is None:
+        return "each rank is right by itself"
+    at = tuple(int(i) for i in wrong[first].nonzero()[0])
+    bound = slack if slack.dim() == 0 else slack.expand_as(want)[at]
+    ranks = sorted(
+        rank
+        for row, one in zip(rows, wrong, strict=True)
+        for number, rank in enumerate(row)
+        if bool((_part_of([held[other] for other in row], sizes, layout, number) & one).any())
+    )
+    on = f", on {ranks_text(sides, ranks)}" if len(ranks) < len(held) else ""
+    got = f"{whole[first][at].item():.6g} where {sides.name} gives {want[at].item():.6g} at {list(at)}{on}"
+    return f"{got}; {int(wrong[first].sum())} of {want.numel()} elements differ, by more than {float(bound):.2g}"
+
+
+def _rows_of_ranks(sizes: Sequence[int], axes: Sequence[AxisLayout]) -> list[list[int]]:
+    """The ranks that differ only along axes of shards, in the order of the mesh, for each place along the others."""
+    ranks = torch.arange(torch.Size(sizes).numel()).reshape(tuple(sizes))
+    whole = [i for i, axis in enumerate(axes) if axis.kind == "R"]
+    count = torch.Size([sizes[i] for i in whole]).numel()
+    rows: list[list[int]] = ranks.movedim(whole, list(range(len(whole)))).reshape(count, -1).tolist()
+    return rows
+
+
+def _part_of(held: Sequence[Tensor], sizes: Sequence[int], layout: Layout, number: int) -> Tensor:
+    """Which elements of the whole tensor one of these ranks has, under a layout of shards."""
+    found = assemble_layout([torch.full(x.shape, other == number) for other, x in enumerate(held)], sizes, layout)
+    return torch.zeros((), dtype=torch.bool) if found is None else found
+
+
+def ranks_text(sides: Sides, ranks: Sequence[int]) -> str:
+    """Ranks by their numbers, with the coordinates that all of them have, as in `ranks 1, 3 (tp=1)`."""
+    numbers = sides.numbers or tuple(range(len(sides.ranks)))
+    at = torch.arange(len(sides.ranks)).reshape(sides.sizes)
+    places = torch.stack([(at == rank).nonzero()[0] for rank in ranks])
+    shared = [
+        f"{name}={int(column[0])}"
+        for (name, size), column in zip(sides.mesh.items(), places.T, strict=True)
+        if size > 1 and len(column.unique()) == 1
+    ]
+    where = f" ({', '.join(shared)})" if shared else ""
+    named = ", ".join(str(numbers[rank]) for rank in ranks)
+    return f"rank{'s' * (len(ranks) > 1)} {named}{where}"

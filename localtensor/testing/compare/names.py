@@ -19,7 +19,7 @@ from torch import Tensor
 
 from localtensor.testing.compare.divergence import Sides, layout_of_placements
 from localtensor.testing.compare.find_layout import find_layout
-from localtensor.testing.compare.watch import Key, Observation, Region, Watch
+from localtensor.testing.compare.watch import DROPOUT, Key, Observation, Region, Watch
 
 MOST_FUSED = 4
 """Parameters that one is made of."""
@@ -60,7 +60,7 @@ class NameMap:
         return replace(
             sides,
             reference=_fused(sides.reference, mine),
-            variants=tuple(_fused(one, mine) for one in sides.variants),
+            slacks=_fused_slacks(sides, mine),
             ranks=tuple(_fused(self._renamed(one), theirs) for one in sides.ranks),
             blocks={one.name: one.sizes for one in self.fused},
         )
@@ -97,7 +97,7 @@ class NameMap:
         )
 
 
-_OF_MODULES = ("input", "output", "gradient of the output")
+_OF_MODULES = ("input", "output", "gradient of the output", DROPOUT)
 
 
 def find_names(sides: Sides) -> NameMap | None:
@@ -257,6 +257,24 @@ def _fused(watch: Watch, fused: Sequence[Fused]) -> Watch:
         seen.pop(fresh, None)
         seen[fresh] = replace(found, value=whole, placements=None)
     return replace(watch, seen=seen)
+
+
+def _fused_slacks(sides: Sides, fused: Sequence[Fused]) -> dict[Key, Tensor]:
+    """How far right values may be away, also those of fused parameters: as far as their parts."""
+    slacks = dict(sides.slacks)
+    for key in sides.slacks:
+        one = next((one for one in fused if key.name == one.parts[0] and key.kind not in _OF_MODULES), None)
+        keys = [] if one is None else [key._replace(name=part) for part in one.parts]
+        if one is None or any(part not in slacks or part not in sides.reference.seen for part in keys):
+            continue
+        parts = [slacks[part] for part in keys]
+        if all(part.dim() == 0 for part in parts):
+            slacks[key._replace(name=one.name)] = torch.stack(parts).amax()
+            continue
+        spread = [x.expand_as(sides.reference.seen[part].value) for x, part in zip(parts, keys, strict=True)]
+        whole = _put_together(spread, one.dim)
+        slacks |= {} if whole is None else {key._replace(name=one.name): whole}
+    return slacks
 
 
 def _modules(sides: Sides, found: Mapping[str, str]) -> dict[str, str]:

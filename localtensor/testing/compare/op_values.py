@@ -21,6 +21,8 @@ SAME_ELEMENTS = (
     "as_strided", "copy_", "_reshape_alias", "wait_tensor", "expand",
 )  # fmt: skip
 """Ops that give the elements that they read, in another shape or place."""
+CONSTANT = ("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full")
+"""Ops that give one number everywhere."""
 Values = tuple[int, ...]  # of each rank, the index of its value
 Step = tuple[int, Op, list[Values]]  # the place of an op in the stream, the op, and what it reads
 
@@ -102,11 +104,25 @@ class OpValues:
 
     def _match_of_read(self, values: Values) -> Match | None:
         made = self.made(values)
+        if made is not None and made[1].name in CONSTANT:
+            return Match(None)
+        if made is not None and made[2] and self.is_cut_up(made[1], made[2][0]):
+            return Match(None)
         if made is None or made[1].name not in SAME_ELEMENTS or not made[2]:
             return None
         before = made[2][-1 if made[1].name == "copy_" else 0]
         match = self.match(before)
         return match and replace(match, reshaped=self.held(before)[0].shape != self.held(values)[0].shape)
+
+    def is_cut_up(self, op: Op, values: Values) -> bool:
+        """Whether an op cuts a value that is whole along a dim into parts that are all read, as one after the other in a ring."""
+        if len(op.gives) < 2 or not {*op.gives} <= {x for one in self.streams[0].ops for x in one.reads}:
+            return False
+        match, dims = self.match(values), self.held(values)[0].dim()
+        if match is None or match.layout is None or match.reshaped:
+            return False
+        at = {dim % max(dims, 1) for dim in op.dims or (0,)}
+        return not any(one.kind == "S" and one.dim in at for one in match.layout.axes)
 
     def _match(self, held: list[Tensor]) -> Match | None:
         total = sum(float(x.double().sum()) for x in held)

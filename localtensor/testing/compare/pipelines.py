@@ -5,7 +5,7 @@ Private parts of torch, which tests/localtensor/testing/compare/test_pipelines.p
 | part                                                                    | torch | tried on |
 |-------------------------------------------------------------------------|-------|----------|
 | PipelineScheduleSingle._stage, PipelineScheduleMulti._stages: the stages | 2.13  | 2.13     |
-| their _n_microbatches                                                   | 2.13  | 2.13     |
+| their _n_microbatches and _loss_fn                                      | 2.13  | 2.13     |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localtensor.testing.compare.watch import GRADIENT_OF_OUTPUT, Key, Observation, Watch
+from localtensor.testing.compare.watch import DROPOUT, GRADIENT_OF_OUTPUT, Key, Observation, Watch
 
 
 class Stages(nn.Module):
@@ -51,6 +51,11 @@ class Pipeline:
     def microbatches(self) -> int:
         """Into how many parts the schedule cuts what it gets."""
         return int(self.schedule._n_microbatches)
+
+    @property
+    def loss(self) -> Any:
+        """The loss function of the schedule."""
+        return self.schedule._loss_fn
 
     def step(self, batch: Any) -> Tensor | None:
         """One step, forward and backward; on the rank of the last stage the loss of the whole batch."""
@@ -94,7 +99,7 @@ def reassembled(watch: Watch) -> Watch:
         many[key[:3]] = max(many[key[:3]], key.call + 1)
     for key, one in watch.seen.items():
         alone, probes = _calls_and_probes(many[key[:3]], count)
-        if key.kind not in ("input", "output", GRADIENT_OF_OUTPUT) or alone == many[key[:3]]:
+        if key.kind not in ("input", "output", GRADIENT_OF_OUTPUT, DROPOUT) or alone == many[key[:3]]:
             seen[key] = one
         elif key.call < alone + probes and key.call >= probes:
             call = key.call - probes
@@ -102,7 +107,10 @@ def reassembled(watch: Watch) -> Watch:
             parts = [watch.seen.get(key._replace(call=number)) for number in numbers]
             whole = _joined([part.value for part in parts if part is not None])
             if whole is not None and None not in parts:
-                seen[key._replace(call=call)] = replace(one, value=whole)
+                kept = [None if x is None or x.drawn is None else x.drawn.kept for x in parts]
+                masks = _joined([x for x in kept if x is not None]) if None not in kept else None
+                drawn = None if one.drawn is None else replace(one.drawn, kept=masks)
+                seen[key._replace(call=call)] = replace(one, value=whole, drawn=drawn)
     return replace(watch, seen=seen, calls=calls)
 
 

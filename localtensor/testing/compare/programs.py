@@ -6,7 +6,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from localtensor._util.call_sites import place_of_function
 from localtensor._util.events import Call
 from localtensor._util.module_names import plain_name
-from localtensor._util.patching import replaced
 from localtensor.errors import NotComparable, RankRaised
 from localtensor.layout.tolerance import DOUBLE_OF
 from localtensor.runner.api import Run, run
@@ -30,10 +30,12 @@ from localtensor.testing.compare.watch import (
     FORWARD,
     IN_STEP,
     UPDATE,
+    Key,
     Region,
     Watch,
     declared_dtype,
 )
+from localtensor.testing.compare_dropout import drawing, dropout_off
 
 DATA_AXES = ("dp", "ddp", "fsdp", "hsdp", "data", "batch", "replicate", "shard")
 """Words in the names of mesh axes along which each rank has a part of the batch."""
@@ -83,15 +85,14 @@ class Start:
 
     model: nn.Module
     batches: tuple[Any, ...]
-    dropouts: tuple[str, ...]
 
 
 def start_of(program: TrainingProgram) -> Start:
-    """The model and the batches, made once from the seed; dropout is off, since streams of random numbers differ."""
+    """The model and the batches, made once from the seed."""
     with _seeded(program.seed):
         model = program.build()
         batches = tuple(_checked_batch(program.batch()) for _ in range(program.steps))
-    return Start(model, batches, silence_dropout(model))
+    return Start(model, batches)
 
 
 def _checked_batch(batch: Any) -> Any:
@@ -104,94 +105,37 @@ def _checked_batch(batch: Any) -> Any:
     return batch
 
 
-def silence_dropout(model: nn.Module) -> tuple[str, ...]:
-    """Sets the probability of every dropout module to 0; returns their names."""
-    found = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p]
-    for _, module in found:
-        module.p = 0.0
-    return tuple(name for name, _ in found)
-
-
-_DROPOUTS = [
-    f"{kind}{tail}"
-    for kind in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-    for tail in ("", "_")
-]
-
-
-@contextmanager
-def functional_dropout_off() -> Iterator[set[str]]:
-    """Inside the block the functions that drop with a probability drop nothing; gives the names of those that would have.
-
-    They are replaced where torch.nn.functional looks them up, also for modules: torch._VF.dropout and the like (torch 2.11 to 2.15),
-    and `scaled_dot_product_attention`.
-    """
-    seen: set[str] = set()
-
-    def silenced(name: str) -> Callable[..., Tensor]:
-        original = getattr(torch._VF, name)
-
-        def call(x: Tensor, p: float, train: bool) -> Any:
-            seen.update([name.removesuffix("_")] if p and train else [])
-            return original(x, 0.0, train)
-
-        return call
-
-    attention = nn.functional.scaled_dot_product_attention
-
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        *args: Any,
-        **options: Any,
-    ) -> Any:
-        seen.update(["scaled_dot_product_attention"] if dropout_p else [])
-        return attention(q, k, v, attn_mask, 0.0, *args, **options)
-
-    with ExitStack() as stack:
-        for name in _DROPOUTS:
-            stack.enter_context(replaced(torch._VF, name, silenced(name)))
-        stack.enter_context(replaced(nn.functional, "scaled_dot_product_attention", attend))
-        yield seen
-
-
-def dropout_notes(modules: Sequence[str], functions: set[str]) -> list[str]:
-    """What was switched off for the comparison.
-
-    >>> dropout_notes(["layers.0.drop"], {"dropout"})
-    ['dropout of layers.0.drop is off', 'dropout by the function dropout is off']
-    """
-    notes = [f"dropout of {name} is off" for name in modules]
-    return [*notes, *(f"dropout by the function {name} is off" for name in sorted(functions))]
-
-
 def on_one_device(
-    program: TrainingProgram, start: Start, vary: Callable[[Tensor], Tensor], region: Region | None = None
+    program: TrainingProgram,
+    start: Start,
+    vary: Callable[[Tensor], Tensor],
+    region: Region | None = None,
+    sink: Callable[[Key, Tensor], None] | None = None,
 ) -> Watch:
-    """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise)."""
+    """The run on one device; `vary` is applied to every parameter and input first (double precision, one-ulp noise).
+
+    `sink` gets each value, which is not kept then.
+    """
     model = copy.deepcopy(start.model)
     with torch.no_grad():
         for parameter in [*model.parameters(), *model.buffers()]:
             parameter.data = vary(parameter.data)
-    watch = Watch(region=region, causal=True)
+    watch = Watch(region=region, causal=True, sink=sink)
     batches = [tree_map(lambda x: vary(x.clone()) if isinstance(x, Tensor) else x, batch) for batch in start.batches]
     with _seeded(program.seed):
-        optimizer, state = _optimizer_of(program, model), torch.get_rng_state()
-        _train(program, model, optimizer, batches, watch)
-        watch.draws = not torch.equal(state, torch.get_rng_state())
+        _train(program, model, _optimizer_of(program, model), batches, watch)
     return watch
 
 
 def on_ranks(program: TrainingProgram, start: Start, region: Region | None = None) -> Run:
     """The parallel run: the `Watch` of each rank, and on rank threads the calls of collectives."""
     given: Any = (program, start.model.state_dict(), start.batches, region)
+    pool: dict[Key, list[Tensor]] = {}
     options: Any = {"ranks": program.ranks, "seed": program.seed}
     try:
-        if program.on == "threads":
-            return run(partial(rank_program, *given), leftovers="ignore", **options)  # a partial: ranks get no copies
+        if program.on == "threads":  # a partial: ranks get no copies
+            body: Any = rank_program
+            return run(partial(body, *given, pool=pool), leftovers="ignore", **options)
         return run(rank_program, *given, on=program.on, **options)
     except RankRaised as fault:
         if isinstance(fault.__cause__, NotComparable):  # each rank has found the same
@@ -200,21 +144,22 @@ def on_ranks(program: TrainingProgram, start: Start, region: Region | None = Non
 
 
 def rank_program(
-    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
-) -> Watch:
-    """What one rank runs; returns what was seen of it."""
-    with nullcontext() if program.on == "threads" else functional_dropout_off():  # rank threads: it is off already
-        return _trained_rank(program, state, batches, region)
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
+    pool: dict[Key, list[Tensor]] | None = None,
+) -> Watch:  # fmt: skip
+    """What one rank runs; returns what was seen of it.  Rank threads share the copies in `pool`."""
+    with nullcontext() if program.on == "threads" else dropout_off():  # rank threads: it is off already
+        return _trained_rank(program, state, batches, region, {} if pool is None else pool)
 
 
 def _trained_rank(
-    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None
-) -> Watch:
+    program: TrainingProgram, state: Mapping[str, Tensor], batches: Sequence[Any], region: Region | None,
+    pool: dict[Key, list[Tensor]],
+) -> Watch:  # fmt: skip
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=tuple(program.mesh))
     model = program.build()
-    silence_dropout(model)
     _load(model, state)
     lines = SetupLines()
     with lines.watched() if region is not None else nullcontext():
@@ -224,10 +169,12 @@ def _trained_rank(
         model = Stages(pipeline.stages) if pipeline is not None else made if isinstance(made, nn.Module) else model
         optimizer = _optimizer_of(program, model)
     coordinates = dict(zip(program.mesh, mesh.get_coordinate() or (), strict=True))
-    watch = Watch(region=region, declared=declared_dtype(model), setup=lines.by_name(model, plain_name))
+    setup = lines.by_name(model, plain_name)
+    watch = Watch(region=region, declared=declared_dtype(model), setup=setup, pool=pool)
     if pipeline is not None:
         pipeline.watch(watch)
     _train(program, model, optimizer, [part_of(program, batch, coordinates) for batch in batches], watch, pipeline)
+    watch.pool, watch._last = {}, {}
     return reassembled(watch)
 
 
@@ -303,12 +250,16 @@ def _train(
     if optimizer is not None:
         optimizer.register_step_pre_hook(lambda *_: watch.parameters(model, IN_STEP))
     watch.parameters(model, "parameter")
-    with watch.model(model), recorded(watch):
+    with watch.model(model), recorded(watch), drawing(watch.drop) as draws:
         for step, batch in enumerate(batches):
             watch.step = step
+            if step:
+                watch.buffers(model)
             with watch.phase(FORWARD):
                 loss = _forward(program, model, batch, pipeline)
-                watch.add("loss", "", loss)
+                watch.add(
+                    "loss", "", loss, place=place_of_function(program.loss if pipeline is None else pipeline.loss)
+                )
             if program.loss is None:
                 continue
             with watch.phase(BACKWARD):
@@ -323,6 +274,7 @@ def _train(
                 optimizer.zero_grad()
             else:
                 model.zero_grad()
+    watch.draws, watch.seeds = draws.others, torch.initial_seed() != program.seed
 
 
 def _forward(program: TrainingProgram, model: nn.Module, batch: Any, pipeline: Pipeline | None) -> Tensor | None:

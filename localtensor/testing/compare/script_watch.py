@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_map
 
 from localtensor._util.module_names import ModelNames, joined_name, plain_name
 from localtensor.testing.compare.op_stream import recorded
-from localtensor.testing.compare.programs import silence_dropout
 from localtensor.testing.compare.setup_lines import SetupLines
 from localtensor.testing.compare.watch import BACKWARD, FORWARD, IN_STEP, UPDATE, Watch, declared_dtype
+from localtensor.testing.compare_dropout import drawing
 from localtensor.threads.rank_world import groups_of_rank
 
 PASSES = "backward passes"
@@ -42,7 +42,6 @@ class ScriptWatch:
     vary: Callable[[Tensor], Tensor] | None = None
     names: ModelNames = field(default_factory=ModelNames)
     groups: dict[tuple[int, ...], str] = field(default_factory=dict)
-    dropouts: list[str] = field(default_factory=list)
     _depth: int = 0
     _stepping: int = 0
     _gone_back: set[int] = field(default_factory=set)  # steps of which a backward pass was seen
@@ -59,7 +58,9 @@ class ScriptWatch:
             register_optimizer_step_post_hook(self._after_step),
         ]
         try:
-            with self.watch.phase(FORWARD), _Backward(self), recorded(self.watch), self._setup():
+            with (
+                self.watch.phase(FORWARD), _Backward(self), recorded(self.watch), drawing(self.watch.drop), self._setup(),
+            ):  # fmt: skip
                 yield
         finally:
             for hook in hooks:
@@ -104,7 +105,6 @@ class ScriptWatch:
     def _add(self, module: nn.Module) -> Any:
         """Makes a module one of the models; returns its own hook for the start of a call, if it has one."""
         name = self.names.add(module)
-        self.dropouts += silence_dropout(module)
         self._see_groups()
         if self.vary is not None:
             with torch.no_grad():
@@ -136,6 +136,8 @@ class ScriptWatch:
             self._parameters_of(optimizer, "parameter after the step")
             self.watch.enter(FORWARD)
             self.watch.step += 1
+            for name, model in self.names.models.items():
+                self.watch.buffers(model, name)
 
     def after_backward(self) -> None:
         """Keeps the gradients as they are after a backward pass; after the last of a step they are those of all."""

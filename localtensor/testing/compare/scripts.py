@@ -14,7 +14,7 @@ from localtensor._util.events import Call
 from localtensor.errors import NotComparable
 from localtensor.runner.torchrun import USAGE, Observer, TorchrunOptions, run_script
 from localtensor.testing.compare import programs
-from localtensor.testing.compare.api import check_deterministic
+from localtensor.testing.compare.api import check_repeated
 from localtensor.testing.compare.comparison import Comparison, comparison_of, has_evidence, notes_of_values
 from localtensor.testing.compare.divergence import Divergence, Findings, Sides, first_divergence, layout_of_placements
 from localtensor.testing.compare.find_layout import Layout, assemble_layout, find_layout
@@ -22,6 +22,8 @@ from localtensor.testing.compare.names import NameMap, find_names
 from localtensor.testing.compare.script_watch import PASSES, ScriptWatch, mesh_of_groups
 from localtensor.testing.compare.suspects import CloserLook, closer_look
 from localtensor.testing.compare.watch import Key, Observation, Region, Watch, region_of
+from localtensor.testing.compare_dropout import dropout_off
+from localtensor.testing.compare_tolerance import Repeated, Slacks
 
 IN_PARTS = "values that the ranks of the reference hold in parts"
 FEWER = "values that the reference does not have"
@@ -46,7 +48,6 @@ class _Scripts:
     progress: Callable[[str], None]
     not_compared: dict[Key, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    functions: set[str] = field(default_factory=set)  # that would have dropped
     calls: tuple[str, ...] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
     names: NameMap | None = None
@@ -88,18 +89,21 @@ def _judge(scripts: _Scripts) -> tuple[Sides, Findings]:
     first = _run(scripts, scripts.reference, "the reference")
     again = _run(scripts, scripts.reference, "the reference again")
     for one, other in zip(first.ranks, again.ranks, strict=True):
-        check_deterministic(one.watch, other.watch, name, name)
-    variants = [_in_double(scripts)]
+        repeated = Repeated(one.watch)
+        for key, seen in other.watch.seen.items():
+            repeated.take(key, seen.value)
+        check_repeated(repeated, name, name)
+    del again
+    whole = _Whole(scripts, [one.watch for one in first.ranks])
+    slacks = Slacks(reference := whole.of_reference())
     for seed in (1, 2):
         what = f"the reference with noise {seed}"
-        variants.append(_run(scripts, scripts.reference, what, vary=lambda seed=seed: programs.with_noise(seed)))  # type: ignore[misc]
+        noisy = _run(scripts, scripts.reference, what, vary=lambda seed=seed: programs.with_noise(seed))  # type: ignore[misc]
+        slacks.take(whole.of([one.watch for one in noisy.ranks]))
+    slacks.take(whole.of([one.watch for one in _in_double(scripts).ranks]), double=True)
     ran = _run(scripts, scripts.parallel, "the parallel script")
     scripts.axes = scripts.mesh or _mesh(ran, scripts.parallel.ranks)
-    scripts.notes += programs.dropout_notes(first.ranks[0].dropouts, scripts.functions)
-    whole = _Whole(scripts, [one.watch for one in first.ranks])
-    reference = whole.of_reference()
-    made = tuple(whole.of([one.watch for one in variant.ranks]) for variant in variants)
-    sides = Sides(reference, made, tuple(one.watch for one in ran.ranks), scripts.axes, (), name)
+    sides = Sides(reference, slacks.found, tuple(one.watch for one in ran.ranks), scripts.axes, (), name)
     scripts.names = find_names(sides)
     if scripts.names is not None:
         sides = scripts.names.applied(sides)
@@ -146,9 +150,8 @@ def _run(
     watches = [ScriptWatch(Watch(region=region, causal=causal), vary()) for _ in range(options.ranks)]
     observer = Observer(lambda rank: watches[rank].hooks())
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), programs.functional_dropout_off() as functions:
+    with redirect_stdout(out), redirect_stderr(err), dropout_off():
         code = run_script(options, observer)
-    scripts.functions |= functions
     if code:
         said = [line for line in err.getvalue().splitlines() if line.strip()]
         frames = ("[", " ", "Traceback")

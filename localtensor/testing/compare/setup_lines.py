@@ -22,6 +22,9 @@ from localtensor._util.call_sites import is_user_file
 from localtensor._util.events import Place
 from localtensor.testing.compare.op_stream import lines_text, user_places
 
+SEEDS = "(seeds)"
+"""The name under which the lines stand that seed torch's generator."""
+SEEDING = ("manual_seed", "set_rng_state", "seed")
 MOST_SHOWN = 3  # calls that a report names for one value
 READING = (
     "parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children",
@@ -56,6 +59,9 @@ class SetupLines:
                 self.calls.append(([owner], user_places(frame)))
             return
         caller = frame.f_back
+        if event == "call" and frame.f_code.co_name in SEEDING and _of_torch(frame):
+            self.calls.append(([SEEDS], user_places(caller)))
+            return
         if event != "call" or caller is None or not _of_torch(frame) or not is_user_file(caller.f_code.co_filename):
             return
         code, given = frame.f_code, frame.f_locals
@@ -73,7 +79,7 @@ class SetupLines:
 
     def by_name(self, model: nn.Module, plain: Any) -> dict[str, tuple[str, ...]]:
         """The lines by the name of the parameter, buffer or module that they are about, the last first."""
-        names: dict[object, str] = {}
+        names: dict[object, str] = {id(SEEDS): SEEDS}
         for name, one in [*model.named_modules(), *model.named_parameters(), *model.named_buffers()]:
             for identity in _identities(one):
                 names.setdefault(identity, plain(name))

@@ -36,8 +36,8 @@ from localtensor.testing.compare.op_values import (
     slack_of,
     values_of,
 )
-from localtensor.testing.compare.setup_lines import setup_lines_of
-from localtensor.testing.compare.watch import FORWARD, Key, Observation, region_of
+from localtensor.testing.compare.setup_lines import SEEDS, setup_lines_of
+from localtensor.testing.compare.watch import DROPOUT, FORWARD, Key, Observation, region_of
 
 MOST_SUSPECTS = 3
 OVER_A_DIM = (
@@ -106,6 +106,10 @@ class OpSearch:
                 found.update(self._added(found[at], reads))
             todo += [values for values in wrong if values not in seen]
             seen.update(wrong)
+        if not found:  # what is read otherwise is not made here, and may be right: local indices, say
+            wrong_reads = [[one for one in reads if self.of.match(one) is None] for _, _, reads in path]
+            ends = zip(path, wrong_reads, strict=True)
+            found = {at: Suspect(op) for (at, op, _), wrong in ends if not any(map(self.of.made, wrong))}
         part = self._over_a_part(path)
         every = [*part, *(found[at] for at in sorted(found) if not any(one.op is found[at].op for one in part))]
         return sorted(every, key=lambda one: not one.cause)[:MOST_SUSPECTS]
@@ -228,7 +232,7 @@ class OpSearch:
 
     def _of_slices(self, op: Op, reads: Sequence[Values]) -> Iterator[str]:
         """By what the result is a slice of; not of rows, which ranks may put together as they like."""
-        if op.group is not None or not reads or not op.gives:
+        if op.group is not None or not reads or not op.gives or self.of.is_cut_up(op, reads[0]):
             return
         held = self.of.given(op)
         for want, stale, *_ in self.of.wanted if held is not None else ():
@@ -280,11 +284,15 @@ class OpSearch:
 
 @dataclass(frozen=True, slots=True)
 class CloserLook:
-    """The divergence, with the cause if one was found; the calls that go wrong, and those that set the module up."""
+    """The divergence, with the cause if one was found; the calls that go wrong, and those that set the module up.
+
+    `collective` is the last one of the first rank before them, in the part of the run that was recorded.
+    """
 
     divergence: Divergence
     calls: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    collective: str = ""
 
 
 def wrong_dispatch(sides: Sides, op: Op) -> str:
@@ -345,7 +353,21 @@ def closer_look(sides: Sides, findings: Findings, found: Divergence) -> CloserLo
     of_parameter = region_of(found.key, {}).phase != FORWARD and found.key.kind != "gradient of the output"
     tied = [name for name, first in sides.reference.tied.items() if first == found.key.name]
     lines: list[str] = []
-    if of_parameter or not any(one.op.places for one in suspects):
-        each = [setup_lines_of(sides.ranks[0].setup, name) for name in (found.key.name, *tied)]
+    setup = sides.ranks[0].setup
+    own = setup.get(SEEDS if found.key.kind == DROPOUT else found.key.name, ())  # of the module itself
+    if of_parameter or own or not any(one.op.places for one in suspects):
+        each = [own] if found.key.kind == DROPOUT else [setup_lines_of(setup, name) for name in (found.key.name, *tied)]
         lines = list(dict.fromkeys(line for some in each for line in some))
-    return CloserLook(found, tuple(map(str, suspects)), tuple(lines))
+    before = "" if values is None else _collective_before(values, [one.op for one in suspects])
+    return CloserLook(found, tuple(map(str, suspects)), tuple(lines), before)
+
+
+def _collective_before(values: OpValues, ops: Sequence[Op]) -> str:
+    """The last collective that the first rank calls before the first of these ops, with its axes and line; empty if none."""
+    done = values.streams[0].ops
+    at = min((i for i, one in enumerate(done) if any(one is other for other in ops)), default=0)
+    last = next((one for one in reversed(done[:at]) if one.group is not None), None)
+    if last is None:
+        return ""
+    name, _, lines = str(last).partition(", ")
+    return f"{name} over {names_of(values.sides, values.axes_of(last.group or ()))}{f', {lines}' if lines else ''}"

@@ -10,7 +10,7 @@ Private parts of torch, which tests/localtensor/testing/compare/test_watch.py gu
 | FSDPModule._get_fsdp_state()._mp_policy: mixed precision      | 2.13        | 2.13     |
 | .algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper  | 2.13        | 2.13     |
 | names of wrappers: module, _checkpoint_wrapped_module, ...    | 2.13        | 2.13     |
-| nn.modules.dropout._DropoutNd (programs.py)                   | 2.13        | 2.13     |
+| nn.modules.dropout._DropoutNd                                 | 2.13        | 2.13     |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,10 +35,12 @@ from localtensor._util.module_names import joined_name, plain_name
 
 if TYPE_CHECKING:
     from localtensor.testing.compare.op_stream import OpRecorder, OpStream
+    from localtensor.testing.compare_dropout import Drawn
 
 FORWARD, BACKWARD, UPDATE, AT_THE_START = "forward", "backward", "update", "start"
 """The phases of a step: `UPDATE` is the optimizer's."""
 GRADIENT_OF_OUTPUT = "gradient of the output"
+DROPOUT = "dropout"
 AFTER = "parameter after the step"
 IN_STEP = "gradient in the step"
 """The gradient as the optimizer applies it: what a program does to it before, as clipping, is done."""
@@ -63,11 +65,15 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The tensor that one rank holds: local part, placements of a DTensor (None of others), and the user's line."""
+    """The tensor that one rank holds: local part, placements of a DTensor (None of others), and the user's line.
+
+    `drawn` is what a dropout draws for it.
+    """
 
     value: Tensor
     placements: tuple[Any, ...] | None = None
     place: Place | None = None
+    drawn: Drawn | None = None
 
 
 class Region(NamedTuple):
@@ -80,9 +86,11 @@ class Region(NamedTuple):
 
 def region_of(key: Key, calls: Mapping[tuple[int, str], int]) -> Region:
     """The region in which an observation's value is computed; `calls` are those of modules, by step and name."""
+    if key.kind == "buffer" and key.step:
+        return Region(key.step - 1, FORWARD, key.name.rpartition(".")[0])
     if key.kind in ("parameter", "buffer") or (key.kind, key.name) == ("input", ""):
         return Region(key.step, AT_THE_START)
-    if key.kind in ("output", "loss"):
+    if key.kind in ("output", "loss", DROPOUT):
         return Region(key.step, FORWARD, key.name)
     if key.kind == "input":
         name = key.name.rpartition(".")[0]
@@ -112,10 +120,19 @@ class Watch:
     ops: OpStream | None = None
     recorder: OpRecorder | None = None
     microbatches: int = 1
-    draws: bool = False  # whether the program takes numbers from torch's generator, dropout being off
+    draws: bool = False  # whether the program takes numbers from torch's generator, but for dropout
+    seeds: bool = False  # whether the program has seeded torch's generator by itself
+    again: list[tuple[int, Drawn]] = field(default_factory=list)  # by step, the dropouts that are computed again
     edges: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    sink: Callable[[Key, Tensor], None] | None = None  # takes each value in the place of `seen`
+    pool: dict[Key, list[Tensor]] = field(default_factory=dict)  # the copies of all ranks, if they share it
+    _last: dict[tuple[Any, ...], tuple[Tensor, ...]] = field(default_factory=dict)
     _phase: str = ""
     _inside: int = 0
+    _path: list[tuple[str, bool]] = field(
+        default_factory=list
+    )  # the modules that are entered, and whether they only drop
+    _drops: Counter[tuple[int, str, int]] = field(default_factory=Counter)
     _order: dict[str, int] = field(default_factory=dict)
 
     def active(self) -> bool:
@@ -146,11 +163,40 @@ class Watch:
         local = local.wait() if hasattr(local, "wait") else local
         if local.layout != torch.strided:
             return
+        if self.sink is not None:
+            self.sink(key, local)
+            return
         same = self.seen.get(key._replace(kind="gradient")) if key.kind == IN_STEP else None
         if same is not None and same.value.shape == local.shape and torch.equal(same.value, local):
             self.seen[key] = same
         else:
-            self.seen[key] = Observation(local.clone(), placements, place)
+            self.seen[key] = Observation(self._copy(key, local), placements, place)
+
+    def _copy(self, key: Key, local: Tensor) -> Tensor:
+        """A copy; or an equal one that is there already: another rank's, or of the same memory under another name."""
+        where = (local.data_ptr(), tuple(local.shape), local.dtype)
+        others = self.pool.setdefault(key, [])
+        for one in [*others, *self._last.get(where, ())]:
+            if one.shape == local.shape and one.dtype == local.dtype and torch.equal(one, local):
+                return one
+        copy = local.clone()
+        others.append(copy)
+        self._last[where] = (copy,)
+        return copy
+
+    def drop(self, x: Tensor, drawn: Drawn) -> bool:
+        """Keeps the input of a dropout with what was drawn for it; of one that is computed again, only that."""
+        if self.now() != FORWARD:
+            self.again.append((self.step, drawn))
+            return False
+        name, only_drops = self._path[-1] if self._path else ("", False)
+        call = self.calls[self.step, name]
+        leaf = self._drops[self.step, name, call]
+        self._drops[self.step, name, call] += 1
+        self.add(DROPOUT, name, x, call, leaf, drawn.place)
+        if (one := self.seen.get(key := Key(self.step, DROPOUT, name, call, leaf))) is not None:
+            self.seen[key] = replace(one, drawn=replace(drawn, function="") if only_drops else drawn)
+        return True
 
     def now(self) -> str:
         """The phase; a pipeline goes backward with one micro-batch while another is still to come."""
@@ -211,6 +257,7 @@ class Watch:
             place = place_of_frame(sys._getframe(1))
             for leaf, x in enumerate(tree_leaves((args, kwargs)) if takes else ()):
                 self._add_with_gradient("input", name, x, call, leaf, place)
+            self._path.append((name, isinstance(module, nn.modules.dropout._DropoutNd)))
             self._inside += self.region is not None and self.region.module == name
 
         def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -221,6 +268,8 @@ class Watch:
             place = place_of_frame(sys._getframe(1))
             for leaf, x in enumerate(tree_leaves(output) if gives else ()):
                 self._add_with_gradient("output", name, x, call, leaf, place)
+            while self._path and self._path.pop()[0] != name:  # one that has raised is left, too
+                pass
             self._inside -= self.region is not None and self.region.module == name
 
         hooks = [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
@@ -254,8 +303,12 @@ class Watch:
         for name, parameter in named:
             self.add(kind, name, parameter.grad if gradients else parameter)
         if kind == "parameter":
-            for name, buffer in model.named_buffers():
-                self.add("buffer", joined_name(prefix, plain_name(name)), buffer)
+            self.buffers(model, prefix)
+
+    def buffers(self, model: nn.Module, prefix: str = "") -> None:
+        """Keeps all buffers, as they are before a step."""
+        for name, buffer in model.named_buffers():
+            self.add("buffer", joined_name(prefix, plain_name(name)), buffer)
 
     def _tie(self, model: nn.Module, prefix: str, first: dict[int, str]) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -117,3 +117,105 @@ def test_functions_are_imported_or_copied_with_what_they_close_over():
         rebuilt(inner)  # closes over functions in a tuple
     with pytest.raises(NoScript, match="2 functions of line"):
         rebuilt([lambda x: x, lambda x: x][0])
+
+
+STAGES = """
+import copy
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({str(i): nn.Linear(8, 8) for i in range(4)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = torch.tanh(layer(x))
+        return x
+
+class Other(Layers):
+    def forward(self, x):
+        return super().forward(x) * FACTOR
+
+FACTOR = 1.5
+
+def loss(y, target=None):
+    return y.square().mean()
+
+def stages(model, mesh):
+    rank, part = mesh.get_rank(), copy.deepcopy(model)
+    part.__class__ = Other if rank else Layers
+    for name in list(part.layers):
+        if int(name) // 2 != rank:
+            del part.layers[name]
+    return Schedule1F1B(PipelineStage(part, rank, 2, torch.device("cpu"), group=mesh.get_group("pp")), 4, loss_fn=loss)
+
+def batch():
+    return torch.randn(8, 8)
+
+if __name__ == "__main__":
+    import localtensor as lt
+    lt.compare(Layers, stages, batch, mesh={"pp": 2}, loss=loss, optimizer=torch.optim.SGD, script="differs.py")
+"""
+
+RENAMED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Alone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        return self.q(x) * self.k(x) + self.v(x)
+
+FACTOR = 1.5
+
+class Fused(nn.Module):
+    def __init__(self, model, mesh):
+        super().__init__()
+        rank, whole = mesh.get_rank(), [one.weight.detach() for one in (model.q, model.k, model.v)]
+        self.qkv = nn.Parameter(torch.cat([x.chunk(2)[rank] for x in whole]))
+        self.qkv.register_hook(lambda grad: grad * FACTOR)
+
+    def forward(self, x):
+        q, k, v = (x @ self.qkv.T).chunk(3, -1)
+        return q * k + v
+
+def fused(model, mesh):
+    return Fused(model, mesh)
+
+def loss(y):
+    return y.square().sum()
+
+def batch():
+    return torch.randn(8, 4)
+
+if __name__ == "__main__":
+    import localtensor as lt
+    lt.compare(Alone, fused, batch, mesh={"tp": 2}, loss=loss, optimizer=torch.optim.SGD, script="differs.py")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "first"),
+    [(STAGES, "output of the whole model, step 0"), (RENAMED, "gradient of qkv, step 0")],
+    ids=["pipeline", "fused"],
+)
+@pytest.mark.parametrize(
+    "command", [THREADS, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["threads", "torchrun"]
+)
+def test_a_pipeline_and_fused_parameters_have_a_script(program, first, command, tmp_path):
+    (tmp_path / "program.py").write_text(program)
+    code, _, error = run(tmp_path, sys.executable, "program.py")
+    assert code == 1 and "run it: torchrun --nproc-per-node 2 differs.py" in error
+    assert first in error
+    code, said, error = run(tmp_path, *command)
+    assert (code, said.splitlines()[0]) == (1, first), error
+    (tmp_path / "program.py").write_text(program.replace("FACTOR = 1.5", "FACTOR = 1.0"))
+    code, said, error = run(tmp_path, *command)
+    assert code == 0 and said.splitlines()[-1].startswith("equal: assembles as"), said + error

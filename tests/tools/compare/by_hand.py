@@ -30,7 +30,25 @@ def rows_of(batch: Any, mesh: Any, axes: tuple[str, ...]) -> Any:
     return {name: rows_of(one, mesh, axes) for name, one in batch.items()}
 
 
+def train_stages(schedule: Any, given: dict[str, Any], batches: list[Any]) -> list[float]:
+    """A rank's share of the losses: that of the last stage, as many times as there are ranks."""
+    stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    optimizer = given["optimizer"]([one for stage in stages for one in stage.submod.parameters()])
+    last, losses = any(stage.is_last for stage in stages), []
+    for batch in batches:
+        optimizer.zero_grad()
+        got: list[Tensor] = []
+        first = any(stage.is_first for stage in stages)
+        schedule.step(*([batch] if first else []), **({"target": batch, "losses": got} if last else {}))
+        optimizer.step()
+        total = float(sum(one.detach() for one in got))
+        losses.append(dist.get_world_size() * total / (len(got) if schedule.scale_grads else 1) if last else 0.0)
+    return losses
+
+
 def train(model: Any, given: dict[str, Any], batches: list[Any]) -> list[float]:
+    if not hasattr(model, "parameters"):
+        return train_stages(model, given, batches)
     optimizer = given.get("optimizer", lambda p: torch.optim.SGD(p, lr=0.1))(model.parameters())
     losses = []
     for batch in batches:

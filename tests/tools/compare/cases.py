@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-OURS = {"__init__", "__main__", "cases", "layers", "models", "plans", "by_hand", "score", "test_corpus"}
+OURS = {
+    "__init__",
+    "__main__",
+    "cases",
+    "last_layers",
+    "layers",
+    "models",
+    "plans",
+    "by_hand",
+    "cost",
+    "score",
+    "test_corpus",
+}
 WORDS = {
     "missing": "missing all_reduce",
     "large": "too large, by a factor",

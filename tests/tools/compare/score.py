@@ -16,7 +16,7 @@ SAID = {
     "large": r"too large|\b[2-8](\.0+)? times|\b[2-8](\.0+)? ?x\b|scaled",
     "small": r"too small|1/[2-8]|0\.(5|25)\b|divided by|scaled",
     "group": r"wrong group|\bgroup\b|also over|too many ranks|instead of over",
-    "replicas": r"replicas? .*differ|differ between|broadcast|seed|not the same on",
+    "replicas": r"replicas? .*differ|differs? between|broadcast|seed|not the same on",
     "slice": r"slice|shard of|order of",
     "stale": r"stale|previous step|step before|not updated|kept from",
     "dtype": r"dtype|bfloat16|float16|precision",
@@ -47,6 +47,8 @@ class Answer:
             return self.alarm
         each = "|".join(map(re.escape, names))
         pattern = rf"(?<![\w.])(module\.)?({each})(\.(weight|bias|w[12]|by))?(?![\w]|\.\w)"
+        if self.first.startswith("buffer of"):
+            pattern = rf"^buffer of (module\.)?({each})\.\w+"
         return self.alarm and re.search(pattern, self.first) is not None
 
     @property

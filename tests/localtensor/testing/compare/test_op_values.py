@@ -15,7 +15,7 @@ def values(*of_ranks):
     streams = [
         OpStream(ops=[Op("view", 0, (0,), (1,), ())], values=[x, x.view(1, -1)], made_by={1: 0}) for x in of_ranks
     ]
-    sides = Sides(Watch(), (), (Watch(), Watch()), {"tp": 2}, ())
+    sides = Sides(Watch(), {}, (Watch(), Watch()), {"tp": 2}, ())
     total = float(WHOLE.sum())
     return OpValues(sides, Key(0, "output", "up"), streams, [(WHOLE, None, total, total)])
 

@@ -1,0 +1,211 @@
+"""What a difference looks like: halos, copies of a tied parameter, buffers, elements left out, sizes, the ranks that differ."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+import localtensor as lt
+from localtensor.errors import Diverged
+from localtensor.testing.compare.divergence import Sides
+from localtensor.testing.compare.explain import halo_layout
+from localtensor.testing.compare.find_layout import ranks_text, values_text
+from localtensor.testing.compare.watch import Watch
+
+EXACT = torch.zeros(())
+
+
+def sides(**mesh):
+    ranks = tuple(Watch() for _ in range(torch.Size(mesh.values()).numel()))
+    return Sides(Watch(), {}, ranks, mesh, ())
+
+
+def compare(parallelize, mesh, build=lambda: nn.Linear(4, 4), **options):
+    given = {"batch": lambda: torch.randn(4, 4), "loss": lambda y: y.square().mean(), "optimizer": torch.optim.SGD}
+    return lt.compare(build, parallelize, mesh=mesh, **given | options)
+
+
+def divergence(*args, **options):
+    with pytest.raises(Diverged) as told:
+        compare(*args, **options)
+    return told.value.comparison.divergence
+
+
+X = torch.arange(24.0).view(2, 12)
+
+
+@pytest.mark.parametrize(
+    ("windows", "found"),
+    [
+        ([(0, 5), (3, 9), (7, 12)], "S(1) with halo"),
+        ([(0, 5), (5, 9), (7, 12)], "S(1) with halo"),
+        ([(0, 5), (6, 9), (7, 12)], "None"),  # one place is left out
+        ([(0, 5), (0, 5), (5, 12)], "None"),
+        ([(1, 5), (3, 9), (7, 12)], "None"),
+    ],
+)
+def test_shards_with_a_halo_overlap_and_leave_nothing_out(windows, found):
+    held = [X[:, a:b] for a, b in windows]
+    assert str(halo_layout(sides(cp=3), held, X, EXACT)) == found
+    both = [x for x in held for _ in range(2)]
+    assert str(halo_layout(sides(cp=3, tp=2), both, X, EXACT)) == (found if found == "None" else f"{found}, R")
+
+
+def test_ranks_are_named_by_what_they_share():
+    mesh = sides(dp=2, tp=2)
+    assert ranks_text(mesh, [3]) == "rank 3 (dp=1, tp=1)"
+    assert ranks_text(mesh, [1, 3]) == "ranks 1, 3 (tp=1)" and ranks_text(mesh, [0, 3]) == "ranks 0, 3"
+
+
+def test_values_are_of_the_rank_that_differs():
+    held = [X[:1], X[:1], X[1:], X[1:] + 1]
+    said = "13 where one device gives 12 at [1, 0], on rank 3 (dp=1, tp=1); 12 of 24 elements differ, by more than 0"
+    assert values_text(sides(dp=2, tp=2), held, X, EXACT) == said
+    assert values_text(sides(tp=2), [X, X], X, EXACT) == "each rank is right by itself"
+    assert values_text(sides(tp=2), [X[0], X[0]], X, EXACT) == "shapes (12,) where one device has (2, 12)"
+
+
+class Ends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, x):
+        x = x if self.emb is None else self.emb(x)
+        return x if self.head is None else self.head(x)
+
+
+def square(y, target=None):
+    return y.square().mean()
+
+
+class Tied(torch.optim.SGD):
+    def step(self, closure=None):
+        for one in self.param_groups[0]["params"]:
+            if getattr(one, "tied", False):
+                dist.all_reduce(one.grad)
+        return super().step(closure)
+
+
+def ends(tied):
+    def parallelize(model, mesh):
+        part, rank = copy.deepcopy(model), mesh.get_rank()
+        part.emb, part.head = (part.emb, None) if rank == 0 else (None, part.head)
+        part.get_submodule("emb" if rank == 0 else "head").weight.tied = tied
+        stage = PipelineStage(part, rank, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+        return ScheduleGPipe(stage, 2, loss_fn=square)
+
+    return parallelize
+
+
+def test_the_ends_of_a_pipeline_may_have_a_copy_each_of_a_tied_parameter():
+    given = {"build": Ends, "batch": lambda: torch.randint(0, 8, (4, 3)), "loss": square, "optimizer": Tied}
+    assert compare(ends(True), {"pp": 2}, **given).layouts["parameter after the step of emb.weight, step 0"] == "R"
+    found = divergence(ends(False), {"pp": 2}, **given)
+    assert str(found.key) == "gradient of emb.weight, step 0"
+    assert found.what.endswith("and not on the ranks: the gradient that comes by head.weight is missing")
+
+
+class Counting(nn.Module):
+    """Takes the mean of what came before away; counts calls for itself."""
+
+    def __init__(self, reads=True):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.reads = reads
+
+    def forward(self, x):
+        done = x - self.mean if self.reads else x.clone()
+        with torch.no_grad():
+            self.mean += x.detach().mean(0)
+        return done
+
+
+def local(model, mesh):
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+
+
+def test_a_buffer_that_differs_is_the_fault_only_where_its_module_goes_wrong():
+    def build(reads):
+        return lambda: nn.Sequential(nn.Linear(4, 4), Counting(reads))
+
+    def unsynchronised(model, mesh):
+        for parameter in model.parameters():
+            parameter.register_hook(_mean)
+
+    done = compare(unsynchronised, {"dp": 2}, build=build(False), steps=2)
+    assert done.not_compared == {"buffer of 1.mean, step 1": "buffers that ranks have otherwise after a step"}
+    found = divergence(unsynchronised, {"dp": 2}, build=build(True), steps=2)
+    assert str(found.key) == "buffer of 1.mean, step 1"
+    assert found.what == "the buffer differs between the ranks along dp"
+
+
+def _mean(grad):
+    grad = grad.clone()
+    dist.all_reduce(grad)
+    return grad / dist.get_world_size()
+
+
+class Leaves(torch.optim.SGD):
+    """Does not update the last element of a weight."""
+
+    def step(self, closure=None):
+        weight = self.param_groups[0]["params"][0]
+        before = weight.detach().clone()
+        super().step(closure)
+        if getattr(weight, "last_left", False):
+            with torch.no_grad():
+                weight[-1, -1] = before[-1, -1]
+
+
+def test_elements_that_a_step_leaves_out_are_stale():
+    def parallelize(model, mesh):
+        model.weight.last_left = True
+
+    found = divergence(parallelize, {"tp": 2}, optimizer=Leaves)
+    assert str(found.key) == "parameter after the step of weight, step 0"
+    assert found.what == "1 of 16 elements are stale: the step has not updated them"
+
+
+def test_a_loss_of_its_own_rows_that_is_a_sum_may_be_too_small():
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.sum() / 16
+
+    def build():
+        return nn.Sequential(nn.Linear(4, 4), Mean())
+
+    found = divergence(local, {"dp": 2}, build=build, loss=lambda y: y.square())
+    assert found.what.startswith(
+        "an all_reduce over dp is missing, or it is 2 times too small, as the ranks' mean counts"
+    )
+
+
+def test_functions_go_through_compare_as_well():
+    def total(x):
+        return x.sum(0)
+
+    def parts(x, mesh):
+        y = x.chunk(2)[mesh.get_rank()].sum(0)
+        dist.all_reduce(y)
+        return y
+
+    seen = []
+    assert lt.compare(total, parts, lambda: (torch.ones(4, 2),), mesh={"tp": 2}).divergence is None
+    compare(lambda model, mesh: None, {"tp": 2}, progress=seen.append)
+    assert seen == ["one device", "one device again", "one device with noise, and in double precision", "2 ranks"]
+
+
+def test_the_collective_before_the_call_is_named():
+    def parallelize(model, mesh):
+        model.register_forward_hook(lambda module, args, y: _mean(y.detach()) + y - 2 * y.detach())
+
+    with pytest.raises(Diverged) as told:
+        compare(parallelize, {"tp": 2})
+    done = told.value.comparison
+    assert done.collective_before.startswith("all_reduce over tp, test_explain.py:")
+    assert f"  after     {done.collective_before}" in str(done).splitlines()
