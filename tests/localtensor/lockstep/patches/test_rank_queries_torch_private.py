@@ -44,7 +44,6 @@ PRIVATE = {
     "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing": "an op is recorded first, then run under the mode",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "whether another mode keeps Dynamo away",
     "torch._C._dynamo.eval_frame.reset_code": "what a mode has compiled is forgotten when it ends",
-    "torch._functorch._aot_autograd.runtime_wrappers.HANDLED_TYPES": "of the mode that watches the first call of what was compiled",
     "torch.random._manual_seed_impl": "a seed counts for all ranks, or for each",
     f"{_C10D}._world": "which groups there are; ours answers for each thread by its mode",
     f"{_C10D}._World": "the class of that",
