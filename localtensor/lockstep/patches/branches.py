@@ -285,6 +285,7 @@ def _follow(frame: FrameType, branch: Branch, lines: tuple[int, int], then: Call
             give_on(frame, "exception", state[1])
         return give_on(frame, event, argument)
 
+    left_alone_by_the_compiler(trace)  # a compiled function resumes behind a graph break with the compiler on
     give_back, give_on = _trace(frame, trace)
 
 

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from localtensor.errors import NotTraceable
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import kernels
+from localtensor.lockstep.values import partition
 from tests.localtensor.lockstep.conftest import on_all
 
 RANKS = 4
@@ -215,6 +216,18 @@ def branching_behind_a_break(x):
     else:
         z = z * 5
     return y + z
+
+
+def test_nothing_of_ours_is_compiled_behind_a_graph_break(mode, monkeypatch):
+    class Empty(dict):  # each partition is made anew, by the `__init__` of a dataclass
+        def get(self, key, default=None):
+            return default
+
+    monkeypatch.setattr(partition, "_known", Empty())
+    function = torch.compile(branching_behind_a_break, backend="eager")
+    assert close(function(rows()), branching_behind_a_break(rows()))
+    generated = [code for _, compiler in mode.compilers for code in compiler._codes if code.co_filename == "<string>"]
+    assert generated == []  # files of ours are skipped by their names
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
