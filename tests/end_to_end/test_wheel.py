@@ -104,6 +104,7 @@ def test_the_metadata_say_what_it_is(metadata):
     assert wanted == {"torch", "numpy", "expecttest", "setuptools", "rich", "typer", "hypothesis", "jinja2", "tomli"}
 
 
+@pytest.mark.slow
 def test_the_command_and_the_pytest_plugin_work_from_where_the_wheel_was_put(wheel, tmp_path):
     there = tmp_path / "there"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(there)]

@@ -47,7 +47,7 @@ def check(program: Program) -> str:
 def test_a_program_gives_in_lockstep_what_it_gives_on_rank_threads():
     counted: Counter[str] = Counter()
 
-    @settings(whole_programs, max_examples=2000 if nightly else 20)
+    @settings(whole_programs, max_examples=2000 if nightly else 10)
     @given(program=programs())
     def law(program: Program) -> None:
         counted[check(program)] += 1

@@ -96,6 +96,7 @@ def test_a_checkpoint_is_written_in_the_background(tmp_path):
         check_training(on_threads(resume, str(tmp_path / name), 3, ranks=4), 3, first=3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_one_way_saves_the_other_loads(way, tmp_path):
     [files] = {tuple(names) for names in WAYS[way](save_tensors, str(tmp_path), (2, 2), "S(0), S(1)", ranks=4)}

@@ -49,6 +49,7 @@ def of_first(run):
     return [call for call in run.calls if call.rank == 0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("reshard_after_forward", "again"), [(None, [BLOCK, BLOCK]), (True, [REST, BLOCK, BLOCK]), (False, [])]

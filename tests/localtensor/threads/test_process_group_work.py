@@ -111,6 +111,7 @@ def test_works_of_several_groups_do_not_wait_for_each_other(rank):
     assert x[0].item() == 3.0 and (y is None if rank == 2 else y[0].item() == 2.0)
 
 
+@pytest.mark.slow
 @two_ranks
 def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for():
     ones = torch.ones(2), torch.ones(3) * 2

@@ -32,6 +32,7 @@ class Starts(MultiThreadedTestCase):
         self._spawn_threads()
 
 
+@pytest.mark.slow
 def test_a_file_for_torchs_threads_runs_on_ours():
     with bases_on_rank_threads(QUICK):  # torch's decorator is bound when the file is imported
         from tests.localtensor.torch_suites import foreign_threads

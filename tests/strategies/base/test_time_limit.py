@@ -49,6 +49,7 @@ def test_a_call_that_returns_in_time_is_not_interrupted_and_the_handler_is_as_be
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_only_the_function_that_is_known_to_stay_is_interrupted_sooner():
     limit = TimeLimit(1.5)
     with pytest.raises(DoesNotReturn), limit.applied():

@@ -70,6 +70,7 @@ def test_a_wrong_rule_is_found_through_what_follows_another_op():
     assert {one.program.then for one in found} <= {"times -1", "times 2"}
 
 
+@pytest.mark.slow
 def test_writes_through_views_are_tried_on_a_copy_alone_and_are_one_finding_for_a_layout():
     copy, other = (
         only(validate_with_follow_ups(docket(sample(op, X)), silent)) for op in ("clone.default", "neg.default")

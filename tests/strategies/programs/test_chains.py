@@ -91,6 +91,7 @@ def doubled_gradients(monkeypatch):
     monkeypatch.setattr(Redistribute, "backward", staticmethod(twice))
 
 
+@pytest.mark.slow
 def test_a_wrong_backward_of_a_redistribution_is_found_by_chains_alone(monkeypatch):
     doubled_gradients(monkeypatch)
     every = claims(SIN, 2, torch.sin(X))

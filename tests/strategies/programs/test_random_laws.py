@@ -82,6 +82,7 @@ def uniform(local, seed):
     return torch.rand(local.shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 def test_replicas_that_draw_apart_break_that_law_alone(planted):
     planted(aten.rand_like.default, lambda x, local, *_: uniform(local, torch.initial_seed() + 17 * dist.get_rank()))
     assert broken_laws(OPS["rand_like"]) == [(REPLICAS, (Replicate(),))]

@@ -85,6 +85,7 @@ def shown(tmp_path_factory):
     return dict(zip(SHOWN, zip(lines[: len(SHOWN)], lines[len(SHOWN) :], strict=True), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_dtensor_follows_what_is_emitted_without_a_word_between_the_ranks_and_keeps_what_it_knew(name, shown):
     assert shown[name] == SHOWN[name][2:]

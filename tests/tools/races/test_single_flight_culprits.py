@@ -91,6 +91,7 @@ def test_what_a_thread_waits_for_is_known_again_once_its_signal_handler_has_wait
     assert told == ["quick", "quick", None] and first.ends() == ["value"]
 
 
+@pytest.mark.slow
 def test_nothing_is_found_in_thousands_of_schedules():
     tried = races.explore_all(races.ONCE, CI)
     assert [(one.name, one.failure) for one in tried if one.failure] == []

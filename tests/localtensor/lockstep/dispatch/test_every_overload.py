@@ -31,13 +31,11 @@ HOT = [
 
 # Of these OpInfos, so many of them in every run.
 OF = [
-    "add", "mul", "mm", "addmm", "cat", "sum", "softmax", "where", "cumsum", "index_put", "gather", "select_scatter",
-    "nn.functional.gelu", "nn.functional.layer_norm", "nn.functional.embedding", "nn.functional.batch_norm",
-    "nn.functional.conv2d",
+    "add", "mm", "cat", "sum", "softmax", "where", "cumsum", "index_put", "gather", "select_scatter",
+    "nn.functional.embedding", "nn.functional.batch_norm",
 ]  # fmt: skip
 OFTEN = [
-    "add.Tensor", "mul.Tensor", "mm", "addmm", "cat", "sum.dim_IntList", "_softmax", "where.self", "index_put_", "gather",
-    "gelu", "native_layer_norm", "embedding", "convolution",
+    "add.Tensor", "mm", "cat", "sum.dim_IntList", "_softmax", "where.self", "index_put_", "gather", "embedding",
 ]  # fmt: skip
 
 

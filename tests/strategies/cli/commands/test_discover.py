@@ -46,6 +46,7 @@ def test_nothing_missing_is_clean_and_nothing_to_emit_is_said(capsys):
     assert "no rule is missing" in told.err and not told.out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

@@ -87,6 +87,7 @@ def test_every_pair_costs_what_it_costs_the_oracle(sizes, shape, price):
     check_pairs(every_spec(sizes, shape), price)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("price", PRICES[:2], ids=["time", "bytes"])
 @pytest.mark.parametrize(
     "names", [("R", "S(0)", "SS(0,2)", "SS(1,3)"), ("R", "S(1)", "P(sum)", "P(avg)"), ("S(0)", "P(max)", "R")]

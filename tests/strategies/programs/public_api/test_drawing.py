@@ -144,6 +144,7 @@ def test_a_gradient_of_pieces_that_ignores_its_placements_is_found_by_public_pro
     assert_ordinary_programs_find_nothing()
 
 
+@pytest.mark.slow
 def test_a_style_that_forgets_to_redistribute_is_found_by_public_programs_alone(monkeypatch):
     def forgets(output_layouts, use_local_output, module, outputs, mesh):
         return outputs.to_local() if use_local_output else outputs

@@ -54,6 +54,7 @@ def all_pairs(sizes):
     return [(count, steps) for count, steps in found if count is not None]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sizes", [(2,), (1, 2), (2, 2)])
 def test_what_is_told_to_communicate_is_what_does(sizes):
     for found in lt.run(all_pairs, sizes, ranks=torch.Size(sizes).numel()):

@@ -8,6 +8,7 @@ from strategies.propagation.races import explore as races
 from strategies.propagation.races import propagator_programs
 
 
+@pytest.mark.slow
 def test_nothing_is_found_in_it():
     tried = races.explore_all(propagator_programs.PROGRAMS, 300)
     assert [(one.name, one.failure) for one in tried if one.failure] == []

@@ -106,6 +106,7 @@ def test_a_square_is_a_case_of_a_rectangle():
     assert not ops.shards_one_dim(plan("ab", "1b"), AssertedRule.read("R, S(0) -> R"))  # that dim is broadcast
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "op", ["aten.mm.default", "aten.cumsum.default", "aten.where.self", "aten.native_layer_norm.default"]
 )
